@@ -1,0 +1,58 @@
+"""How trajectories are generated."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.base import StrictModel
+
+
+class GeneratorConfig(StrictModel):
+    """Generators: how many, on what engine, sampling how."""
+
+    count: int = Field(default=1, ge=0)
+    """Generators the supervisor starts; more may join with `headrace generator --connect`."""
+
+    engine: Literal["vllm", "torch", "fake"] = "vllm"
+    """vllm: vLLM's AsyncLLM. torch: a small pure PyTorch sampler for tiny models. fake: a scripted
+    engine for tests and transport benchmarks, which ignores weights."""
+
+    max_num_seqs: int = Field(default=128, ge=1)
+    """Trajectories in flight in one generator (its credit)."""
+
+    chunk_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one chunk on the wire. None: min(window, 256)."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of training trajectories."""
+
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of training trajectories. Behaviour logprobs are those of the nucleus."""
+
+    top_k: int = Field(default=-1, ge=-1)
+    """Most likely tokens to sample from; -1: all."""
+
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """Precision of the engine's weights and forward pass."""
+
+    kv_cache_gib: float = Field(default=1.0, gt=0)
+    """Memory for keys and values on a CPU."""
+
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that vLLM takes."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs of one generator."""
+
+    enforce_eager: bool = True
+    """Run without torch.compile and CUDA graphs. On a CPU compiling costs 15 s at start."""
+
+    stream_interval: int = Field(default=1, ge=1)
+    """Tokens vLLM gathers before it hands them over; above 1 versions are read at the end."""
+
+    kv_on_update: Literal["keep", "recompute"] = "keep"
+    """What becomes of keys and values in streaming mode when new weights arrive: keep them (they
+    mix versions), or prefill every live prefix again with the new weights."""
+
+    cpus: list[int] | None = None
+    """Processor cores of a generator on a CPU machine. None: the first core when there is no GPU."""

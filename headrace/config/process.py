@@ -1,0 +1,107 @@
+"""Evaluation, stopping, checkpoints, storage, transport and dashboard of a run."""
+
+from pydantic import Field
+
+from headrace.config.base import StrictModel
+
+
+class EvaluationConfig(StrictModel):
+    """Held-out accuracy: when and on how many prompts."""
+
+    num_prompts: int = Field(default=1024, ge=1)
+    """Held-out prompts, the same ones every time."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature of evaluations; 0 is greedy."""
+
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of evaluations."""
+
+    before: bool = True
+    """Evaluate the starting policy."""
+
+    after: bool = True
+    """Evaluate the final policy."""
+
+    every_updates: int | None = Field(default=None, ge=1)
+    """Evaluate during training, training paused and its clock stopped. None: never."""
+
+
+class StopConfig(StrictModel):
+    """When a run ends by itself; the first condition that holds ends it."""
+
+    updates: int | None = Field(default=None, ge=1)
+    """Policy and value updates, value warm-up included."""
+
+    train_time_s: float | None = Field(default=None, gt=0)
+    """Seconds of training, evaluations and start-up apart."""
+
+    tokens: int | None = Field(default=None, ge=1)
+    """Response tokens trained by the policy."""
+
+    accuracy: float | None = Field(default=None, gt=0, le=1)
+    """Held-out accuracy in two successive evaluations (needs `evaluation.every_updates`)."""
+
+
+class CheckpointConfig(StrictModel):
+    """Checkpoints: how often and how many stay."""
+
+    every_updates: int | None = Field(default=None, ge=1)
+    """Updates between checkpoints; one is always written at the end. None: only at the end."""
+
+    keep_last: int = Field(default=2, ge=1)
+    """How many stay on disk besides the best."""
+
+
+class StorageConfig(StrictModel):
+    """Where metrics and tokens go."""
+
+    database: str | None = None
+    """A SQLAlchemy URL (for example postgresql+psycopg://...). None: SQLite in the run folder."""
+
+    commit_interval_ms: float = Field(default=30.0, gt=0)
+    """How long arrivals gather before one journal write, one fsync and one transaction."""
+
+    segment_mib: float = Field(default=64.0, gt=0)
+    """Size at which a journal segment is sealed and a new one begun."""
+
+    token_diagnostics: bool = True
+    """Keep advantage, value and logprob of every trained token."""
+
+
+class TransportConfig(StrictModel):
+    """Addresses, limits and deadlines on the wire."""
+
+    host: str = "127.0.0.1"
+    """Address the coordinator binds. Anything but loopback needs `curve_keys`."""
+
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port of the coordinator; 0: a free one."""
+
+    curve_keys: str | None = None
+    """Folder with CURVE key files made by `headrace keys`; required off loopback."""
+
+    max_message_mib: float = Field(default=64.0, gt=0)
+    """Largest message accepted."""
+
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    """Seconds between heartbeats."""
+
+    heartbeat_timeout_s: float = Field(default=15.0, gt=0)
+    """A process silent for so long is taken for dead and its leases return."""
+
+    stall_timeout_s: float = Field(default=300.0, gt=0)
+    """No progress for so long ends the run with the names of what waits."""
+
+
+class DashboardConfig(StrictModel):
+    """The web page."""
+
+    enabled: bool = True
+    """Start the dashboard with the run."""
+
+    host: str = "127.0.0.1"
+    """Address the page is served on."""
+
+    port: int = Field(default=8501, ge=0, le=65535)
+    """Port of the page; 0: a free one."""

@@ -1,0 +1,57 @@
+"""The root of a run's configuration, and the checks across sections."""
+
+from headrace.config.algorithm import AlgorithmConfig
+from headrace.config.base import StrictModel
+from headrace.config.generator import GeneratorConfig
+from headrace.config.learner import LearnerConfig
+from headrace.config.model import ModelConfig
+from headrace.config.process import (
+    CheckpointConfig,
+    DashboardConfig,
+    EvaluationConfig,
+    StopConfig,
+    StorageConfig,
+    TransportConfig,
+)
+from headrace.config.reward import RewardConfig
+from headrace.config.schedule import ScheduleConfig
+from headrace.config.task import TaskConfig
+
+
+class RunConfig(StrictModel):
+    """Everything a run is made from; saved as `resolved.json` in the run folder."""
+
+    name: str = "run"
+    """First part of the run's id."""
+
+    root: str = "runs"
+    """Folder that holds the run folders."""
+
+    seed: int = 0
+    """Seed of prompts, sampling and initialisation."""
+
+    model: ModelConfig
+    task: TaskConfig
+    algorithm: AlgorithmConfig
+    schedule: ScheduleConfig = ScheduleConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    reward: RewardConfig = RewardConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    stop: StopConfig = StopConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    storage: StorageConfig = StorageConfig()
+    transport: TransportConfig = TransportConfig()
+    dashboard: DashboardConfig = DashboardConfig()
+
+    @property
+    def window(self) -> int:
+        """Most tokens of a trajectory trained in one update (synchronous: the whole response)."""
+        if self.schedule.mode == "synchronous" or self.schedule.window is None:
+            return self.task.max_response_length
+        return self.schedule.window
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Most tokens of one chunk."""
+        return self.generator.chunk_tokens or min(self.window, 256)

@@ -1,0 +1,44 @@
+"""When what is generated and trained: the three modes of one scheduler."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.base import StrictModel
+
+
+class ScheduleConfig(StrictModel):
+    """Mode, window, batch and staleness."""
+
+    mode: Literal["synchronous", "windowed", "streaming"] = "streaming"
+    """synchronous: generate all, train, publish, repeat. windowed: the same with at most `window`
+    new tokens a trajectory and update. streaming: generators never wait for the learner, except
+    for the staleness bound."""
+
+    window: int | None = Field(default=None, ge=1)
+    """Most tokens of a trajectory trained in one update. None: max_response_length."""
+
+    unit: Literal["window", "trajectory", "group"] = "window"
+    """What the policy half of a batch is made of."""
+
+    batch_windows: int = Field(default=64, ge=1)
+    """Units (windows, trajectories, or the trajectories of groups) in a batch; in `synchronous`
+    and `windowed` also the number of slots."""
+
+    num_generations: int = Field(default=1, ge=1)
+    """Trajectories of one prompt (the group)."""
+
+    value_batch_tokens: int | None = Field(default=None, ge=1)
+    """Response tokens of finished trajectories that make a value batch; they accumulate until there
+    are so many. None: every finished trajectory at the next update."""
+
+    max_staleness: int = Field(default=2, ge=0)
+    """Most updates between the sampling of a window's tokens and its training."""
+
+    stale: Literal["mask", "wait"] = "mask"
+    """What happens to tokens over the bound: they are masked and counted as dropped, or the learner
+    waits for the unit before it moves on."""
+
+    warm_start: Literal["stream", "full"] = "stream"
+    """stream: the first batches hold what finishes first (short answers). full: the first batch
+    waits until every trajectory issued at the start has a complete window."""

@@ -1,0 +1,63 @@
+"""Where prompts and answers come from: a dataset file or a generator of problems."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from headrace.config.base import StrictModel
+
+
+class TaskBase(StrictModel):
+    """What every task has: the length limits that all roles share."""
+
+    max_prompt_length: int = Field(default=512, ge=1)
+    """Longest prompt in tokens. Longer prompts are skipped, counted and shown."""
+
+    max_response_length: int = Field(default=1024, ge=1)
+    """Longest response in tokens; a response cut here is `truncated` and scored as it is."""
+
+
+class ChainSumsConfig(TaskBase):
+    """Procedural sums of labelled digits with a Pareto tail of lengths: the demonstration task."""
+
+    kind: Literal["chain_sums"]
+
+    min_terms: int = Field(default=3, ge=1)
+    """Fewest terms of a problem."""
+
+    max_terms: int = Field(default=32, ge=1)
+    """Most terms of a problem."""
+
+    tail_exponent: float = Field(default=1.6, gt=0)
+    """Exponent of the Pareto law of the number of terms; smaller is a heavier tail."""
+
+
+class DatasetConfig(TaskBase):
+    """Rows of a JSONL (also .gz) or Parquet file with a prompt and an answer."""
+
+    kind: Literal["dataset"]
+
+    path: str
+    """The training file."""
+
+    eval_path: str | None = None
+    """The held-out file. None: `eval_fraction` of the rows of `path` is held out by hash."""
+
+    eval_fraction: float = Field(default=0.1, gt=0, lt=1)
+    """Share of rows held out by the hash of the prompt where there is no `eval_path`."""
+
+    prompt_key: str | None = None
+    """Column of the prompt. None: `prompt` or a known alias (see docs/configuration.md)."""
+
+    answer_key: str | None = None
+    """Column of the answer. None: `answer`, `ground_truth`, `solution`, `label`, or
+    `reward_model.ground_truth`."""
+
+    prompt_template: str | None = None
+    """A format string with `{prompt}` that wraps every prompt of plain text."""
+
+    limit: int | None = Field(default=None, ge=1)
+    """Use the first so many rows only."""
+
+
+TaskConfig = Annotated[ChainSumsConfig | DatasetConfig, Field(discriminator="kind")]

@@ -1,0 +1,19 @@
+"""The errors that cross module borders, and what a process does with each."""
+
+
+class UserError(Exception):
+    """The user's mistake: printed as one line without a traceback, exit code 2.
+
+    The text says what is wrong and what to do about it.
+    """
+
+
+class ProtocolError(Exception):
+    """A message on a socket is malformed, oversized, or of another protocol version.
+
+    The receiver rejects and counts it; the run goes on.
+    """
+
+
+class RunFailedError(Exception):
+    """A run cannot go on; the text is the first cause. Exit code 1."""

@@ -1,0 +1,386 @@
+"""Every message on the wire, in the order in which a run says them.
+
+One ROUTER (coordinator), a DEALER in every other process. Structs are frozen and tagged; the codec
+takes the numpy arrays out into raw frames of their own. Raise PROTOCOL_VERSION when a field changes
+its meaning. Token positions are response positions: 0 is the first response token.
+"""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+PROTOCOL_VERSION = 1
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+Role = Literal["generator", "reward", "learner", "monitor"]
+Finish = Literal["stop", "length", "window", "held", "failed"]
+Purpose = Literal["train", "eval"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all messages; the tag is the class name."""
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, end) of a response were sampled by weights `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+# -- joining and staying ---------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, kw_only=True, tag=True):
+    """First message of a process. `name` is unique in a run (e.g. generator-0) and is the socket's
+    identity. A generator's capacity is how many trajectories it holds at once. A learner says which
+    update its weights are from (0: the starting policy) and the lineage it was restored from."""
+
+    role: Role
+    name: str
+    pid: int
+    host: str
+    protocol: int = PROTOCOL_VERSION
+    capacity: int = 0
+    update: int = 0
+    resumed_from: str | None = None
+
+
+class Welcome(Message, frozen=True, kw_only=True, tag=True):
+    """Answer to Hello. `config` is the resolved configuration as JSON (empty for a monitor). For a
+    learner, `publish_as` is the version under which it publishes its weights at once."""
+
+    run_id: str
+    run_dir: str
+    config: str
+    publish_as: int = 0
+
+
+class Refused(Message, frozen=True, kw_only=True, tag=True):
+    """The coordinator will not talk to this process (wrong version, name in use)."""
+
+    reason: str
+
+
+class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
+    """Sent by a thread of its own, both ways. `stats` are gauges of the process: seconds or counts
+    (`busy_s`, `idle_s`, `rss_bytes`, ...), cumulative since its start unless named otherwise."""
+
+    stats: dict[str, float] = {}
+
+
+class Shutdown(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to all: finish what you hold, say Goodbye, end."""
+
+    reason: str
+
+
+class Goodbye(Message, frozen=True, kw_only=True, tag=True):
+    """A process leaves in good order; `failed` gives the cause when it could not go on."""
+
+    failed: str | None = None
+
+
+# -- generation ------------------------------------------------------------------------------------
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """One trajectory to generate or to go on with. The request's prompt is prompt_ids + prefix_ids;
+    the first new token has position len(prefix_ids). Generate until the end token, until
+    `max_total` response tokens exist (finish `length`), or until `stop_at` response tokens exist
+    (finish `window`; lockstep modes), whichever comes first. `lease_id` is new for each lease, so
+    that chunks of a lease that was taken back are recognised. In streaming mode windows are cut
+    every `window` positions without a stop. `version_at_least`: do not start before these weights
+    are loaded. `next_chunk` is the index of the first chunk."""
+
+    lease_id: int
+    trajectory_id: int
+    purpose: Purpose
+    prompt_ids: Int32
+    prefix_ids: Int32
+    seed: int
+    max_total: int
+    stop_at: int
+    window: int
+    next_chunk: int
+    temperature: float
+    top_p: float
+    top_k: int = -1
+    version_at_least: int = 0
+
+
+class Leases(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to generator: start these, in this order."""
+
+    leases: list[Lease]
+
+
+class Hold(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to generator: end these leases now. Tokens beyond position `at` (a window border;
+    -1: no border, keep all that exist) are thrown away; the last chunk has finish `held` (sent even
+    if it has no tokens)."""
+
+    leases: list[tuple[int, int]]
+    """(lease_id, at)"""
+
+
+class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens [start, start + n) of one response with the logprobs of the distribution they were
+    sampled from and the weights that sampled them (spans in absolute positions, covering exactly
+    these tokens). A chunk never crosses a window border. `finish` is set on the last chunk of a
+    lease only: stop (end token, included), length, window, held, failed."""
+
+    lease_id: int
+    trajectory_id: int
+    chunk_index: int
+    start: int
+    token_ids: Int32
+    logprobs: Float32
+    spans: list[Span]
+    finish: Finish | None = None
+    error: str | None = None
+
+
+class Chunks(Message, frozen=True, kw_only=True, tag=True):
+    """Generator to coordinator: chunks gathered over a few milliseconds. Kept by the generator
+    until acknowledged, sent again on reconnect."""
+
+    chunks: list[TrajectoryChunk]
+
+
+class ChunkAck(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to generator: these are in the journal (or known duplicates)."""
+
+    acked: list[tuple[int, int]]
+    """(trajectory_id, chunk_index)"""
+
+
+class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
+    """Generator to coordinator about once a second: counters since start, and seconds since start
+    spent with nothing to generate (`idle_s`), paused for weights (`pause_s`), generating (`busy_s`).
+    """
+
+    live: int
+    version: int
+    tokens: int
+    lost_tokens: int
+    prefill_tokens: int
+    idle_s: float
+    pause_s: float
+    busy_s: float
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
+    """Weights `version` can be had: learner to coordinator to generators. `sources` are tried in
+    order: `file:/path.safetensors` (same host) or `tcp://host:port` (the learner's own ROUTER)."""
+
+    version: int
+    update: int
+    sha256: str
+    num_bytes: int
+    sources: list[str]
+
+
+class WeightsLoaded(Message, frozen=True, kw_only=True, tag=True):
+    """Generator to coordinator: `version` samples from now on; how long requests stood still."""
+
+    version: int
+    gap_s: float
+    load_s: float
+    error: str | None = None
+
+
+class WeightRequest(Message, frozen=True, kw_only=True, tag=True):
+    """Generator to the learner's weight ROUTER: send `version` from byte `offset`."""
+
+    version: int
+    offset: int
+
+
+class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
+    """Answer: a piece of the safetensors file; an empty piece says the version is gone."""
+
+    version: int
+    offset: int
+    data: bytes
+
+
+# -- rewards ---------------------------------------------------------------------------------------
+
+
+class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished response to score. `text` is the decoded response without special tokens,
+    `finished` is False for one cut at the length limit; `info` is a JSON object as text."""
+
+    trajectory_id: int
+    prompt: str
+    text: str
+    answer: str
+    finished: bool
+    num_tokens: int
+    info: str = "{}"
+
+
+class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to reward worker."""
+
+    items: list[ScoreItem]
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one scoring; `reward` means something only where `status` is ok."""
+
+    trajectory_id: int
+    status: Literal["ok", "timeout", "crashed", "invalid"]
+    reward: float = 0.0
+    parts: dict[str, float] = {}
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class Scores(Message, frozen=True, kw_only=True, tag=True):
+    """Reward worker to coordinator."""
+
+    scores: list[Score]
+
+
+# -- learning --------------------------------------------------------------------------------------
+
+
+class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """One window for the policy: tokens [start, end) of the response are trained, everything before
+    is context. `token_ids` is prompt + response[:end]; `logprobs` and `spans` cover [start, end).
+    `loss_mask` has one value (0 or 1) per trained token: 0 where too stale, non-finite or at a
+    masked boundary. `finished`: the response ends here and `reward` is its reward."""
+
+    window_id: int
+    trajectory_id: int
+    group_id: int
+    prompt_length: int
+    start: int
+    end: int
+    token_ids: Int32
+    logprobs: Float32
+    spans: list[Span]
+    loss_mask: npt.NDArray[np.uint8]
+    finished: bool
+    reward: float
+    advantage: float | None = None
+    """Critic-free recipes: the group's advantage of this trajectory (reward statistics are the
+    coordinator's, because it alone sees whole groups)."""
+
+
+class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished trajectory for the value model: prompt + whole response."""
+
+    trajectory_id: int
+    prompt_length: int
+    token_ids: Int32
+    reward: float
+
+
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """What one learner rank computes; token-balanced against the others."""
+
+    windows: list[PolicyWindow]
+    values: list[ValueTrajectory]
+
+
+class Batch(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to learner rank 0: one update. `publish_as` is the version its weights will have.
+    An empty policy half (value warm-up) publishes nothing. `checkpoint`: write one after this
+    update, with `cut` (JSON: what the coordinator needs to go back to this point) in its state."""
+
+    update: int
+    version: int
+    publish_as: int
+    shards: list[Shard]
+    value_epochs: int
+    checkpoint: bool
+    cut: str
+
+
+class TokenDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
+    """Per trained token of one window: what the learner saw. Arrays of length end - start."""
+
+    window_id: int
+    trajectory_id: int
+    start: int
+    logprobs: Float32
+    """Under the weights at the update's start."""
+    values: Float32
+    advantages: Float32
+    lam: float
+    """Lambda in force."""
+
+
+class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
+    """Learner rank 0 to coordinator: the update is in the weights (`skipped`: why it is not, e.g. a
+    non-finite gradient, in which case its windows count as dropped `non_finite`)."""
+
+    update: int
+    metrics: dict[str, float]
+    diagnostics: list[TokenDiagnostics]
+    notice: WeightNotice | None = None
+    checkpoint: str | None = None
+    skipped: str | None = None
+
+
+class CheckpointRequest(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to learner between updates: write a checkpoint now (end of a run)."""
+
+    update: int
+    cut: str
+
+
+class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
+    """Learner to coordinator: `path` is complete (its manifest is written)."""
+
+    update: int
+    path: str
+
+
+# -- watching and steering -------------------------------------------------------------------------
+
+
+class Command(Message, frozen=True, kw_only=True, tag=True):
+    """Monitor to coordinator. stop: drain, checkpoint, end. evaluate: an evaluation now."""
+
+    action: Literal["stop", "evaluate"]
+
+
+class StatusRequest(Message, frozen=True, kw_only=True, tag=True):
+    """Monitor to coordinator."""
+
+
+class Status(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to monitor: where the run stands. `gauges` are numbers by metric name, `waits`
+    name what each part waits for and for how long."""
+
+    run_id: str
+    phase: str
+    update: int
+    version: int
+    gauges: dict[str, float]
+    ledger: dict[str, int]
+    dropped: dict[str, int]
+    waits: dict[str, float]
+    processes: dict[str, str]
+    message: str = ""
+
+
+AnyMessage = (
+    Hello | Welcome | Refused | Heartbeat | Shutdown | Goodbye
+    | Leases | Hold | Chunks | ChunkAck | GeneratorReport
+    | WeightNotice | WeightsLoaded | WeightRequest | WeightBytes
+    | ScoreRequest | Scores
+    | Batch | UpdateDone | CheckpointRequest | CheckpointDone
+    | Command | StatusRequest | Status
+)  # fmt: skip
