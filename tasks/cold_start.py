@@ -1,0 +1,222 @@
+"""Make the demo's cold-started policy: `python -m tasks.cold_start --out DIR`.
+
+In: a number of steps and a seed. Out: a Hugging Face folder with a 0.65M-parameter Llama and its
+character tokenizer, about 1.3 MB. The model answers chains of sums in a mixture of styles, as base
+models do: mostly short guesses, sometimes written-out steps that are nearly always right.
+
+Two phases, counted in steps so that a run reproduces: written-out steps only, on short prompts and
+a few long ones (labels the model has never seen would break the switch), then the mixture on the
+task's own lengths. The wide initialisation matters: at the usual 0.02 the sum table does not form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.nn import functional
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tasks.chain_sums import (
+    Mixture,
+    is_held_out,
+    prompt_row,
+    read_prompt,
+    sample_response,
+    write_fine,
+    write_prompt,
+)
+from tasks.character_tokenizer import BOS, EOS, MAX_LENGTH, PAD, VOCABULARY, build_tokenizer
+from tasks.policy_check import check_policy, print_check
+
+MIXTURE = Mixture(direct=0.58, jumps=0.25)
+STEPS = 1400
+FIRST_PHASE = 0.48
+BATCH = 32
+LEARNING_RATE = 1e-3
+WARM_UP_STEPS = 40
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One supervised sequence: token ids, and where the response begins in them."""
+
+    ids: list[int]
+    response_start: int
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """A freshly initialised model with 0.65M parameters, fp32."""
+    torch.manual_seed(seed)
+    ids = tokenizer.convert_tokens_to_ids([PAD, BOS, EOS])
+    config = LlamaConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=MAX_LENGTH,
+        rms_norm_eps=1e-6,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        pad_token_id=ids[0],
+        bos_token_id=ids[1],
+        eos_token_id=ids[2],
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        pad_token_id=ids[0],
+        bos_token_id=ids[1],
+        eos_token_id=ids[2],
+        do_sample=True,
+        temperature=1.0,
+    )
+    return model
+
+
+def training_texts(
+    seed: int, steps: int, *, max_terms: int = 32
+) -> Iterator[list[tuple[str, str]]]:
+    """`steps` batches of (prompt, response), none of the prompts held out."""
+    rng = Random(f"cold-start/{seed}")
+    first = int(steps * FIRST_PHASE)
+    for step in range(steps):
+        batch: list[tuple[str, str]] = []
+        for i in range(BATCH):
+            long_share, short_terms = (0.25, rng.randint(3, 10)) if step < first else (0.12, 0)
+            if rng.random() < long_share:
+                digits = _training_digits(rng, rng.randint(2, max_terms))
+            elif short_terms:
+                digits = _training_digits(rng, short_terms)
+            else:
+                row = prompt_row(step * BATCH + i, seed, max_terms=max_terms)
+                digits = read_prompt(str(row.prompt))
+            written = write_fine(digits) if step < first else sample_response(digits, rng, MIXTURE)
+            batch.append((write_prompt(digits), written))
+        yield batch
+
+
+def _training_digits(rng: Random, terms: int) -> list[int]:
+    while True:
+        digits = [rng.randint(1, 9) for _ in range(terms)]
+        if not is_held_out(write_prompt(digits)):
+            return digits
+
+
+def buckets(examples: list[Example]) -> Iterator[list[Example]]:
+    """The batch in groups of like length, so that padding stays under a third of a group."""
+    group: list[Example] = []
+    for example in sorted(examples, key=lambda example: len(example.ids)):
+        if group and len(example.ids) > 1.5 * len(group[0].ids):
+            yield group
+            group = []
+        group.append(example)
+    yield group
+
+
+def weighted_loss(
+    model: LlamaForCausalLM, group: list[Example], *, equals: int, weight: float
+) -> tuple[torch.Tensor, float]:
+    """Summed cross-entropy of the response tokens and the sum of their weights.
+
+    The token after an `=` inside the response, the result of a step, weighs `weight`; all others
+    weigh one.
+    """
+    length = max(len(example.ids) for example in group)
+    ids = torch.zeros(len(group), length, dtype=torch.long)
+    labels = torch.full((len(group), length), IGNORED)
+    for row, example in enumerate(group):
+        end = len(example.ids)
+        ids[row, :end] = torch.tensor(example.ids)
+        labels[row, example.response_start : end] = ids[row, example.response_start : end]
+    # Padding is on the right and attention is causal: real tokens never see it, no mask is needed.
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    targets = labels[:, 1:]
+    losses = functional.cross_entropy(
+        logits.float().transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
+    )
+    responses = targets != IGNORED
+    results = (ids[:, :-1] == equals) & (labels[:, :-1] != IGNORED)
+    weights = responses * (1.0 + (weight - 1.0) * results)
+    return (losses * weights).sum(), float(weights.sum())
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Warm-up, constant to the middle, then linear down to three percent."""
+    decay = max(0.0, (step - steps / 2) / (steps / 2))
+    return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP_STEPS) * (1.0 - 0.97 * decay)
+
+
+def train(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps: int, seed: int
+) -> None:
+    """Train `model` in place, with a progress bar."""
+    equals = int(tokenizer.convert_tokens_to_ids("="))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as progress:
+        bar = progress.add_task("cold start", total=steps)
+        for step, texts in enumerate(training_texts(seed, steps)):
+            weight = 4.0 if step < int(steps * FIRST_PHASE) else 2.0
+            examples = [
+                Example([*tokenizer.encode(prompt + response), tokenizer.eos_token_id], len(prompt))
+                for prompt, response in texts
+            ]
+            total = 0.0
+            summed = 0.0
+            optimizer.zero_grad(set_to_none=True)
+            for group in buckets(examples):
+                loss, weights = weighted_loss(model, group, equals=equals, weight=weight)
+                loss.backward()
+                summed, total = summed + float(loss.detach()), total + weights
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= total
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.param_groups[0]["lr"] = learning_rate(step, steps)
+            optimizer.step()
+            progress.update(bar, advance=1, description=f"cold start, loss {summed / total:.3f}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, save, measure the saved weights, print the figures."""
+    parser = argparse.ArgumentParser(description="Make the demo's cold-started policy.")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--steps", type=int, default=STEPS, help="supervised steps")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--eval-prompts", type=int, default=2048, help="held-out prompts; 0 skips")
+    options = parser.parse_args(arguments)
+
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, options.seed)
+    train(model, tokenizer, steps=options.steps, seed=options.seed)
+    seconds = time.monotonic() - began
+    model.to(torch.bfloat16).save_pretrained(options.out)
+    tokenizer.save_pretrained(options.out)
+    print(f"{options.steps} steps in {seconds:.0f} s -> {options.out}")
+    if options.eval_prompts:
+        saved = LlamaForCausalLM.from_pretrained(options.out, dtype=torch.float32)
+        print_check(check_policy(saved, tokenizer, prompts=options.eval_prompts, seed=options.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Prompt sources: an endless training stream addressed by position, and a fixed evaluation set.
+
+In: the task's configuration and the run's seed. Out: a `PromptSource`. A position alone says which
+row comes next, so a run resumes from one integer. Evaluation rows do not depend on the seed: runs
+with different seeds are compared on the same prompts, none of which training ever yields.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from random import Random
+from typing import Literal, Protocol
+
+from headrace.errors import UserError
+from tasks.chain_sums import MAX_TERMS, evaluation_rows, prompt_row
+from tasks.datasets import read_dataset
+from tasks.rows import Row, prompt_hash, prompt_text
+
+
+class PromptSource(Protocol):
+    """Where the coordinator gets prompts from."""
+
+    def row_at(self, position: int) -> Row:
+        """The training row at `position` >= 0 of the endless stream."""
+        ...
+
+    def eval_rows(self, count: int) -> list[Row]:
+        """`count` held-out rows, or all there are when a dataset has fewer."""
+        ...
+
+
+class ChainSumsTask(Protocol):
+    """What is read of the configuration with `kind = "chain_sums"`."""
+
+    @property
+    def kind(self) -> Literal["chain_sums"]: ...
+    @property
+    def min_terms(self) -> int: ...
+    @property
+    def max_terms(self) -> int: ...
+    @property
+    def tail_exponent(self) -> float: ...
+
+
+class DatasetTask(Protocol):
+    """What is read of the configuration with `kind = "dataset"`."""
+
+    @property
+    def kind(self) -> Literal["dataset"]: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def eval_path(self) -> str | None: ...
+    @property
+    def eval_fraction(self) -> float: ...
+    @property
+    def prompt_key(self) -> str | None: ...
+    @property
+    def answer_key(self) -> str | None: ...
+    @property
+    def prompt_template(self) -> str | None: ...
+    @property
+    def limit(self) -> int | None: ...
+
+
+class ChainSumsSource:
+    """Prompts made on the fly; see `tasks.chain_sums`."""
+
+    def __init__(self, *, min_terms: int, max_terms: int, tail_exponent: float, seed: int) -> None:
+        if not min_terms <= max_terms or not 2 <= max_terms <= MAX_TERMS:
+            raise UserError(
+                f"task.min_terms {min_terms} and task.max_terms {max_terms}: chain_sums needs "
+                f"min_terms <= max_terms and max_terms from 2 to {MAX_TERMS}"
+            )
+        self._min_terms, self._max_terms, self._tail = min_terms, max_terms, tail_exponent
+        self._seed = seed
+
+    def row_at(self, position: int) -> Row:
+        return prompt_row(
+            position,
+            self._seed,
+            max_terms=self._max_terms,
+            min_terms=self._min_terms,
+            tail=self._tail,
+        )
+
+    def eval_rows(self, count: int) -> list[Row]:
+        return evaluation_rows(
+            count, max_terms=self._max_terms, min_terms=self._min_terms, tail=self._tail
+        )
+
+
+class DatasetSource:
+    """Rows of a file, shuffled anew in every epoch by the seed and the epoch's number."""
+
+    def __init__(self, training: list[Row], evaluation: list[Row], *, seed: int) -> None:
+        if not training:
+            raise UserError(
+                "no training rows are left beside the held-out ones: lower task.eval_fraction, "
+                "or give a task.eval_path with other prompts"
+            )
+        self.training = training
+        self.evaluation = sorted(evaluation, key=lambda row: (prompt_hash(row.prompt), row.id))
+        self._seed = seed
+        # Two epochs are live at once when positions near a border are asked for again.
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(len(self.training)))
+        Random(f"dataset/{self._seed}/{epoch}").shuffle(order)
+        return order
+
+    def row_at(self, position: int) -> Row:
+        epoch, offset = divmod(position, len(self.training))
+        return self.training[self._order(epoch)[offset]]
+
+    def eval_rows(self, count: int) -> list[Row]:
+        return self.evaluation[:count]
+
+
+def split_by_hash(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row]]:
+    """(training, held out): the hash of the prompt decides, so equal prompts stay together."""
+    bound = int(fraction * 2**64)
+    training = [row for row in rows if prompt_hash(row.prompt) >= bound]
+    return training, [row for row in rows if prompt_hash(row.prompt) < bound]
+
+
+def load_dataset_source(task: DatasetTask, seed: int) -> DatasetSource:
+    """Read the file or files of a dataset task and split them.
+
+    Training rows whose prompt also stands in `eval_path` are left out of training.
+    """
+    rows = _read(task, task.path, task.limit)
+    if task.eval_path is None:
+        training, evaluation = split_by_hash(rows, task.eval_fraction)
+    else:
+        evaluation = _read(task, task.eval_path, None)
+        held_out = {prompt_text(row.prompt) for row in evaluation}
+        training = [row for row in rows if prompt_text(row.prompt) not in held_out]
+    return DatasetSource(training, evaluation, seed=seed)
+
+
+def _read(task: DatasetTask, path: str, limit: int | None) -> list[Row]:
+    return read_dataset(
+        path,
+        prompt_key=task.prompt_key,
+        answer_key=task.answer_key,
+        prompt_template=task.prompt_template,
+        limit=limit,
+    )
+
+
+def build_source(task: ChainSumsTask | DatasetTask, seed: int) -> PromptSource:
+    """The source a task's configuration describes. UserError when its data cannot be used."""
+    if task.kind == "chain_sums":
+        return ChainSumsSource(
+            min_terms=task.min_terms,
+            max_terms=task.max_terms,
+            tail_exponent=task.tail_exponent,
+            seed=seed,
+        )
+    return load_dataset_source(task, seed)

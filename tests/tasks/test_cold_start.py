@@ -1,0 +1,137 @@
+"""The cold start: its data, its loss, a short real training, and the weights that ship."""
+
+import math
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tasks.chain_sums import is_held_out, prompt_row, style_of
+from tasks.character_tokenizer import build_tokenizer
+from tasks.cold_start import (
+    Example,
+    buckets,
+    build_model,
+    learning_rate,
+    main,
+    train,
+    training_texts,
+    weighted_loss,
+)
+from tasks.policy_check import check_policy, sample
+
+SHIPPED = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_training_data_has_two_phases_and_nothing_held_out() -> None:
+    batches = list(training_texts(seed=0, steps=20))
+    assert [batches, len(batches)] == [list(training_texts(seed=0, steps=20)), 20]
+    prompts = [prompt for batch in batches for prompt, _ in batch]
+    assert not any(map(is_held_out, prompts))
+    first = {style_of(response) for batch in batches[:9] for _, response in batch}
+    second = {style_of(response) for batch in batches[9:] for _, response in batch}
+    assert first == {"fine"}
+    assert second == {"direct", "jumps", "fine"}
+
+
+def test_buckets_keep_every_example_and_bound_the_padding() -> None:
+    rng = Random(0)
+    examples = [Example([5] * rng.randint(8, 290), 3) for _ in range(64)]
+    groups = list(buckets(examples))
+    assert sum(map(len, groups)) == 64
+    for group in groups:
+        lengths = [len(example.ids) for example in group]
+        assert sum(lengths) >= 2 / 3 * len(lengths) * max(lengths)
+
+
+def test_the_loss_counts_response_tokens_and_weighs_results() -> None:
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, seed=0)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    prompt, response = "a3b5=", "a3+0=3;b5+3=8;#8"
+    example = Example([*tokenizer.encode(prompt + response), 2], len(prompt))
+    equals = tokenizer.convert_tokens_to_ids("=")
+    # All-zero weights give a uniform distribution over 64 tokens. 17 response tokens, two of them
+    # the result of a step; the `=` that ends the prompt has no result after it.
+    loss, weights = weighted_loss(model, [example], equals=equals, weight=4.0)
+    assert weights == 17 + 2 * 3
+    assert float(loss) == pytest.approx(weights * math.log(64), rel=1e-5)
+    padded, padded_weights = weighted_loss(
+        model, [example, Example(example.ids[:-4], 5)], equals=equals, weight=1.0
+    )
+    assert padded_weights == 17 + 13
+    assert float(padded) == pytest.approx(30 * math.log(64), rel=1e-5)
+
+
+def test_the_learning_rate_warms_up_holds_and_decays() -> None:
+    rates = [learning_rate(step, 1000) for step in range(1000)]
+    assert rates[0] == pytest.approx(2.5e-5)
+    assert rates[39] == rates[500] == 1e-3
+    assert rates[750] == pytest.approx(1e-3 * (1 - 0.97 / 2))
+    assert rates[-1] == pytest.approx(3e-5, rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    tokenizer = build_tokenizer()
+    models = [build_model(tokenizer, seed) for seed in (1, 1, 2)]
+    for model, seed in zip(models, (1, 1, 2), strict=True):
+        train(model, tokenizer, steps=3, seed=seed)
+    first, again, other = (model.lm_head.weight for model in models)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_script_writes_a_folder_that_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--out", str(tmp_path), "--steps", "3", "--eval-prompts", "8"])
+    assert "held-out prompts 8" in capsys.readouterr().out
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.dtype == torch.bfloat16
+    assert model.num_parameters() == 649_088
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == model.config.vocab_size == 64
+
+
+def test_the_sampler_agrees_with_a_plain_forward_pass() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32)
+    prompts = ["a3b5c7=", "a9b9c9=", "a1b2c3="]
+    ids = torch.tensor([tokenizer.encode(prompt) for prompt in prompts])
+    answers = sample(model, ids, max_tokens=12, generator=torch.Generator(), greedy=True)
+    for prompt, answer in zip(ids, answers, strict=True):
+        sequence = prompt.tolist()
+        for token in answer:
+            logits = model(torch.tensor([sequence])).logits[0, -1]
+            assert int(logits.argmax()) == token
+            sequence.append(token)
+        assert len(answer) == 12 or answer[-1] == 2
+
+
+def test_the_shipped_weights_are_a_mixture_with_something_to_learn() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32)
+    check = check_policy(model, tokenizer, prompts=1024, seed=0)
+    assert 0.15 <= check.accuracy() <= 0.32
+    assert 10 <= check.mean_tokens() <= 22
+    assert check.share("direct") == pytest.approx(0.58, abs=0.08)
+    assert check.share("other") <= 0.02
+    assert check.accuracy("direct") <= 0.2
+    assert check.accuracy("fine", range(3, 17)) >= 0.95
+    greedy = check_policy(model, tokenizer, prompts=1024, seed=0, greedy=True)
+    assert greedy.accuracy() <= 0.3
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) <= 4 * 2**20
+
+
+def test_the_shipped_model_holds_the_longest_problem() -> None:
+    config = AutoModelForCausalLM.from_pretrained(SHIPPED).config
+    longest = max(len(prompt_row(i, 0).prompt) for i in range(1000))
+    assert longest == 65
+    assert config.max_position_embeddings >= longest + 240
