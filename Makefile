@@ -1,0 +1,48 @@
+# The two commands a newcomer needs are `make demo` and `make test`; both set up what is missing.
+
+PYTHON ?=
+DASHBOARD ?= 1
+SEED ?= 0
+NAME ?= generator
+ARGS ?=
+
+# Bytecode is compiled by first use, so it has to be kept.
+unexport PYTHONDONTWRITEBYTECODE
+
+# The first Python that answers: the one asked for, the environment's own, 3.11, then whatever there is.
+PYTHONS = $(PYTHON) .venv/bin/python python3.11 python3
+RUN = .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types docs bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{printf "  make %-7s %s\n", $$1, $$2}'
+
+setup:  ## make .venv and install the locked packages (HEADRACE_DEVICE=cpu|cuda forces the lock)
+	@for python in $(PYTHONS); do \
+	  if $$python -c '' 2>/dev/null; then exec $$python scripts/setup.py; fi; \
+	done; echo "[setup] no Python found: install python3.11" >&2; exit 2
+
+demo: setup  ## train the quickstart and show it live (DASHBOARD=0 without the page, SEED=n)
+	@$(RUN)/headrace train recipes/quickstart.toml seed=$(SEED) \
+	  dashboard.enabled=$(if $(filter 0,$(DASHBOARD)),false,true) $(ARGS)
+
+test: setup  ## lint, types, import fences and the whole test suite
+	@scripts/check.sh $(ARGS)
+
+lint: setup  ## ruff and import-linter
+	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports
+
+types: setup  ## mypy
+	@$(RUN)/mypy
+
+docs: setup  ## check that links and named files in the documentation exist
+	@$(RUN)/python scripts/docs.py
+
+bench: setup  ## one benchmark: make bench NAME=generator (all names: headrace bench --help)
+	@$(RUN)/headrace bench $(NAME) $(ARGS)
+
+clean:  ## remove build products and tool caches; .venv, .cache and runs stay
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

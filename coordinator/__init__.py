@@ -1,0 +1,1 @@
+"""The front door of the learner: prompt leases, ledger, intake, scheduling, batches."""

@@ -1,0 +1,1 @@
+"""Prompts in, trajectory chunks out."""

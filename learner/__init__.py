@@ -1,0 +1,21 @@
+"""The learner: batches of windows in, gradients, and new weights out.
+
+The mathematics comes first and stands alone: its files import torch and one another, take tensors
+and floats, and know neither DeepSpeed nor configuration. To read it, in this order:
+
+    segments          the packed layout: windows laid end to end
+    advantages        GAE, EGAE at a cut, length-adaptive lambda, group baselines, whitening
+    targets           what the critic should have said
+    ratios            how far the policy moved, what a stale token is worth
+    staleness         how old a token is
+    policy_losses     the clipped surrogate
+    value_losses      squared error, clipped or not
+    penalties         KL, entropy, likelihood of right answers
+    aggregation       from token losses to one number that no split of the batch changes
+    shaping           overlong penalty, groups worth training on
+    diagnostics       sums to be added over micro-batches and ranks
+    diagnostic_table  what each resulting figure means, and how it is made from the sums
+
+`learner.algorithm` composes these into a recipe; `learner.update` calls the composition;
+`learner.loop` is the process.
+"""

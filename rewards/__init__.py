@@ -1,0 +1,1 @@
+"""Finished or partial trajectories in, rewards out."""

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Lint, types, import fences, tests, in this order; stops at the first that fails and prints what each took.
+# Arguments go to pytest. The environment must stand (make setup).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 STREAMLIT_BROWSER_GATHER_USAGE_STATS=false
+
+step() {
+  local name=$1 started=$SECONDS
+  shift
+  echo "== $name"
+  if "$@"; then
+    echo "== $name: passed in $((SECONDS - started)) s"
+  else
+    local status=$?
+    echo "== $name: FAILED (exit $status) after $((SECONDS - started)) s" >&2
+    exit "$status"
+  fi
+}
+
+bin=.venv/bin
+step "what the tests need beyond pip" "$bin/python" -m tests.services
+step "ruff check" "$bin/ruff" check .
+step "ruff format" "$bin/ruff" format --check .
+step "types" "$bin/mypy"
+step "import fences" "$bin/lint-imports"
+step "documentation" "$bin/python" scripts/docs.py
+step "tests" "$bin/pytest" -q -rs --durations=15 "$@"
