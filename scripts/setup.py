@@ -2,10 +2,12 @@
 
 In: the lock of this machine (`requirements/cpu.lock` or `cuda.lock`) and `pyproject.toml`.
 Out: `.venv` with exactly those packages and the project itself, installed editable.
-Promises: standard library only; names what pip cannot bring before it starts; a second call installs
-nothing; an interrupted call is continued by the next one; two calls at once wait for each other.
+Promises: standard library only; names what pip cannot bring before it starts; a second call
+installs nothing; an interrupted call is continued by the next one; two calls at once wait for
+each other.
 
-`HEADRACE_DEVICE=cpu|cuda` forces the lock. Exit codes: 0 done, 1 pip failed, 2 the machine lacks something.
+`HEADRACE_DEVICE=cpu|cuda` forces the lock.
+Exit codes: 0 done, 1 pip failed, 2 the machine lacks something.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ LOG = ROOT / ".cache" / "setup.log"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DISK_GB = {"cpu": 7, "cuda": 20}
 PIP_OPTIONS = ["--disable-pip-version-check", "--no-input"]
-# One process imports what a generator needs, the other what everybody else needs: a broken install shows
-# here and not in the middle of a run, and only the modules that are used are compiled to bytecode.
+# One process imports what a generator needs, the other what everybody else needs: a broken install
+# shows here and not in the middle of a run, and only what is used is compiled to bytecode.
 FIRST_IMPORTS = (
     "import vllm.v1.engine.async_llm, vllm.entrypoints.llm",
-    "import torch, transformers, deepspeed, sqlalchemy, pyarrow, zmq, streamlit, altair, math_verify",
+    "import torch, transformers, deepspeed, sqlalchemy, pyarrow, streamlit, altair, math_verify",
 )
 
 
@@ -59,13 +61,17 @@ def choose_device() -> str:
     forced = os.environ.get("HEADRACE_DEVICE", "").strip().lower()
     if forced:
         if forced not in DISK_GB:
-            raise SetupError(f"HEADRACE_DEVICE is {forced!r}: set it to cpu or cuda, or leave it out")
+            raise SetupError(
+                f"HEADRACE_DEVICE is {forced!r}: set it to cpu or cuda, or leave it out"
+            )
         return forced
     if Path("/dev/nvidia0").exists():
         return "cuda"
     if shutil.which("nvidia-smi"):
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
+            listing = subprocess.run(
+                ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20
+            )
             if listing.returncode == 0 and "GPU" in listing.stdout:
                 return "cuda"
     return "cpu"
@@ -93,9 +99,13 @@ def install_command(needs: list[str]) -> str:
 def check_machine(device: str) -> None:
     """Raise with the command that helps if something is missing that pip cannot bring."""
     if not sys.platform.startswith("linux"):
-        raise SetupError(f"Headrace runs on Linux (vLLM has no wheels for {sys.platform}): use a container")
+        raise SetupError(
+            f"Headrace runs on Linux (vLLM has no wheels for {sys.platform}): use a container"
+        )
     missing: dict[str, str] = {}
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++").split()[0], "g++", "c++")):
+    if not any(
+        shutil.which(name) for name in (os.environ.get("CXX", "g++").split()[0], "g++", "c++")
+    ):
         missing["compiler"] = "a C++ compiler"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         missing["headers"] = "the Python headers (Python.h)"
@@ -106,12 +116,14 @@ def check_machine(device: str) -> None:
         missing["venv"] = "Python's venv module"
     if missing:
         what = ", ".join(missing.values())
-        raise SetupError(f"this machine lacks {what}; install with: {install_command(list(missing))}")
+        raise SetupError(
+            f"this machine lacks {what}; install with: {install_command(list(missing))}"
+        )
     free_gb = shutil.disk_usage(ROOT).free / 1e9
     if free_gb < DISK_GB[device] and not STAMP.exists():
         raise SetupError(
-            f"{free_gb:.1f} GB are free in {ROOT}, the {device} environment needs about {DISK_GB[device]} GB:"
-            " make room or clone to a larger disk"
+            f"{free_gb:.1f} GB are free in {ROOT}, the {device} environment needs about"
+            f" {DISK_GB[device]} GB: make room or clone to a larger disk"
         )
 
 
@@ -161,8 +173,8 @@ def site_packages() -> Path:
 def installed() -> dict[str, str]:
     """Name -> version of every package that is completely installed.
 
-    pip lists `INSTALLER` in `RECORD` as its last act on a package: without it, an install was interrupted,
-    and pip would take the leftover for the package. Such leftovers are removed.
+    pip lists `INSTALLER` in `RECORD` as its last act on a package: without it, an install was
+    interrupted, and pip would take the leftover for the package. Such leftovers are removed.
     """
     complete: dict[str, str] = {}
     for info in site_packages().glob("*.dist-info"):
@@ -204,12 +216,18 @@ def make_venv(moved: bool) -> None:
     """Create `.venv`, or make it anew if it cannot run pip or stood in another folder."""
     python = VENV / "bin" / "python"
     if python.exists() and not moved:
-        probe = [str(python), "-c", f"import pip, sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"]
+        probe = [
+            str(python),
+            "-c",
+            f"import pip, sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})",
+        ]
         if subprocess.run(probe, capture_output=True).returncode == 0:
             return
     say(f"making .venv with Python {sys.version.split()[0]}")
     base = getattr(sys, "_base_executable", None) or sys.executable
-    made = subprocess.run([base, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True)
+    made = subprocess.run(
+        [base, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True
+    )
     if made.returncode != 0:
         reason = (made.stdout + made.stderr).strip().splitlines()
         raise SetupError(f"cannot make .venv: {reason[-1] if reason else 'no reason given'}", 1)
@@ -237,14 +255,16 @@ class Progress:
 
 
 def pip(arguments: list[str], total: int, progress: bool = True) -> None:
-    """Run the environment's pip; its whole output goes to the log, one line of progress to the user."""
+    """Run the environment's pip: its output goes to the log, one line of progress to the user."""
     command = [str(VENV / "bin" / "python"), "-u", "-m", "pip", "install", *PIP_OPTIONS, *arguments]
     display = Progress(total)
     folder = site_packages()
     before = sum(1 for _ in folder.glob("*.dist-info"))
     fetched, unpacking = 0, False
     with LOG.open("a", encoding="utf-8") as log:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
         try:
@@ -264,7 +284,11 @@ def pip(arguments: list[str], total: int, progress: bool = True) -> None:
             raise
         log.write(child.stdout.read() or "")
     if child.returncode != 0:
-        errors = [line for line in LOG.read_text(encoding="utf-8").splitlines() if line.startswith("ERROR:")]
+        errors = [
+            line
+            for line in LOG.read_text(encoding="utf-8").splitlines()
+            if line.startswith("ERROR:")
+        ]
         reason = errors[-1][len("ERROR:") :].strip() if errors else f"exit {child.returncode}"
         raise SetupError(f"pip failed: {reason} (whole log: {LOG}; run again to continue)", 1)
     if progress:
@@ -272,9 +296,17 @@ def pip(arguments: list[str], total: int, progress: bool = True) -> None:
 
 
 def cpu_torch(version: str, python: Path = VENV / "bin" / "python") -> list[str]:
-    """pip's arguments for a CPU build of torch: from pip's own sources, else from PyTorch's wheel index."""
+    """pip's arguments for a CPU build of torch: its own sources, else PyTorch's wheel index."""
     wanted = f"torch=={version.split('+')[0]}+cpu"
-    ask = ["install", *PIP_OPTIONS, "--dry-run", "--ignore-installed", "--no-deps", "--quiet", wanted]
+    ask = [
+        "install",
+        *PIP_OPTIONS,
+        "--dry-run",
+        "--ignore-installed",
+        "--no-deps",
+        "--quiet",
+        wanted,
+    ]
     command = [str(python), "-m", "pip", *ask]
     if subprocess.run(command, capture_output=True).returncode == 0:
         return [wanted]
@@ -301,7 +333,10 @@ def install_packages(device: str) -> None:
         pip([*options, "-r", str(wanted)], len(missing))
     left = still_missing(lock)
     if left:
-        raise SetupError(f"pip reported success but these are not installed: {' '.join(left[:5])} (log: {LOG})", 1)
+        raise SetupError(
+            f"pip reported success but these are not installed: {' '.join(left[:5])} (log: {LOG})",
+            1,
+        )
 
 
 def first_import() -> None:
@@ -312,7 +347,11 @@ def first_import() -> None:
     python = str(VENV / "bin" / "python")
     children = [
         subprocess.Popen(
-            [python, "-c", code], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            [python, "-c", code],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for code in FIRST_IMPORTS
     ]
@@ -321,7 +360,9 @@ def first_import() -> None:
         if child.returncode != 0:
             with LOG.open("a", encoding="utf-8") as log:
                 log.write(f"$ {code}\n{errors}\n")
-            reason = errors.strip().splitlines()[-1] if errors.strip() else f"exit {child.returncode}"
+            reason = (
+                errors.strip().splitlines()[-1] if errors.strip() else f"exit {child.returncode}"
+            )
             raise SetupError(f"the installed packages do not import: {reason} (log: {LOG})", 1)
 
 

@@ -1,8 +1,8 @@
 """The two services that some tests need and pip cannot bring: Chromium and a PostgreSQL server.
 
-Out: where they are, a throw-away PostgreSQL server, and (`python -m tests.services`) their installation.
-Promises: imports the standard library only; finding them starts nothing; a server lives in the folder it
-is given, listens on a Unix socket there and on no port, and ends with its `with` block.
+Out: where they are, a throw-away PostgreSQL server, and (`python -m tests.services`) their
+installation. Promises: imports the standard library only; finding them starts nothing; a server
+listens on a Unix socket in a folder of its own and on no port, and goes with its `with` block.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrom
 
 
 def find_chromium() -> str | None:
-    """Path of a Chromium for Playwright's `executable_path`; `CHROMIUM` in the environment goes first."""
+    """Path of a Chromium for Playwright's `executable_path`; the variable `CHROMIUM` goes first."""
     names = (os.environ.get("CHROMIUM", ""), *CHROMIUM_NAMES)
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
@@ -30,39 +31,56 @@ def find_postgresql() -> Path | None:
     if on_path:
         return Path(on_path).resolve().parent
     found = Path("/usr/lib/postgresql").glob("*/bin/initdb")
-    return max((path.parent for path in found), key=lambda path: int(path.parent.name), default=None)
+    return max(
+        (path.parent for path in found), key=lambda path: int(path.parent.name), default=None
+    )
 
 
 @contextlib.contextmanager
-def postgresql_server(folder: Path) -> Iterator[str]:
-    """Run a PostgreSQL server in the empty `folder`; yields the SQLAlchemy URL of an empty database.
+def postgresql_server() -> Iterator[str]:
+    """Run a PostgreSQL server in a folder of its own; yields the URL of an empty database.
 
-    PostgreSQL refuses to run as root, so root hands the folder to the user `postgres` and runs it as him.
-    A Unix socket's path holds at most 107 bytes: take a short folder.
+    PostgreSQL refuses to run as root: root hands the folder to the user `postgres`, who runs it.
+    pytest's own temporary folders are closed to that user.
     """
     binaries = find_postgresql()
     if binaries is None:
         raise RuntimeError("no PostgreSQL server on this machine: install the package postgresql")
     as_user: list[str] = []
     user = "postgres"
+    folder = Path(tempfile.mkdtemp(prefix="headrace-postgresql-"))
     if os.geteuid() == 0:
         as_user = ["runuser", "-u", user, "--"]
         shutil.chown(folder, user)
-        folder.chmod(0o700)
     data = folder / "data"
 
     def run(*command: str | Path) -> None:
-        done = subprocess.run([*as_user, *map(str, command)], cwd="/", capture_output=True, text=True)
+        done = subprocess.run(
+            [*as_user, *map(str, command)], cwd="/", capture_output=True, text=True
+        )
         if done.returncode != 0:
             raise RuntimeError(f"{command[0]} failed: {done.stdout[-500:]} {done.stderr[-500:]}")
 
-    run(binaries / "initdb", "-D", data, "-U", user, "--auth=trust", "--encoding=UTF8", "--no-sync")
     options = f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c fsync=off"
-    run(binaries / "pg_ctl", "-D", data, "-o", options, "-l", folder / "server.log", "-w", "start")
+    started = False
     try:
+        run(
+            binaries / "initdb",
+            "-D",
+            data,
+            "-U",
+            user,
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--no-sync",
+        )
+        run(binaries / "pg_ctl", "-D", data, "-o", options, "-l", folder / "log", "-w", "start")
+        started = True
         yield f"postgresql+psycopg://{user}@/{user}?host={folder}"
     finally:
-        run(binaries / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+        if started:
+            run(binaries / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def missing_packages() -> list[str]:
@@ -75,7 +93,7 @@ def missing_packages() -> list[str]:
 
 
 def install() -> None:
-    """Install what is missing where that is possible, and say what will be skipped where it is not."""
+    """Install what is missing where that is possible; say what will be skipped where it is not."""
     wanted = missing_packages()
     if wanted and os.geteuid() == 0 and shutil.which("apt-get"):
         print(f"installing {' '.join(wanted)} with apt-get", flush=True)

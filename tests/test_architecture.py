@@ -1,0 +1,138 @@
+"""The house rules that a linter cannot see: light imports, names, docstrings, sizes, test tree."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (
+    "headrace",
+    "coordinator",
+    "generators",
+    "rewards",
+    "learner",
+    "storage",
+    "dashboard",
+    "tasks",
+)
+HEAVY = ("torch", "vllm", "deepspeed", "transformers")
+LIGHT = ("headrace.cli", "dashboard", "storage", "storage.queries")
+MAX_LINES = 400
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports_of(path: Path) -> set[str]:
+    """Full names of the modules that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_light_modules_load_nothing_heavy(module: str) -> None:
+    code = (
+        f"import sys, importlib; importlib.import_module({module!r});"
+        f"print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+def test_dashboard_pages_name_nothing_heavy() -> None:
+    for path in (ROOT / "dashboard").rglob("*.py"):
+        roots = {name.split(".")[0] for name in imports_of(path)}
+        assert not roots & set(HEAVY), name_of(path)
+
+
+def test_dashboard_reads_storage_through_queries_only() -> None:
+    for path in (ROOT / "dashboard").rglob("*.py"):
+        for name in imports_of(path):
+            if name.split(".")[0] == "storage":
+                assert name.startswith("storage.queries"), f"{name_of(path)} imports {name}"
+
+
+def test_packages_come_from_this_checkout() -> None:
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        assert module.__file__ is not None, package
+        assert Path(module.__file__).resolve().parent == ROOT / package
+
+
+def test_packages_are_declared_typed_and_initialised() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    declared = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    for package in PACKAGES:
+        assert package in declared
+        assert f"{package}.*" in declared
+        assert (ROOT / package / "py.typed").exists(), package
+    for folder in {path.parent for path in MODULES}:
+        assert (folder / "__init__.py").exists(), f"{name_of(folder)} has no __init__.py"
+
+
+def test_no_module_has_a_name_of_the_standard_library() -> None:
+    for path in MODULES:
+        if path.stem not in ("__init__", "__main__"):
+            assert path.stem not in sys.stdlib_module_names, name_of(path)
+
+
+def test_modules_are_named_by_nouns() -> None:
+    for path in MODULES:
+        words = set(path.stem.split("_"))
+        assert not words & {"utils", "util", "helpers", "misc", "common"}, name_of(path)
+
+
+def test_every_module_opens_with_a_docstring() -> None:
+    without = [
+        name_of(path)
+        for path in MODULES
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert without == []
+
+
+def test_no_module_is_too_long() -> None:
+    lengths = {name_of(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_imports_are_absolute() -> None:
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{name_of(path)}:{node.lineno} imports relatively"
+
+
+def test_no_pickle_and_nothing_killed_by_name() -> None:
+    for path in MODULES:
+        roots = {name.split(".")[0] for name in imports_of(path)}
+        assert not roots & {"pickle", "cloudpickle", "dill", "marshal"}, name_of(path)
+        text = path.read_text(encoding="utf-8")
+        assert "pkill" not in text, name_of(path)
+        assert "killall" not in text, name_of(path)
+
+
+def test_code_is_ascii() -> None:
+    for path in MODULES:
+        assert path.read_bytes().isascii(), name_of(path)
+
+
+def test_every_test_folder_is_a_package() -> None:
+    tests = ROOT / "tests"
+    for folder in {path.parent for path in tests.rglob("*.py")}:
+        assert (folder / "__init__.py").exists(), f"{name_of(folder)} has no __init__.py"
