@@ -1,0 +1,78 @@
+"""What a worker and its scoring child say to each other over the child's stdin and stdout.
+
+Frames are four bytes of length (big-endian) and msgpack. Worker to child: one `Setup`, then
+`Batch`es. Child to worker: one `Ready` (or `Unfit`), then for every batch one `Began` and, in
+order, one `Outcome` an item.
+"""
+
+import struct
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from headrace.protocol.messages import ScoreItem
+
+LENGTH = struct.Struct(">I")
+MAX_ANSWER_BYTES = 1 << 20
+"""Longest frame that a worker accepts from a child."""
+MAX_ERROR = 2000
+"""Most characters of an error's text."""
+
+
+class Setup(msgspec.Struct, frozen=True, tag=True):
+    """`config` is the reward section as JSON."""
+
+    config: str
+
+
+class Batch(msgspec.Struct, frozen=True, tag=True):
+    """Score these, in this order."""
+
+    items: list[ScoreItem]
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The verifier is loaded."""
+
+
+class Unfit(msgspec.Struct, frozen=True, tag=True):
+    """The verifier cannot be had; `mistake` when that is the user's fault."""
+
+    error: str
+    mistake: bool
+
+
+class Began(msgspec.Struct, frozen=True, tag=True):
+    """The batch was read and its first item is being scored."""
+
+
+class Outcome(msgspec.Struct, frozen=True, tag=True):
+    """The next item of the batch is done; the one after it begins."""
+
+    status: Literal["ok", "crashed", "invalid"]
+    seconds: float
+    reward: float = 0.0
+    parts: dict[str, float] = {}
+    error: str | None = None
+
+
+Question = Setup | Batch
+Answer = Ready | Unfit | Began | Outcome
+
+question_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
+answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def pack(message: Question | Answer) -> bytes:
+    """One frame."""
+    body = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def read_question(stream: BinaryIO) -> Question | None:
+    """The next frame; None at the end of the stream."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    body = stream.read(LENGTH.unpack(head)[0])
+    return question_decoder.decode(body)

@@ -1,0 +1,130 @@
+"""A reward worker: `python -m rewards.run --connect ADDR --name reward-0 [--curve-keys DIR]`.
+
+In: the command line, and the configuration from the coordinator's Welcome. Out: exit code 0 (done),
+2 (the user's mistake), 1 (ours), 130 (interrupted). Logs go to stderr.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from headrace.config.process import TransportConfig
+from headrace.config.run import RunConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages import Goodbye, Hello, Refused, Shutdown, Welcome
+from headrace.protocol.sockets import Dealer, Link, Pulse
+from rewards.loop import serve
+from rewards.pool import Pool
+
+HELLO_EVERY_S = 2.0
+log = logging.getLogger("rewards")
+
+
+async def work(link: Link, name: str) -> None:
+    """Join the run at `link`, score until it ends, and take leave, saying why where it failed."""
+    hello = Hello(role="reward", name=name, pid=os.getpid(), host=socket.gethostname())
+    dealer = Dealer(link, name)
+    cause: str | None = None
+    try:
+        config = await join(dealer, hello)
+        if config is None:
+            return
+        pool = Pool(config.reward)
+        transport = config.transport
+        log.info("scoring with %s in %d children", config.reward.kind, config.reward.children)
+        stats = _gauges(pool)
+        with Pulse(link, name, interval_s=transport.heartbeat_s, stats=stats):
+            await serve(
+                dealer,
+                pool,
+                hello,
+                quiet_s=transport.heartbeat_timeout_s,
+                stall_s=transport.stall_timeout_s,
+                drain_s=config.reward.timeout_s,
+            )
+    except (UserError, RunFailedError) as error:
+        cause = str(error)
+        raise
+    finally:
+        await dealer.send(Goodbye(failed=cause))
+        dealer.close()
+
+
+async def join(dealer: Dealer, hello: Hello) -> RunConfig | None:
+    """Say Hello until there is a Welcome; its configuration, or None when the run is over."""
+    patience = TransportConfig().stall_timeout_s
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        await dealer.send(hello)
+        try:
+            async with asyncio.timeout(HELLO_EVERY_S):
+                message = await dealer.receive()
+        except TimeoutError:
+            continue
+        if isinstance(message, Welcome):
+            return RunConfig.model_validate_json(message.config)
+        if isinstance(message, Refused):
+            raise RunFailedError(f"the coordinator refuses this worker: {message.reason}")
+        if isinstance(message, Shutdown):
+            return None
+    raise RunFailedError(f"no coordinator answered for {patience:.0f} s")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; the exit code."""
+    parser = argparse.ArgumentParser(prog="rewards.run", description="A Headrace reward worker.")
+    parser.add_argument("--connect", required=True, metavar="ADDR", help="tcp://HOST:PORT")
+    parser.add_argument("--name", required=True, help="unique in the run, such as reward-0")
+    parser.add_argument("--curve-keys", metavar="DIR", help="folder made by `headrace keys`")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s"
+    )
+    link = Link(options.connect, curve_keys=options.curve_keys)
+    try:
+        asyncio.run(_until_signal(link, options.name))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailedError as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _until_signal(link: Link, name: str) -> None:
+    working = asyncio.create_task(work(link, name))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
+    try:
+        await working
+    except asyncio.CancelledError:
+        # SIGTERM is an orderly end; a cancellation from outside (Ctrl-C) goes on.
+        if not working.cancelled() or asyncio.current_task().cancelling():  # type: ignore[union-attr]
+            raise
+
+
+def _gauges(pool: Pool) -> Callable[[], dict[str, float]]:
+    def stats() -> dict[str, float]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "busy_s": pool.busy_s,
+            "held": pool.held,
+            "restarts": pool.restarts,
+            "rss_bytes": usage.ru_maxrss * 1024.0,
+            **{f"scored_{status}": count for status, count in pool.counts.items()},
+        }
+
+    return stats
+
+
+if __name__ == "__main__":
+    sys.exit(main())
