@@ -1,0 +1,76 @@
+"""Policy losses: from ratio and advantage to one loss a token.
+
+In: log ratios with gradient, advantages without. Out: the loss of each token, and where which
+clip holds the gradient back. Promise: nothing is averaged, masked or weighted here; that is the
+business of `ratios` and `aggregation`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class PolicyLoss(NamedTuple):
+    """Loss of each token, and the clip that binds there (its gradient is then 0).
+
+    Attributes:
+        loss: [T] with gradient.
+        clipped_low: [T] bool, A < 0 and the ratio is already below 1 - eps_low.
+        clipped_high: [T] bool, A > 0 and the ratio is already above 1 + eps_high.
+        clipped_dual: [T] bool, A < 0 and the ratio is above the dual bound.
+    """
+
+    loss: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    clipped_dual: Tensor
+
+
+def clipped_surrogate(
+    log_ratio: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> PolicyLoss:
+    """L_t = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), and min(L_t, c |A|) with dual clip.
+
+    Args:
+        log_ratio: [T] log r, with gradient.
+        advantages: [T].
+        clip_low: eps_low.
+        clip_high: eps_high (clip-higher where larger than eps_low).
+        dual_clip: c > 1, or None. It binds for A < 0 only.
+
+    Source: PPO; DAPO section 3.1 and VAPO section 3 (asymmetric); Ye et al. 2020 (dual);
+    T-PPO recipe 0.2 / 0.28 / 10. Nothing changed; the ratio is exp(log ratio), never a KL.
+    """
+    if dual_clip is not None and dual_clip <= 1.0:
+        raise ValueError(f"dual_clip must be larger than 1, got {dual_clip}")
+    ratio = log_ratio.exp()
+    low, high = 1.0 - clip_low, 1.0 + clip_high
+    unclipped = -advantages * ratio
+    loss = torch.maximum(unclipped, -advantages * ratio.clamp(min=low, max=high))
+    never = torch.zeros_like(advantages, dtype=torch.bool)
+    clipped_dual = never
+    if dual_clip is not None:
+        loss = torch.minimum(loss, dual_clip * advantages.abs())
+        clipped_dual = (advantages < 0) & (ratio > dual_clip)
+    return PolicyLoss(
+        loss=loss,
+        clipped_low=(advantages < 0) & (ratio < low),
+        clipped_high=(advantages > 0) & (ratio > high),
+        clipped_dual=clipped_dual,
+    )
+
+
+def reinforce(log_ratio: Tensor, advantages: Tensor) -> PolicyLoss:
+    """L_t = -A log r, whose gradient is -A grad log pi: plain policy gradient, nothing clipped.
+
+    log r = log pi - a constant, so the gradient is REINFORCE's; only the loss's value is shifted,
+    to 0 where the policy has not moved. Source: Williams 1992.
+    """
+    never = torch.zeros_like(advantages, dtype=torch.bool)
+    return PolicyLoss(-advantages * log_ratio, never, never, never)

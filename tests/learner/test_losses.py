@@ -1,0 +1,306 @@
+"""Policy and value losses, penalties and aggregation: numbers, gradients, splits."""
+
+import math
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from learner.aggregation import (
+    fixed_length_weights,
+    sample_mean_weights,
+    token_mean_weights,
+    weighted_sum,
+)
+from learner.penalties import (
+    KlEstimator,
+    entropy_bonus,
+    kl_divergence,
+    positive_likelihood,
+    positive_mask,
+    token_entropy,
+)
+from learner.policy_losses import clipped_surrogate, reinforce
+from learner.value_losses import clipped_squared_error, squared_error
+from tests.learner import reference
+from tests.learner.test_advantages import close, f64
+
+# Away from the kinks, where the one-sided derivatives differ and none is the gradient.
+ratios = st.floats(0.05, 20.0).filter(
+    lambda r: all(abs(r - kink) > 1e-6 for kink in (0.8, 1.28, 10.0))
+)
+advantage = st.floats(-3.0, 3.0).filter(lambda a: abs(a) > 1e-3)
+
+
+# ---- policy losses
+
+G9_RATIOS = [1.0, 1.5, 1.0, 0.5, 1.1, 1.4, 0.9, 1.0]
+G9_ADVANTAGES = [1.0] * 2 + [-0.5] * 6
+G9_SAMPLES = torch.tensor([0, 0, 1, 1, 1, 1, 1, 1])
+
+
+def test_token_and_sample_mean_of_the_clipped_loss_differ_in_sign() -> None:
+    made = clipped_surrogate(f64(G9_RATIOS).log(), f64(G9_ADVANTAGES), clip_low=0.2, clip_high=0.28)
+    close(-made.loss, [1, 1.28, -0.5, -0.4, -0.55, -0.7, -0.45, -0.5], atol=1e-12)
+    assert made.clipped_high.tolist() == [False, True] + [False] * 6
+    assert made.clipped_low.tolist() == [False] * 3 + [True] + [False] * 4
+    assert not made.clipped_dual.any()
+    mask = torch.ones(8, dtype=torch.bool)
+    by_token = weighted_sum(made.loss, token_mean_weights(mask, global_tokens=8))
+    by_sample = weighted_sum(made.loss, sample_mean_weights(mask, G9_SAMPLES, global_samples=2))
+    assert by_token.item() == pytest.approx(0.1025, abs=1e-12)
+    assert by_sample.item() == pytest.approx(-0.3116666667, abs=1e-10)
+    samples = [made.loss[:2].tolist(), made.loss[2:].tolist()]
+    assert by_token.item() == pytest.approx(reference.token_mean(samples), abs=1e-12)
+    assert by_sample.item() == pytest.approx(reference.sample_mean(samples), abs=1e-12)
+
+
+def test_symmetric_clip() -> None:
+    made = clipped_surrogate(f64([1.5]).log(), f64([1.0]), clip_low=0.2, clip_high=0.2)
+    close(-made.loss, [1.2], atol=1e-12)
+
+
+def test_dual_clip_bounds_bad_tokens_only() -> None:
+    made = clipped_surrogate(
+        f64([15.0, 1.5, 0.5, 15.0]).log(),
+        f64([-1.0, -1.0, -1.0, 1.0]),
+        clip_low=0.2,
+        clip_high=0.28,
+        dual_clip=10.0,
+    )
+    close(made.loss, [10.0, 1.5, 0.8, -1.28], atol=1e-12)
+    assert made.clipped_dual.tolist() == [True, False, False, False]
+    assert made.clipped_low.tolist() == [False, False, True, False]
+    assert made.clipped_high.tolist() == [False, False, False, True]
+    with pytest.raises(ValueError, match="dual_clip"):
+        clipped_surrogate(f64([0.0]), f64([1.0]), clip_low=0.2, clip_high=0.2, dual_clip=0.5)
+
+
+@given(
+    st.lists(st.tuples(ratios, advantage), min_size=1, max_size=12),
+    st.sampled_from([None, 10.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_clipped_surrogate_has_the_twins_value_and_gradient(
+    tokens: list[tuple[float, float]], dual: float | None
+) -> None:
+    log_r = f64([math.log(r) for r, _ in tokens]).requires_grad_()
+    a = f64([x for _, x in tokens])
+    made = clipped_surrogate(log_r, a, clip_low=0.2, clip_high=0.28, dual_clip=dual)
+    slow = log_r.detach().clone().requires_grad_()
+    twin = torch.stack(
+        [
+            reference.clipped_surrogate(x, y.item(), 0.2, 0.28, dual) + 0 * x
+            for x, y in zip(slow, a, strict=True)
+        ]
+    )
+    torch.testing.assert_close(made.loss, twin, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        _gradient(made.loss, log_r), _gradient(twin, slow), rtol=0, atol=1e-12
+    )
+    held = made.clipped_low | made.clipped_high | made.clipped_dual
+    assert (_gradient(made.loss, log_r) == 0).tolist() == held.tolist()
+
+
+def test_on_policy_the_clipped_gradient_is_reinforce() -> None:
+    new = f64([-1.0, -2.0, -0.3]).requires_grad_()
+    old, a = new.detach(), f64([0.5, -1.0, 2.0])
+    clipped = clipped_surrogate(new - old, a, clip_low=0.2, clip_high=0.28, dual_clip=10.0).loss
+    plain = reinforce(new - old, a)
+    assert torch.equal(_gradient(clipped, new), -a)
+    assert torch.equal(_gradient(plain.loss, new), -a)
+    assert plain.loss.tolist() == [0.0, 0.0, 0.0]
+    assert not (plain.clipped_low | plain.clipped_high | plain.clipped_dual).any()
+
+
+# ---- value losses
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "half"), [(0.9, 1.0, 0.02), (-0.6, -1.0, 0.245), (0.5, 1.0, 0.125)]
+)
+def test_value_clip(value: float, target: float, half: float) -> None:
+    made = clipped_squared_error(
+        f64([value]), f64([0.2]), f64([target]), clip_low=0.5, clip_high=0.6
+    )
+    close(made.loss, [half], atol=1e-12)
+    assert made.clipped.item() is (value != 0.5)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-2, 2), st.floats(-1, 1), st.sampled_from([-1.0, 0.0, 1.0])).filter(
+            lambda x: abs(x[0] - (x[1] - 0.5)) > 1e-6 and abs(x[0] - (x[1] + 0.6)) > 1e-6
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_value_losses_have_the_twins_value_and_gradient(
+    tokens: list[tuple[float, float, float]],
+) -> None:
+    v = f64([x for x, _, _ in tokens]).requires_grad_()
+    old, r = f64([x for _, x, _ in tokens]), f64([x for _, _, x in tokens])
+    made = clipped_squared_error(v, old, r, clip_low=0.5, clip_high=0.6).loss
+    slow = v.detach().clone().requires_grad_()
+    twin = torch.stack(
+        [
+            reference.clipped_squared_error(x, y, z, 0.5, 0.6) + 0 * x
+            for x, (_, y, z) in zip(slow, tokens, strict=True)
+        ]
+    )
+    torch.testing.assert_close(made, twin, rtol=0, atol=1e-12)
+    torch.testing.assert_close(_gradient(made, v), _gradient(twin, slow), rtol=0, atol=1e-12)
+    plain = squared_error(v, r)
+    torch.testing.assert_close(_gradient(plain.loss, v), (v - r).detach(), rtol=0, atol=1e-12)
+    assert not plain.clipped.any()
+
+
+# ---- penalties
+
+
+def test_likelihood_of_right_answers() -> None:
+    new = f64([-0.1, -0.2, -0.3, -0.4, -0.5, -1.0])
+    ids = torch.tensor([0, 0, 1, 1, 1, 2])
+    right = positive_mask(
+        torch.ones(6, dtype=torch.bool), f64([1.0, -1.0, 1.0]), torch.ones(3).bool(), ids
+    )
+    assert right.tolist() == [True, True, False, False, False, True]
+    weights = token_mean_weights(right, global_tokens=int(right.sum()))
+    nll = weighted_sum(positive_likelihood(new), weights)
+    assert nll.item() == pytest.approx(0.4333333333, abs=1e-10)
+    assert 0.1 * nll.item() == pytest.approx(0.0433333333, abs=1e-10)
+
+
+def test_an_unfinished_or_wrong_answer_is_no_example() -> None:
+    ids = torch.tensor([0, 1, 2])
+    scores, finished = f64([1.0, 0.0, 1.0]), torch.tensor([False, True, True])
+    mask = torch.tensor([True, True, False])
+    right = positive_mask(mask, scores, finished, ids)
+    assert not right.any()
+    weights = token_mean_weights(right, global_tokens=0)
+    assert weighted_sum(positive_likelihood(f64([-1.0, -1.0, -1.0])), weights).item() == 0.0
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimators_have_the_twins_value_and_gradient(estimator: KlEstimator) -> None:
+    new = f64([-1.0, -0.2, -3.0]).requires_grad_()
+    ref = f64([-1.5, -0.1, -3.0])
+    made = kl_divergence(new, ref, estimator=estimator)
+    slow = new.detach().clone().requires_grad_()
+    twin = torch.stack(
+        [reference.kl(x, y, estimator) for x, y in zip(slow, ref.tolist(), strict=True)]
+    )
+    torch.testing.assert_close(made, twin, rtol=0, atol=1e-12)
+    torch.testing.assert_close(_gradient(made, new), _gradient(twin, slow), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_unbiased_estimators_average_to_the_divergence(
+    estimator: Literal["k1", "k3"],
+) -> None:
+    p, q = f64([0.5, 0.3, 0.2]), f64([0.2, 0.2, 0.6])
+    exact = (p * (p / q).log()).sum().item()
+    mean = (p * kl_divergence(p.log(), q.log(), estimator=estimator)).sum().item()
+    assert mean == pytest.approx(exact, abs=1e-12)
+
+
+def test_entropy() -> None:
+    logits = f64([[0.0, 0.0, 0.0, 0.0], [2.0, 1.0, -1.0, float("-inf")]])
+    made = token_entropy(logits)
+    close(made, [reference.entropy(torch.softmax(row, -1).tolist()) for row in logits], atol=1e-12)
+    assert made[0].item() == pytest.approx(math.log(4), abs=1e-12)
+    assert torch.equal(entropy_bonus(made), -made)
+    free = f64([[0.3, -1.0, 0.7]]).requires_grad_()
+    assert torch.autograd.gradcheck(token_entropy, (free,))
+    forbidden = f64([[0.3, -1.0, float("-inf")]]).requires_grad_()
+    assert torch.isfinite(_gradient(token_entropy(forbidden), forbidden)).all()
+
+
+# ---- aggregation
+
+
+def test_fixed_length_weights() -> None:
+    mask = torch.tensor([True, True, False, True])
+    weights = fixed_length_weights(mask, global_samples=2, length=10)
+    close(weights, [0.05, 0.05, 0.0, 0.05], atol=1e-15)
+    with pytest.raises(ValueError, match="length"):
+        fixed_length_weights(mask, global_samples=2, length=0)
+
+
+def test_an_empty_batch_has_no_loss() -> None:
+    mask = torch.zeros(3, dtype=torch.bool)
+    ids = torch.tensor([0, 0, 1])
+    nan = f64([float("nan")] * 3)
+    for weights in (
+        token_mean_weights(mask, global_tokens=0),
+        sample_mean_weights(mask, ids, global_samples=0),
+        sample_mean_weights(mask, ids, global_samples=4),
+        fixed_length_weights(mask, global_samples=0, length=5),
+        sample_mean_weights(mask[:0], ids[:0], global_samples=4),
+    ):
+        assert weighted_sum(nan[: weights.numel()], weights).item() == 0.0
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.floats(-3, 3), st.booleans()), min_size=1, max_size=8),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 6),
+)
+@settings(max_examples=60, deadline=None)
+def test_how_the_batch_is_split_changes_nothing(
+    samples: list[list[tuple[float, bool]]], cut: int
+) -> None:
+    """Micro-batches take whole samples; their weighted sums add up to the loss of the batch."""
+    kept = [[x for x, m in sample if m] for sample in samples]
+    kept = [sample for sample in kept if sample]
+    tokens, count = sum(len(sample) for sample in kept), len(kept)
+    parts = [samples[:cut], samples[cut:]]
+    by_token, by_sample, by_length = 0.0, 0.0, 0.0
+    for part in parts:
+        loss = f64([x for sample in part for x, _ in sample])
+        mask = torch.tensor([m for sample in part for _, m in sample], dtype=torch.bool)
+        ids = torch.tensor([i for i, s in enumerate(part) for _ in s], dtype=torch.int64)
+        by_token += weighted_sum(loss, token_mean_weights(mask, global_tokens=tokens)).item()
+        by_sample += weighted_sum(
+            loss, sample_mean_weights(mask, ids, global_samples=count, num_segments=len(part))
+        ).item()
+        by_length += weighted_sum(
+            loss, fixed_length_weights(mask, global_samples=count, length=8)
+        ).item()
+    if not kept:
+        assert by_token == by_sample == by_length == 0.0
+        return
+    assert by_token == pytest.approx(reference.token_mean(kept), abs=1e-12)
+    assert by_sample == pytest.approx(reference.sample_mean(kept), abs=1e-12)
+    assert by_length == pytest.approx(sum(map(sum, kept)) / (8 * count), abs=1e-12)
+
+
+def test_one_sample_in_two_micro_batches() -> None:
+    lengths = torch.tensor([3])
+    whole = f64([1.0, 2.0, 6.0])
+    ids = torch.zeros(3, dtype=torch.int64)
+    total = sum(
+        weighted_sum(
+            whole[part],
+            sample_mean_weights(
+                torch.ones_like(ids[part], dtype=torch.bool),
+                ids[part],
+                global_samples=1,
+                sample_tokens=lengths,
+            ),
+        ).item()
+        for part in (slice(0, 2), slice(2, 3))
+    )
+    assert total == pytest.approx(3.0, abs=1e-12)
+
+
+def _gradient(loss: Tensor, x: Tensor) -> Tensor:
+    return torch.autograd.grad(loss.sum(), x, retain_graph=True)[0]
