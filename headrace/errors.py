@@ -17,3 +17,10 @@ class ProtocolError(Exception):
 
 class RunFailedError(Exception):
     """A run cannot go on; the text is the first cause. Exit code 1."""
+
+
+class StorageFullError(Exception):
+    """The disk is full: nothing of what was to be written is on it, and nothing before it is torn.
+
+    The coordinator pauses generation, says so, and tries again when there is room.
+    """

@@ -1,0 +1,104 @@
+"""Every metric by name: unit, meaning, healthy range. The one place where they are written down.
+
+Whoever emits a metric adds its line here; storage copies the table into SQL, docs and dashboard
+read it. Names follow verl's prefixes (actor/ critic/ response_length/ timing_s/ perf/) where it
+has them.
+Units: "" is a plain number, "share" is between 0 and 1. Entries are sorted by name.
+"""
+
+from typing import NamedTuple
+
+
+class MetricInfo(NamedTuple):
+    """What a number means. `healthy` is a range or a tendency in words, empty if there is none."""
+
+    name: str
+    unit: str
+    meaning: str
+    healthy: str = ""
+
+
+# One line each: a table is read by its columns.
+# ruff: noqa: E501
+# fmt: off
+_ALL = (
+    MetricInfo("actor/entropy", "nats", "mean entropy of the policy over trained tokens", "falls slowly, does not collapse to 0"),
+    MetricInfo("actor/grad_norm", "", "norm of the policy's gradient before clipping", "no spikes of ten times the usual"),
+    MetricInfo("actor/lr", "", "learning rate of the policy"),
+    MetricInfo("actor/pg_clipfrac", "share", "trained tokens whose ratio was clipped", "0.01 to 0.2"),
+    MetricInfo("actor/pg_clipfrac_dual", "share", "trained tokens with negative advantage held by the dual clip", "near 0"),
+    MetricInfo("actor/pg_clipfrac_lower", "share", "trained tokens clipped at the lower bound", "below 0.1"),
+    MetricInfo("actor/pg_loss", "", "clipped policy loss", "around 0; its size says little"),
+    MetricInfo("actor/ppo_kl", "nats", "approximate KL from the anchoring to the current policy", "below 0.1"),
+    MetricInfo("actor/steps", "steps", "optimizer steps of the policy in this update"),
+    MetricInfo("critic/advantages/max", "", "largest advantage of the batch"),
+    MetricInfo("critic/advantages/mean", "", "mean advantage of the batch", "near 0 when whitened"),
+    MetricInfo("critic/advantages/min", "", "smallest advantage of the batch"),
+    MetricInfo("critic/grad_norm", "", "norm of the value model's gradient before clipping", "no spikes of ten times the usual"),
+    MetricInfo("critic/lr", "", "learning rate of the value model"),
+    MetricInfo("critic/returns/max", "", "largest value target of the batch"),
+    MetricInfo("critic/returns/mean", "", "mean value target of the batch"),
+    MetricInfo("critic/returns/min", "", "smallest value target of the batch"),
+    MetricInfo("critic/steps", "steps", "optimizer steps of the value model in this update"),
+    MetricInfo("critic/values/max", "", "largest value the critic gave"),
+    MetricInfo("critic/values/mean", "", "mean value the critic gave", "near the mean reward"),
+    MetricInfo("critic/values/min", "", "smallest value the critic gave"),
+    MetricInfo("critic/vf_explained_var", "", "variance of the targets that the critic explains", "above 0, rising towards 1"),
+    MetricInfo("critic/vf_loss", "", "value loss", "falling"),
+    MetricInfo("egae/bootstrap_share", "share", "policy windows that end unfinished, so that EGAE cuts them"),
+    MetricInfo("egae/boundary_advantage", "", "mean advantage of the last token of unfinished windows", "near 0"),
+    MetricInfo("egae/lambda", "", "mean lambda of the policy's advantages in force"),
+    MetricInfo("idle/generator", "share", "time since the last update in which generators had nothing to generate", "near 0"),
+    MetricInfo("idle/learner", "share", "time since the last update in which the learner waited for a batch", "near 0"),
+    MetricInfo("ledger/abandoned", "tokens", "trained on a lineage that was given up; outside the balance"),
+    MetricInfo("ledger/dropped/boundary_mask", "tokens", "left out at the end of unfinished windows"),
+    MetricInfo("ledger/dropped/discarded_at_end", "tokens", "not trained because the run ended"),
+    MetricInfo("ledger/dropped/filtered", "tokens", "of groups that the algorithm did not admit"),
+    MetricInfo("ledger/dropped/non_finite", "tokens", "with NaN or Inf in logprobs, values or gradients", "0"),
+    MetricInfo("ledger/dropped/reward_failed", "tokens", "whose trajectory could not be scored", "0"),
+    MetricInfo("ledger/dropped/stale", "tokens", "older than the staleness bound", "below a few percent"),
+    MetricInfo("ledger/dropped/value_warmup", "tokens", "generated while only the value model was trained"),
+    MetricInfo("ledger/evaluation", "tokens", "generated for evaluations; outside the balance"),
+    MetricInfo("ledger/generated", "tokens", "response tokens journaled = trained_policy + ready + in_flight + dropped"),
+    MetricInfo("ledger/in_flight", "tokens", "in a window that is not complete, or waits for its reward"),
+    MetricInfo("ledger/lost_before_ack", "tokens", "generated but lost before they were acknowledged; outside the balance", "0"),
+    MetricInfo("ledger/ready", "tokens", "trainable, not in a committed update"),
+    MetricInfo("ledger/trained_policy", "tokens", "in the policy loss of a committed update"),
+    MetricInfo("ledger/trained_value", "tokens", "of finished trajectories in a committed value update"),
+    MetricInfo("perf/context_share", "share", "tokens computed that are prompt or prefix"),
+    MetricInfo("perf/generated_tokens_per_s", "tokens/s", "response tokens that arrived since the last update"),
+    MetricInfo("perf/loss_tokens", "tokens", "in the policy loss of this update"),
+    MetricInfo("perf/tokens_per_s", "tokens/s", "tokens the learner computed in this update"),
+    MetricInfo("perf/trained_tokens_per_s", "tokens/s", "policy tokens trained since the last update"),
+    MetricInfo("perf/useful_share", "share", "tokens computed that are not padding", "above 0.95"),
+    MetricInfo("response_length/clip_ratio", "share", "responses cut at the length limit", "below 0.1"),
+    MetricInfo("response_length/max", "tokens", "longest response that ended since the last update"),
+    MetricInfo("response_length/mean", "tokens", "mean length of responses that ended since the last update"),
+    MetricInfo("response_length/min", "tokens", "shortest response that ended since the last update"),
+    MetricInfo("reward/max", "", "largest reward since the last update"),
+    MetricInfo("reward/mean", "", "mean reward of responses scored since the last update", "rising"),
+    MetricInfo("reward/min", "", "smallest reward since the last update"),
+    MetricInfo("reward/std", "", "standard deviation of rewards since the last update", "above 0"),
+    MetricInfo("rollout/ess", "share", "effective sample size of the importance weights over trained tokens", "above 0.5"),
+    MetricInfo("rollout/logprob_diff", "nats", "mean |learner - generator| logprob where the whole prefix has the learner's version", "below 0.001 in fp32, 0.05 in bf16"),
+    MetricInfo("rollout/logprob_diff_max", "nats", "largest such difference"),
+    MetricInfo("rollout/mismatch_kl", "nats", "KL from generator to learner at the same version", "near 0"),
+    MetricInfo("schedule/bound", "windows", "most windows that may be open or ready"),
+    MetricInfo("schedule/held", "trajectories", "held back by the staleness bound"),
+    MetricInfo("schedule/open_windows", "windows", "begun and not complete"),
+    MetricInfo("schedule/ready_windows", "windows", "complete and not taken"),
+    MetricInfo("staleness/max", "updates", "largest lag of a trained token", "at most schedule.max_staleness"),
+    MetricInfo("staleness/mean", "updates", "mean lag of trained tokens", "at most schedule.max_staleness"),
+    MetricInfo("timing_s/advantages", "s", "advantages and value targets of this update"),
+    MetricInfo("timing_s/checkpoint", "s", "writing a checkpoint in this update"),
+    MetricInfo("timing_s/forward", "s", "values and proximal logprobs at the update's start"),
+    MetricInfo("timing_s/policy", "s", "forward, backward and steps of the policy"),
+    MetricInfo("timing_s/publish", "s", "making the new weights available"),
+    MetricInfo("timing_s/update", "s", "the whole update in the learner"),
+    MetricInfo("timing_s/value", "s", "forward, backward and steps of the value model"),
+    MetricInfo("timing_s/wait_for_batch", "s", "the learner's wait before this update", "short against timing_s/update"),
+    MetricInfo("value/at_cut", "", "mean value at the cuts of unfinished windows"),
+)
+# fmt: on
+
+METRICS: dict[str, MetricInfo] = {info.name: info for info in _ALL}

@@ -1,0 +1,91 @@
+"""Engines: SQLite in the run folder by default, PostgreSQL by URL; and the migrations.
+
+SQLite runs in WAL mode with one writer (the coordinator) and any number of read-only readers. The
+WAL is not fsynced at each commit (synchronous NORMAL): the journal is, and SQL is rebuilt from it.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.pool import NullPool
+
+from headrace.errors import UserError
+
+SQLITE_NAME = "headrace.sqlite"
+_BUSY_TIMEOUT_S = 30
+
+
+def open_writer(run_dir: Path, url: str | None) -> Engine:
+    """The coordinator's engine, its tables brought up to date. UserError: no such database."""
+    if url is None:
+        engine = create_engine(
+            f"sqlite:///{run_dir / SQLITE_NAME}", connect_args={"timeout": _BUSY_TIMEOUT_S}
+        )
+        event.listen(engine, "connect", _write_pragmas)
+    else:
+        engine = _server_engine(url)
+    upgrade(engine)
+    return engine
+
+
+def open_reader(run_dir: Path, url: str | None) -> Engine:
+    """An engine that cannot write; for SQLite a missing file is a UserError. Connections are not
+    kept, so that a reader never holds an old view of the database open."""
+    if url is not None:
+        engine = _server_engine(url)
+        event.listen(engine, "connect", _read_only_session)
+        return engine
+    path = (run_dir / SQLITE_NAME).resolve()
+    if not path.exists():
+        raise UserError(f"{run_dir} has no {SQLITE_NAME}: it is not a run folder, or just starting")
+    # A folder nobody can write to has no place for the WAL's index: it can only be read as it is.
+    mode = "mode=ro" if os.access(run_dir, os.W_OK) else "immutable=1"
+    engine = create_engine(
+        f"sqlite:///file:{path}?{mode}&uri=true",
+        connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False},
+        poolclass=NullPool,
+    )
+    return engine
+
+
+def upgrade(engine: Engine) -> None:
+    """Run the migrations that the database lacks."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    with engine.connect() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def _server_engine(url: str) -> Engine:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise UserError("storage.database is not a database URL") from error
+    if parsed.get_backend_name() != "postgresql":
+        raise UserError(
+            f"storage.database: {parsed.get_backend_name()} is not supported; leave it out for "
+            "SQLite or give postgresql+psycopg://user@host/name"
+        )
+    engine = create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+    try:
+        engine.connect().close()
+    except OperationalError as error:
+        where = parsed.render_as_string(hide_password=True)
+        reason = str(error.orig).strip().splitlines()[0]
+        raise UserError(f"cannot reach {where}: {reason}") from error
+    return engine
+
+
+def _write_pragmas(connection: Any, _: Any) -> None:
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _read_only_session(connection: Any, _: Any) -> None:
+    connection.read_only = True

@@ -1,0 +1,12 @@
+"""What Alembic runs: migrations over the connection that `storage.database.upgrade` hands over."""
+
+from alembic import context
+
+from storage.tables import Base
+
+connection = context.config.attributes["connection"]
+context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
+with context.begin_transaction():
+    context.run_migrations()
+if connection.in_transaction():
+    connection.commit()

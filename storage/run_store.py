@@ -1,0 +1,150 @@
+"""A run's store as the coordinator sees it: append records, replay them.
+
+`append` returns once the records are safe: token diagnostics, then the journal (one Arrow batch,
+one fsync), then one SQL transaction. SQL that cannot be written (disk full, server away) does not stop
+the run: the journal is the truth, and the next append brings SQL up to it. One writer, one thread
+at a time.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, insert, make_url, select
+from sqlalchemy.exc import OperationalError
+
+from headrace.config.run import RunConfig
+from headrace.errors import UserError
+from headrace.metrics import METRICS
+from headrace.protocol.records import Record, UpdateCommitted
+from storage import projection
+from storage.database import open_writer
+from storage.diagnostics import DiagnosticsWriter
+from storage.journal import Journal, read_journal
+from storage.segments import segment_metadata, segment_paths
+from storage.tables import MetricInfo, Projection, Run
+
+log = logging.getLogger(__name__)
+
+
+class RunStore:
+    """Journal, diagnostics and SQL of one run. Make it with `create` or `open`."""
+
+    def __init__(self, run_dir: Path, run_id: str, config: RunConfig) -> None:
+        self._run_dir = run_dir
+        segment_mib = config.storage.segment_mib
+        self._journal = Journal(run_dir / "journal", run_id=run_id, segment_mib=segment_mib)
+        self._diagnostics = (
+            DiagnosticsWriter(run_dir / "diagnostics", segment_mib=segment_mib)
+            if config.storage.token_diagnostics
+            else None
+        )
+        self._engine = open_writer(run_dir, config.storage.database)
+        self._run = _register(self._engine, run_id, config)
+        self._is_behind = False
+        self._catch_up()
+
+    @classmethod
+    def create(cls, run_dir: Path, run_id: str, config: RunConfig) -> "RunStore":
+        """The store of a new run; UserError where the folder already holds one."""
+        if segment_paths(run_dir / "journal"):
+            raise UserError(f"{run_dir} already holds a run; resume it or choose another name")
+        run_dir.mkdir(parents=True, exist_ok=True)
+        resolved = run_dir / "resolved.json"
+        if not resolved.exists():
+            resolved.write_text(config.model_dump_json(indent=2))
+        return cls(run_dir, run_id, config)
+
+    @classmethod
+    def open(cls, run_dir: Path) -> "RunStore":
+        """The store of an existing run: a torn tail is cut, SQL is brought up to the journal."""
+        resolved = run_dir / "resolved.json"
+        if not resolved.exists():
+            raise UserError(f"{run_dir} is not a run folder: it has no resolved.json")
+        config = RunConfig.model_validate_json(resolved.read_text())
+        return cls(run_dir, run_id_of(run_dir), config)
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Make records safe, in order. StorageFullError: none of them is in the journal."""
+        if not records:
+            return
+        if self._diagnostics is not None:
+            self._diagnostics.append(r for r in records if isinstance(r, UpdateCommitted))
+        first = self._journal.next_offset
+        self._journal.append(records)
+        if self._is_behind:
+            self._catch_up()
+        else:
+            self._project(list(enumerate(records, start=first)))
+
+    def replay(self) -> Iterator[Record]:
+        """Every record in order, tokens included; commits come without their diagnostics."""
+        for batch in read_journal(self._run_dir / "journal"):
+            for _, record in batch:
+                yield record
+
+    def close(self) -> None:
+        """Seal what is open. The store cannot be used afterwards."""
+        if self._is_behind:
+            self._catch_up()
+        self._journal.close()
+        if self._diagnostics is not None:
+            self._diagnostics.close()
+        self._engine.dispose()
+
+    def _catch_up(self) -> None:
+        """Project what the journal has and SQL lacks."""
+        self._is_behind = False
+        try:
+            with self._engine.connect() as connection:
+                first = projection.next_offset(connection, self._run)
+        except OperationalError as error:
+            self._fall_behind(error)
+            return
+        for batch in read_journal(self._run_dir / "journal", first):
+            self._project(batch)
+            if self._is_behind:
+                return
+
+    def _project(self, records: list[tuple[int, Record]]) -> None:
+        try:
+            with self._engine.begin() as connection:
+                projection.apply(connection, self._run, records)
+        except OperationalError as error:
+            self._fall_behind(error)
+
+    def _fall_behind(self, error: OperationalError) -> None:
+        self._is_behind = True
+        log.warning("SQL is behind the journal until the next append: %s", error.orig)
+
+
+def run_id_of(run_dir: Path) -> str:
+    """A run's id as its journal has it; without a journal, the name of its folder."""
+    for path in segment_paths(run_dir / "journal"):
+        if run_id := segment_metadata(path).get(b"run_id"):
+            return run_id.decode()
+    return run_dir.resolve().name
+
+
+def _register(engine: Engine, run_id: str, config: RunConfig) -> int:
+    """The run's key in SQL, its row made if it is new."""
+    with engine.begin() as connection:
+        projection.upsert(connection, MetricInfo, [info._asdict() for info in METRICS.values()])
+        run = connection.execute(select(Run.id).where(Run.run_id == run_id)).scalar_one_or_none()
+        if run is not None:
+            return run
+        row = {"run_id": run_id, "name": config.name, "config": _public(config)}
+        made = connection.execute(insert(Run).values(**row).returning(Run.id)).scalar_one()
+        connection.execute(insert(Projection).values(run=made))
+        return made
+
+
+def _public(config: RunConfig) -> dict[str, Any]:
+    """The configuration as JSON without the database's password."""
+    values: dict[str, Any] = json.loads(config.model_dump_json())
+    if config.storage.database is not None:
+        hidden = make_url(config.storage.database).render_as_string(hide_password=True)
+        values["storage"]["database"] = hidden
+    return values

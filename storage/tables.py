@@ -1,0 +1,318 @@
+"""The tables: SQL as the projection of the journal.
+
+`run` is `runs.id` everywhere, so that one PostgreSQL database holds many runs; `offset` is the
+journal offset of the record that made a row, and where it is part of a key, the row's identity.
+Times are seconds since the epoch. Positions are response positions, [start, end).
+"""
+
+from typing import Annotated, Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+# SQLite numbers a primary key by itself only where its type is spelt INTEGER; both hold 64 bits.
+_BIG = BigInteger().with_variant(Integer(), "sqlite")
+RunKey = Annotated[int, mapped_column(_BIG, ForeignKey("runs.id"), primary_key=True)]
+Key = Annotated[int, mapped_column(_BIG, primary_key=True, autoincrement=False)]
+TextKey = Annotated[str, mapped_column(Text, primary_key=True)]
+
+
+class Base(DeclarativeBase):
+    """Base of all tables: counters are 64-bit, text is unbounded, constraints have fixed names."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        int: _BIG,
+        float: Float(53),
+        str: Text(),
+        bool: Boolean(),
+        bytes: LargeBinary(),
+        dict[str, Any]: JSON(),
+    }
+
+
+class Run(Base):
+    """One run. `status` is its last phase; `config` the resolved configuration as JSON."""
+
+    __tablename__ = "runs"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    run_id: Mapped[str] = mapped_column(unique=True)
+    name: Mapped[str]
+    config: Mapped[dict[str, Any]]
+    status: Mapped[str] = mapped_column(default="starting")
+    detail: Mapped[str] = mapped_column(default="")
+    started_at: Mapped[float | None]
+    ended_at: Mapped[float | None]
+    lineage: Mapped[int] = mapped_column(default=0)
+
+
+class Projection(Base):
+    """How far SQL follows the journal: the next offset to apply, and the last record's time."""
+
+    __tablename__ = "projection"
+    run: Mapped[RunKey]
+    next_offset: Mapped[int] = mapped_column(default=0)
+    last_at: Mapped[float | None]
+
+
+class Process(Base):
+    """One process by name; `starts` counts how often it came up."""
+
+    __tablename__ = "processes"
+    run: Mapped[RunKey]
+    name: Mapped[TextKey]
+    role: Mapped[str]
+    pid: Mapped[int]
+    host: Mapped[str]
+    state: Mapped[str]
+    detail: Mapped[str]
+    first_seen_at: Mapped[float]
+    changed_at: Mapped[float]
+    starts: Mapped[int]
+
+
+class Update(Base):
+    """One batch. `state`: taken, returned, committed, skipped; `abandoned`: committed or skipped
+    after the point to which a later lineage went back."""
+
+    __tablename__ = "updates"
+    run: Mapped[RunKey]
+    lineage: Mapped[Key]
+    update: Mapped[Key]
+    version: Mapped[int]
+    state: Mapped[str]
+    taken_at: Mapped[float]
+    committed_at: Mapped[float | None]
+    train_time_s: Mapped[float | None]
+    trained_tokens: Mapped[int | None]
+    num_windows: Mapped[int]
+    num_values: Mapped[int]
+    skipped: Mapped[str | None]
+    abandoned: Mapped[bool] = mapped_column(default=False)
+    offset: Mapped[int]
+
+
+class Metric(Base):
+    """One number. `lineage` is null for gauges sampled between updates."""
+
+    __tablename__ = "metrics"
+    __table_args__ = (Index(None, "run", "update"),)
+    run: Mapped[RunKey]
+    name: Mapped[TextKey]
+    offset: Mapped[Key]
+    update: Mapped[int]
+    lineage: Mapped[int | None]
+    value: Mapped[float | None]
+    """Null where the number was not finite."""
+    wall_time: Mapped[float]
+
+
+class MetricInfo(Base):
+    """Unit, meaning and healthy range of a metric."""
+
+    __tablename__ = "metric_info"
+    name: Mapped[TextKey]
+    unit: Mapped[str]
+    meaning: Mapped[str]
+    healthy: Mapped[str]
+
+
+class Prompt(Base):
+    """One prompt. `prompt_ids` are little-endian int32."""
+
+    __tablename__ = "prompts"
+    run: Mapped[RunKey]
+    prompt_id: Mapped[TextKey]
+    text: Mapped[str]
+    answer: Mapped[str]
+    info: Mapped[str]
+    prompt_ids: Mapped[bytes]
+    offset: Mapped[int]
+
+
+class Group(Base):
+    """One issue of a prompt."""
+
+    __tablename__ = "groups"
+    run: Mapped[RunKey]
+    group_id: Mapped[Key]
+    prompt_id: Mapped[str]
+    position: Mapped[int]
+    purpose: Mapped[str]
+    size: Mapped[int]
+    issued_at: Mapped[float]
+    offset: Mapped[int]
+
+
+class Trajectory(Base):
+    """One response. `status`: issued, running, finished, truncated, aborted, failed. Its tokens are
+    in the journal records from `first_offset` to `last_offset`."""
+
+    __tablename__ = "trajectories"
+    __table_args__ = (Index(None, "run", "group_id"), Index(None, "run", "status"))
+    run: Mapped[RunKey]
+    trajectory_id: Mapped[Key]
+    group_id: Mapped[int]
+    attempt: Mapped[int]
+    purpose: Mapped[str]
+    seed: Mapped[int]
+    status: Mapped[str]
+    finish: Mapped[str | None]
+    error: Mapped[str | None]
+    reward: Mapped[float | None]
+    reward_status: Mapped[str | None]
+    reward_parts: Mapped[dict[str, Any] | None]
+    reward_seconds: Mapped[float | None]
+    reward_error: Mapped[str | None]
+    length: Mapped[int]
+    min_version: Mapped[int | None]
+    max_version: Mapped[int | None]
+    generator: Mapped[str | None]
+    issued_at: Mapped[float]
+    first_token_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    rewarded_at: Mapped[float | None]
+    first_offset: Mapped[int | None]
+    last_offset: Mapped[int | None]
+    offset: Mapped[int]
+
+
+class Window(Base):
+    """One window as it last went into a batch. `state`: taken, trained, skipped, ready (it went
+    back). `trained` tokens were or will be in the policy loss, `dropped` ones are counted by
+    reason."""
+
+    __tablename__ = "windows"
+    __table_args__ = (Index(None, "run", "trajectory_id"), Index(None, "run", "update"))
+    run: Mapped[RunKey]
+    window_id: Mapped[Key]
+    trajectory_id: Mapped[int]
+    index: Mapped[int]
+    start: Mapped[int]
+    end: Mapped[int]
+    state: Mapped[str]
+    lineage: Mapped[int]
+    update: Mapped[int]
+    version: Mapped[int]
+    trained: Mapped[int]
+    dropped: Mapped[dict[str, Any]]
+    min_version: Mapped[int]
+    max_version: Mapped[int]
+    offset: Mapped[int]
+
+
+class ValueUse(Base):
+    """A finished trajectory as it last went into a value batch; states as for windows."""
+
+    __tablename__ = "value_uses"
+    __table_args__ = (Index(None, "run", "update"),)
+    run: Mapped[RunKey]
+    trajectory_id: Mapped[Key]
+    state: Mapped[str]
+    lineage: Mapped[int]
+    update: Mapped[int]
+    offset: Mapped[int]
+
+
+class Drop(Base):
+    """Tokens that left the ledger without being in a batch."""
+
+    __tablename__ = "drops"
+    __table_args__ = (Index(None, "run", "trajectory_id"),)
+    run: Mapped[RunKey]
+    offset: Mapped[Key]
+    at: Mapped[float]
+    trajectory_id: Mapped[int]
+    start: Mapped[int]
+    end: Mapped[int]
+    reason: Mapped[str]
+    tokens: Mapped[int]
+
+
+class WeightVersion(Base):
+    """Which (lineage, update) a weight version is."""
+
+    __tablename__ = "weight_versions"
+    run: Mapped[RunKey]
+    version: Mapped[Key]
+    lineage: Mapped[int]
+    update: Mapped[int]
+    num_bytes: Mapped[int]
+    published_at: Mapped[float]
+    offset: Mapped[int]
+
+
+class VersionLoad(Base):
+    """A generator took a version: how long requests stood still (`gap_s`) and the load took."""
+
+    __tablename__ = "version_loads"
+    run: Mapped[RunKey]
+    offset: Mapped[Key]
+    at: Mapped[float]
+    generator: Mapped[str]
+    version: Mapped[int]
+    gap_s: Mapped[float]
+    load_s: Mapped[float]
+
+
+class Checkpoint(Base):
+    """A complete checkpoint."""
+
+    __tablename__ = "checkpoints"
+    run: Mapped[RunKey]
+    offset: Mapped[Key]
+    at: Mapped[float]
+    lineage: Mapped[int]
+    update: Mapped[int]
+    path: Mapped[str]
+    accuracy: Mapped[float | None]
+
+
+class Evaluation(Base):
+    """Held-out accuracy of one version."""
+
+    __tablename__ = "evaluations"
+    run: Mapped[RunKey]
+    offset: Mapped[Key]
+    at: Mapped[float]
+    label: Mapped[str]
+    update: Mapped[int]
+    version: Mapped[int]
+    num_prompts: Mapped[int]
+    accuracy: Mapped[float]
+    response_length: Mapped[float]
+    max_response_length: Mapped[int]
+    truncated: Mapped[float]
+    failed: Mapped[int]
+    seconds: Mapped[float]
+    train_time_s: Mapped[float]
+
+
+class Event(Base):
+    """What happened, for people: phases, incidents, processes, rollbacks."""
+
+    __tablename__ = "events"
+    run: Mapped[RunKey]
+    offset: Mapped[Key]
+    at: Mapped[float]
+    level: Mapped[str]
+    kind: Mapped[str]
+    text: Mapped[str]
