@@ -32,7 +32,7 @@ test: setup  ## lint, types, import fences and the whole test suite
 	@scripts/check.sh $(ARGS)
 
 lint: setup  ## ruff and import-linter
-	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports
+	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports --no-logo
 
 types: setup  ## mypy
 	@$(RUN)/mypy

