@@ -43,13 +43,11 @@ async def _receive(
 ) -> None:
     heard = time.monotonic()
     while True:
-        try:
-            async with asyncio.timeout(min(quiet_s, stall_s)):
-                message = await dealer.receive()
-        except TimeoutError:
+        message = await dealer.receive_within(min(quiet_s, stall_s))
+        if message is None:
             silent = time.monotonic() - heard
             if silent >= stall_s:
-                raise RunFailedError(f"no word from the coordinator for {silent:.0f} s") from None
+                raise RunFailedError(f"no word from the coordinator for {silent:.0f} s")
             await dealer.send(hello)
             continue
         heard = time.monotonic()

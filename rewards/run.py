@@ -63,11 +63,7 @@ async def join(dealer: Dealer, hello: Hello) -> RunConfig | None:
     until = time.monotonic() + patience
     while time.monotonic() < until:
         await dealer.send(hello)
-        try:
-            async with asyncio.timeout(HELLO_EVERY_S):
-                message = await dealer.receive()
-        except TimeoutError:
-            continue
+        message = await dealer.receive_within(HELLO_EVERY_S)
         if isinstance(message, Welcome):
             return RunConfig.model_validate_json(message.config)
         if isinstance(message, Refused):

@@ -17,7 +17,11 @@ from headrace.errors import ProtocolError
 from headrace.protocol.messages import PROTOCOL_VERSION, AnyMessage, Message
 
 MAGIC = b"HR" + bytes([PROTOCOL_VERSION])
-_DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4"), "b": np.dtype("u1")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "i": np.dtype("<i4"),
+    "f": np.dtype("<f4"),
+    "b": np.dtype("u1"),
+}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _ALIGN = 8
 T = TypeVar("T")
@@ -77,17 +81,18 @@ class Codec(Generic[T]):
         self._blob.extend(np.ascontiguousarray(value).data)
         return [code, offset, value.size]
 
-    def _give_array(self, kind: Any, value: Any) -> Any:
-        wanted = kind.__args__[1].__args__[0]
-        code, offset, count = value
-        dtype = _DTYPES[code]
-        if dtype != np.dtype(wanted):
-            raise ValueError(f"array of {dtype} where {np.dtype(wanted)} belongs")
-        if not (isinstance(offset, int) and isinstance(count, int)) or min(offset, count) < 0:
+    def _give_array(self, kind: Any, reference: Any) -> Any:
+        wanted = np.dtype(kind.__args__[1].__args__[0])
+        if not isinstance(reference, list) or len(reference) != 3:
             raise ValueError("array reference is malformed")
-        if offset + count * dtype.itemsize > self._raw.nbytes:
-            raise ValueError("array reaches past its frame")
-        return np.frombuffer(self._raw, dtype=dtype, count=count, offset=offset)
+        code, offset, count = reference
+        if not isinstance(code, str) or _DTYPES.get(code) != wanted:
+            raise ValueError(f"array of code {code!r} where {wanted} belongs")
+        if type(offset) is not int or type(count) is not int or min(offset, count) < 0:
+            raise ValueError("array reference is malformed")
+        if offset % _ALIGN or offset + count * wanted.itemsize > self._raw.nbytes:
+            raise ValueError("array reaches past its frame or is not aligned")
+        return np.frombuffer(self._raw, dtype=wanted, count=count, offset=offset)
 
 
 def message_codec(*, max_bytes: int) -> Codec[Message]:

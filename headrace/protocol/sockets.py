@@ -1,23 +1,25 @@
 """ZeroMQ sockets that carry messages: the only file that imports zmq.
 
-`Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingDealer` is for the
-learner, which has no event loop. A peer's identity is its process name. What cannot be decoded is
-counted by `rejected` and reported to `on_reject`; it never raises out of `receive`. `Pulse` sends
-heartbeats from a thread and a socket of its own (identity `name#pulse`), so that a long step is
-not taken for a death. Off loopback every socket uses CURVE keys.
+`Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingRouter` and
+`BlockingDealer` are for the learner, which has no event loop. A peer's identity is its process
+name. What cannot be decoded is counted by `rejected` and reported to `on_reject`; it never raises
+out of `receive`. `Pulse` sends heartbeats from a thread and a socket of its own (identity
+`name#pulse`), so that a long step is not taken for a death. Off loopback every socket uses CURVE
+keys, and a thread of the binding side lets in only who holds the client key.
 """
 
-import asyncio
 import contextlib
 import ipaddress
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
 import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
 
 from headrace.config.process import TransportConfig
 from headrace.errors import ProtocolError, UserError
@@ -26,6 +28,7 @@ from headrace.protocol.messages import Heartbeat, Message
 
 PULSE_SUFFIX = "#pulse"
 SERVER_KEY, CLIENT_KEY = "server", "client"
+LINGER_MS = 2000
 
 
 @dataclass(frozen=True)
@@ -66,26 +69,39 @@ def _load_key(folder: str, name: str, *, secret: bool) -> tuple[bytes, bytes | N
     path = Path(folder) / f"{name}.key{'_secret' if secret else ''}"
     if not path.exists():
         raise UserError(f"no CURVE key at {path}; make keys with: headrace keys {folder}")
-    return zmq.auth.load_certificate(path)
+    try:
+        return zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"no usable CURVE key in {path}: {error}") from error
 
 
-def _server_curve(socket: zmq.Socket[bytes], folder: str) -> None:
+class _OnlyKey:
+    """Lets in the holder of one public key (asked by pyzmq's authenticator)."""
+
+    def __init__(self, public: bytes) -> None:
+        self._public = public
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        return key == self._public
+
+
+def _serve_curve(socket: zmq.Socket[Any], folder: str) -> ThreadAuthenticator:
+    """Encrypt a socket that is about to be bound; the authenticator runs until it is stopped."""
     public, secret = _load_key(folder, SERVER_KEY, secret=True)
+    allowed, _ = _load_key(folder, CLIENT_KEY, secret=False)
     socket.curve_secretkey = secret
     socket.curve_publickey = public
     socket.curve_server = True
+    # Without it CURVE would let in whoever knows the server's public key.
+    authenticator = ThreadAuthenticator(zmq.Context(shadow=socket.context.underlying))
+    authenticator.configure_curve_callback("*", _OnlyKey(allowed))
+    authenticator.start()
+    return authenticator
 
 
-def _client_curve(socket: zmq.Socket[bytes], folder: str) -> None:
-    public, secret = _load_key(folder, CLIENT_KEY, secret=True)
-    socket.curve_secretkey = secret
-    socket.curve_publickey = public
-    socket.curve_serverkey, _ = _load_key(folder, SERVER_KEY, secret=False)
-
-
-def _prepare_dealer(socket: zmq.Socket[bytes], link: Link, identity: str) -> None:
+def _prepare_dealer(socket: zmq.Socket[Any], link: Link, identity: str) -> None:
     socket.setsockopt(zmq.IDENTITY, identity.encode())
-    socket.setsockopt(zmq.LINGER, 2000)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
     socket.setsockopt(zmq.SNDHWM, 0)
@@ -93,12 +109,93 @@ def _prepare_dealer(socket: zmq.Socket[bytes], link: Link, identity: str) -> Non
     socket.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     if link.curve_keys:
-        _client_curve(socket, link.curve_keys)
-    socket.connect(link.address)
+        public, secret = _load_key(link.curve_keys, CLIENT_KEY, secret=True)
+        socket.curve_secretkey = secret
+        socket.curve_publickey = public
+        socket.curve_serverkey, _ = _load_key(link.curve_keys, SERVER_KEY, secret=False)
+    try:
+        socket.connect(link.address)
+    except zmq.ZMQError as error:
+        raise UserError(
+            f"cannot connect to {link.address!r} ({error}); an address looks like tcp://HOST:PORT"
+        ) from error
+
+
+class _Binding:
+    """A bound ROUTER, its context and its key check, for both kinds of routers."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        host: str,
+        port: int,
+        max_bytes: int,
+        curve_keys: str | None,
+    ) -> None:
+        if not is_loopback(host) and not curve_keys:
+            raise UserError(
+                f"refusing to bind {host} without keys: make them with `headrace keys DIR` and set "
+                "transport.curve_keys=DIR"
+            )
+        self._context = context
+        self._authenticator: ThreadAuthenticator | None = None
+        # Of asyncio or not, as the context is.
+        self.socket: Any = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+        try:
+            if curve_keys:
+                self._authenticator = _serve_curve(self.socket, curve_keys)
+            self.socket.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise UserError(
+                f"cannot bind {host}:{port} ({error}); choose another with transport.port=PORT "
+                "(0 takes a free one)"
+            ) from error
+        except UserError:
+            self.close()
+            raise
+        endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.address = endpoint.rstrip(b"\0").decode()
+        self.port = int(self.address.rsplit(":", 1)[1])
+
+    def close(self) -> None:
+        """Close after what was sent is out (two seconds at most)."""
+        self.socket.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.term()
+
+
+class _Intake:
+    """Decodes what a router receives; counts and reports what is no message."""
+
+    def __init__(self, max_bytes: int, on_reject: Callable[[str, str], None] | None) -> None:
+        self.codec = message_codec(max_bytes=max_bytes)
+        self._on_reject = on_reject
+        self.rejected = 0
+
+    def read(self, frames: Sequence[bytes]) -> tuple[str, Message] | None:
+        """Sender and message, or None when it was rejected."""
+        name = frames[0].decode(errors="replace")
+        try:
+            return name.removesuffix(PULSE_SUFFIX), self.codec.decode(frames[1:])
+        except ProtocolError as error:
+            self.rejected += 1
+            if self._on_reject:
+                self._on_reject(name, str(error))
+            return None
 
 
 class Router:
-    """The coordinator's socket: bind, receive from all, send to one."""
+    """The coordinator's socket: bind, receive from all, send to one. Errors: UserError where the
+    address or the keys are wrong."""
 
     def __init__(
         self,
@@ -108,89 +205,90 @@ class Router:
         max_bytes: int,
         curve_keys: str | None = None,
         on_reject: Callable[[str, str], None] | None = None,
-        authenticate: bool = True,
     ) -> None:
-        if not is_loopback(host) and not curve_keys:
-            raise UserError(
-                f"refusing to bind {host} without keys: make them with `headrace keys DIR` and set "
-                "transport.curve_keys=DIR"
-            )
-        self._context = zmq.asyncio.Context()
-        self._auth: zmq.asyncio.Socket | None = None
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.setsockopt(zmq.LINGER, 2000)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-        if curve_keys:
-            self._allow_only(curve_keys)
-            _server_curve(self._socket, curve_keys)
-        try:
-            self._socket.bind(f"tcp://{host}:{port or '*'}")
-        except zmq.ZMQError as error:
-            self.close()
-            raise UserError(
-                f"cannot bind {host}:{port} ({error}); choose another with transport.port=PORT "
-                "(0 takes a free one)"
-            ) from error
-        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(endpoint, bytes)
-        self.address = endpoint.rstrip(b"\0").decode()
-        self.port = int(self.address.rsplit(":", 1)[1])
-        self._codec = message_codec(max_bytes=max_bytes)
-        self._on_reject = on_reject
-        self.rejected = 0
+        self._bound = _Binding(zmq.asyncio.Context(), host, port, max_bytes, curve_keys)
+        self._intake = _Intake(max_bytes, on_reject)
+        self.address, self.port = self._bound.address, self._bound.port
 
-    def _allow_only(self, curve_keys: str) -> None:
-        """ZAP handler: only the client key of the folder may speak."""
-        allowed, _ = _load_key(curve_keys, CLIENT_KEY, secret=False)
-        self._allowed_key = allowed
-        self._auth = self._context.socket(zmq.REP)
-        self._auth.bind("inproc://zeromq.zap.01")
-        self._auth_task: asyncio.Task[None] | None = None
-
-    async def serve_authentication(self) -> None:
-        """Answer key checks for as long as the task lives; a no-op without CURVE."""
-        if self._auth is None:
-            return
-        import zmq.utils.z85 as z85
-
-        while True:
-            version, request, *_rest, key = await self._auth.recv_multipart()
-            known = z85.encode(key) == self._allowed_key
-            status = (b"200", b"OK", b"client") if known else (b"400", b"unknown key", b"")
-            await self._auth.send_multipart([version, request, *status, b""])
+    @property
+    def rejected(self) -> int:
+        """How many arrivals were no messages."""
+        return self._intake.rejected
 
     async def receive(self) -> tuple[str, Message]:
         """The next good message and its sender."""
         while True:
-            identity, *frames = await self._socket.recv_multipart()
-            name = identity.decode(errors="replace")
-            try:
-                return name.removesuffix(PULSE_SUFFIX), self._codec.decode(frames)
-            except ProtocolError as error:
-                self.rejected += 1
-                if self._on_reject:
-                    self._on_reject(name, str(error))
+            arrival = self._intake.read(await self._bound.socket.recv_multipart())
+            if arrival is not None:
+                return arrival
 
     async def send(self, name: str, message: Message) -> bool:
-        """Send; False when nobody of that name is connected."""
+        """Send; False when nobody of that name is connected. ProtocolError when it is too long."""
+        frames = self._intake.codec.encode(message)
         try:
-            await self._socket.send_multipart([name.encode(), *self._codec.encode(message)])
+            await self._bound.socket.send_multipart([name.encode(), *frames])
         except zmq.ZMQError as error:
-            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                return False
-            raise
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
         return True
 
     def close(self) -> None:
         """Close after what was sent is out (two seconds at most)."""
-        self._socket.close()
-        if self._auth is not None:
-            self._auth.close()
-        self._context.term() if self._auth is None else self._context.destroy(linger=2000)
+        self._bound.close()
+
+
+class BlockingRouter:
+    """A router without an event loop. One thread only."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        max_bytes: int,
+        curve_keys: str | None = None,
+        on_reject: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._bound = _Binding(zmq.Context(), host, port, max_bytes, curve_keys)
+        self._intake = _Intake(max_bytes, on_reject)
+        self.address, self.port = self._bound.address, self._bound.port
+
+    @property
+    def rejected(self) -> int:
+        """How many arrivals were no messages."""
+        return self._intake.rejected
+
+    def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
+        """The next good message and its sender; None when the time is over."""
+        while _arrives(self._bound.socket, timeout_s):
+            arrival = self._intake.read(self._bound.socket.recv_multipart())
+            if arrival is not None:
+                return arrival
+        return None
+
+    def send(self, name: str, message: Message) -> bool:
+        """Send; False when nobody of that name is connected. ProtocolError when it is too long."""
+        frames = self._intake.codec.encode(message)
+        try:
+            self._bound.socket.send_multipart([name.encode(), *frames])
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close after what was sent is out (two seconds at most)."""
+        self._bound.close()
+
+
+def _milliseconds(timeout_s: float | None) -> int:
+    return -1 if timeout_s is None else max(0, round(timeout_s * 1000))
+
+
+def _arrives(socket: zmq.Socket[bytes], timeout_s: float | None) -> bool:
+    return bool(socket.poll(_milliseconds(timeout_s)))
 
 
 class Dealer:
@@ -209,12 +307,18 @@ class Dealer:
 
     async def receive(self) -> Message:
         """The next good message."""
-        while True:
-            frames = await self._socket.recv_multipart()
+        message = await self.receive_within(None)
+        assert message is not None
+        return message
+
+    async def receive_within(self, timeout_s: float | None) -> Message | None:
+        """The next good message; None when the time is over (no message is lost then)."""
+        while await self._socket.poll(_milliseconds(timeout_s)):
             try:
-                return self._codec.decode(frames)
+                return self._codec.decode(await self._socket.recv_multipart())
             except ProtocolError:
                 self.rejected += 1
+        return None
 
     def close(self) -> None:
         """Close after what was sent is out (two seconds at most)."""
@@ -238,14 +342,12 @@ class BlockingDealer:
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next good message; None when the time is over."""
-        while True:
-            wait = -1 if timeout_s is None else max(0, int(timeout_s * 1000))
-            if not self._socket.poll(wait):
-                return None
+        while _arrives(self._socket, timeout_s):
             try:
                 return self._codec.decode(self._socket.recv_multipart())
             except ProtocolError:
                 self.rejected += 1
+        return None
 
     def close(self) -> None:
         """Close after what was sent is out (two seconds at most)."""
