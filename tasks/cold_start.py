@@ -22,6 +22,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from tasks.chain_sums import (
     Mixture,
@@ -203,6 +204,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eval-prompts", type=int, default=2048, help="held-out prompts; 0 skips")
     options = parser.parse_args(arguments)
+    disable_progress_bar()
 
     torch.set_num_threads(1)
     began = time.monotonic()

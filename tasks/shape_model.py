@@ -19,6 +19,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 
@@ -113,6 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
+    disable_progress_bar()
     if not options.text.is_file():
         parser.error(f"--text {options.text} does not exist")
 
