@@ -26,6 +26,9 @@ class EvaluationConfig(StrictModel):
     every_updates: int | None = Field(default=None, ge=1)
     """Evaluate during training, training paused and its clock stopped. None: never."""
 
+    only: bool = False
+    """Evaluate `model.path` and end: no learner, no training (what `headrace eval` runs)."""
+
 
 class StopConfig(StrictModel):
     """When a run ends by itself; the first condition that holds ends it."""

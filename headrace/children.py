@@ -1,0 +1,146 @@
+"""Processes that a supervisor starts: each in a session of its own, each with a log.
+
+A `Child` is one `ProcessSpec` and its life so far; `Nursery` starts, signals and buries them and
+keeps the reaper informed, so that none outlives the supervisor. Only own process groups are ever
+signalled.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import IO
+
+from headrace import reaper
+from headrace.launch import ProcessSpec
+
+TAIL_LINES = 15
+
+
+class Child:
+    """One process of the run and its history."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.spec = spec
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started_at = 0.0
+        self.deaths = 0
+        self.restart_at: float | None = None
+        self.gave_up = False
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not yet found dead."""
+        return self.process is not None
+
+    def tail(self, lines: int = TAIL_LINES) -> str:
+        """The last lines of its log."""
+        return log_tail(self.spec.log, lines)
+
+
+def log_tail(path: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log file; empty where there is none."""
+    try:
+        with path.open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - 64 * 1024))
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+class Nursery:
+    """Starts and ends children; a context manager that leaves nobody behind."""
+
+    def __init__(self) -> None:
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._pipe: IO[bytes] | None = None
+
+    def __enter__(self) -> "Nursery":
+        command = [sys.executable, "-I", "-S", str(reaper.__file__)]
+        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._pipe = self._reaper.stdin
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self._pipe is not None and self._reaper is not None
+        self._pipe.close()
+        self._reaper.wait()
+
+    def start(self, child: Child, placeholders: Mapping[str, str], *extra: str) -> int:
+        """Start a child; returns its pid, which is also its process group."""
+        argv = [*child.spec.argv, *extra]
+        for placeholder, value in placeholders.items():
+            argv = [argument.replace(placeholder, value) for argument in argv]
+        child.spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with child.spec.log.open("ab") as log:
+            child.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **child.spec.env},
+                start_new_session=True,
+            )
+        child.started_at = time.monotonic()
+        child.restart_at = None
+        self._tell(f"+{child.process.pid}")
+        return child.process.pid
+
+    def bury(self, child: Child) -> int | None:
+        """The exit status of a child that died, its group cleaned up; None while it lives."""
+        process = child.process
+        if process is None or (code := process.poll()) is None:
+            return None
+        reaper.signal_groups({process.pid}, signal.SIGKILL)
+        self._tell(f"-{process.pid}")
+        child.process = None
+        return code
+
+    def end(self, children: Iterable[Child], *, grace_s: float) -> dict[str, int]:
+        """SIGTERM, then SIGKILL after `grace_s`, to the groups of running children; exit codes."""
+        left = [child for child in children if child.running]
+        for child in left:
+            assert child.process is not None
+            reaper.signal_groups({child.process.pid}, signal.SIGTERM)
+        codes = self.await_all(left, timeout_s=grace_s)
+        for child in left:
+            if child.process is not None:
+                reaper.signal_groups({child.process.pid}, signal.SIGKILL)
+        return codes | self.await_all(left, timeout_s=10.0)
+
+    def await_all(self, children: Iterable[Child], *, timeout_s: float) -> dict[str, int]:
+        """Wait for running children to leave by themselves; exit codes of those that did."""
+        left = [child for child in children if child.running]
+        codes: dict[str, int] = {}
+        deadline = time.monotonic() + timeout_s
+        while left:
+            for child in list(left):
+                code = self.bury(child)
+                if code is not None:
+                    codes[child.spec.name] = code
+                    left.remove(child)
+            if time.monotonic() >= deadline:
+                break
+            if left:
+                time.sleep(0.05)
+        return codes
+
+    def _tell(self, line: str) -> None:
+        assert self._pipe is not None
+        self._pipe.write(f"{line}\n".encode())
+        self._pipe.flush()

@@ -1,0 +1,237 @@
+"""The command line: what can be said, and nothing of what is done.
+
+Subcommands live in `headrace/commands/`, one module a noun, and are imported when they are used, so
+that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no traceback), 1 ours,
+130 interrupted.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from headrace.errors import RunFailedError, UserError
+
+Maker = Callable[..., argparse.ArgumentParser]
+
+EPILOG = """\
+first steps:
+  headrace train recipes/quickstart.toml                    train the demonstration, watch it
+  headrace train recipes/quickstart.toml stop.updates=5     any key of a recipe can be overridden
+  headrace train --resume latest                            go on with the newest run
+  headrace config explain recipes/quickstart.toml           what a recipe means in numbers
+  headrace dashboard                                        look at all runs in a browser
+  headrace show latest --json                               one run's figures and its ledger
+  headrace export latest trajectories --format parquet --out trajectories.parquet
+
+more than one machine:
+  headrace keys keys/                                       keys for connections off this machine
+  headrace generator --connect tcp://HOST:PORT --curve-keys keys/   one more generator for a run
+
+`headrace COMMAND --help` shows the options and examples of one command.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    root = _Parser(
+        prog="headrace",
+        description="Asynchronous reinforcement learning of language models: trains on "
+        "trajectories that are still being written.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", action="store_true", help="print the version and end")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    def command(
+        name: str, run: str, text: str, example: str, *, within: Any = None
+    ) -> argparse.ArgumentParser:
+        made = (within or commands).add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.set_defaults(run=run)
+        return made
+
+    _training(command)
+    _looking(command)
+    _checking(command)
+    return root
+
+
+def _training(command: Maker) -> None:
+    train = command(
+        "train", "training:train", "train a model by a recipe, or go on with a run",
+        "headrace train recipes/quickstart.toml learner.policy.lr=5e-5 --no-dashboard",
+    )  # fmt: skip
+    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file")
+    _overrides(train)
+    train.add_argument("--resume", metavar="RUN", help="go on with this run (`latest`: the newest)")
+    train.add_argument("--no-dashboard", action="store_true", help="start no web page")
+    train.add_argument("--plain", action="store_true", help="plain lines, no live display")
+    _root(train)
+
+    generator = command(
+        "generator", "roles:generator", "one more generator for a run that is going on",
+        "headrace generator --connect tcp://10.0.0.5:7001 --curve-keys keys/",
+    )  # fmt: skip
+    generator.add_argument("--connect", required=True, metavar="tcp://HOST:PORT")
+    generator.add_argument("--name", help="unique in the run (default: by host and process)")
+    generator.add_argument("--curve-keys", type=Path, metavar="DIR", help="folder of key files")
+    generator.add_argument("--cpus", help="processor cores, e.g. 0,1")
+
+    stop = command(
+        "stop", "runs:stop", "drain a run, write its checkpoint, end it", "headrace stop latest"
+    )
+    stop.add_argument("name", metavar="RUN")
+    stop.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds to wait")
+    _root(stop)
+
+    evaluate = command(
+        "eval", "evaluation:evaluate", "accuracy of a model on a recipe's held-out prompts",
+        "headrace eval runs/RUN/checkpoints/step_60/policy --task recipes/quickstart.toml --json",
+    )  # fmt: skip
+    evaluate.add_argument("model", metavar="MODEL", help="a model folder")
+    evaluate.add_argument("--task", required=True, metavar="RECIPE", dest="recipe")
+    _overrides(evaluate)
+    _json(evaluate)
+    _root(evaluate)
+
+
+def _looking(command: Maker) -> None:
+    page = command(
+        "dashboard", "dashboard:dashboard", "serve the web page of all runs",
+        "headrace dashboard runs --port 8600",
+    )  # fmt: skip
+    page.add_argument("folder", nargs="?", metavar="ROOT", help="folder of the runs (runs)")
+    page.add_argument("--host", default="127.0.0.1")
+    page.add_argument("--port", type=int, default=8501, help="0 takes a free one")
+
+    runs = command("runs", "runs:runs", "list what ran", "headrace runs --json")
+    _json(runs)
+    _root(runs)
+
+    show = command("show", "runs:show", "one run's figures and its ledger", "headrace show latest")
+    show.add_argument("name", metavar="RUN")
+    _json(show)
+    _root(show)
+
+    export = command(
+        "export", "runs:export", "write trajectories, tokens or metrics of a run to a file",
+        "headrace export latest trajectories --format jsonl --out out.jsonl --where 'reward > 0'",
+    )  # fmt: skip
+    export.add_argument("name", metavar="RUN")
+    export.add_argument("kind", metavar="KIND", help="trajectories, tokens or metrics")
+    export.add_argument("--format", metavar="F", help="parquet or jsonl (default: by the name)")
+    export.add_argument("--out", required=True, type=Path, metavar="PATH")
+    export.add_argument("--where", metavar="FILTER", help="e.g. 'reward == 1 and length > 100'")
+    export.add_argument("--force", action="store_true", help="replace an existing file")
+    _root(export)
+
+
+def _checking(command: Maker) -> None:
+    config = command(
+        "config", "configuration:show", "look at a recipe without starting anything",
+        "headrace config explain recipes/quickstart.toml",
+    )  # fmt: skip
+    inner = config.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, text in (
+        ("show", "every key with its value, defaults included"),
+        ("check", "all that is wrong with a recipe on this machine"),
+        ("explain", "what a recipe means: batch arithmetic, staleness, memory, processes"),
+    ):
+        made = command(
+            name, f"configuration:{name}", text, f"headrace config {name} recipes/quickstart.toml",
+            within=inner,
+        )  # fmt: skip
+        made.add_argument("recipe", metavar="RECIPE")
+        _overrides(made)
+        _json(made)
+        _root(made)
+
+    doctor = command("doctor", "doctor:doctor", "check the installation", "headrace doctor")
+    _json(doctor)
+
+    keys = command(
+        "keys", "roles:keys", "make key files for connections off this machine", "headrace keys k/"
+    )
+    keys.add_argument("folder", type=Path, metavar="DIR")
+
+    bench = command(
+        "bench", "benchmark:bench", "run a benchmark; options are its own",
+        "headrace bench generator --json",
+    )  # fmt: skip
+    bench.add_argument("name", nargs="?", metavar="NAME", help="none: list them")
+    bench.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
+
+
+def _overrides(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="e.g. learner.policy.lr=1e-5"
+    )
+
+
+def _json(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def _root(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--root", type=Path, metavar="DIR", help="folder of the runs (runs)")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parsed arguments; overrides may stand before, between and after options."""
+    root = parser()
+    arguments, left = root.parse_known_args(argv)
+    overrides = [word for word in left if "=" in word and not word.startswith("-")]
+    strangers = [word for word in left if word not in overrides]
+    if strangers or (overrides and not hasattr(arguments, "overrides")):
+        root.error(f"unknown argument {(strangers or overrides)[0]!r}")
+    if overrides:
+        arguments.overrides = [*arguments.overrides, *overrides]
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = parse(argv)
+    if arguments.version:
+        from headrace.install import version
+
+        print(version())
+        return 0
+    if not arguments.command:
+        parser().print_help()
+        return 0
+    module, _, function = arguments.run.partition(":")
+    try:
+        run = getattr(importlib.import_module(f"headrace.commands.{module}"), function)
+        return int(run(arguments) or 0)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

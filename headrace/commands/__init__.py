@@ -1,0 +1,1 @@
+"""What each subcommand does: one module a noun, imported only when the command is used."""

@@ -1,0 +1,96 @@
+"""The keys of a configuration as data: what the models say about themselves.
+
+In: a model class. Out: one `Key` a leaf, in the order of the files, with dotted name, type, default
+and meaning. Error messages, `config show`, the documentation and its tests all read this.
+"""
+
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+
+class Key(NamedTuple):
+    """One leaf of the configuration."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+    section: str
+    """Which kind of a section it belongs to (for example `egae`); empty where there is one only."""
+
+
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """The model classes inside an annotation, in order."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        return [model for part in get_args(annotation) for model in models_of(part)]
+    return []
+
+
+def kind_of(model: type[BaseModel]) -> str:
+    """The tag of a member of a discriminated union, or an empty string."""
+    field = model.model_fields.get("kind")
+    values = get_args(field.annotation) if field is not None and field.is_required() else ()
+    return str(values[0]) if len(values) == 1 else ""
+
+
+def keys(model: type[BaseModel], prefix: str = "", section: str = "") -> Iterator[Key]:
+    """Every leaf below a model, depth first."""
+    for name, field in model.model_fields.items():
+        dotted = f"{prefix}{name}"
+        inner = models_of(field.annotation)
+        if not inner:
+            yield Key(
+                dotted,
+                _type_text(field.annotation) + _bounds(field),
+                _default_text(field),
+                " ".join((field.description or "").split()),
+                section,
+            )
+        for part in inner:
+            yield from keys(part, f"{dotted}.", kind_of(part) if len(inner) > 1 else section)
+
+
+def key_names(model: type[BaseModel]) -> list[str]:
+    """Dotted names of all leaves, each once."""
+    return list(dict.fromkeys(key.name for key in keys(model)))
+
+
+def _type_text(annotation: Any) -> str:
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return " or ".join(f"{value!r}".replace("'", '"') for value in get_args(annotation))
+    if origin in (Union, UnionType):
+        return " or ".join(_type_text(part) for part in get_args(annotation))
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(_type_text(part) for part in get_args(annotation))}]"
+    return "null" if annotation is NoneType else str(getattr(annotation, "__name__", annotation))
+
+
+def _bounds(field: FieldInfo) -> str:
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    parts = [
+        f"{sign} {getattr(entry, name):g}"
+        for entry in field.metadata
+        for name, sign in signs.items()
+        if getattr(entry, name, None) is not None
+    ]
+    return f", {' and '.join(parts)}" if parts else ""
+
+
+def _default_text(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        return "required"
+    if field.default is None:
+        return "null"
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
+    if isinstance(field.default, str):
+        return f'"{field.default}"'
+    return str(list(field.default) if isinstance(field.default, tuple) else field.default)

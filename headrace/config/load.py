@@ -1,0 +1,214 @@
+"""From a TOML recipe and dotted overrides to a `RunConfig`.
+
+In: a file, and `a.b.c=value` strings. Out: a frozen `RunConfig` with relative paths of models and
+datasets resolved against the recipe's folder, then the working directory. Every mistake is a
+`UserError` of one line that names the file (or the override), the key, and what to do.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from headrace.config.keys import key_names, kind_of, models_of
+from headrace.config.peers import translate
+from headrace.config.run import RunConfig
+from headrace.errors import UserError
+
+NULL = "null"
+"""TOML has no null: this word stands for it in files and overrides."""
+
+PATH_KEYS = ("model.path", "model.critic_path", "task.path", "task.eval_path")
+Table = dict[str, Any]
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration in a recipe with overrides on top; UserError for any mistake in them."""
+    table = read_toml(path)
+    changed = merge_overrides(table, overrides)
+    resolve_paths(table, [path.resolve().parent, Path.cwd()])
+    return build(table, source=str(path), overridden=changed)
+
+
+def read_toml(path: Path) -> Table:
+    """The tables of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        found = sorted(str(other) for other in path.parent.glob("*.toml"))
+        near = difflib.get_close_matches(str(path), found, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else "; see recipes/ for examples"
+        raise UserError(f"no recipe at {path}{hint}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from error
+
+
+def parse_value(text: str) -> Any:
+    """The TOML literal in a string, or the string itself where it is none."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def merge_overrides(table: Table, overrides: Sequence[str]) -> dict[str, str]:
+    """Put `a.b.c=value` strings into a table; returns {dotted key: override as written}."""
+    changed: dict[str, str] = {}
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        parts = key.strip().split(".")
+        if not separator or not all(parts):
+            raise UserError(f"override {override!r} is not of the form section.key=value")
+        place = table
+        for part in parts[:-1]:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise UserError(f"override {override!r}: {part} is a value, not a section")
+        value = parse_value(text.strip())
+        old = place.get(parts[-1])
+        if isinstance(old, dict) and isinstance(value, dict):
+            deep_merge(old, value)
+        else:
+            place[parts[-1]] = value
+        changed[".".join(parts)] = override
+    return changed
+
+
+def deep_merge(base: Table, extra: Table) -> None:
+    """Put `extra` over `base`, table by table."""
+    for key, value in extra.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            deep_merge(base[key], value)
+        else:
+            base[key] = value
+
+
+def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
+    """Make paths absolute that exist in one of the folders; others stay as they are (a hub name, or
+    a mistake that the checks name)."""
+    for dotted in PATH_KEYS:
+        section, key = dotted.split(".")
+        place = table.get(section)
+        value = place.get(key) if isinstance(place, dict) else None
+        if not isinstance(value, str) or value == NULL:
+            continue
+        for folder in folders:
+            candidate = folder / Path(value).expanduser()
+            if candidate.exists():
+                place[key] = str(candidate.resolve())  # type: ignore[index]
+                break
+
+
+def build(table: Table, *, source: str, overridden: dict[str, str] | None = None) -> RunConfig:
+    """Validate tables; the first mistake becomes one line."""
+    data = _with_nulls(table)
+    try:
+        return RunConfig.model_validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
+        line = _describe(problems[0], data, source, overridden or {})
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(line + more) from None
+
+
+def _with_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_nulls(inner) for key, inner in value.items()}
+    return None if value == NULL else value
+
+
+def _describe(problem: ErrorDetails, data: Table, source: str, overridden: dict[str, str]) -> str:
+    key = _dotted(problem["loc"], data)
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        inner = problem["input"]
+        while isinstance(inner, dict) and inner:
+            leaf, inner = next(iter(inner.items()))
+            key = f"{key}.{leaf}"
+    prefixes = [name for name in overridden if key == name or key.startswith(f"{name}.")]
+    where = f"override {overridden[prefixes[0]]!r}" if prefixes else source
+    if kind == "extra_forbidden":
+        return f"{where}: unknown key {key}{_hint(key, data)}"
+    if kind == "missing":
+        return f"{where}: {key} is missing; it has no default"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        known = str(context.get("expected_tags", "")) or _tags(key)
+        return f"{where}: {key}.kind must be one of {known}"
+    got = json.dumps(problem["input"], default=str)
+    return f"{where}: {key} = {got[:80]}: {_wanted(problem['msg'])}"
+
+
+def _wanted(text: str) -> str:
+    text = text.removeprefix("Input should be ").replace("a valid integer", "an integer")
+    return f"should be {text.replace('a valid ', 'a ')}"
+
+
+def _dotted(location: tuple[int | str, ...], data: Table) -> str:
+    """A pydantic location as a key of the file: tags of unions left out."""
+    parts: list[str] = []
+    place: Any = data
+    for index, part in enumerate(location):
+        last = index == len(location) - 1
+        if isinstance(place, dict) and part not in place and not last:
+            continue
+        parts.append(str(part))
+        if isinstance(place, dict):
+            place = place.get(str(part))
+        elif isinstance(place, list) and isinstance(part, int):
+            place = place[part] if part < len(place) else None
+    return ".".join(parts)
+
+
+def _section(dotted: str, data: Table) -> list[type[BaseModel]]:
+    """Model classes that may stand at a dotted place, the one that `kind` names first."""
+    models: list[type[BaseModel]] = [RunConfig]
+    place: Any = data
+    for part in dotted.split(".") if dotted else []:
+        models = [
+            inner
+            for model in models
+            if part in model.model_fields
+            for inner in models_of(model.model_fields[part].annotation)
+        ]
+        place = place.get(part) if isinstance(place, dict) else None
+        tag = place.get("kind") if isinstance(place, dict) else None
+        if any(kind_of(model) == tag for model in models):
+            models = [model for model in models if kind_of(model) == tag]
+    return models
+
+
+def _tags(dotted: str) -> str:
+    return ", ".join(f"{kind_of(model)!r}" for model in _section(dotted, {}))
+
+
+def _hint(key: str, data: Table) -> str:
+    """What was probably meant: a neighbour, a peer's key, a key elsewhere, another kind's key."""
+    parent, _, name = key.rpartition(".")
+    models = _section(parent, data)
+    neighbours = [field for model in models for field in model.model_fields]
+    if near := difflib.get_close_matches(name, neighbours, n=1, cutoff=0.75):
+        return f"; did you mean {f'{parent}.' if parent else ''}{near[0]}?"
+    root = key.split(".")[0]
+    if parent and root not in RunConfig.model_fields:
+        sections = difflib.get_close_matches(root, list(RunConfig.model_fields), n=1, cutoff=0.75)
+        if sections:
+            return f"; did you mean {sections[0]}.{key.partition('.')[2]}?"
+    if translation := translate(key):
+        return f"; {translation}"
+    everything = key_names(RunConfig)
+    if key in everything:
+        return f"; it does not go with {parent}.kind = {models[0] and kind_of(models[0])!r}"
+    elsewhere = [other for other in everything if other.rsplit(".", 1)[-1] == name]
+    near = elsewhere or difflib.get_close_matches(key, everything, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {' or '.join(near[:2])}?"
+    known = ", ".join(dict.fromkeys(neighbours)) or "no keys"
+    return f"; {parent or 'the root'} has {known}"

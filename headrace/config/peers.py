@@ -1,0 +1,96 @@
+"""Key names of other systems, and where the same thing stands here.
+
+In: the last parts of an unknown key. Out: our key and whose name it was. Used in error messages and
+in docs/configuration.md, so that a user of another system finds his way in one step.
+"""
+
+from typing import NamedTuple
+
+
+class PeerKey(NamedTuple):
+    """A key of another system: whose it is, and what to write here."""
+
+    peer: str
+    ours: str
+
+
+PEER_KEYS: dict[str, PeerKey] = {
+    "adv_estimator": PeerKey("verl", "algorithm.advantages.kind"),
+    "advantage_estimator": PeerKey("OpenRLHF", "algorithm.advantages.kind"),
+    "cliprange_value": PeerKey("verl", "algorithm.value.value_clip_low and value_clip_high"),
+    "clip_ratio": PeerKey(
+        "verl", "algorithm.policy_loss.clip_ratio_low and algorithm.policy_loss.clip_ratio_high"
+    ),
+    "clip_ratio_c": PeerKey("verl", "algorithm.policy_loss.dual_clip"),
+    "critic_warmup": PeerKey("verl", "algorithm.value.warmup_updates"),
+    "critic_warmup_steps": PeerKey("verl", "algorithm.value.warmup_updates"),
+    "entropy_coeff": PeerKey("verl", "algorithm.penalties.entropy_coef"),
+    "eps_clip": PeerKey(
+        "OpenRLHF and slime",
+        "algorithm.policy_loss.clip_ratio_low and algorithm.policy_loss.clip_ratio_high",
+    ),
+    "eps_clip_high": PeerKey("slime", "algorithm.policy_loss.clip_ratio_high"),
+    "epsilon": PeerKey("TRL", "algorithm.policy_loss.clip_ratio_low"),
+    "epsilon_high": PeerKey("TRL", "algorithm.policy_loss.clip_ratio_high"),
+    "generate_max_len": PeerKey("OpenRLHF", "task.max_response_length"),
+    "gradient_accumulation_steps": PeerKey("TRL", "learner.micro_batch_tokens"),
+    "group_size": PeerKey("prime-rl", "schedule.num_generations"),
+    "init_kl_coef": PeerKey("OpenRLHF", "no key (there is no KL penalty; the clip bounds steps)"),
+    "kl_coef": PeerKey("verl", "no key (there is no KL penalty; the clip bounds steps)"),
+    "lam": PeerKey(
+        "verl", "algorithm.advantages.gae_lambda_policy and algorithm.value.gae_lambda_value"
+    ),
+    "lambd": PeerKey(
+        "OpenRLHF", "algorithm.advantages.gae_lambda_policy and algorithm.value.gae_lambda_value"
+    ),
+    "learning_rate": PeerKey("TRL", "learner.policy.lr and learner.value.lr"),
+    "loss_agg_mode": PeerKey("verl", "algorithm.aggregate"),
+    "max_completion_length": PeerKey("TRL", "task.max_response_length"),
+    "max_grad_norm": PeerKey("TRL", "learner.policy.grad_clip"),
+    "max_head_offpolicyness": PeerKey("AReaL", "schedule.max_staleness"),
+    "max_lag": PeerKey("PipelineRL", "schedule.max_staleness"),
+    "max_new_tokens": PeerKey("AReaL", "task.max_response_length"),
+    "max_off_policy_steps": PeerKey("prime-rl", "schedule.max_staleness"),
+    "max_steps": PeerKey("TRL", "stop.updates"),
+    "max_trajectory_age_steps": PeerKey("NeMo-RL", "schedule.max_staleness"),
+    "micro_train_batch_size": PeerKey("OpenRLHF", "learner.micro_batch_tokens"),
+    "model_name_or_path": PeerKey("TRL", "model.path"),
+    "n": PeerKey("verl", "schedule.num_generations"),
+    "n_samples_per_prompt": PeerKey("OpenRLHF and slime", "schedule.num_generations"),
+    "norm_adv_by_std_in_grpo": PeerKey("verl", "algorithm.advantages.scale"),
+    "num_train_epochs": PeerKey("TRL", "stop.updates"),
+    "per_device_train_batch_size": PeerKey("TRL", "schedule.batch_windows"),
+    "ppo_epochs": PeerKey("verl", "learner.policy.epochs"),
+    "ppo_max_token_len_per_gpu": PeerKey("verl", "learner.micro_batch_tokens"),
+    "ppo_micro_batch_size_per_gpu": PeerKey("verl", "learner.micro_batch_tokens"),
+    "ppo_mini_batch_size": PeerKey("verl", "learner.policy.minibatches (a count, not a size)"),
+    "pretrain": PeerKey("OpenRLHF", "model.path"),
+    "rollout_batch_size": PeerKey("OpenRLHF and slime", "schedule.batch_windows"),
+    "rollout_max_response_len": PeerKey("slime", "task.max_response_length"),
+    "save_freq": PeerKey("verl", "checkpoint.every_updates"),
+    "save_steps": PeerKey("TRL", "checkpoint.every_updates"),
+    "seq_len": PeerKey("prime-rl", "task.max_response_length"),
+    "test_freq": PeerKey("verl", "evaluation.every_updates"),
+    "total_epochs": PeerKey("verl", "stop.updates"),
+    "total_training_steps": PeerKey("verl", "stop.updates"),
+    "train_batch_size": PeerKey("verl", "schedule.batch_windows"),
+    "train_files": PeerKey("verl", "task.path"),
+    "val_files": PeerKey("verl", "task.eval_path"),
+    "val_kwargs": PeerKey("verl", "evaluation.temperature and evaluation.top_p"),
+    "weight_sync_steps": PeerKey(
+        "TRL", "no key (weights go out after every update; see learner.publish_min_interval_s)"
+    ),
+}  # fmt: skip
+
+
+def translate(key: str) -> str | None:
+    """A sentence for a dotted key that another system has, or None."""
+    name = key.rsplit(".", 1)[-1]
+    known = PEER_KEYS.get(name)
+    if known is None:
+        return None
+    shown = "rollout.n" if name == "n" else name
+    owner = known.peer.replace(" and ", "'s and ") + "'s"
+    if known.ours.startswith("no key"):
+        return f"{owner} {shown} has {known.ours} here"
+    return f"{owner} {shown} is {known.ours} here"

@@ -1,0 +1,101 @@
+"""What this machine has: cores, memory, GPUs. Reads /proc and asks nvidia-smi; imports no torch."""
+
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One NVIDIA GPU."""
+
+    index: int
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a launcher may use: processor cores by number, memory in bytes, GPUs."""
+
+    cores: tuple[int, ...]
+    memory_bytes: int
+    available_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+
+
+def detect() -> Hardware:
+    """The machine as this process sees it (affinity, container limits, CUDA_VISIBLE_DEVICES)."""
+    total, available = _memory()
+    return Hardware(tuple(sorted(os.sched_getaffinity(0))), total, available, _gpus())
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def port_is_free(host: str, port: int) -> bool:
+    """Whether a server may bind host:port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def _memory() -> tuple[int, int]:
+    """(total, available) bytes, the container's limit taken into account."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    info = {name: int(rest.split()[0]) * 1024 for name, rest in (x.split(":") for x in lines)}
+    total, available = info["MemTotal"], info["MemAvailable"]
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    if limit is not None and limit < total:
+        cache = _cgroup_stat("inactive_file")
+        total, available = limit, min(available, limit - (used or 0) + cache)
+    return total, max(0, available)
+
+
+def _cgroup(name: str) -> int | None:
+    try:
+        text = Path("/sys/fs/cgroup", name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _cgroup_stat(name: str) -> int:
+    try:
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    program = shutil.which("nvidia-smi")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if program is None or visible == "":
+        return ()
+    query = ["--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run([program, *query], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    if answer.returncode != 0:
+        return ()
+    rows = [line.split(", ") for line in answer.stdout.splitlines() if line.count(", ") == 2]
+    gpus = [Gpu(int(index), name, int(mib) * 2**20) for index, name, mib in rows if mib.isdigit()]
+    if visible is not None:
+        wanted = visible.split(",")
+        gpus = [gpu for gpu in gpus if str(gpu.index) in wanted] if wanted[0].isdigit() else gpus
+    return tuple(gpus)

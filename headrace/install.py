@@ -1,0 +1,44 @@
+"""What is installed: the project's version, and which file each package comes from."""
+
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from importlib.util import find_spec
+from pathlib import Path
+
+from headrace.launch import ROOT
+
+PACKAGES = (
+    "headrace", "coordinator", "generators", "rewards", "learner", "storage", "dashboard", "tasks",
+)  # fmt: skip
+
+
+def version() -> str:
+    """The version of the installed distribution, or of the source tree."""
+    try:
+        return installed_version("headrace")
+    except PackageNotFoundError:
+        source = ROOT / "pyproject.toml"
+        return str(tomllib.loads(source.read_text())["project"]["version"])
+
+
+def dependency_version(name: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return installed_version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def package_origin(name: str) -> Path | None:
+    """The folder that `import name` takes, or None; nothing is imported."""
+    found = find_spec(name)
+    if found is None:
+        return None
+    folders = list(found.submodule_search_locations or ())
+    return Path(folders[0]).resolve() if folders else None
+
+
+def is_ours(origin: Path) -> bool:
+    """Whether a package's folder belongs to this distribution."""
+    return origin.parent == ROOT

@@ -1,0 +1,68 @@
+"""A monitor's view of a running run: ask for its status, send it a command.
+
+In: the address in the run's `coordinator.json`. Out: `Status` messages. Nothing here blocks for
+longer than it is told to, and a coordinator that is away is an answer (None), not an error.
+"""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Literal
+
+from headrace.config.run import RunConfig
+from headrace.protocol.messages import Command, Hello, Refused, Status, StatusRequest
+from headrace.protocol.sockets import BlockingDealer, Link
+
+
+def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
+    """(address, pid) in a run's coordinator.json, or None; a wildcard host becomes loopback."""
+    try:
+        data = json.loads((run_dir / "coordinator.json").read_text())
+        address, pid = str(data["address"]), int(data["pid"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return address.replace("//0.0.0.0:", "//127.0.0.1:"), pid
+
+
+class Monitor:
+    """One connection to a coordinator. One thread only."""
+
+    def __init__(self, config: RunConfig, address: str) -> None:
+        self._dealer = BlockingDealer(Link.from_config(config.transport, address), self._name())
+        self._dealer.send(
+            Hello(
+                role="monitor", name=self._name(), pid=os.getpid(), host=socket.gethostname()
+            )
+        )
+        self.refused: str | None = None
+
+    def ask(self) -> None:
+        """Ask for a status; the answer comes by `answer`."""
+        self._dealer.send(StatusRequest())
+
+    def answer(self, timeout_s: float = 0.0) -> Status | None:
+        """The newest status that has arrived, waiting at most so long for one."""
+        deadline = time.monotonic() + timeout_s
+        newest: Status | None = None
+        while True:
+            wait = 0.0 if newest else max(0.0, deadline - time.monotonic())
+            message = self._dealer.receive(wait)
+            if message is None:
+                return newest
+            if isinstance(message, Status):
+                newest = message
+            elif isinstance(message, Refused):
+                self.refused = message.reason
+
+    def command(self, action: Literal["stop", "evaluate"]) -> None:
+        """Tell the coordinator what to do."""
+        self._dealer.send(Command(action=action))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._dealer.close()
+
+    def _name(self) -> str:
+        return f"monitor-{socket.gethostname()}-{os.getpid()}-{id(self):x}"

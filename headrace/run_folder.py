@@ -1,0 +1,128 @@
+"""A run's folder: made, found, locked, named `latest`.
+
+In: a root folder and a run's name. Out: paths. `resolved.json` holds the configuration; the lock is
+held for the life of a supervisor, so that a run is never started twice.
+"""
+
+import difflib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from headrace.config.run import RunConfig
+from headrace.errors import UserError
+
+LATEST = "latest"
+RESOLVED = "resolved.json"
+
+
+def new_run_id(name: str) -> str:
+    """NAME-yyyymmdd-hhmmss-xxxx; the name keeps letters, digits, `.`, `_` and `-`."""
+    safe = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or "run"
+    return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def make_run_folder(config: RunConfig) -> Path:
+    """A new folder with resolved.json in it, under the configuration's root; `latest` names it."""
+    root = Path(config.root).resolve()
+    run_dir = root / new_run_id(config.name)
+    try:
+        (run_dir / "logs").mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"cannot make the run folder {run_dir}: {error}") from error
+    write_config(run_dir, config)
+    write_atomically(root / LATEST, run_dir.name + "\n")
+    return run_dir
+
+
+def discard_run_folder(run_dir: Path) -> None:
+    """Remove a run that never began; `latest` names the newest one that is left."""
+    shutil.rmtree(run_dir)
+    latest = run_dir.parent / LATEST
+    names = run_names(run_dir.parent)
+    if names:
+        write_atomically(latest, names[-1] + "\n")
+    else:
+        latest.unlink(missing_ok=True)
+
+
+def run_names(root: Path) -> list[str]:
+    """Names of the runs under a root, oldest first."""
+    if not root.is_dir():
+        return []
+    found = [path.parent for path in root.glob(f"*/{RESOLVED}")]
+    return [path.name for path in sorted(found, key=lambda path: path.stat().st_ctime)]
+
+
+def find_run(root: Path, name: str) -> Path:
+    """The folder of a run by id, unique beginning, `latest`, or path; UserError for none."""
+    if (Path(name) / RESOLVED).is_file():
+        return Path(name).resolve()
+    root = root.resolve()
+    names = run_names(root)
+    if name == LATEST:
+        try:
+            name = (root / LATEST).read_text().strip()
+        except OSError:
+            name = names[-1] if names else name
+    if name in names:
+        return root / name
+    begun = [other for other in names if other.startswith(name)]
+    if len(begun) == 1:
+        return root / begun[0]
+    if len(begun) > 1:
+        raise UserError(f"{name!r} is the beginning of {len(begun)} runs: {', '.join(begun[:4])}")
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else "; `headrace runs` lists them"
+    raise UserError(f"no run {name!r} under {root}{hint if names else ' (it holds none)'}")
+
+
+def read_config(run_dir: Path) -> RunConfig:
+    """The configuration a run was started with."""
+    try:
+        return RunConfig.model_validate_json((run_dir / RESOLVED).read_text())
+    except (OSError, ValidationError) as error:
+        line = str(error).splitlines()[0]
+        raise UserError(f"{run_dir / RESOLVED} cannot be read by this version: {line}") from error
+
+
+def write_config(run_dir: Path, config: RunConfig) -> None:
+    """Write resolved.json."""
+    write_atomically(run_dir / RESOLVED, config.model_dump_json(indent=2) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file so that readers see the old text or the new one, never half."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run; UserError where another supervisor does."""
+    with (run_dir / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{run_dir.name} is still going on; end it with: headrace stop {run_dir.name}"
+            ) from error
+        yield
+
+
+def is_running(run_dir: Path) -> bool:
+    """Whether a supervisor on this machine holds the run."""
+    try:
+        with locked(run_dir):
+            return False
+    except UserError:
+        return True

@@ -1,0 +1,278 @@
+"""The supervisor of a run: starts its processes, restarts those that may be, ends all in order.
+
+In: `ProcessSpec`s and a `Steering` (how to ask the coordinator to stop, and what to show).
+Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log`.
+
+Promises: nobody outlives the supervisor (see `reaper.py`); only own process groups are signalled;
+the first cause of a failure is what `Outcome` names. The coordinator comes first, the rest once it
+has an address. Ctrl-C or SIGTERM asks the coordinator to stop (drain, checkpoint, end); a second
+one, or a deadline, ends the groups by SIGTERM and then SIGKILL.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from headrace.children import Child, Nursery, describe_exit
+from headrace.hardware import free_port
+from headrace.launch import ADDRESS, MASTER_PORT, ProcessSpec
+from headrace.monitor import coordinator_of
+
+DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds: until the coordinator has an address; from a stop request to SIGTERM; from the
+    coordinator's end until the others must be gone; from SIGTERM to SIGKILL; between two looks."""
+
+    start_s: float = 120.0
+    stop_s: float = 120.0
+    leave_s: float = 20.0
+    kill_s: float = 10.0
+    poll_s: float = 0.1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: exit code, and the first cause where it failed (with the tail of a log)."""
+
+    code: int
+    cause: str = ""
+    tail: str = ""
+
+
+class Steering(Protocol):
+    """What the supervisor needs from whoever watches the run."""
+
+    def connect(self, address: str) -> None:
+        """The coordinator can be reached here (again)."""
+
+    def tick(self) -> None:
+        """Called about ten times a second."""
+
+    def note(self, text: str) -> None:
+        """Something the user should read now."""
+
+    def request_stop(self) -> None:
+        """Ask the coordinator to drain, write a checkpoint and end."""
+
+
+class Supervisor:
+    """One run's processes. Use `run()` once, in the main thread."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        specs: Sequence[ProcessSpec],
+        steering: Steering,
+        *,
+        resume: bool = False,
+        deadlines: Deadlines = Deadlines(),
+    ) -> None:
+        self._run_dir, self._steering = run_dir, steering
+        self._resume, self._deadlines = resume, deadlines
+        self._children = [Child(spec) for spec in specs]
+        self._coordinator, *self._others = self._children
+        self._nursery = Nursery()
+        self._address = ""
+        self._cause: Outcome | None = None
+        self._interrupts = 0
+        self._stop_asked_at: float | None = None
+
+    def run(self) -> Outcome:
+        """Run to the end; returns how it ended."""
+        with self._signals(), self._nursery:
+            try:
+                self._start_coordinator(*(("--resume",) if self._resume else ()))
+                for child in self._others:
+                    self._check_interrupt()
+                    self._start(child)
+                self._watch()
+            except _EndedError:
+                pass
+            finally:
+                self._nursery.end(self._children, grace_s=self._deadlines.kill_s)
+        outcome = self._outcome()
+        self._event("ended", "supervisor", code=outcome.code, detail=outcome.cause)
+        return outcome
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Until the coordinator has ended in good order, or something ends the run."""
+        while self._coordinator.running:
+            self._check_interrupt()
+            self._steering.tick()
+            for child in self._children:
+                code = self._nursery.bury(child)
+                if code is not None:
+                    self._died(child, code)
+            now = time.monotonic()
+            for child in self._others:
+                if child.restart_at is not None and now >= child.restart_at:
+                    self._start(child)
+            time.sleep(self._deadlines.poll_s)
+        codes = self._nursery.await_all(
+            [child for child in self._others if child.spec.needed],
+            timeout_s=self._deadlines.leave_s,
+        )
+        for name, code in codes.items():
+            self._event("left", name, code=code)
+
+    def _died(self, child: Child, code: int) -> None:
+        name, spec = child.spec.name, child.spec
+        if code == 0:
+            self._event("left", name, code=0)
+            return
+        detail = describe_exit(code)
+        self._event("died", name, code=code, detail=detail)
+        lived = time.monotonic() - child.started_at
+        child.deaths = 1 if lived > spec.restarts.forgive_s else child.deaths + 1
+        if self._stop_asked_at is not None and child is not self._coordinator:
+            return
+        if child is self._coordinator and code < 0 and child.deaths <= spec.restarts.limit:
+            self._steering.note(f"coordinator was {detail}: starting it again from its journal")
+            self._restart_coordinator()
+        elif child is self._coordinator or code == USER or child.deaths > spec.restarts.limit:
+            self._give_up(child, code, detail)
+        else:
+            delay = spec.restarts.delay_s * 2 ** (child.deaths - 1)
+            self._steering.note(f"{name} died ({detail}): starting it again in {delay:.0f} s")
+            self._restart_later(child, delay)
+
+    def _restart_later(self, child: Child, delay_s: float) -> None:
+        """A learner comes back with all its ranks, from its last checkpoint."""
+        at = time.monotonic() + delay_s
+        peers = [child]
+        if child.spec.role == "learner":
+            peers = [other for other in self._others if other.spec.role == "learner"]
+            self._nursery.end(peers, grace_s=self._deadlines.kill_s)
+            self._master_port = None
+        for peer in peers:
+            peer.restart_at = at
+
+    def _give_up(self, child: Child, code: int, detail: str) -> None:
+        name = child.spec.name
+        if not child.spec.needed:
+            child.gave_up = True
+            self._steering.note(f"{name} died ({detail}) and stays away; see {child.spec.log}")
+            return
+        if self._cause is None:
+            tail = child.tail()
+            times = f" {child.deaths} times" if child.deaths > 1 else ""
+            user = code == USER and tail
+            cause = tail.splitlines()[-1] if user else f"{name} died{times} ({detail})"
+            self._cause = Outcome(USER if user else OURS, cause, "" if user else tail)
+            self._event("gave_up", name, code=code, detail=cause)
+        raise _EndedError
+
+    # -- starting ------------------------------------------------------------------------------
+
+    _master_port: int | None = None
+
+    def _start(self, child: Child, *extra: str) -> None:
+        if child.spec.role == "learner" and self._master_port is None:
+            self._master_port = free_port()
+        values = {ADDRESS: self._address, MASTER_PORT: str(self._master_port)}
+        first = child.started_at == 0.0
+        pid = self._nursery.start(child, values, *extra)
+        self._event("started" if first else "restarted", child.spec.name, pid=pid)
+
+    def _start_coordinator(self, *extra: str) -> None:
+        """Start it and wait until it says under which address it can be reached."""
+        child = self._coordinator
+        self._start(child, *extra)
+        deadline = time.monotonic() + self._deadlines.start_s
+        while True:
+            found = coordinator_of(self._run_dir)
+            if found and child.process and found[1] == child.process.pid:
+                break
+            code = self._nursery.bury(child)
+            if code is not None:
+                self._event("died", child.spec.name, code=code, detail=describe_exit(code))
+                child.deaths += 1
+                self._give_up(child, code, describe_exit(code))
+            if time.monotonic() > deadline:
+                self._cause = Outcome(
+                    OURS,
+                    f"coordinator has no address after {self._deadlines.start_s:.0f} s",
+                    child.tail(),
+                )
+                raise _EndedError
+            self._check_interrupt()
+            self._steering.tick()
+            time.sleep(self._deadlines.poll_s)
+        self._address = found[0]
+        self._steering.connect(self._address)
+
+    def _restart_coordinator(self) -> None:
+        before = self._address
+        self._start_coordinator("--resume")
+        if self._address == before:
+            return
+        roles = [child for child in self._others if child.spec.role != "dashboard"]
+        self._nursery.end(roles, grace_s=self._deadlines.kill_s)
+        for child in roles:
+            child.restart_at = time.monotonic()
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def _check_interrupt(self) -> None:
+        """Pass a Ctrl-C on to the coordinator; end at once on a second one or at the deadline."""
+        if self._interrupts == 0:
+            return
+        if not self._address or self._interrupts > 1:
+            raise _EndedError
+        now = time.monotonic()
+        if self._stop_asked_at is None:
+            self._stop_asked_at = now
+            self._event("stopping", "supervisor")
+            self._steering.note(
+                "stopping: draining and writing a checkpoint (Ctrl-C again ends at once)"
+            )
+            self._steering.request_stop()
+            for child in self._others:
+                child.restart_at = None
+        elif now - self._stop_asked_at > self._deadlines.stop_s:
+            self._steering.note(f"no end after {self._deadlines.stop_s:.0f} s: ending processes")
+            raise _EndedError
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def count(number: int, frame: FrameType | None) -> None:
+            self._interrupts += 1
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, count) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _outcome(self) -> Outcome:
+        if self._cause is not None:
+            return self._cause
+        return Outcome(INTERRUPTED if self._interrupts else DONE)
+
+    def _event(
+        self, event: str, name: str, *, pid: int = 0, code: int | None = None, detail: str = ""
+    ) -> None:
+        """One line of supervisor.jsonl."""
+        row = {"at": time.time(), "event": event, "name": name}
+        row |= {"pid": pid} if pid else {}
+        row |= {"code": code} if code is not None else {}
+        row |= {"detail": detail} if detail else {}
+        with (self._run_dir / "supervisor.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+class _EndedError(Exception):
+    """Leaves the watch: end everything now."""
