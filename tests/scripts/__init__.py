@@ -1,0 +1,1 @@
+"""Tests of the set-up and of the checks in scripts/."""
