@@ -157,7 +157,7 @@ def test_mismatch_figures() -> None:
 
 
 def test_value_figures() -> None:
-    values = f64([0.5, 0.25, 0.75, -0.5, 0.0, 7.0])
+    values = f64([0.5, 0.25, 0.75, -0.5, 0.5, 7.0])
     targets = f64([1.0, 1.0, 1.0, -1.0, -1.0, 0.0])
     mask = torch.tensor([True] * 5 + [False])
     segments = segments_of([3, 2, 1], finished=[True, True, False])
@@ -171,7 +171,7 @@ def test_value_figures() -> None:
     assert made["critic/value_rmse"] == pytest.approx(
         math.sqrt(sum(e * e for e in errors) / 5), abs=1e-12
     )
-    assert made["critic/value_error_max"] == pytest.approx(1.0)
+    assert made["critic/value_error_max"] == pytest.approx(1.5)
     assert made["value/cut_bias"] == pytest.approx(-0.75)
     assert made["value/cut_rmse"] == pytest.approx(0.75)
     # Positions 0, 1/3, 2/3 of the first response and 0, 1/2 of the second.
@@ -180,7 +180,7 @@ def test_value_figures() -> None:
         {
             "value/bias_at_00": 0.0,
             "value/bias_at_30": -0.75,
-            "value/bias_at_50": 1.0,
+            "value/bias_at_50": 1.5,
             "value/bias_at_60": -0.25,
         }
     )

@@ -1,7 +1,7 @@
 """With windows longer than every response, T-PPO is PPO with GAE: to the bit in float64.
 
-Both sides run one step of plain torch on the same responses: a linear policy and
-critic, forward, advantages, losses, gradients. The windowed side packs, cuts by window, masks the
+Both sides run one step of plain torch on the same responses: a linear policy and critic,
+forward, advantages, losses, gradients. The windowed side packs, cuts by window, masks the
 boundary and asks for EGAE; the PPO side goes response by response and knows no windows.
 """
 
@@ -81,7 +81,7 @@ def windowed_step(
         squared_error(values, target.targets).loss,
         sample_mean_weights(target.mask, ids, global_samples=len(data.lengths)),
     )
-    (policy_loss + value_loss).backward()
+    torch.autograd.backward(policy_loss + value_loss)
     return Step(advantages, target.targets, policy_loss, value_loss, _gradients(policy, critic))
 
 
@@ -102,7 +102,7 @@ def ppo_step(data: Responses, *, gamma: float, lam: float) -> Step:
     loss = torch.maximum(-a * r, -a * r.clamp(0.8, 1.28)).minimum(10.0 * a.abs())
     policy_loss = (loss * (1.0 / loss.numel())).sum()
     value_loss = (0.5 * (values - target).square() * torch.cat(shares)).sum()
-    (policy_loss + value_loss).backward()
+    torch.autograd.backward(policy_loss + value_loss)
     return Step(a, target, policy_loss, value_loss, _gradients(policy, critic))
 
 
