@@ -121,6 +121,8 @@ def pip(jobs: list[list[str]], total: int, progress: bool = True) -> None:
         if child.returncode != 0:
             errors = [line[6:].strip() for line in text.splitlines() if line.startswith("ERROR:")]
             reason = errors[-1] if errors else f"exit {child.returncode}"
+            if "connection broken by" in text:
+                reason += "; a package index could not be reached, check the network"
             raise SetupError(f"pip failed: {reason} (log: {LOG}; run again to continue)", 1)
 
 
