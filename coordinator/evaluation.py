@@ -1,0 +1,81 @@
+"""Evaluations: the same held-out prompts on one version that every generator has loaded.
+
+Comes in: a quiet pipeline (no training lease, no batch out). Goes out: evaluation leases, then
+one EvaluationDone record. A response that failed or could not be scored counts as wrong, and is
+counted.
+"""
+
+import statistics
+import time
+from typing import Literal
+
+from coordinator.generation import Generation
+from coordinator.hub import Hub
+from coordinator.prompts import Prompts
+from coordinator.trajectories import Trajectory
+from headrace.protocol.records import EvaluationDone, GroupIssued
+
+Label = Literal["before", "during", "after"]
+
+
+class Evaluation:
+    """One evaluation at a time."""
+
+    def __init__(self, hub: Hub, prompts: Prompts, generation: Generation) -> None:
+        self._hub = hub
+        self._prompts = prompts
+        self._generation = generation
+        self._groups: list[GroupIssued] = []
+        self._label: Label = "before"
+        self._began = 0.0
+        self.running = False
+
+    def begin(self, label: Label) -> None:
+        """Issue the held-out prompts."""
+        state = self._hub.state
+        self._label, self._began, self.running = label, time.monotonic(), True
+        self._groups = self._prompts.eval_groups(state.next_group, state.next_trajectory)
+        for group in self._groups:
+            self._hub.note(group)
+
+    def progress(self) -> tuple[int, int]:
+        """(scored, all)."""
+        return sum(self._settled(t) for t in self._trajectories()), len(self._groups)
+
+    async def advance(self) -> EvaluationDone | None:
+        """Lease what is not leased; the result once everything is scored."""
+        await self._generation.lease_evaluation(self._groups)
+        trajectories = self._trajectories()
+        if not all(map(self._settled, trajectories)):
+            return None
+        state = self._hub.state
+        good = [t for t in trajectories if t.reward is not None]
+        right = sum(t.reward == self._hub.config.reward.correct_reward for t in good)
+        lengths = [t.length for t in trajectories]
+        record = EvaluationDone(
+            at=time.time(),
+            label=self._label,
+            update=state.update,
+            version=state.version,
+            num_prompts=len(trajectories),
+            accuracy=right / max(1, len(trajectories)),
+            response_length=statistics.fmean(lengths) if lengths else 0.0,
+            max_response_length=max(lengths, default=0),
+            truncated=sum(t.status == "truncated" for t in trajectories) / max(1, len(lengths)),
+            failed=len(trajectories) - len(good),
+            seconds=time.monotonic() - self._began,
+            train_time_s=self._hub.clock.now(),
+        )
+        self._hub.note(record)
+        for group in self._groups:
+            for trajectory_id in group.trajectory_ids:
+                state.trajectories.pop(trajectory_id)
+            state.groups.pop(group.group_id)
+        self._groups, self.running = [], False
+        return record
+
+    def _trajectories(self) -> list[Trajectory]:
+        return [self._hub.state.trajectories[g.trajectory_ids[0]] for g in self._groups]
+
+    def _settled(self, trajectory: Trajectory) -> bool:
+        return trajectory.reward_status is not None or trajectory.status == "failed"

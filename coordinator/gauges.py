@@ -1,0 +1,138 @@
+"""The coordinator's own metrics: ledger, lengths, rewards, rates, who waits for whom.
+
+Comes in: the state and what ended since the last update. Goes out: metrics by name
+(headrace.metrics says what each means), for every committed update and about once a second in
+between.
+"""
+
+import statistics
+import time
+
+from coordinator.hub import Hub
+from coordinator.trajectories import Trajectory
+from headrace.protocol.records import BatchTaken
+
+
+class Gauges:
+    """Counters between two updates."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._lengths: list[int] = []
+        self._truncated = 0
+        self._rewards: list[float] = []
+        self._issued_lengths_mean = 0.0
+        self._last_at = time.monotonic()
+        self._last_generated = 0
+        self._last_trained = 0
+        self._started_idle: dict[str, tuple[float, float]] = {}
+        self.latest: dict[str, float] = {}
+        self.recent_reward = 0.0
+        self.recent_length = 0.0
+
+    def scored(self, trajectory: Trajectory) -> None:
+        """A training trajectory has its reward."""
+        self._lengths.append(trajectory.length)
+        self._truncated += trajectory.status == "truncated"
+        if trajectory.reward is not None:
+            self._rewards.append(trajectory.reward)
+
+    def at_dispatch(self, taken: BatchTaken) -> dict[str, float]:
+        """What the scheduler sees when a batch leaves."""
+        windows = taken.windows
+        metrics = {
+            "schedule/batch_windows": float(len(windows)),
+            "schedule/ready_windows": float(len(self._hub.state.ready)),
+            "schedule/in_play": float(self._hub.scheduler.in_play()),
+            "schedule/bound": float(self._hub.scheduler.bound),
+            "timing_s/wait_for_batch": self._hub.clock.idle(),
+        }
+        if windows:
+            metrics["schedule/unfinished_share"] = statistics.fmean(
+                not self._final(w.trajectory_id, w.end) for w in windows
+            )
+        return metrics
+
+    def _final(self, trajectory_id: int, end: int) -> bool:
+        trajectory = self._hub.state.trajectories[trajectory_id]
+        return trajectory.ended and end == trajectory.length
+
+    def at_commit(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Metrics of the coordinator at an update's commit; counters start anew."""
+        own = self._hub.state.ledger.as_metrics() | self._rates() | self.idle_shares()
+        if self._lengths:
+            own["response_length/mean"] = statistics.fmean(self._lengths)
+            own["response_length/max"] = float(max(self._lengths))
+            own["response_length/min"] = float(min(self._lengths))
+            own["response_length/clip_ratio"] = self._truncated / len(self._lengths)
+            self.recent_length = own["response_length/mean"]
+        if self._rewards:
+            own["reward/mean"] = statistics.fmean(self._rewards)
+            own["reward/std"] = statistics.pstdev(self._rewards)
+            own["reward/max"] = max(self._rewards)
+            own["reward/min"] = min(self._rewards)
+            self.recent_reward = own["reward/mean"]
+        self._lengths, self._rewards, self._truncated = [], [], 0
+        self.latest = self.latest | metrics | own
+        return own
+
+    def _rates(self) -> dict[str, float]:
+        now, ledger = time.monotonic(), self._hub.state.ledger
+        seconds = max(now - self._last_at, 1e-9)
+        trained = ledger.accounts["trained_policy"]
+        rates = {
+            "perf/generated_tokens_per_s": (ledger.generated - self._last_generated) / seconds,
+            "perf/trained_tokens_per_s": max(0, trained - self._last_trained) / seconds,
+        }
+        self._last_at, self._last_generated, self._last_trained = now, ledger.generated, trained
+        return rates
+
+    def mark_training(self) -> None:
+        """Training begins or goes on: rates and generator idle time count from here."""
+        self._last_at = time.monotonic()
+        self._last_generated = self._hub.state.ledger.generated
+        for name, generator in self._hub.peers.generators.items():
+            if generator.report:
+                total = self._total(name)
+                idle, whole = self._started_idle.get(name, (0.0, 0.0))
+                self._started_idle[name] = (
+                    max(idle, generator.report.idle_s) if name not in self._started_idle else idle,
+                    max(whole, total) if name not in self._started_idle else whole,
+                )
+
+    def _total(self, name: str) -> float:
+        report = self._hub.peers.generators[name].report
+        return report.idle_s + report.busy_s + report.pause_s if report else 0.0
+
+    def idle_shares(self) -> dict[str, float]:
+        """Shares of the training time in which learner and generators had nothing to do."""
+        clock = self._hub.clock
+        shares = {"idle/learner": clock.idle() / clock.now() if clock.now() > 0 else 0.0}
+        idle = whole = 0.0
+        for name, generator in self._hub.peers.generators.items():
+            if generator.report:
+                idle_0, whole_0 = self._started_idle.get(name, (0.0, 0.0))
+                idle += generator.report.idle_s - idle_0
+                whole += self._total(name) - whole_0
+        shares["idle/generator"] = idle / whole if whole > 0 else 0.0
+        return shares
+
+    def now(self, live: int, scoring: int) -> dict[str, float]:
+        """Gauges between updates."""
+        state, generators = self._hub.state, self._hub.peers.generators
+        return (
+            state.ledger.as_metrics()
+            | self.idle_shares()
+            | {
+                "schedule/live": float(live),
+                "schedule/ready_windows": float(len(state.ready)),
+                "schedule/in_play": float(self._hub.scheduler.in_play()),
+                "schedule/value_waiting": float(len(state.value_queue)),
+                "schedule/scoring": float(scoring),
+                "schedule/learner_busy": float(state.taken is not None),
+                "schedule/held": float(sum(t.lease_id is None for t in state.running())),
+                "weights/slowest_loaded": float(
+                    min((g.loaded for g in generators.values()), default=-1)
+                ),
+            }
+        )

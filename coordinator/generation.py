@@ -1,0 +1,181 @@
+"""Leases out, weights out: what the generators are told.
+
+Comes in: free slots, the scheduler's choice, weight notices. Goes out: Leases, Hold, WeightNotice.
+A generator that is lost gives its trajectories back: the tokens that were acknowledged are kept and
+resumed elsewhere.
+"""
+
+import time
+
+from coordinator.hub import Hub
+from coordinator.peers import GeneratorPeer
+from coordinator.prompts import Prompts
+from coordinator.trajectories import Trajectory
+from headrace.protocol.messages import (
+    GeneratorReport,
+    Hello,
+    Hold,
+    Lease,
+    Leases,
+    WeightNotice,
+    WeightsLoaded,
+)
+from headrace.protocol.records import GroupIssued, LeaseIssued, VersionLoaded
+
+
+class Generation:
+    """The coordinator's side of the generators."""
+
+    def __init__(self, hub: Hub, prompts: Prompts) -> None:
+        self._hub = hub
+        self._prompts = prompts
+        self.notice: WeightNotice | None = None
+        self.draining = False
+        self._fresh: list[Trajectory] = []
+
+    # -- generators come and go -------------------------------------------------------------------
+
+    async def join(self, hello: Hello) -> None:
+        """A generator said Hello (again): whatever it held before is free."""
+        self.lose(hello.name)
+        self._hub.peers.generators[hello.name] = GeneratorPeer(hello)
+        if self.notice is not None:
+            await self._hub.send(hello.name, self.notice)
+
+    def lose(self, name: str) -> None:
+        """A generator is gone: its leases return."""
+        if self._hub.peers.generators.pop(name, None) is None:
+            return
+        for trajectory in self._hub.state.trajectories.values():
+            if trajectory.generator == name:
+                trajectory.lease_id = trajectory.generator = None
+                trajectory.holding = False
+
+    def report(self, name: str, report: GeneratorReport) -> None:
+        """Once a second: how it works and waits."""
+        if generator := self._hub.peers.generators.get(name):
+            generator.report = report
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    async def publish(self, notice: WeightNotice) -> None:
+        """New weights: every generator is told."""
+        self.notice = notice
+        for name in self._hub.peers.generators:
+            await self._hub.send(name, notice)
+
+    def loaded(self, name: str, message: WeightsLoaded) -> None:
+        """A generator samples from new weights, or could not load them."""
+        generator = self._hub.peers.generators.get(name)
+        if message.error is not None:
+            self._hub.incident("error", "weights_not_loaded", f"{name}: {message.error}")
+            return
+        if generator is None:
+            return
+        generator.loaded = message.version
+        self._hub.progress()
+        self._hub.recorder.write(
+            VersionLoaded(
+                at=time.time(),
+                generator=name,
+                version=message.version,
+                gap_s=message.gap_s,
+                load_s=message.load_s,
+            )
+        )
+
+    def all_loaded(self) -> bool:
+        """At least one generator, and all sample from the newest version."""
+        generators = self._hub.peers.generators.values()
+        return bool(generators) and all(g.loaded == self._hub.state.version for g in generators)
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    async def lease_training(self) -> None:
+        """Fill free slots: unfinished trajectories first, then new groups."""
+        if self.draining or self.notice is None:
+            return
+        free = sum(g.free for g in self._hub.peers.generators.values())
+        if free == 0:
+            return
+        chosen, groups = self._hub.scheduler.next_leases(free)
+        for _ in range(groups):
+            chosen.extend(self._issue_group())
+        await self._lease(chosen[:free])
+
+    def _issue_group(self) -> list[Trajectory]:
+        state = self._hub.state
+        record = self._prompts.next_group(state.position, state.next_group, state.next_trajectory)
+        self._hub.note(record)
+        trajectories = [state.trajectories[i] for i in record.trajectory_ids]
+        self._hub.scheduler.issued(trajectories)
+        return trajectories
+
+    async def lease_evaluation(self, groups: list[GroupIssued]) -> None:
+        """Fill free slots with evaluation trajectories that have no lease."""
+        free = sum(g.free for g in self._hub.peers.generators.values())
+        trajectories = (self._hub.state.trajectories.get(g.trajectory_ids[0]) for g in groups)
+        idle = [t for t in trajectories if t and not t.ended and t.lease_id is None]
+        await self._lease(idle[:free])
+
+    async def _lease(self, trajectories: list[Trajectory]) -> None:
+        by_generator: dict[str, list[Lease]] = {}
+        for trajectory in trajectories:
+            name, generator = max(self._hub.peers.generators.items(), key=lambda item: item[1].free)
+            generator.live.add(trajectory.trajectory_id)
+            lease = self._make_lease(trajectory)
+            by_generator.setdefault(name, []).append(lease)
+            self._hub.note(
+                LeaseIssued(
+                    at=time.time(),
+                    lease_id=lease.lease_id,
+                    trajectory_id=trajectory.trajectory_id,
+                    generator=name,
+                    start=trajectory.length,
+                    version=self._hub.state.version,
+                )
+            )
+        for name, leases in by_generator.items():
+            await self._hub.send(name, Leases(leases=leases))
+
+    def _make_lease(self, trajectory: Trajectory) -> Lease:
+        config, state = self._hub.config, self._hub.state
+        total = config.task.max_response_length
+        evaluation = trajectory.purpose == "eval"
+        border = trajectory.open_start + config.window
+        stops = self._hub.scheduler.lockstep and not evaluation
+        sampling = config.evaluation if evaluation else config.generator
+        return Lease(
+            lease_id=state.next_lease,
+            trajectory_id=trajectory.trajectory_id,
+            purpose=trajectory.purpose,
+            prompt_ids=trajectory.prompt_ids,
+            prefix_ids=trajectory.tokens,
+            # A resumed request starts a new random stream: a fresh one for each start position.
+            seed=(trajectory.seed + trajectory.length) % 2**31,
+            max_total=total,
+            stop_at=min(border, total) if stops else total,
+            window=total if evaluation else config.window,
+            next_chunk=trajectory.next_chunk,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=-1 if evaluation else config.generator.top_k,
+            version_at_least=max(state.version, 0) if stops or evaluation else 0,
+        )
+
+    # -- stopping ---------------------------------------------------------------------------------
+
+    async def hold_all(self) -> None:
+        """Take back every training lease; tokens that exist are kept."""
+        by_generator: dict[str, list[tuple[int, int]]] = {}
+        for trajectory in self._hub.state.running():
+            if trajectory.lease_id is not None and not trajectory.holding:
+                assert trajectory.generator is not None
+                trajectory.holding = True
+                by_generator.setdefault(trajectory.generator, []).append((trajectory.lease_id, -1))
+        for name, leases in by_generator.items():
+            await self._hub.send(name, Hold(leases=leases))
+
+    def live(self) -> int:
+        """Training trajectories with a lease."""
+        return sum(t.lease_id is not None for t in self._hub.state.running())

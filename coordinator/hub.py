@@ -1,0 +1,96 @@
+"""What the coordinator's parts share: state, recorder, socket, peers, clocks.
+
+`note` is the one way to change the state: it applies a record and queues it for the disk.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from coordinator.peers import Peers
+from coordinator.recorder import Recorder
+from coordinator.schedule import Scheduler
+from coordinator.state import State
+from headrace.config.run import RunConfig
+from headrace.protocol.messages import Message
+from headrace.protocol.records import Incident, Record
+from headrace.protocol.sockets import Router
+
+
+@dataclass
+class Clock:
+    """Seconds of training, and of the learner waiting while training; pauses do not count."""
+
+    train_s: float = 0.0
+    learner_idle_s: float = 0.0
+    _since: float | None = None
+    _idle_since: float | None = None
+
+    def start(self) -> None:
+        """Training goes on."""
+        self._since = self._since or time.monotonic()
+
+    def stop(self) -> None:
+        """Training pauses."""
+        self.train_s, self.learner_idle_s = self.now(), self.idle()
+        self._since = self._idle_since = None
+
+    def now(self) -> float:
+        """Seconds of training so far."""
+        return self.train_s + (time.monotonic() - self._since if self._since else 0.0)
+
+    def learner_waits(self, waits: bool) -> None:
+        """The learner has nothing to do from now on, or has something again."""
+        if waits and self._since and not self._idle_since:
+            self._idle_since = time.monotonic()
+        if not waits and self._idle_since:
+            self.learner_idle_s = self.idle()
+            self._idle_since = None
+
+    def idle(self) -> float:
+        """Seconds the learner waited so far."""
+        waiting = time.monotonic() - self._idle_since if self._idle_since else 0.0
+        return self.learner_idle_s + waiting
+
+
+@dataclass
+class Hub:
+    """The coordinator's parts meet here."""
+
+    config: RunConfig
+    run_id: str
+    run_dir: str
+    state: State
+    scheduler: Scheduler
+    recorder: Recorder
+    router: Router
+    peers: Peers = field(default_factory=Peers)
+    clock: Clock = field(default_factory=Clock)
+    progress_at: float = field(default_factory=time.monotonic)
+    failed: str | None = None
+    """The first cause for which the run cannot go on."""
+
+    def note(self, record: Record) -> None:
+        """Apply a record and write it down."""
+        self.state.apply(record)
+        self.recorder.write(record)
+
+    def incident(self, level: str, kind: str, text: str) -> None:
+        """Something a user should know."""
+        assert level in ("info", "warning", "error")
+        self.recorder.write(
+            Incident(at=time.time(), level=level, kind=kind, text=text)  # type: ignore[arg-type]
+        )
+
+    def progress(self) -> None:
+        """Something moved: the watchdog starts anew."""
+        self.progress_at = time.monotonic()
+
+    async def send(self, name: str, message: Message) -> bool:
+        """Send to a peer; False when it is not connected."""
+        return await self.router.send(name, message)
+
+    async def broadcast(self, message: Message) -> None:
+        """Send to everyone but monitors."""
+        for name, _ in self.peers.everyone():
+            if name not in self.peers.monitors:
+                await self.send(name, message)

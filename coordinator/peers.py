@@ -1,0 +1,73 @@
+"""Who is connected: generators, reward workers, the learner, monitors.
+
+Pure bookkeeping: last sign of life, what each generator holds and has loaded, what each worker is
+scoring, and the seconds each said it worked and waited.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from headrace.protocol.messages import GeneratorReport, Hello
+
+
+@dataclass
+class Peer:
+    """One connected process."""
+
+    hello: Hello
+    last_seen: float = field(default_factory=time.monotonic)
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class GeneratorPeer(Peer):
+    """A generator: the leases it holds, the version it samples from."""
+
+    live: set[int] = field(default_factory=set)
+    """Trajectory ids."""
+    loaded: int = -1
+    report: GeneratorReport | None = None
+
+    @property
+    def free(self) -> int:
+        """Trajectories it could take now."""
+        return max(0, self.hello.capacity - len(self.live))
+
+
+@dataclass
+class RewardPeer(Peer):
+    """A reward worker and what it is scoring."""
+
+    scoring: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Peers:
+    """All of them, by name."""
+
+    generators: dict[str, GeneratorPeer] = field(default_factory=dict)
+    rewards: dict[str, RewardPeer] = field(default_factory=dict)
+    learner: Peer | None = None
+    monitors: dict[str, Peer] = field(default_factory=dict)
+
+    def find(self, name: str) -> Peer | None:
+        """The peer of that name."""
+        if self.learner and self.learner.hello.name == name:
+            return self.learner
+        return self.generators.get(name) or self.rewards.get(name) or self.monitors.get(name)
+
+    def everyone(self) -> list[tuple[str, Peer]]:
+        """All peers."""
+        pairs: list[tuple[str, Peer]] = [
+            *self.generators.items(),
+            *self.rewards.items(),
+            *self.monitors.items(),
+        ]
+        if self.learner:
+            pairs.append((self.learner.hello.name, self.learner))
+        return pairs
+
+    def silent(self, timeout_s: float) -> list[str]:
+        """Names of those who were not heard for so long."""
+        now = time.monotonic()
+        return [name for name, peer in self.everyone() if now - peer.last_seen > timeout_s]

@@ -1,0 +1,131 @@
+"""Prompts from the task to token ids: the source of new groups.
+
+Comes in: the task's rows by position, the policy's tokenizer. Goes out: GroupIssued records. A
+prompt over the length limit is skipped and counted. Positions are consumed in order, so one
+integer (the next position) is all that a resume needs.
+"""
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.config.run import RunConfig
+from headrace.errors import UserError
+from headrace.protocol.messages import Int32, Purpose
+from headrace.protocol.records import GroupIssued
+from tasks.rows import Row
+from tasks.source import PromptSource, build_source
+
+MAX_SKIPS = 10_000
+
+
+def trajectory_seed(seed: int, purpose: Purpose, position: int, member: int) -> int:
+    """Seed of one trajectory's sampling: a hash, so that runs agree and members differ."""
+    text = f"{seed}/{purpose}/{position}/{member}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt as text and as token ids."""
+
+    text: str
+    ids: Int32
+
+
+class Prompts:
+    """Rows to groups, text to ids and back."""
+
+    def __init__(self, config: RunConfig) -> None:
+        from transformers import AutoTokenizer
+
+        self._config = config
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+            config.model.path, trust_remote_code=config.model.trust_remote_code
+        )
+        self._source: PromptSource = build_source(config.task, config.seed)
+        self.skipped = 0
+
+    def encode(self, row: Row) -> Encoded:
+        """The prompt as the policy sees it: through the chat template if there is to be one."""
+        mode = self._config.model.chat_template
+        if isinstance(row.prompt, str) and mode != "always":
+            return Encoded(row.prompt, _ids(self._tokenizer(row.prompt)["input_ids"]))
+        if mode == "never":
+            raise UserError(
+                f"row {row.id} has chat messages but model.chat_template is 'never'; use 'auto'"
+            )
+        messages = (
+            row.prompt
+            if not isinstance(row.prompt, str)
+            else [{"role": "user", "content": row.prompt}]
+        )
+        text = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        return Encoded(text, _ids(self._tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+    def decode(self, token_ids: Int32) -> str:
+        """Response text without special tokens."""
+        return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def next_group(self, position: int, group_id: int, trajectory_id: int) -> GroupIssued:
+        """The group of the first usable row at or after `position`."""
+        for skip in range(MAX_SKIPS):
+            row = self._source.row_at(position + skip)
+            encoded = self.encode(row)
+            if encoded.ids.size <= self._config.task.max_prompt_length:
+                return self._group(row, encoded, position + skip, group_id, trajectory_id, "train")
+            self.skipped += 1
+        raise UserError(
+            f"{MAX_SKIPS} prompts in a row are longer than task.max_prompt_length="
+            f"{self._config.task.max_prompt_length} tokens; raise it or filter the dataset"
+        )
+
+    def eval_groups(self, group_id: int, trajectory_id: int) -> list[GroupIssued]:
+        """One trajectory for every held-out prompt, the same prompts and seeds every time."""
+        groups: list[GroupIssued] = []
+        for position, row in enumerate(self._source.eval_rows(self._config.evaluation.num_prompts)):
+            encoded = self.encode(row)
+            if encoded.ids.size > self._config.task.max_prompt_length:
+                self.skipped += 1
+                continue
+            offset = len(groups)
+            groups.append(
+                self._group(
+                    row, encoded, position, group_id + offset, trajectory_id + offset, "eval"
+                )
+            )
+        return groups
+
+    def _group(
+        self,
+        row: Row,
+        encoded: Encoded,
+        position: int,
+        group_id: int,
+        trajectory_id: int,
+        purpose: Purpose,
+    ) -> GroupIssued:
+        size = self._config.schedule.num_generations if purpose == "train" else 1
+        return GroupIssued(
+            at=time.time(),
+            group_id=group_id,
+            prompt_id=row.id,
+            position=position,
+            purpose=purpose,
+            prompt=encoded.text,
+            answer=row.answer,
+            info=json.dumps(row.info, default=str),
+            prompt_ids=encoded.ids,
+            trajectory_ids=list(range(trajectory_id, trajectory_id + size)),
+            seeds=[trajectory_seed(self._config.seed, purpose, position, i) for i in range(size)],
+        )
+
+
+def _ids(tokens: list[int]) -> Int32:
+    return np.array(tokens, np.int32)

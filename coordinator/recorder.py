@@ -1,0 +1,82 @@
+"""Group commit: records gather for some milliseconds, then one write, one fsync, one transaction.
+
+Comes in: records from the event loop, each already applied to the state. Goes out: RunStore.append
+in a worker thread; after it, the callbacks that make effects visible (acknowledgements, batches).
+Promises: nothing that a callback sends can be lost by a crash, because what it rests on is on disk;
+records reach the disk in the order of `write`. A full disk is waited out, and said.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from headrace.errors import StorageFullError
+from headrace.protocol.records import Record
+
+log = logging.getLogger(__name__)
+Effect = Callable[[], Awaitable[None]]
+DISK_RETRY_S = 2.0
+
+
+class Store(Protocol):
+    """What the recorder needs of storage.run_store.RunStore."""
+
+    def append(self, records: list[Record]) -> None:
+        """Make records durable; raise StorageFullError when there is no room."""
+
+
+class Recorder:
+    """The only way from the coordinator to the disk."""
+
+    def __init__(self, store: Store, *, interval_s: float) -> None:
+        self._store = store
+        self._interval_s = interval_s
+        self._records: list[Record] = []
+        self._effects: list[Effect] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.disk_full = False
+
+    def write(self, record: Record) -> None:
+        """Queue a record for the next commit."""
+        self._records.append(record)
+        self._idle.clear()
+        self._wake.set()
+
+    def after(self, effect: Effect) -> None:
+        """Run once everything written so far is on disk."""
+        self._effects.append(effect)
+        self._idle.clear()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Commit for as long as the task lives."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(self._interval_s)
+            await self._commit()
+
+    async def flush(self) -> None:
+        """Wait until everything written so far is on disk and its effects have run."""
+        await self._idle.wait()
+
+    async def _commit(self) -> None:
+        self._wake.clear()
+        records, self._records = self._records, []
+        effects, self._effects = self._effects, []
+        while records:
+            try:
+                await asyncio.to_thread(self._store.append, records)
+                break
+            except StorageFullError as error:
+                if not self.disk_full:
+                    log.error("disk is full, waiting for room: %s", error)
+                self.disk_full = True
+                await asyncio.sleep(DISK_RETRY_S)
+        self.disk_full = False
+        for effect in effects:
+            await effect()
+        if not self._wake.is_set():
+            self._idle.set()

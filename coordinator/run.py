@@ -1,0 +1,139 @@
+"""Start the coordinator of a run: `python -m coordinator.run --run-dir DIR [--resume]`.
+
+Comes in: DIR/resolved.json. Goes out: DIR/coordinator.json with the address once the socket is
+bound, and everything the run writes through storage. Exit code 0 when the run ended as it should,
+1 when it failed, 2 for the user's mistake, 130 when interrupted.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from coordinator.hub import Clock, Hub
+from coordinator.loop import Coordinator
+from coordinator.prompts import Prompts
+from coordinator.recorder import Recorder
+from coordinator.schedule import Scheduler
+from coordinator.state import State
+from headrace.config.run import RunConfig
+from headrace.errors import UserError
+from headrace.protocol.messages import WeightNotice
+from headrace.protocol.records import BatchReturned, VersionPublished
+from headrace.protocol.sockets import Router
+from storage.run_store import RunStore
+
+
+def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
+    """Everything the loop needs; on resume the journal is replayed into the state."""
+    run_id = run_dir.name
+    prompts = Prompts(config)
+    transport = config.transport
+
+    def rejected(name: str, why: str) -> None:
+        hub.incident("warning", "message_rejected", f"{name}: {why}")
+
+    router = Router(
+        transport.host,
+        transport.port,
+        max_bytes=int(transport.max_message_mib * 2**20),
+        curve_keys=transport.curve_keys,
+        on_reject=rejected,
+    )
+    state = State(config)
+    store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, run_id, config)
+    if resume:
+        _replay(store, state)
+    recorder = Recorder(store, interval_s=config.storage.commit_interval_ms / 1000)
+    hub = Hub(
+        config=config,
+        run_id=run_id,
+        run_dir=str(run_dir),
+        state=state,
+        scheduler=Scheduler(config, state),
+        recorder=recorder,
+        router=router,
+        clock=Clock(train_s=state.train_time_s),
+    )
+    coordinator = Coordinator(hub, prompts)
+    if resume:
+        for trajectory in state.trajectories.values():
+            coordinator.scoring.add(trajectory)
+    if config.evaluation.only:
+        _serve_model_folder(coordinator)
+    return coordinator, store
+
+
+def _replay(store: RunStore, state: State) -> None:
+    """Rebuild the state; leases died with the last coordinator, and so did the batch it had out."""
+    for record in store.replay():
+        state.apply(record)
+    state.forget_leases()
+    if state.taken is not None:
+        returned = BatchReturned(
+            at=time.time(),
+            update=state.taken.update,
+            lineage=state.lineage,
+            reason="the coordinator was restarted",
+        )
+        state.apply(returned)
+        store.append([returned])
+
+
+def _serve_model_folder(coordinator: Coordinator) -> None:
+    """An evaluation without a learner: version 0 is the model folder as it is."""
+    hub = coordinator.hub
+    hub.note(VersionPublished(at=time.time(), version=0, lineage=0, update=0, num_bytes=0))
+    coordinator.generation.notice = WeightNotice(
+        version=0, update=0, sha256="", num_bytes=0, sources=[]
+    )
+
+
+async def _main(config: RunConfig, run_dir: Path, *, resume: bool) -> int:
+    coordinator, store = build(config, run_dir, resume=resume)
+    hub = coordinator.hub
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, coordinator.stop, "stopped")
+    loop.add_signal_handler(signal.SIGINT, coordinator.stop, "interrupted")
+    _announce(run_dir, hub.router.address, hub.run_id)
+    try:
+        await coordinator.run()
+    finally:
+        hub.router.close()
+        store.close()
+    if hub.failed:
+        print(hub.failed, file=sys.stderr)
+        return 1
+    return 130 if coordinator.outcome == "interrupted" else 0
+
+
+def _announce(run_dir: Path, address: str, run_id: str) -> None:
+    """Tell the supervisor where to connect, in one piece."""
+    path = run_dir / "coordinator.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"address": address, "pid": os.getpid(), "run_id": run_id}))
+    partial.replace(path)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Command line of the role."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder")
+    parser.add_argument("--resume", action="store_true", help="go on with what the folder holds")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    try:
+        config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
+        return asyncio.run(_main(config, arguments.run_dir, resume=arguments.resume))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

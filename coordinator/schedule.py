@@ -1,0 +1,244 @@
+"""Who may generate and what is trained next: three modes of one scheduler.
+
+Comes in: the state, the free slots of the generators, whether the learner is free. Goes out:
+which trajectories to lease, how many new groups, which windows and value trajectories make the
+next batch. Promises: in `streaming`, windows in play (being generated, waiting, ready, or with
+the learner) never exceed (max_staleness + 1) * batch_windows except by windows that were already
+under way when their trajectory was held; in lockstep modes a round has exactly batch_windows
+windows, carried trajectories first, all sampled by one version.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from coordinator.state import State
+from coordinator.trajectories import Trajectory, Window
+from headrace.config.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the next batch is made of."""
+
+    windows: list[Window]
+    value_trajectories: list[Trajectory]
+    value_epochs: int
+
+
+@dataclass
+class Scheduler:
+    """Decisions only: it changes nothing but its own round and `Trajectory.window_open`."""
+
+    config: RunConfig
+    state: State
+    warming: bool = False
+    """The value model is being warmed up: batches have no policy half."""
+    warm_updates: int = 0
+    round: set[int] = field(default_factory=set)
+    """Lockstep: trajectories of the round that is being generated."""
+    opening: set[int] | None = None
+    """warm_start = full: trajectories of the first leases without a complete window."""
+
+    def __post_init__(self) -> None:
+        schedule = self.config.schedule
+        self.lockstep = schedule.mode != "streaming"
+        self.bound = (schedule.max_staleness + 1) * schedule.batch_windows
+        self.restart()
+        if schedule.warm_start == "full" and self.state.update == 0 and not self.lockstep:
+            self.opening = set()
+
+    def restart(self) -> None:
+        """The learner is at another update than it was: begin the round and the warm-up there."""
+        value = self.config.algorithm.value
+        self.round = set()
+        self.warming = value is not None and self.state.update < value.warmup_updates
+        self.warm_updates = min(self.state.update, value.warmup_updates) if value else 0
+
+    # -- generation -------------------------------------------------------------------------------
+
+    def in_play(self) -> int:
+        """Windows being generated, waiting, ready or with the learner."""
+        state = self.state
+        open_windows = waiting = 0
+        for trajectory in state.active.values():
+            open_windows += trajectory.window_open
+            waiting += sum(w.state == "waiting" for w in trajectory.windows)
+        ready = 0 if self.warming else len(state.ready)
+        taken = len(state.taken.windows) if state.taken else 0
+        return open_windows + waiting + ready + taken
+
+    def may_begin(self, in_play: int, windows: int = 1) -> bool:
+        """Whether so many more windows may begin."""
+        return self.lockstep or in_play + windows <= self.bound
+
+    def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
+        """Trajectories to go on with, and how many new groups to issue, for `free` slots."""
+        if self.lockstep:
+            return self._round_leases(free)
+        in_play = self.in_play()
+        chosen: list[Trajectory] = []
+        for trajectory in self._without_lease():
+            if len(chosen) == free:
+                return chosen, 0
+            if not trajectory.window_open:
+                if not self.may_begin(in_play):
+                    continue
+                trajectory.window_open = True
+                in_play += 1
+            chosen.append(trajectory)
+        size = self.config.schedule.num_generations
+        groups = 0
+        while len(chosen) + groups * size < free and self.may_begin(in_play, size):
+            groups += 1
+            in_play += size
+        return chosen, groups
+
+    def _without_lease(self) -> list[Trajectory]:
+        """Unfinished and idle: first those inside a window, then by age."""
+        idle = [t for t in self.state.running() if t.lease_id is None]
+        for trajectory in idle:
+            trajectory.window_open |= trajectory.length > trajectory.open_start
+        return sorted(idle, key=lambda t: (not t.window_open, t.trajectory_id))
+
+    def _round_leases(self, free: int) -> tuple[list[Trajectory], int]:
+        """The slots of a round: carried trajectories, then new groups; later the unleased rest."""
+        idle = self._without_lease()
+        if self.round:
+            return [t for t in idle if t.trajectory_id in self.round][:free], 0
+        if self.state.taken is not None or (self.state.ready and not self.warming):
+            return [], 0
+        slots = self.config.schedule.batch_windows
+        carried = idle[:slots]
+        self.round = {t.trajectory_id for t in carried}
+        groups = -(-(slots - len(carried)) // self.config.schedule.num_generations)
+        return carried[:free], groups
+
+    def issued(self, trajectories: Iterable[Trajectory]) -> None:
+        """New trajectories exist: they hold a window from now on."""
+        for trajectory in trajectories:
+            trajectory.window_open = True
+            if self.lockstep:
+                self.round.add(trajectory.trajectory_id)
+            if self.opening is not None and self.state.update == 0:
+                self.opening.add(trajectory.trajectory_id)
+
+    def goes_on(self, trajectory: Trajectory) -> bool:
+        """A streaming trajectory crossed a window border: may it begin the next window?"""
+        if trajectory.window_open or not self.may_begin(self.in_play()):
+            return trajectory.window_open
+        trajectory.window_open = True
+        return True
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def next_batch(self) -> Selection | None:
+        """The next batch, or None when the learner has to wait."""
+        if self.state.taken is not None:
+            return None
+        values = self._value_half()
+        value = self.config.algorithm.value
+        if self.warming:
+            assert value is not None
+            if self.lockstep and not self._round_over():
+                return None
+            if not values or not self._enough_to_warm():
+                self.round = set()
+                return None
+            return Selection([], values, value.warmup_epochs)
+        windows = self._policy_half()
+        if not windows:
+            if self.lockstep and self._round_over():
+                self.round = set()
+            return None
+        return Selection(windows, values, self.config.learner.value.epochs)
+
+    def _enough_to_warm(self) -> bool:
+        """Without a token budget a warm-up batch is as many trajectories as a batch has windows."""
+        schedule = self.config.schedule
+        met = schedule.value_batch_tokens is not None or self.lockstep
+        return met or len(self.state.value_queue) >= schedule.batch_windows
+
+    def _policy_half(self) -> list[Window]:
+        ready = sorted(self.state.ready.values(), key=lambda w: (w.min_version, w.order))
+        size = self.config.schedule.batch_windows
+        if self.lockstep:
+            # Windows left over from a warm-up or a dead learner need no new round.
+            return ready[:size] if self._round_over() or not self.round else []
+        if len(ready) < size or self._opening_waits() or self._stale_unit_waits():
+            return []
+        if self.config.schedule.unit == "group":
+            return self._whole_groups(ready, size)
+        return ready[:size]
+
+    def _whole_groups(self, ready: list[Window], size: int) -> list[Window]:
+        """Oldest groups first, whole ones only, until the batch is full."""
+        chosen: dict[int, list[Window]] = {}
+        for window in ready:
+            group = self.state.trajectories[window.trajectory_id].group_id
+            if group in chosen or sum(map(len, chosen.values())) < size:
+                chosen.setdefault(group, []).append(window)
+        return [window for windows in chosen.values() for window in windows]
+
+    def _round_over(self) -> bool:
+        """Every trajectory of the round has ended (and is scored) or reached its border."""
+        over = bool(self.round) and all(
+            (t := self.state.trajectories.get(i)) is None
+            or (
+                t.lease_id is None
+                and not t.window_open
+                and all(w.state != "waiting" for w in t.windows)
+            )
+            for i in self.round
+        )
+        return over
+
+    def _opening_waits(self) -> bool:
+        if self.opening is None:
+            return False
+        trajectories = self.state.trajectories
+        if any(i in trajectories and not trajectories[i].windows for i in self.opening):
+            return True
+        self.opening = None
+        return False
+
+    def _stale_unit_waits(self) -> bool:
+        """stale = wait: a window under way would be over the bound after one more update."""
+        if self.config.schedule.stale != "wait":
+            return False
+        oldest = self.state.version - self.config.schedule.max_staleness
+        for trajectory in self.state.running():
+            if trajectory.window_open and trajectory.lease_id is not None:
+                spans = trajectory.spans_between(trajectory.open_start, trajectory.length)
+                if spans and min(span.version for span in spans) <= oldest:
+                    return True
+        return False
+
+    def _value_half(self) -> list[Trajectory]:
+        """Finished trajectories up to the token budget; none until it is met."""
+        if self.config.algorithm.value is None:
+            return []
+        budget = self.config.schedule.value_batch_tokens
+        queue = list(self.state.value_queue.values())
+        if budget is None:
+            return queue
+        chosen: list[Trajectory] = []
+        tokens = 0
+        for trajectory in queue:
+            if tokens >= budget:
+                break
+            chosen.append(trajectory)
+            tokens += trajectory.length
+        return chosen if tokens >= budget else []
+
+    def committed(self, explained_variance: float | None) -> None:
+        """An update is in: the round is over, and the warm-up may be."""
+        self.round = set()
+        value = self.config.algorithm.value
+        if not self.warming or value is None:
+            return
+        self.warm_updates += 1
+        good = value.warmup_explained_variance
+        if self.warm_updates >= value.warmup_updates or (
+            good is not None and explained_variance is not None and explained_variance >= good
+        ):
+            self.warming = False

@@ -1,0 +1,257 @@
+"""Batches out, updates in: the coordinator's side of the learner.
+
+Comes in: the scheduler's selection, UpdateDone, a learner that joins (again). Goes out: Batch,
+the records of what was taken and committed, checkpoints. Promises: one batch is out at a time and
+is on record before it is sent; versions are issued here and never twice; a learner that was
+restored to an earlier update begins a new lineage, and what was committed after that update is
+ready again.
+"""
+
+import json
+import time
+
+import msgspec
+
+from coordinator.batches import prepare
+from coordinator.gauges import Gauges
+from coordinator.generation import Generation
+from coordinator.hub import Hub
+from coordinator.peers import Peer
+from headrace.protocol.messages import (
+    Batch,
+    CheckpointDone,
+    CheckpointRequest,
+    Hello,
+    UpdateDone,
+    WeightNotice,
+    Welcome,
+)
+from headrace.protocol.records import (
+    BatchReturned,
+    CheckpointWritten,
+    LineageBegan,
+    TokensDropped,
+    UpdateCommitted,
+    VersionPublished,
+)
+
+
+class Training:
+    """The learner's only partner."""
+
+    def __init__(self, hub: Hub, generation: Generation, gauges: Gauges) -> None:
+        self._hub = hub
+        self._generation = generation
+        self._gauges = gauges
+        self._batch_metrics: dict[str, float] = {}
+        self._sent_at = 0.0
+        self.ready = False
+        """The learner has published its weights and waits for a batch."""
+        self.checkpoint_update = -1
+        self.checkpoints: list[int] = []
+
+    # -- the learner comes and goes ---------------------------------------------------------------
+
+    async def join(self, hello: Hello, welcome: Welcome) -> None:
+        """A learner said Hello: bring the ledger to the update its weights are from."""
+        hub, state = self._hub, self._hub.state
+        self.lose("restarted")
+        if hello.update != state.update or (state.update and hello.resumed_from):
+            hub.note(
+                LineageBegan(
+                    at=time.time(),
+                    lineage=state.lineage + 1,
+                    update=hello.update,
+                    version=state.issued_version + 1,
+                    reason=f"learner restored from {hello.resumed_from or 'the starting model'}",
+                )
+            )
+            hub.scheduler.restart()
+        hub.peers.learner = Peer(hello)
+        version = self._issue_version()
+        await hub.send(
+            hello.name,
+            Welcome(
+                run_id=welcome.run_id,
+                run_dir=welcome.run_dir,
+                config=welcome.config,
+                publish_as=version,
+            ),
+        )
+
+    def lose(self, reason: str) -> None:
+        """The learner is gone: the batch it had is ready again."""
+        state = self._hub.state
+        self.ready = False
+        self._hub.peers.learner = None
+        if state.taken is not None:
+            self._hub.note(
+                BatchReturned(
+                    at=time.time(),
+                    update=state.taken.update,
+                    lineage=state.lineage,
+                    reason=reason,
+                )
+            )
+
+    def _issue_version(self) -> int:
+        state = self._hub.state
+        state.issued_version += 1
+        return state.issued_version
+
+    async def published(self, notice: WeightNotice) -> None:
+        """The learner's weights can be had under a version."""
+        self._hub.note(
+            VersionPublished(
+                at=time.time(),
+                version=notice.version,
+                lineage=self._hub.state.lineage,
+                update=notice.update,
+                num_bytes=notice.num_bytes,
+            )
+        )
+        self._hub.progress()
+        await self._generation.publish(notice)
+        self.ready = True
+
+    # -- updates ----------------------------------------------------------------------------------
+
+    def dispatch(self) -> bool:
+        """Send the next batch if there is one; True if it was."""
+        hub, learner = self._hub, self._hub.peers.learner
+        if learner is None or not self.ready or hub.state.taken is not None:
+            return False
+        selection = hub.scheduler.next_batch()
+        if selection is None:
+            return False
+        prepared = prepare(selection, hub.state, hub.config)
+        hub.note(prepared.taken)
+        every = hub.config.checkpoint.every_updates
+        update = prepared.taken.update
+        trains = any(shard.windows for shard in prepared.shards)
+        batch = Batch(
+            update=update,
+            version=hub.state.version,
+            publish_as=self._issue_version() if trains else hub.state.version,
+            shards=prepared.shards,
+            value_epochs=selection.value_epochs,
+            checkpoint=bool(every and update % every == 0),
+            cut=self.cut(update),
+        )
+        self._batch_metrics = prepared.metrics | self._gauges.at_dispatch(prepared.taken)
+        self._sent_at = time.monotonic()
+        hub.clock.learner_waits(False)
+        hub.recorder.after(lambda: self._send(learner.hello.name, batch))
+        return True
+
+    async def _send(self, name: str, batch: Batch) -> None:
+        taken = self._hub.state.taken
+        if taken is not None and taken.update == batch.update:
+            await self._hub.send(name, batch)
+
+    def cut(self, update: int) -> str:
+        """What the coordinator needs to know to go back to this update."""
+        state = self._hub.state
+        return json.dumps(
+            {
+                "update": update,
+                "lineage": state.lineage,
+                "position": state.position,
+                "next_group": state.next_group,
+                "next_trajectory": state.next_trajectory,
+                "train_time_s": self._hub.clock.now(),
+            }
+        )
+
+    async def done(self, message: UpdateDone) -> bool:
+        """An update came back; False when nobody waits for it (an abandoned lineage)."""
+        hub, state = self._hub, self._hub.state
+        if state.taken is None or state.taken.update != message.update:
+            hub.incident("warning", "stray_update", f"update {message.update} was not expected")
+            return False
+        taken = state.taken
+        metrics = dict(message.metrics) | self._batch_metrics
+        metrics["timing_s/round_trip"] = time.monotonic() - self._sent_at
+        if message.skipped:
+            hub.incident("error", "update_skipped", f"update {message.update}: {message.skipped}")
+        # The ledger's numbers in the record are those after this commit, so apply comes first.
+        record = UpdateCommitted(
+            at=time.time(),
+            update=message.update,
+            lineage=taken.lineage,
+            version=taken.version,
+            train_time_s=hub.clock.now(),
+            trained_tokens=0,
+            metrics=metrics,
+            diagnostics=message.diagnostics,
+            skipped=message.skipped,
+        )
+        state.apply(record)
+        drops = self._warmup_drops(taken.value_trajectories) if not taken.windows else []
+        for drop in drops:
+            state.apply(drop)
+        metrics |= self._gauges.at_commit(metrics)
+        record = msgspec.structs.replace(
+            record, metrics=metrics, trained_tokens=state.ledger.accounts["trained_policy"]
+        )
+        for item in (record, *drops):
+            hub.recorder.write(item)
+        hub.scheduler.committed(metrics.get("critic/vf_explained_var"))
+        hub.clock.learner_waits(True)
+        hub.progress()
+        if message.checkpoint:
+            self._checkpointed(message.update, message.checkpoint)
+        if message.notice is not None:
+            await self.published(message.notice)
+        return True
+
+    def _warmup_drops(self, trajectory_ids: list[int]) -> list[TokensDropped]:
+        """Trajectories spent on the value model's warm-up are not trained by the policy."""
+        drops: list[TokensDropped] = []
+        for trajectory_id in trajectory_ids:
+            trajectory = self._hub.state.trajectories[trajectory_id]
+            tokens = sum(w.tokens for w in trajectory.windows if w.state == "ready")
+            if tokens:
+                drops.append(
+                    TokensDropped(
+                        at=time.time(),
+                        trajectory_id=trajectory_id,
+                        start=0,
+                        end=trajectory.length,
+                        reason="value_warmup",
+                        tokens=tokens,
+                    )
+                )
+        return drops
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    async def request_checkpoint(self) -> None:
+        """Ask for a checkpoint of the present weights."""
+        learner = self._hub.peers.learner
+        if learner is not None:
+            update = self._hub.state.update
+            await self._hub.send(
+                learner.hello.name, CheckpointRequest(update=update, cut=self.cut(update))
+            )
+
+    def checkpoint_done(self, message: CheckpointDone) -> None:
+        """A checkpoint asked for is complete."""
+        self._checkpointed(message.update, message.path)
+
+    def _checkpointed(self, update: int, path: str) -> None:
+        hub = self._hub
+        accuracy = hub.state.evaluations[-1].accuracy if hub.state.evaluations else None
+        hub.recorder.write(
+            CheckpointWritten(
+                at=time.time(),
+                update=update,
+                lineage=hub.state.lineage,
+                path=path,
+                accuracy=accuracy,
+            )
+        )
+        self.checkpoint_update = update
+        self.checkpoints = [*self.checkpoints, update][-hub.config.checkpoint.keep_last :]
+        hub.state.forget(self.checkpoints[0])
+        hub.progress()

@@ -1,0 +1,117 @@
+"""The scheduler: successive batching (golden case G14), the staleness bound, held trajectories."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.coordinator.world import World, make_config
+
+LENGTHS = {"a": 3, "b": 10, "c": 6, "d": 99, "e": 2, "f": 5, "g": 7, "h": 4, "i": 8, "j": 1}
+CAP, WINDOW = 12, 4
+
+
+def test_successive_batching_golden_case_14() -> None:
+    world = World(make_config())
+    names = list(LENGTHS)
+    steps: list[tuple[str, int, int]] = []
+    while True:
+        leased = [t for t in world.fill(4) if t.trajectory_id < len(names)]
+        if not leased:
+            break
+        for trajectory in world.state.running():
+            if trajectory not in leased:  # Beyond the ten of the golden case: end at once.
+                world.chunk(trajectory, 1, "stop")
+        extra = [t for t in world.state.trajectories.values() if t.trajectory_id >= len(names)]
+        row = []
+        for trajectory in leased:
+            goal = min(LENGTHS[names[trajectory.trajectory_id]], CAP)
+            start = trajectory.length
+            end = min(start + WINDOW, goal)
+            over = end == goal
+            finish = "window" if not over else ("length" if end == CAP else "stop")
+            world.chunk(trajectory, end - start, finish)
+            if over:
+                world.reward(trajectory)
+            mark = "F" if over else "U"
+            row.append(f"{names[trajectory.trajectory_id]}[{start}:{end}]{mark}")
+        for trajectory in extra:
+            if trajectory.reward is None:
+                world.reward(trajectory)
+        prepared = world.take()
+        assert prepared is not None
+        policy = sum(w.trained for w in prepared.taken.windows if w.trajectory_id < len(names))
+        value = sum(
+            world.state.trajectories[i].length
+            for i in prepared.taken.value_trajectories
+            if i < len(names)
+        )
+        steps.append((" ".join(row), policy, value))
+        world.commit()
+        assert world.state.ledger.balance() == 0
+    assert steps == [
+        ("a[0:3]F b[0:4]U c[0:4]U d[0:4]U", 15, 3),
+        ("b[4:8]U c[4:6]F d[4:8]U e[0:2]F", 12, 8),
+        ("b[8:10]F d[8:12]F f[0:4]U g[0:4]U", 14, 22),
+        ("f[4:5]F g[4:7]F h[0:4]F i[0:4]U", 12, 16),
+        ("i[4:8]F j[0:1]F", 5, 9),
+    ]
+    assert sum(step[1] for step in steps) == sum(step[2] for step in steps) == 58
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(1, 12), min_size=30, max_size=60), st.integers(0, 3), st.integers(1, 5))
+def test_streaming_bound_ledger_and_each_token_once(
+    lengths: list[int], staleness: int, chunk: int
+) -> None:
+    """Whatever the lengths: windows in play stay under the bound, no token is trained twice."""
+    config = make_config(
+        schedule={"mode": "streaming", "max_staleness": staleness, "batch_windows": 3}
+    )
+    world = World(config)
+    trained: set[tuple[int, int]] = set()
+    goal = dict(enumerate(lengths))
+    for _ in range(2000):
+        world.fill(6 - sum(t.lease_id is not None for t in world.state.running()))
+        assert world.scheduler.in_play() <= world.scheduler.bound
+        live = [t for t in world.state.running() if t.lease_id is not None]
+        for trajectory in live:
+            end = goal.get(trajectory.trajectory_id, 1)
+            border = trajectory.open_start + WINDOW
+            tokens = min(chunk, end - trajectory.length, border - trajectory.length)
+            over = trajectory.length + tokens == end
+            world.chunk(trajectory, tokens, "stop" if over else None)
+            if over:
+                world.reward(trajectory)
+            elif world.must_hold(trajectory):
+                world.chunk(trajectory, 0, "held")
+            assert world.scheduler.in_play() <= world.scheduler.bound
+        prepared = world.take()
+        if prepared:
+            for shard in prepared.shards:
+                for window in shard.windows:
+                    for position in range(window.start, window.end):
+                        assert (window.trajectory_id, position) not in trained
+                        trained.add((window.trajectory_id, position))
+            world.commit()
+        assert world.state.ledger.balance() == 0
+        if world.state.next_trajectory > len(lengths) + 20:
+            break
+    for trajectory_id, length in goal.items():
+        trajectory = world.state.trajectories.get(trajectory_id)
+        whole = trajectory and trajectory.ended
+        if trajectory and whole and all(w.state == "trained" for w in trajectory.windows):
+            got = {p for t, p in trained if t == trajectory_id}
+            assert got == set(range(length))
+    assert trained
+
+
+def test_with_staleness_zero_nothing_begins_while_the_learner_works() -> None:
+    config = make_config(schedule={"mode": "streaming", "max_staleness": 0, "batch_windows": 2})
+    world = World(config)
+    for trajectory in world.fill(8):
+        world.chunk(trajectory, 2, "stop")
+        world.reward(trajectory)
+    assert world.fill(8) == []
+    assert world.take() is not None
+    assert world.fill(8) == []
+    world.commit()
+    assert len(world.fill(8)) == 2
