@@ -1,0 +1,186 @@
+"""Packed attention: many sequences in one row of tokens, none seeing another.
+
+In: queries, keys and values of a pack and its `Layout`. Out: the same as if each sequence had been
+run alone. Promise: never a dense T x T mask; sequences of similar length are padded together into
+[n, L] blocks with gather indices made once a pack, and each block is one causal call of SDPA.
+What is padded stands behind what is real, so that a causal mask alone keeps it out.
+
+`register` makes the function known to transformers under the name `ATTENTION`; a model loaded with
+that implementation hands the keyword `layout` through to it and builds no mask.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+
+ATTENTION = "headrace_packed"
+# A block holds sequences at least this long, relative to its longest: fewer blocks mean fewer
+# calls, tighter blocks less padding (`benchmarks/packing.py` measures both).
+BLOCK_RATIO = 0.75
+
+
+class Block(NamedTuple):
+    """Sequences padded together: `count` rows of `length` tokens."""
+
+    count: int
+    length: int
+
+
+class Layout(NamedTuple):
+    """Where the sequences of a pack are, packed and padded.
+
+    Attributes:
+        cu_lengths: [S+1] int32, cumulative lengths of the sequences.
+        max_length: length of the longest.
+        blocks: the padded blocks, end to end.
+        padded_from: [P] int64, the packed token of each padded place (padding repeats one).
+        packed_from: [T] int64, the padded place of each packed token.
+    """
+
+    cu_lengths: Tensor
+    max_length: int
+    blocks: tuple[Block, ...]
+    padded_from: Tensor
+    packed_from: Tensor
+
+
+def layout_of(
+    lengths: Sequence[int],
+    *,
+    ratio: float = BLOCK_RATIO,
+    device: torch.device | str = "cpu",
+) -> Layout:
+    """The layout of sequences laid end to end in this order (best in descending length)."""
+    if not lengths:
+        raise ValueError("a pack needs at least one sequence")
+    sizes = torch.tensor(list(lengths), dtype=torch.int64)
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    starts[1:] = sizes.cumsum(0)
+    blocks: list[Block] = []
+    padded_from: list[Tensor] = []
+    places: list[Tensor] = []
+    offset = 0
+    for first, last in _runs(lengths, ratio):
+        length = max(lengths[first:last])
+        steps = torch.arange(length)
+        inside = steps < sizes[first:last, None]
+        place = starts[first:last, None] + torch.minimum(steps, sizes[first:last, None] - 1)
+        padded_from.append(place.flatten())
+        places.append(offset + torch.nonzero(inside.flatten()).squeeze(1))
+        blocks.append(Block(last - first, length))
+        offset += (last - first) * length
+    return Layout(
+        cu_lengths=starts.to(device=device, dtype=torch.int32),
+        max_length=max(lengths),
+        blocks=tuple(blocks),
+        padded_from=torch.cat(padded_from).to(device),
+        packed_from=torch.cat(places).to(device),
+    )
+
+
+def _runs(lengths: Sequence[int], ratio: float) -> list[tuple[int, int]]:
+    """Neighbours whose shortest is at least `ratio` of their longest, as [first, last)."""
+    runs, first = [], 0
+    shortest = longest = lengths[0]
+    for i, length in enumerate(lengths):
+        low, high = min(shortest, length), max(longest, length)
+        if low < ratio * high:
+            runs.append((first, i))
+            first, low, high = i, length, length
+        shortest, longest = low, high
+    runs.append((first, len(lengths)))
+    return runs
+
+
+class _Pad(torch.autograd.Function):
+    """Rows by `padded_from`. Padding gets no gradient, so backward is a gather as well."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, padded_from: Tensor, packed_from: Tensor) -> Tensor:
+        ctx.save_for_backward(packed_from)
+        return rows.index_select(0, padded_from)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (packed_from,) = ctx.saved_tensors
+        return gradients[0].index_select(0, packed_from), None, None
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_others: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention of a pack inside each of its sequences.
+
+    Args:
+        module: the attention layer (not read).
+        query: [1, heads, T, d].
+        key, value: [1, key heads, T, d]; heads is a multiple of key heads.
+        attention_mask: must be None, as our mask function gives.
+        layout: where the sequences are.
+        scaling: factor of the scores.
+        dropout: must be 0: the learner's forward has to be repeatable.
+        sliding_window: most keys a query sees, itself included.
+
+    Returns:
+        [1, T, heads, d] and None (no attention weights).
+
+    Raises:
+        ValueError: a mask or dropout was asked for.
+    """
+    if attention_mask is not None or dropout:
+        raise ValueError("packed attention takes neither a mask nor dropout")
+    grouped = query.shape[1] != key.shape[1]
+    q, k, v = (_Pad.apply(_rows(x), layout.padded_from, layout.packed_from)
+               for x in (query, key, value))  # fmt: skip
+    outputs = []
+    offset = 0
+    for count, length in layout.blocks:
+        stop = offset + count * length
+        blocks = (x[offset:stop].view(count, length, *x.shape[1:]).transpose(1, 2)
+                  for x in (q, k, v))  # fmt: skip
+        band = _band(length, sliding_window, query.device)
+        out = scaled_dot_product_attention(
+            *blocks, attn_mask=band, is_causal=band is None, scale=scaling, enable_gqa=grouped
+        )
+        outputs.append(out.transpose(1, 2).reshape(count * length, *out.shape[1::2]))
+        offset = stop
+    padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return padded.index_select(0, layout.packed_from).unsqueeze(0), None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[1, heads, T, d] as [T, heads, d]."""
+    return x.squeeze(0).transpose(0, 1)
+
+
+def _band(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """[L, L] bool mask of a sliding window; None where it does not reach beyond the causal one."""
+    if window is None or length <= window:
+        return None
+    steps = torch.arange(length, device=device)
+    behind = steps[:, None] - steps[None, :]
+    return (behind >= 0) & (behind < window)
+
+
+def _no_mask(**_arguments: Any) -> None:
+    return None
+
+
+def register() -> None:
+    """Make `ATTENTION` known to transformers; calling it again changes nothing."""
+    AttentionInterface.register(ATTENTION, packed_attention)
+    AttentionMaskInterface.register(ATTENTION, _no_mask)

@@ -1,0 +1,186 @@
+"""DeepSpeed engines: gradients in, optimizer steps out, the same on one CPU rank and many GPUs.
+
+In: a network and its optimizer's settings. Out: an `Engine` that runs packs forward, takes losses
+backward and steps. Promises: a step happens on all ranks or on none; a loss or gradient that is
+not finite on any rank skips it everywhere, and says so; losses are summed over ranks, never
+averaged, because they come normalised by the whole batch.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from headrace.config.learner import LearnerConfig, OptimizerConfig
+
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+
+import deepspeed  # noqa: E402  (it chooses its accelerator when it is imported)
+from deepspeed.utils import logger as deepspeed_logger  # noqa: E402
+
+deepspeed_logger.setLevel(logging.ERROR)
+# Compiling this C++ extension takes a minute and needs a compiler; gloo does without.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+class Step(NamedTuple):
+    """One optimizer step: whether it was applied, and the gradient's norm before clipping."""
+
+    applied: bool
+    grad_norm: float
+
+
+class Engine(Protocol):
+    """What an update needs of a model that trains."""
+
+    steps: int
+    """Optimizer steps applied so far."""
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        """The network's forward pass."""
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the loss's gradient; `last`: of this optimizer step."""
+
+    def step(self) -> Step:
+        """Clip and apply the gradients, or throw them away where they are not finite."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+
+
+class DeepSpeedEngine:
+    """An `Engine` on DeepSpeed: ZeRO 0 to 3, offload, bfloat16."""
+
+    def __init__(
+        self, network: nn.Module, optimizer: OptimizerConfig, config: LearnerConfig
+    ) -> None:
+        self.network = network
+        self.steps = 0
+        self._zero = _zero_stage(config)
+        self._world = torch.distributed.get_world_size()
+        self._clip = optimizer.grad_clip
+        device = next(network.parameters()).device
+        adam = torch.optim.AdamW(
+            network.parameters(),
+            lr=optimizer.lr,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+        warmup = optimizer.warmup_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            adam, lambda done: min(1.0, (done + 1) / (warmup + 1))
+        )
+        self.engine, self._adam, _, self._schedule = deepspeed.initialize(
+            model=network,
+            optimizer=adam,
+            lr_scheduler=schedule,
+            config=_deepspeed_config(optimizer, config, device),
+            dist_init_required=False,
+        )
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        return self.engine(*arguments, **settings)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.engine.get_lr()[0])
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of a loss that sums over ranks; `last`: then reduce over the ranks.
+
+        A loss that is not finite makes every gradient NaN, so that the one check of `step` sees
+        it on all ranks.
+        """
+        self.engine.set_gradient_accumulation_boundary(last)
+        poison = torch.where(loss.detach().isfinite(), 1.0, math.nan)
+        # DeepSpeed averages gradients over ranks; our losses are parts of one sum.
+        self.engine.backward(loss * (poison * self._world), scale_wrt_gas=False)
+
+    def step(self) -> Step:
+        """Clip and apply the gradients, or throw them away on all ranks where any is not finite."""
+        norm = self._step_partitioned() if self._zero else self._step_replicated()
+        applied = math.isfinite(norm)
+        self.steps += applied
+        return Step(applied, norm)
+
+    def _step_replicated(self) -> float:
+        """ZeRO 0: every rank holds the whole reduced gradient, so every rank decides alike."""
+        gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        result = norm.item()
+        if not math.isfinite(result):
+            self.engine.zero_grad()
+            return result
+        torch.nn.utils.clip_grads_with_norm_(self.network.parameters(), self._clip, norm)
+        self.engine.step()
+        return result
+
+    def _step_partitioned(self) -> float:
+        """ZeRO 1 to 3: DeepSpeed agrees on the norm and drops a step whose norm is not finite."""
+        self.engine.step()
+        optimizer = self.engine.optimizer
+        return math.inf if optimizer.overflow else float(optimizer._global_grad_norm)
+
+    @contextmanager
+    def whole_parameters(self) -> Iterator[None]:
+        """Inside, every rank sees all parameters (ZeRO 3 keeps them apart)."""
+        if self._zero < 3:
+            yield
+            return
+        with deepspeed.zero.GatheredParameters(list(self.network.parameters())):
+            yield
+
+
+def _zero_stage(config: LearnerConfig) -> int:
+    """DeepSpeed keeps float32 master weights of a bfloat16 model only in its ZeRO optimizers."""
+    return max(1, config.zero_stage) if config.precision == "bfloat16" else config.zero_stage
+
+
+def _deepspeed_config(
+    optimizer: OptimizerConfig, config: LearnerConfig, device: torch.device
+) -> dict[str, Any]:
+    stage = _zero_stage(config)
+    zero: dict[str, Any] = {"stage": stage}
+    if config.offload_optimizer and stage and device.type == "cuda":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if device.type == "cpu":
+        # The default of 5e8 elements is allocated at once.
+        zero |= {"overlap_comm": False, "reduce_bucket_size": 5_000_000,
+                 "allgather_bucket_size": 5_000_000}  # fmt: skip
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        # At ZeRO 0 we clip, with the norm that decided about the step.
+        "gradient_clipping": optimizer.grad_clip if stage else 0.0,
+        "zero_optimization": zero,
+        "bf16": {"enabled": config.precision == "bfloat16", "check_grad_overflow": True},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**62,
+    }
+
+
+def join_ranks(*, rank: int, world_size: int, port: int, device: torch.device) -> None:
+    """Form the group of all learner ranks on this host (gloo on a CPU, NCCL on GPUs)."""
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+    }
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device.type == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+    )

@@ -1,0 +1,94 @@
+"""The two models: a policy and a value model of the same backbone.
+
+In: Hugging Face folders or hub names. Out: modules with packed attention. Promises: a new value
+head is zero, so that an untrained critic says 0 everywhere; what is saved is loadable by
+transformers (`AutoModelForCausalLM`, `AutoModelForTokenClassification`) as it is.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+from transformers.utils import is_flash_attn_2_available
+
+from headrace.config.model import ModelConfig
+from headrace.errors import UserError
+from learner.attention import ATTENTION, register
+
+
+def load_policy(
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """The starting policy. Raises UserError where there is no such model."""
+    return _load(AutoModelForCausalLM, config.path, config, dtype, device)
+
+
+def load_critic(
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """The value model of `critic_path`, or the policy's backbone with a head of zeros.
+
+    Raises UserError where there is no such model or its architecture has no scalar head.
+    """
+    path = config.critic_path or config.path
+    critic = _load(
+        AutoModelForTokenClassification,
+        path,
+        config,
+        dtype,
+        device,
+        num_labels=1,
+        # Its default is a dropout of 0.1, which would make V(s) a random number.
+        classifier_dropout=0.0,
+    )
+    if not hasattr(critic, "score"):
+        raise UserError(f"{path}: {type(critic).__name__} has no head named `score`")
+    if config.critic_path is None:
+        for parameter in critic.score.parameters():
+            torch.nn.init.zeros_(parameter)
+    return critic
+
+
+def _load(
+    kind: Any,
+    path: str,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    **settings: Any,
+) -> PreTrainedModel:
+    register()
+    flash = device.type == "cuda" and is_flash_attn_2_available()
+    try:
+        model = kind.from_pretrained(
+            path,
+            dtype=dtype,
+            attn_implementation="flash_attention_2" if flash else ATTENTION,
+            trust_remote_code=config.trust_remote_code,
+            **settings,
+        )
+    except (OSError, ValueError) as error:
+        what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"cannot load the model {path}: {what}") from error
+    return model.to(device)
+
+
+def check_window(config: ModelConfig, *, longest: int) -> None:
+    """Raise UserError where prompt and response together do not fit the model's positions."""
+    limit = getattr(AutoConfig.from_pretrained(config.path), "max_position_embeddings", None)
+    if limit is not None and longest > limit:
+        raise UserError(
+            f"prompt and response may reach {longest} tokens, but {config.path} has positions for "
+            f"{limit}; lower task.max_prompt_length or task.max_response_length"
+        )
+
+
+def is_local(path: str) -> bool:
+    """Whether a model is a folder on this machine."""
+    return Path(path).is_dir()
