@@ -55,6 +55,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def has_curve() -> bool:
+    """Whether this build of libzmq can encrypt."""
+    return bool(zmq.has("curve"))
+
+
 def make_keys(folder: Path) -> None:
     """Write CURVE key pairs `server` and `client` into `folder` (readable by the owner only)."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
