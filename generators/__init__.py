@@ -1,1 +1,5 @@
-"""Prompts in, trajectory chunks out."""
+"""Generators: prompts in, trajectory chunks out.
+
+`engine.py` (what an engine promises) and its three implementations, `chunking.py` (tokens to
+chunks), `loop.py` (the heart), `run.py` (the process).
+"""

@@ -1,0 +1,111 @@
+"""What an engine promises. In: requests and weight files. Out: tokens with their behaviour logprobs.
+
+Every implementation (`vllm_engine`, `torch_engine`, `fake_engine`) keeps all of this; the contract
+tests check each point on each of them:
+
+- `generate` yields deltas of one or more tokens in order, and exactly one last delta whose `finish`
+  is set (it may have no tokens): `stop` (an end token, which is included), `length` (`max_tokens`
+  reached), or `aborted`.
+- A token's logprob is that of the distribution it was sampled from: after temperature, top-p, top-k.
+- Every delta is of one weight version, and the version is that of the weights whose forward pass
+  gave the token's distribution. It is exact for each token, however slow the consumer is.
+- The same request alone on the same weights gives the same tokens each time. With another seed or
+  another `position` the draws are independent of the first.
+- Requests run side by side; each makes progress whether or not the others are consumed.
+- `load_weights` may be called at any time: live requests stand still, keep what they have, and go
+  on. A file that does not fit is refused with WeightsRefusedError and changes nothing.
+- `abort` ends a request's stream with `aborted`; an unknown or ended id is ignored. Cancelling the
+  consumer of a stream aborts the request too.
+- An engine that cannot go on raises EngineDeadError from every stream; a request that cannot be
+  served raises RequestError from its own.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+DeltaFinish = Literal["stop", "length", "aborted"]
+NO_VERSION = -1
+
+
+class EngineDeadError(Exception):
+    """The engine cannot go on; its process must be replaced."""
+
+
+class RequestError(Exception):
+    """One request cannot be served (for example: longer than the model's context)."""
+
+
+class WeightsRefusedError(Exception):
+    """A weight file was not taken: the engine samples from the version it had before."""
+
+
+class WeightsBrokenError(Exception):
+    """Loading failed half-way and so did going back: the engine stands still until a good load."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One stream of tokens. `prompt_ids` is all that is known (prompt and earlier response);
+    `position` is how many of these are earlier response, so that the draws of a resumed response
+    are not those of its beginning. `top_k` -1: all tokens. `temperature` 0: greedy."""
+
+    request_id: str
+    prompt_ids: list[int]
+    max_tokens: int
+    seed: int
+    position: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+
+
+class TokenDelta(NamedTuple):
+    """Some tokens of one stream: ids and natural-log probabilities of equal length, one version."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    version: int
+    finish: DeltaFinish | None = None
+
+
+class LoadReport(NamedTuple):
+    """A weight load: seconds without generation, and seconds of the whole (checks included)."""
+
+    gap_s: float
+    load_s: float
+
+
+class EngineStats(NamedTuple):
+    """Live requests, prompt tokens computed so far (again after a recompute, less what a cache
+    gave), and seconds stood still for weights."""
+
+    live: int
+    prefill_tokens: int
+    pause_s: float
+
+
+class Engine(Protocol):
+    """See the module's docstring."""
+
+    version: int
+    """Of the weights in force; NO_VERSION before the first `load_weights`."""
+
+    async def start(self) -> None:
+        """Build the model and warm up. UserError when model or settings cannot work."""
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
+        """The request's stream; `request_id` is unique among live requests."""
+
+    async def abort(self, request_id: str) -> None:
+        """End a stream early."""
+
+    async def load_weights(self, path: Path, version: int) -> LoadReport:
+        """Sample from the safetensors file (Hugging Face names) from now on, as `version`."""
+
+    def stats(self) -> EngineStats:
+        """Gauges, cheap enough for once a second."""
+
+    async def stop(self) -> None:
+        """End all streams and free everything."""

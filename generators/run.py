@@ -1,0 +1,214 @@
+"""The generator process: `python -m generators.run --connect ADDR --name generator-0`.
+
+Says Hello, gets the run's configuration with Welcome, builds the engine that it names, says Hello
+again with its capacity, and runs the loop. Exit codes: 0 done, 1 ours, 2 the user's mistake,
+130 interrupted.
+"""
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+import psutil
+
+from generators.engine import Engine, EngineDeadError
+from generators.fake_engine import FakeEngine
+from generators.loop import GeneratorLoop
+from generators.vllm_engine import cache_folder
+from headrace.config.run import RunConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages import Hello, Refused, Welcome
+from headrace.protocol.sockets import Dealer, Link, Pulse
+
+_LOG = logging.getLogger("headrace.generator")
+_GREETING_S = 2.0
+_FIRST_ANSWER_S = 120.0
+
+
+def build_engine(config: RunConfig) -> Engine:
+    """The engine that the configuration names; UserError when it cannot work."""
+    from generators.policy_files import context_length, end_token_ids, read_config, weight_layout
+
+    task, generator, path = config.task, config.generator, config.model.path
+    if generator.engine == "fake":
+        return FakeEngine(seed=config.seed, mean_length=max(1.0, task.max_response_length / 4))
+    model = read_config(path, trust_remote_code=config.model.trust_remote_code)
+    longest = task.max_prompt_length + task.max_response_length
+    context = context_length(model)
+    if context is not None and context < longest:
+        raise UserError(
+            f"max_prompt_length + max_response_length = {longest} tokens, but the model's context "
+            f"is {context}; lower task.max_prompt_length or task.max_response_length"
+        )
+    ends, layout = end_token_ids(path, model), weight_layout(path, model)
+    if generator.engine == "torch":
+        from generators.torch_engine import TorchEngine
+
+        return TorchEngine(
+            path,
+            layout,
+            end_token_ids=ends,
+            max_model_len=longest,
+            max_num_seqs=generator.max_num_seqs,
+            dtype=generator.dtype,
+            recompute_on_update=generator.kv_on_update == "recompute",
+            trust_remote_code=config.model.trust_remote_code,
+        )
+    from generators.vllm_engine import VllmEngine, VllmSettings
+
+    return VllmEngine(
+        VllmSettings(
+            model=path,
+            max_model_len=longest,
+            end_token_ids=ends,
+            max_num_seqs=generator.max_num_seqs,
+            dtype=generator.dtype,
+            kv_cache_gib=generator.kv_cache_gib,
+            gpu_memory_utilization=generator.gpu_memory_utilization,
+            tensor_parallel_size=generator.tensor_parallel_size,
+            enforce_eager=generator.enforce_eager,
+            stream_interval=generator.stream_interval,
+            recompute_on_update=generator.kv_on_update == "recompute"
+            and config.schedule.mode == "streaming",
+            trust_remote_code=config.model.trust_remote_code,
+            on_gpu=has_gpu(),
+        ),
+        layout,
+    )
+
+
+def has_gpu() -> bool:
+    """Whether torch sees a GPU here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pin(cpus: list[int] | None) -> None:
+    """Keep this process and the engine it starts on some cores; None: the first one allowed, where
+    there is no GPU, so that the learner keeps the others."""
+    if cpus is None:
+        if has_gpu():
+            return
+        cpus = [min(os.sched_getaffinity(0))]
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        raise UserError(
+            f"cannot run on cores {cpus} ({error}); choose others with generator.cpus"
+        ) from error
+
+
+async def greet(dealer: Dealer, hello: Hello) -> Welcome:
+    """Say Hello until the coordinator answers."""
+    for _ in range(int(_FIRST_ANSWER_S / _GREETING_S)):
+        await dealer.send(hello)
+        try:
+            message = await asyncio.wait_for(dealer.receive(), _GREETING_S)
+        except TimeoutError:
+            continue
+        if isinstance(message, Welcome):
+            return message
+        if isinstance(message, Refused):
+            raise UserError(f"the coordinator refuses {hello.name}: {message.reason}")
+    raise RunFailedError(f"no coordinator answered within {_FIRST_ANSWER_S:g} s")
+
+
+def memory_of_family() -> float:
+    """Resident bytes of this process and its children."""
+    total = 0
+    me = psutil.Process()
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return float(total)
+
+
+async def generate(link: Link, name: str, cpus: list[int] | None) -> int:
+    """The life of a generator; its exit code."""
+    dealer = Dealer(link, name)
+    hello = Hello(role="generator", name=name, pid=os.getpid(), host=socket.gethostname())
+    engine: Engine | None = None
+    interrupted = asyncio.Event()
+    try:
+        config = RunConfig.model_validate_json((await greet(dealer, hello)).config)
+        transport = config.transport
+        stats = lambda: {"rss_bytes": memory_of_family()}  # noqa: E731
+        with Pulse(link, name, interval_s=transport.heartbeat_s, stats=stats):
+            pin(cpus if cpus is not None else config.generator.cpus)
+            engine = build_engine(config)
+            await engine.start()
+            # What start-up made lives as long as the process: no garbage collection looks at it.
+            gc.collect()
+            gc.freeze()
+            loop = GeneratorLoop(
+                engine,
+                dealer,
+                Hello(
+                    role="generator",
+                    name=name,
+                    pid=os.getpid(),
+                    host=socket.gethostname(),
+                    capacity=config.generator.max_num_seqs,
+                ),
+                chunk_tokens=config.chunk_tokens,
+                weights_folder=cache_folder() / "weights" / name,
+                curve_keys=link.curve_keys,
+                heartbeat_s=transport.heartbeat_s,
+                stall_timeout_s=transport.stall_timeout_s,
+            )
+            _end_on_signals(loop, interrupted)
+            reason = await loop.run()
+            _LOG.info("generator ends: %s", reason)
+    finally:
+        if engine is not None:
+            await engine.stop()
+        dealer.close()
+    return 130 if interrupted.is_set() else 0
+
+
+def _end_on_signals(loop: GeneratorLoop, interrupted: asyncio.Event) -> None:
+    def interrupt() -> None:
+        interrupted.set()
+        loop.finish("interrupted")
+
+    events = asyncio.get_running_loop()
+    events.add_signal_handler(signal.SIGTERM, lambda: loop.finish("asked to end"))
+    events.add_signal_handler(signal.SIGINT, interrupt)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; the exit code."""
+    parser = argparse.ArgumentParser(prog="generators.run", description=__doc__)
+    parser.add_argument("--connect", required=True, metavar="ADDR", help="tcp://host:port")
+    parser.add_argument("--name", required=True, help="unique in the run, e.g. generator-0")
+    parser.add_argument("--curve-keys", metavar="DIR", help="folder with CURVE keys")
+    parser.add_argument("--cpus", metavar="0,1", help="cores of this generator")
+    args = parser.parse_args(argv)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    try:
+        cpus = [int(core) for core in args.cpus.split(",")] if args.cpus else None
+        link = Link(args.connect, curve_keys=args.curve_keys)
+        return asyncio.run(generate(link, args.name, cpus))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (RunFailedError, EngineDeadError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Code that runs inside vLLM's engine process, imported there by name.
+
+Importing it ties that process's life to the generator's: when the generator dies, however it dies,
+the kernel kills the engine, which would otherwise stay as an orphan with its memory. `WeightLoader`
+is mixed into vLLM's worker class and replaces its weights from a safetensors file.
+"""
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+OWNER_VARIABLE = "HEADRACE_ENGINE_OWNER"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_owner() -> None:
+    """Ask the kernel for SIGKILL when the parent ends. Does nothing in the owner itself."""
+    owner = int(os.environ.get(OWNER_VARIABLE, "0"))
+    if owner in (0, os.getpid()):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # The owner may have died before the request was made.
+    try:
+        os.kill(owner, 0)
+    except ProcessLookupError:
+        os._exit(1)
+
+
+die_with_owner()
+
+
+class WeightLoader:
+    """Extension of vLLM's worker; the methods are called by `collective_rpc` between steps."""
+
+    def headrace_load(self: Any, path: str) -> None:
+        """Replace all weights. A live linear layer on a CPU holds packed weights and no longer the
+        plain ones, so vLLM's layer-wise reload is the only safe way in."""
+        self.reload_weights(weights_iterator=_tensors(path))
+
+    def headrace_pid(self) -> int:
+        """Process id of the engine, for supervision and tests."""
+        return os.getpid()
+
+
+def _tensors(path: str) -> Iterator[tuple[str, Any]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            yield name, file.get_tensor(name)

@@ -1,0 +1,123 @@
+"""The generator as a process with a real vLLM engine: streams, loads weights in flight, ends well,
+and leaves nothing behind when it is killed."""
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from headrace.config.run import RunConfig
+from headrace.protocol.messages import (
+    Goodbye,
+    Hello,
+    Leases,
+    Shutdown,
+    WeightNotice,
+    WeightsLoaded,
+)
+from tests.generators.scripted import NAME, ScriptedCoordinator
+from tests.generators.test_chunking import make_lease
+
+START_S = 120.0
+ROOT = Path(__file__).parents[2]
+
+
+def make_config(model: Path, engine: str) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": str(model)},
+            "task": {"kind": "chain_sums", "max_prompt_length": 32, "max_response_length": 400},
+            "algorithm": {"advantages": {"kind": "group"}},
+            "schedule": {"window": 64, "num_generations": 2},
+            "generator": {"engine": engine, "max_num_seqs": 8, "kv_cache_gib": 0.1},
+        }
+    )
+
+
+def make_notice(path: Path, version: int) -> WeightNotice:
+    data = path.read_bytes()
+    return WeightNotice(
+        version=version,
+        update=version,
+        sha256=hashlib.sha256(data).hexdigest(),
+        num_bytes=len(data),
+        sources=[f"file:{path}"],
+    )
+
+
+async def start_generator(coordinator: ScriptedCoordinator) -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "generators.run", "--connect", coordinator.router.address, "--name", NAME),
+        cwd=ROOT,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture
+async def coordinator(model_folder: Path) -> AsyncIterator[ScriptedCoordinator]:
+    scripted = ScriptedCoordinator(make_config(model_folder, "vllm").model_dump_json())
+    server = asyncio.create_task(scripted.serve())
+    yield scripted
+    server.cancel()
+    scripted.router.close()
+
+
+async def until_ready(coordinator: ScriptedCoordinator, weights: Path) -> None:
+    await coordinator.until(
+        lambda: any(isinstance(m, Hello) and m.capacity == 8 for m in coordinator.seen), START_S
+    )
+    await coordinator.send(make_notice(weights, 0))
+    await coordinator.until(lambda: bool(coordinator.got(WeightsLoaded)))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+async def test_a_vllm_generator_streams_while_weights_change_and_ends_well(
+    coordinator: ScriptedCoordinator, weight_files: list[Path]
+) -> None:
+    process = await start_generator(coordinator)
+    await until_ready(coordinator, weight_files[0])
+    leases = [
+        make_lease(lease_id=i, trajectory_id=i, seed=i, window=64, max_total=400, stop_at=400)
+        for i in range(8)
+    ]
+    await coordinator.send(Leases(leases=leases))
+    await coordinator.until(lambda: bool(coordinator.chunks))
+    await coordinator.send(make_notice(weight_files[1], 1))
+    await coordinator.until(lambda: coordinator.ended(*range(8)), 60.0)
+    for i in range(8):
+        chunks = coordinator.of(i)
+        length = sum(len(chunk.token_ids) for chunk in chunks)
+        assert np.isfinite(np.concatenate([chunk.logprobs for chunk in chunks])).all()
+        assert (chunks[-1].finish == "length") == (length == 400)
+    loaded = [m for m in coordinator.seen if isinstance(m, WeightsLoaded)]
+    assert [(m.version, m.error) for m in loaded] == [(0, None), (1, None)]
+    versions = {s.version for chunk in coordinator.chunks for s in chunk.spans}
+    assert versions == {0, 1}
+    await coordinator.send(Shutdown(reason="done"))
+    assert await asyncio.wait_for(process.wait(), 30.0) == 0
+    assert coordinator.got(Goodbye) == [Goodbye()]
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+async def test_kill_9_leaves_no_engine_behind(
+    coordinator: ScriptedCoordinator, weight_files: list[Path]
+) -> None:
+    process = await start_generator(coordinator)
+    await until_ready(coordinator, weight_files[0])
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert any(child.memory_info().rss > 200 << 20 for child in family)
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=20.0)
+    assert alive == []
