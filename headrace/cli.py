@@ -162,7 +162,7 @@ def _checking(command: Maker) -> None:
         _json(made)
         _root(made)
 
-    doctor = command("doctor", "doctor:doctor", "check the installation", "headrace doctor")
+    doctor = command("doctor", "installation:doctor", "check the installation", "headrace doctor")
     _json(doctor)
 
     keys = command(

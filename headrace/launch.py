@@ -129,7 +129,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     ) -> ProcessSpec:
         pinned = ("--cpus", ",".join(map(str, cpus))) if cpus else ()
         argv = (sys.executable, "-m", module, *arguments, *pinned)
-        env = _environment(threads, gpus if hardware.gpus else None)
+        env = role_environment(threads, gpus if hardware.gpus else None)
         return ProcessSpec(name, role, argv, env, logs / f"{name}.log", cpus, gpus, restarts)
 
     specs = [
@@ -153,8 +153,8 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         ]  # fmt: skip
     specs += [
         spec(
-            f"generator-{index}", "generator", "generators.run", "--connect", ADDRESS,
-            "--name", f"generator-{index}", *keys,
+            f"generator-{index}", "generator",
+            *generator_argv(ADDRESS, f"generator-{index}", config.transport.curve_keys)[2:],
             cpus=where.generator_cpus[index], gpus=where.generator_gpus[index],
             restarts=Restarts(limit=5),
         )
@@ -172,13 +172,20 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     return specs
 
 
+def generator_argv(address: str, name: str, curve_keys: str | None) -> tuple[str, ...]:
+    """The command of a generator, wherever it runs."""
+    keys = ("--curve-keys", curve_keys) if curve_keys else ()
+    argv = (sys.executable, "-m", "generators.run", "--connect", address, "--name", name)
+    return (*argv, *keys)
+
+
 def dashboard_process(host: str, port: int, run_dir: Path) -> ProcessSpec:
     """The web page of the folder that holds a run."""
     return ProcessSpec(
         "dashboard",
         "dashboard",
         dashboard_argv(host, port, run_dir.parent),
-        _environment(1, ()),
+        role_environment(1, ()),
         run_dir / "logs" / "dashboard.log",
         restarts=Restarts(limit=2),
         needed=False,
@@ -203,8 +210,8 @@ def _lockstep_threads(config: RunConfig, hardware: Hardware) -> int:
     return max(1, len(hardware.cores) // config.learner.ranks)
 
 
-def _environment(threads: int, gpus: tuple[int, ...] | None) -> dict[str, str]:
-    """Variables of a role. `gpus` None: no GPU on this machine, leave CUDA alone."""
+def role_environment(threads: int, gpus: tuple[int, ...] | None = None) -> dict[str, str]:
+    """Variables of a role's process. `gpus` None: leave CUDA's choice alone."""
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     env = {
         "OMP_NUM_THREADS": str(threads),

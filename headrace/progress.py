@@ -36,6 +36,11 @@ class Screen(Protocol):
         """No more will come."""
 
 
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: no markup, no colours, no wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def duration(seconds: float) -> str:
     """Seconds as 42s, 3m05s or 2h10m."""
     whole = max(0, round(seconds))
@@ -53,7 +58,7 @@ def share_done(config: RunConfig, status: Status) -> float | None:
     if stop.updates:
         shares.append(status.update / stop.updates)
     if stop.train_time_s:
-        shares.append(gauges.get("perf/train_time_s", 0.0) / stop.train_time_s)
+        shares.append(gauges.get("train_time_s", 0.0) / stop.train_time_s)
     if stop.tokens:
         shares.append(status.ledger.get("trained_policy", 0) / stop.tokens)
     return min(1.0, max(shares)) if shares else None
@@ -61,10 +66,20 @@ def share_done(config: RunConfig, status: Status) -> float | None:
 
 def time_left(config: RunConfig, status: Status) -> float | None:
     """Seconds until the nearest stop condition at the present pace; None where unknown."""
-    share, spent = share_done(config, status), status.gauges.get("perf/train_time_s", 0.0)
+    share, spent = share_done(config, status), status.gauges.get("train_time_s", 0.0)
     if not share or spent <= 0:
         return None
     return spent * (1 - share) / share
+
+
+def phase_text(status: Status) -> str:
+    """The phase in words, with an evaluation's progress."""
+    gauges = status.gauges
+    if status.phase == "evaluating" and gauges.get("eval/total"):
+        return f"evaluating {gauges.get('eval/scored', 0):.0f}/{gauges['eval/total']:.0f}"
+    if status.phase == "training" and gauges.get("warming_up"):
+        return "training (value warm-up)"
+    return status.phase
 
 
 class Facts:
@@ -74,22 +89,25 @@ class Facts:
         self._gauges = status.gauges
         left = time_left(config, status)
         target = f"/{config.stop.updates}" if config.stop.updates else ""
-        self.phase = status.phase
+        self.phase = phase_text(status)
         self.updates = f"{status.update}{target}"
         self.version = str(status.version)
         self.reward = self._number("reward/mean", "{:.3f}")
         self.length = self._number("response_length/mean", "{:.1f}")
-        self.generator_rate = self._number("perf/generator_tokens_per_s", "{:,.0f}")
-        self.learner_rate = self._number("perf/learner_tokens_per_s", "{:,.0f}")
+        self.generator_rate = self._number("perf/generated_tokens_per_s", "{:,.0f}")
+        self.learner_rate = self._number("perf/trained_tokens_per_s", "{:,.0f}")
         self.staleness = self._number("staleness/mean", "{:.2f}")
         self.staleness_max = self._number("staleness/max", "{:.0f}")
         self.left = "" if left is None else duration(left)
         ledger, dropped = status.ledger, sum(status.dropped.values())
-        self.ledger = " + ".join(
-            f"{ledger.get(name, 0):,} {name.removesuffix('_policy')}"
-            for name in ("trained_policy", "ready", "in_flight")
-        )
-        self.ledger = f"{ledger.get('generated', 0):,} generated = {self.ledger} + {dropped:,} dropped"
+        parts = [
+            f"{ledger.get(key, 0):,} {name}"
+            for key, name in (
+                ("trained_policy", "trained"), ("ready", "ready"), ("in_flight", "in flight"),
+            )
+        ]  # fmt: skip
+        parts.append(f"{dropped:,} dropped")
+        self.ledger = f"{ledger.get('generated', 0):,} generated = {' + '.join(parts)}"
         self.waits = [
             f"{who} {duration(age)}"
             for who, age in sorted(status.waits.items(), key=lambda item: -item[1])
@@ -128,11 +146,11 @@ class PlainScreen:
         )
         shown = "  ".join(f"{name} {value}" for name, value in pairs if value)
         message = f"  {status.message}" if status.message else ""
-        self.note(f"{facts.phase:<11} update {facts.updates}  {shown}{message}")
+        self.note(f"{facts.phase:<12} update {facts.updates}  {shown}{message}")
 
     def note(self, text: str) -> None:
         """Print a line."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(self._console, text)
 
     def close(self) -> None:
         """Nothing to do."""
@@ -152,7 +170,7 @@ class LiveScreen:
 
     def note(self, text: str) -> None:
         """Print a line above the table."""
-        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(self._live.console, text)
 
     def close(self) -> None:
         """Leave the last picture on the screen."""
@@ -206,7 +224,7 @@ class Watch:
 
     @property
     def time_to_first_update_s(self) -> float | None:
-        """Seconds from the start of the run to its first update, once there was one."""
+        """Seconds from the start to the first update of the policy, once there was one."""
         seen = self._first_update_at
         return None if seen is None else seen - self._began_at
 
@@ -222,7 +240,7 @@ class Watch:
             return
         status = self._monitor.answer()
         if status is not None:
-            if status.update >= 1 and self._first_update_at is None:
+            if status.version >= 1 and self._first_update_at is None:
                 self._first_update_at = time.monotonic()
             self.last = status
             self._screen.show(status)

@@ -10,7 +10,7 @@ from headrace.errors import UserError
 
 RUN_SUMMARY = "storage.queries:run_summary"
 RUN_LIST = "storage.queries:list_runs"
-EXPORT = "storage.export:export"
+EXPORT = "storage.queries:export"
 
 
 def resolve(name: str) -> Any:

@@ -13,13 +13,13 @@ from typing import Any
 from rich.console import Console
 
 from headrace import run_folder
-from headrace.config.checks import check_machine, check_recipe
+from headrace.config.checks import check_machine, check_recipe, never_ends
 from headrace.config.load import build, deep_merge, load_recipe, merge_overrides
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware, detect, free_port
 from headrace.launch import plan_processes
-from headrace.progress import LiveScreen, PlainScreen, Watch, duration
+from headrace.progress import LiveScreen, PlainScreen, Watch, duration, say
 from headrace.supervise import INTERRUPTED, OURS, USER, Outcome, Supervisor
 
 RESUMABLE = ("stop", "checkpoint", "evaluation", "dashboard", "transport", "storage", "generator")
@@ -35,9 +35,11 @@ def train(arguments: argparse.Namespace) -> int:
         check_recipe(config)
         check_machine(config, hardware)
         run_dir = run_folder.make_run_folder(config)
-    with run_folder.locked(run_dir):
-        outcome, watch = supervise(run_dir, config, hardware, arguments)
     console = Console()
+    live = console.is_terminal and not arguments.plain
+    resume = bool(arguments.resume)
+    with run_folder.locked(run_dir):
+        outcome, watch = supervise(run_dir, config, hardware, console, live=live, resume=resume)
     fresh = not arguments.resume
     if fresh and outcome.code == USER and (watch.last is None or watch.last.update == 0):
         run_folder.discard_run_folder(run_dir)
@@ -94,19 +96,24 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
 
 
 def supervise(
-    run_dir: Path, config: RunConfig, hardware: Hardware, arguments: argparse.Namespace
+    run_dir: Path,
+    config: RunConfig,
+    hardware: Hardware,
+    console: Console,
+    *,
+    live: bool,
+    resume: bool = False,
 ) -> tuple[Outcome, Watch]:
     """Start the run's processes and stay until they are gone."""
-    console = Console()
-    live = console.is_terminal and not getattr(arguments, "plain", False)
-    console.print(f"run {run_dir.name}  in {run_dir}", markup=False, highlight=False)
+    say(console, f"run        {run_dir}")
     if config.dashboard.enabled:
-        page = f"http://{config.dashboard.host}:{config.dashboard.port}"
-        console.print(f"dashboard {page}", markup=False, highlight=False)
+        say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")
+    if never_ends(config):
+        say(console, "no stop condition: this run goes on until Ctrl-C or `headrace stop`")
+    specs = plan_processes(config, run_dir, hardware)
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
     watch = Watch(config, screen)
-    specs = plan_processes(config, run_dir, hardware)
-    supervisor = Supervisor(run_dir, specs, watch, resume=bool(getattr(arguments, "resume", None)))
+    supervisor = Supervisor(run_dir, specs, watch, resume=resume)
     try:
         outcome = supervisor.run()
     finally:
@@ -116,34 +123,32 @@ def supervise(
 
 def print_summary(console: Console, run_dir: Path, watch: Watch, outcome: Outcome) -> None:
     """Accuracy and length before and after, times, and where to look."""
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     gauges = watch.last.gauges if watch.last else {}
-    pairs = (
-        ("held-out accuracy", "eval/before/accuracy", "eval/after/accuracy", "{:.3f}"),
-        ("response length", "eval/before/response_length", "eval/after/response_length", "{:.1f}"),
-    )
-    say("")
-    for name, before, after, form in pairs:
-        if before in gauges or after in gauges:
-            first, last = (
-                form.format(gauges[key]) if key in gauges else "not measured"
-                for key in (before, after)
-            )
-            say(f"{name:<18} {first} before, {last} after")
-    if watch.time_to_first_update_s is not None:
-        say(f"{'first update':<18} {duration(watch.time_to_first_update_s)} after the start")
+    rows: list[tuple[str, str]] = []
+    for name, key, form in (
+        ("held-out accuracy", "accuracy", "{:.3f}"),
+        ("response length", "response_length", "{:.1f}"),
+    ):
+        values = {label: gauges.get(f"eval/{label}/{key}") for label in ("before", "after")}
+        shown = [
+            f"{form.format(value)} {label}" for label, value in values.items() if value is not None
+        ]
+        rows.append((name, ", ".join(shown) or "not measured"))
+    if (first := watch.time_to_first_update_s) is not None:
+        rows.append(("first update", f"{duration(first)} after the start"))
     if watch.last is not None:
-        say(f"{'updates':<18} {watch.last.update}")
-    say(f"{'run folder':<18} {run_dir}")
+        rows.append(("updates", str(watch.last.update)))
     root = "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
+    name = run_dir.name
+    rows.append(("run folder", str(run_dir)))
     if outcome.code == INTERRUPTED:
-        say(f"go on with          headrace train --resume {run_dir.name}{root}")
-    say(f"look at it          headrace dashboard{root.replace(' --root', '')}")
-    say(f"                    headrace show {run_dir.name}{root}")
-    say(f"take it along       headrace export {run_dir.name} trajectories --out FILE.parquet{root}")
+        rows.append(("go on with", f"headrace train --resume {name}{root}"))
+    rows.append(("look at it", f"headrace dashboard{root.replace(' --root', '')}"))
+    rows.append(("", f"headrace show {name}{root}"))
+    rows.append(("take it along", f"headrace export {name} trajectories --out t.parquet{root}"))
+    say(console, "")
+    for label, value in rows:
+        say(console, f"{label:<18} {value}")
 
 
 def report(outcome: Outcome, run_dir: Path) -> int:

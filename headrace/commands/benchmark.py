@@ -1,0 +1,37 @@
+"""`headrace bench NAME`: runs `benchmarks.NAME:main` with the options that follow."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from headrace.errors import UserError
+from headrace.launch import ROOT
+from headrace.roles import resolve
+
+
+def available(folder: Path = ROOT / "benchmarks") -> list[str]:
+    """Names of the benchmarks in the source tree: modules with a `main`."""
+    return sorted(
+        path.stem
+        for path in folder.glob("*.py")
+        if not path.stem.startswith("_") and "\ndef main(" in path.read_text(encoding="utf-8")
+    )
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    """Run one benchmark; without a name, list them."""
+    names = available()
+    if not names:
+        raise UserError(
+            "the benchmarks are part of the source tree, and this installation has none; use a "
+            "clone of the repository"
+        )
+    if not arguments.name:
+        print("\n".join(names))
+        return 0
+    if arguments.name not in names:
+        raise UserError(f"no benchmark {arguments.name!r}; there are: {', '.join(names)}")
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    main = resolve(f"benchmarks.{arguments.name}:main")
+    return int(main(arguments.options) or 0)

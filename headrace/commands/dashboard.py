@@ -1,0 +1,24 @@
+"""`headrace dashboard`: the web page of a folder of runs."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from headrace.errors import UserError
+from headrace.hardware import free_port, port_is_free
+from headrace.launch import dashboard_argv, role_environment
+
+
+def dashboard(arguments: argparse.Namespace) -> int:
+    """Become the page's server; the process is replaced."""
+    root = Path(arguments.folder or "runs")
+    if not root.is_dir():
+        raise UserError(f"no folder of runs at {root}; `headrace train RECIPE` makes one")
+    port = arguments.port or free_port(arguments.host)
+    if not port_is_free(arguments.host, port):
+        raise UserError(f"port {port} is in use; choose another with --port (0 takes a free one)")
+    argv = dashboard_argv(arguments.host, port, root.resolve())
+    print(f"dashboard  http://{arguments.host}:{port}  (Ctrl-C ends it)")
+    sys.stdout.flush()
+    os.execve(argv[0], argv, {**os.environ, **role_environment(threads=1)})

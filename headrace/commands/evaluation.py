@@ -1,0 +1,69 @@
+"""`headrace eval`: accuracy of a model folder on a recipe's held-out prompts.
+
+A run without a learner: coordinator, generators and reward workers evaluate the folder as it is.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from headrace import run_folder
+from headrace.commands.training import configured, report, supervise
+from headrace.config.checks import check_machine, check_recipe
+from headrace.errors import RunFailedError, UserError
+from headrace.hardware import detect
+from headrace.roles import RUN_SUMMARY, resolve
+from headrace.supervise import DONE, USER
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Evaluate and print the result, as text or as one JSON object."""
+    model = Path(arguments.model).expanduser()
+    if not model.is_dir():
+        raise UserError(f"no model folder at {arguments.model}")
+    arguments.overrides = [
+        *arguments.overrides,
+        f"model.path={json.dumps(str(model.resolve()))}",
+        "model.critic_path=null",
+        "name=eval",
+        "evaluation.only=true",
+        "evaluation.before=true",
+        "evaluation.after=false",
+        "dashboard.enabled=false",
+    ]
+    config = configured(arguments)
+    hardware = detect()
+    check_recipe(config)
+    check_machine(config, hardware)
+    run_dir = run_folder.make_run_folder(config)
+    console = Console(file=sys.stderr)
+    with run_folder.locked(run_dir):
+        outcome, _ = supervise(run_dir, config, hardware, console, live=console.is_terminal)
+    if outcome.code != DONE:
+        if outcome.code == USER:
+            run_folder.discard_run_folder(run_dir)
+        return report(outcome, run_dir)
+    result = _result(run_dir) | {"model": str(model), "recipe": arguments.recipe}
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:<18} {value}")
+    return 0
+
+
+def _result(run_dir: Path) -> dict[str, Any]:
+    """What the store holds about the one evaluation."""
+    summary = resolve(RUN_SUMMARY)(run_dir)
+    before = (summary.get("eval") or {}).get("before")
+    if before is None:
+        raise RunFailedError(f"the evaluation left no result; see {run_dir / 'logs'}")
+    figures = before if isinstance(before, dict) else {"accuracy": before}
+    length = (summary.get("response_length") or {}).get("first")
+    if length is not None:
+        figures.setdefault("response_length", length)
+    return {"run_id": summary["run_id"], **figures}

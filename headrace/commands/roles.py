@@ -1,0 +1,38 @@
+"""`headrace generator` and `headrace keys`: joining a run from outside."""
+
+import argparse
+import os
+import re
+import socket
+import sys
+
+from headrace.errors import UserError
+from headrace.launch import generator_argv, role_environment
+
+
+def generator(arguments: argparse.Namespace) -> int:
+    """Become one more generator of a run; the process is replaced by the role's own."""
+    if not re.fullmatch(r"tcp://\S+:\d+", arguments.connect):
+        raise UserError(f"--connect {arguments.connect}: should look like tcp://HOST:PORT")
+    if arguments.curve_keys is not None and not arguments.curve_keys.is_dir():
+        raise UserError(f"--curve-keys {arguments.curve_keys}: no such folder")
+    name = arguments.name or f"generator-{socket.gethostname()}-{os.getpid()}"
+    keys = str(arguments.curve_keys.resolve()) if arguments.curve_keys else None
+    argv = generator_argv(arguments.connect, name, keys)
+    if arguments.cpus:
+        argv += ("--cpus", arguments.cpus)
+    sys.stdout.flush()
+    os.execve(argv[0], argv, {**os.environ, **role_environment(threads=1)})
+
+
+def keys(arguments: argparse.Namespace) -> int:
+    """Write CURVE key files and say how they are used."""
+    from headrace.protocol.sockets import make_keys
+
+    make_keys(arguments.folder)
+    folder = arguments.folder.resolve()
+    print(f"keys in {folder} (readable by you alone)")
+    print(f"run:       headrace train RECIPE transport.host=0.0.0.0 transport.curve_keys={folder}")
+    print("elsewhere: copy server.key and client.key_secret there, then")
+    print("           headrace generator --connect tcp://HOST:PORT --curve-keys DIR")
+    return 0

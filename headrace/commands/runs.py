@@ -1,0 +1,113 @@
+"""`headrace runs`, `show`, `export` and `stop`: what ran, and the run that is going on."""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from headrace import run_folder
+from headrace.errors import UserError
+from headrace.monitor import Monitor, coordinator_of
+from headrace.progress import duration
+from headrace.roles import EXPORT, RUN_LIST, RUN_SUMMARY, resolve
+
+
+def _root(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.root or "runs")
+
+
+def runs(arguments: argparse.Namespace) -> int:
+    """List the runs under the root, newest first."""
+    root = _root(arguments)
+    lines = [asdict(line) for line in resolve(RUN_LIST)(root)] if root.is_dir() else []
+    if arguments.json:
+        print(json.dumps(lines, default=str))
+        return 0
+    if not lines:
+        print(f"no runs under {root}; start one with: headrace train RECIPE")
+        return 0
+    width = max(len(line["run_id"]) for line in lines)
+    print(f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
+    for line in lines:
+        found = [line["accuracy_before"], line["accuracy_after"]]
+        accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found)
+        print(
+            f"{line['run_id']:<{width}}  {line['status']:<11} {line['updates']:>7}  "
+            f"{duration(line['wall_s']):>7}  {accuracy}"
+        )
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """One run's figures and its ledger."""
+    run_dir = run_folder.find_run(_root(arguments), arguments.name)
+    row = resolve(RUN_SUMMARY)(run_dir)
+    if arguments.json:
+        print(json.dumps(row))
+        return 0
+    for name, text in _lines(row):
+        print(f"{name:<28} {text}")
+    return 0
+
+
+def _lines(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested figures as `name  value` lines."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _lines(inner, f"{prefix} {key}".strip())
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        yield prefix, "-" if value is None or value in ({}, []) else str(value)
+    else:
+        yield prefix, f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write a run's data to a file."""
+    run_dir = run_folder.find_run(_root(arguments), arguments.name)
+    form = arguments.format or arguments.out.suffix.removeprefix(".")
+    if not form:
+        raise UserError("name the format: --format parquet, or an --out that ends in .parquet")
+    if arguments.out.exists() and not arguments.force:
+        raise UserError(f"{arguments.out} exists; --force replaces it")
+    rows = resolve(EXPORT)(
+        run_dir,
+        arguments.kind,
+        form=form,
+        out=arguments.out,
+        where=arguments.where,
+        force=arguments.force,
+    )
+    print(f"{rows:,} rows of {arguments.kind} in {arguments.out}")
+    return 0
+
+
+def stop(arguments: argparse.Namespace) -> int:
+    """Ask a run to drain, write a checkpoint and end; wait until its supervisor has left."""
+    run_dir = run_folder.find_run(_root(arguments), arguments.name)
+    found = coordinator_of(run_dir)
+    if not run_folder.is_running(run_dir) or found is None:
+        raise UserError(f"{run_dir.name} is not running on this machine")
+    monitor = Monitor(run_folder.read_config(run_dir), found[0])
+    try:
+        monitor.ask()
+        if monitor.answer(timeout_s=10.0) is None:
+            raise UserError(
+                f"the coordinator of {run_dir.name} does not answer at {found[0]}; its supervisor "
+                "ends the run at Ctrl-C"
+            )
+        monitor.command("stop")
+        deadline = time.monotonic() + arguments.timeout
+        while run_folder.is_running(run_dir):
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{run_dir.name} was asked to stop and is still busy after "
+                    f"{arguments.timeout:.0f} s; see {run_dir / 'logs'}"
+                )
+            time.sleep(0.2)
+    finally:
+        monitor.close()
+    print(f"{run_dir.name} has ended")
+    return 0

@@ -1,0 +1,159 @@
+"""What a recipe means in numbers, before anything starts.
+
+In: a configuration (and the model's shape and the machine, where known). Out: `Fact`s: a name, a
+value with its unit, and where it comes from. Nothing is measured; everything is arithmetic.
+"""
+
+from typing import NamedTuple
+
+from headrace.config.algorithm import EgaeConfig
+from headrace.config.checks import never_ends
+from headrace.config.memory import ModelShape, gpu_memory, host_memory
+from headrace.config.run import RunConfig
+from headrace.hardware import Hardware
+
+
+class Fact(NamedTuple):
+    """One derived number."""
+
+    name: str
+    value: float | str
+    unit: str
+    meaning: str
+
+
+def adaptive_lambda(alpha: float, length: float) -> float:
+    """lambda = 1 - 1 / (alpha * length), not below 0 (VAPO eq. 5)."""
+    return max(0.0, 1.0 - 1.0 / (alpha * length))
+
+
+def prefix_cost(length: int, window: int) -> float:
+    """Learner tokens per trained token of one response: each window is computed with its prefix.
+
+    The sum of window ends over the length, about L / 2W for L much longer than W; 1 for one window.
+    """
+    ends = [*range(window, length, window), length]
+    return sum(ends) / length
+
+
+def facts(config: RunConfig) -> list[Fact]:
+    """Batch arithmetic, windows, staleness and lambda of a recipe."""
+    schedule, length, window = config.schedule, config.task.max_response_length, config.window
+    windows = -(-length // window)
+    units = schedule.batch_windows
+    unit_tokens = window if schedule.unit == "window" else length
+    found = [
+        Fact("window", window, "tokens", "most tokens of a trajectory trained in one update"),
+        Fact("windows per trajectory", windows, "windows", "of the longest response"),
+        Fact("updates spanned", windows, "updates", "at least, by the longest trajectory"),
+        Fact("tokens per update", units * unit_tokens, "tokens", "at most, of the policy"),
+        Fact(
+            "groups per update",
+            round(units / schedule.num_generations, 2),
+            "groups",
+            "batch_windows / num_generations, if every response fits one window",
+        ),
+        Fact("chunk", config.chunk_tokens, "tokens", "most tokens of one message"),
+        Fact(
+            "prefix cost",
+            round(prefix_cost(length, window), 2),
+            "learner tokens per trained token",
+            "of the longest response, prompts apart: about L / 2W",
+        ),
+        Fact(
+            "optimizer steps per update",
+            config.learner.policy.epochs * config.learner.policy.minibatches,
+            "steps",
+            "policy: epochs x minibatches",
+        ),
+    ]
+    found += _staleness(config)
+    found += _lambda(config)
+    if config.algorithm.value is not None and config.algorithm.value.warmup_updates:
+        found.append(
+            Fact(
+                "value warm-up",
+                config.algorithm.value.warmup_updates,
+                "updates",
+                "train the value model alone before the policy moves",
+            )
+        )
+    end = "never by itself: Ctrl-C or `headrace stop`" if never_ends(config) else _stops(config)
+    found.append(Fact("ends", end, "", "the first condition that holds"))
+    return found
+
+
+def _staleness(config: RunConfig) -> list[Fact]:
+    schedule = config.schedule
+    if schedule.mode != "streaming":
+        return [
+            Fact("staleness", 0, "updates", f"{schedule.mode}: generation waits for each update"),
+            Fact("slots", schedule.batch_windows, "trajectories", "generated side by side"),
+        ]
+    bound = (schedule.max_staleness + 1) * schedule.batch_windows
+    seats = config.generator.count * config.generator.max_num_seqs
+    return [
+        Fact("staleness bound", schedule.max_staleness, "updates", "sampling to training, at most"),
+        Fact(
+            "back-pressure",
+            bound,
+            "windows",
+            "open plus ready at most: (max_staleness + 1) x batch_windows",
+        ),
+        Fact(
+            "in flight",
+            min(seats, bound),
+            "trajectories",
+            f"generators hold {seats}, the bound allows {bound}",
+        ),
+    ]
+
+
+def _lambda(config: RunConfig) -> list[Fact]:
+    advantages = config.algorithm.advantages
+    if not isinstance(advantages, EgaeConfig):
+        return []
+    alpha = advantages.length_adaptive_alpha
+    if alpha is None:
+        return [Fact("lambda", advantages.gae_lambda_policy, "", "fixed")]
+    longest = config.task.max_response_length
+    floor = advantages.gae_lambda_policy
+    return [
+        Fact(
+            f"lambda at {length} tokens",
+            round(max(floor, adaptive_lambda(alpha, length)), 4),
+            "",
+            "1 - 1 / (alpha x length), not below gae_lambda_policy",
+        )
+        for length in sorted({max(1, longest // 16), max(1, longest // 4), longest})
+    ]
+
+
+def _stops(config: RunConfig) -> str:
+    stop = config.stop
+    parts = [
+        f"{stop.updates} updates" if stop.updates else "",
+        f"{stop.train_time_s:g} s of training" if stop.train_time_s else "",
+        f"{stop.tokens:,} trained tokens" if stop.tokens else "",
+        f"accuracy {stop.accuracy:g} twice" if stop.accuracy else "",
+    ]
+    if config.evaluation.only:
+        return "after the evaluation"
+    return " or ".join(part for part in parts if part)
+
+
+def memory_facts(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[Fact]:
+    """The model's size and the memory of a run against what is free."""
+    gib = 2**30
+    host = host_memory(config, shape, on_gpu=bool(hardware.gpus))
+    found = [
+        Fact("parameters", round(shape.parameters / 1e6, 3), "million", "of the policy"),
+        Fact("memory", round(host.total / gib, 2), "GiB", f"about: {host.text()}"),
+        Fact("memory free", round(hardware.available_bytes / gib, 2), "GiB", "on this machine"),
+    ]
+    if hardware.gpus and config.learner.device != "cpu":
+        gpu = gpu_memory(config, shape)
+        found.append(
+            Fact("GPU memory", round(gpu.total / gib, 2), "GiB", f"a learner rank: {gpu.text()}")
+        )
+    return found
