@@ -104,26 +104,32 @@ def _serve_curve(socket: zmq.Socket[Any], folder: str) -> ThreadAuthenticator:
     return authenticator
 
 
-def _prepare_dealer(socket: zmq.Socket[Any], link: Link, identity: str) -> None:
-    socket.setsockopt(zmq.IDENTITY, identity.encode())
-    socket.setsockopt(zmq.LINGER, LINGER_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL, 100)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    if link.curve_keys:
-        public, secret = _load_key(link.curve_keys, CLIENT_KEY, secret=True)
-        socket.curve_secretkey = secret
-        socket.curve_publickey = public
-        socket.curve_serverkey, _ = _load_key(link.curve_keys, SERVER_KEY, secret=False)
+def _open_dealer(context: zmq.Context[Any], link: Link, identity: str) -> Any:
+    socket: Any = context.socket(zmq.DEALER)
     try:
+        socket.setsockopt(zmq.IDENTITY, identity.encode())
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        if link.curve_keys:
+            public, secret = _load_key(link.curve_keys, CLIENT_KEY, secret=True)
+            socket.curve_secretkey = secret
+            socket.curve_publickey = public
+            socket.curve_serverkey, _ = _load_key(link.curve_keys, SERVER_KEY, secret=False)
         socket.connect(link.address)
-    except zmq.ZMQError as error:
+    except (UserError, zmq.ZMQError) as error:
+        socket.close()
+        context.term()
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"cannot connect to {link.address!r} ({error}); an address looks like tcp://HOST:PORT"
         ) from error
+    return socket
 
 
 class _Binding:
@@ -131,7 +137,7 @@ class _Binding:
 
     def __init__(
         self,
-        context: zmq.Context[Any],
+        kind: type[zmq.Context[Any]],
         host: str,
         port: int,
         max_bytes: int,
@@ -142,7 +148,7 @@ class _Binding:
                 f"refusing to bind {host} without keys: make them with `headrace keys DIR` and set "
                 "transport.curve_keys=DIR"
             )
-        self._context = context
+        self._context = context = kind()
         self._authenticator: ThreadAuthenticator | None = None
         # Of asyncio or not, as the context is.
         self.socket: Any = context.socket(zmq.ROUTER)
@@ -211,7 +217,7 @@ class Router:
         curve_keys: str | None = None,
         on_reject: Callable[[str, str], None] | None = None,
     ) -> None:
-        self._bound = _Binding(zmq.asyncio.Context(), host, port, max_bytes, curve_keys)
+        self._bound = _Binding(zmq.asyncio.Context, host, port, max_bytes, curve_keys)
         self._intake = _Intake(max_bytes, on_reject)
         self.address, self.port = self._bound.address, self._bound.port
 
@@ -255,7 +261,7 @@ class BlockingRouter:
         curve_keys: str | None = None,
         on_reject: Callable[[str, str], None] | None = None,
     ) -> None:
-        self._bound = _Binding(zmq.Context(), host, port, max_bytes, curve_keys)
+        self._bound = _Binding(zmq.Context, host, port, max_bytes, curve_keys)
         self._intake = _Intake(max_bytes, on_reject)
         self.address, self.port = self._bound.address, self._bound.port
 
@@ -301,8 +307,7 @@ class Dealer:
 
     def __init__(self, link: Link, name: str) -> None:
         self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        _prepare_dealer(self._socket, link, name)
+        self._socket = _open_dealer(self._context, link, name)
         self._codec = message_codec(max_bytes=link.max_bytes)
         self.rejected = 0
 
@@ -336,8 +341,7 @@ class BlockingDealer:
 
     def __init__(self, link: Link, name: str) -> None:
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        _prepare_dealer(self._socket, link, name)
+        self._socket = _open_dealer(self._context, link, name)
         self._codec = message_codec(max_bytes=link.max_bytes)
         self.rejected = 0
 
