@@ -1,0 +1,227 @@
+"""Scripted peers that play generator, reward worker and learner against a real coordinator."""
+
+import asyncio
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from headrace.config.run import RunConfig
+from headrace.protocol import messages as m
+from headrace.protocol.sockets import Dealer, Link
+
+_PIDS = itertools.count(1)
+MODEL = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
+
+
+class CoordinatorProcess:
+    """`python -m coordinator.run` in a run folder of its own."""
+
+    def __init__(self, run_dir: Path, config: RunConfig) -> None:
+        self.run_dir = run_dir
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "resolved.json").write_text(config.model_dump_json())
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, resume: bool = False) -> str:
+        """Start and wait for the address."""
+        announced = self.run_dir / "coordinator.json"
+        announced.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "coordinator.run", "--run-dir", str(self.run_dir)]
+        with (self.run_dir / "coordinator.log").open("ab") as log:
+            self.process = subprocess.Popen(command + ["--resume"] * resume, stderr=log)
+        while not announced.exists():
+            assert self.process.poll() is None, (self.run_dir / "coordinator.log").read_text()
+            time.sleep(0.05)
+        return str(json.loads(announced.read_text())["address"])
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        """Its exit code."""
+        assert self.process is not None
+        return self.process.wait(timeout_s)
+
+
+class ScriptedPeer:
+    """A socket with a Hello; subclasses answer messages."""
+
+    role: m.Role
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        *,
+        capacity: int = 0,
+        update: int = 0,
+        resumed_from: str | None = None,
+    ) -> None:
+        self.name = name
+        self.dealer = Dealer(Link(address), name)
+        self.capacity, self.update, self.resumed_from = capacity, update, resumed_from
+        self.pid = next(_PIDS)
+        self.shutdown: str | None = None
+        self.seen: list[m.Message] = []
+
+    async def hello(self) -> None:
+        """Join."""
+        await self.dealer.send(
+            m.Hello(
+                role=self.role,
+                name=self.name,
+                pid=self.pid,
+                host="here",
+                capacity=self.capacity,
+                update=self.update,
+                resumed_from=self.resumed_from,
+            )
+        )
+
+    async def run(self) -> None:
+        """Answer until told to shut down."""
+        await self.hello()
+        while True:
+            message = await self.dealer.receive()
+            if isinstance(message, m.Heartbeat):
+                await self.dealer.send(m.Heartbeat())
+                continue
+            self.seen.append(message)
+            if isinstance(message, m.Shutdown):
+                self.shutdown = message.reason
+                await self.dealer.send(m.Goodbye())
+                self.dealer.close()
+                return
+            await self.answer(message)
+
+    async def answer(self, message: m.Message) -> None:
+        """What this role does with a message."""
+
+
+class ScriptedGenerator(ScriptedPeer):
+    """Answers every lease at once with a response whose length its trajectory id decides."""
+
+    role: m.Role = "generator"
+    version = -1
+
+    def length_of(self, trajectory_id: int) -> int:
+        """Response length of a trajectory."""
+        return 1 + (trajectory_id * 7) % 11
+
+    async def answer(self, message: m.Message) -> None:
+        match message:
+            case m.WeightNotice():
+                self.version = message.version
+                await self.dealer.send(
+                    m.WeightsLoaded(version=message.version, gap_s=0.0, load_s=0.0)
+                )
+            case m.Leases():
+                chunks = [c for lease in message.leases for c in self.generate(lease)]
+                await self.dealer.send(m.Chunks(chunks=chunks))
+            case _:
+                pass
+
+    def generate(self, lease: m.Lease) -> list[m.TrajectoryChunk]:
+        """All chunks of a lease."""
+        chunks: list[m.TrajectoryChunk] = []
+        start, goal = lease.prefix_ids.size, self.length_of(lease.trajectory_id)
+        while True:
+            border = (start // lease.window + 1) * lease.window
+            end = min(goal, border, lease.stop_at)
+            finish: m.Finish | None = None
+            if end == goal:
+                finish = "stop"
+            elif end == lease.stop_at:
+                finish = "window"
+            chunks.append(self.chunk(lease, len(chunks), start, end, finish))
+            start = end
+            if finish:
+                return chunks
+
+    def chunk(
+        self, lease: m.Lease, index: int, start: int, end: int, finish: m.Finish | None
+    ) -> m.TrajectoryChunk:
+        """Tokens [start, end)."""
+        size = end - start
+        return m.TrajectoryChunk(
+            lease_id=lease.lease_id,
+            trajectory_id=lease.trajectory_id,
+            chunk_index=lease.next_chunk + index,
+            start=start,
+            token_ids=np.full(size, 5, np.int32),
+            logprobs=np.full(size, -0.5, np.float32),
+            spans=[m.Span(self.version, start, end)] if size else [],
+            finish=finish,
+        )
+
+
+class ScriptedReward(ScriptedPeer):
+    """Even trajectories are right."""
+
+    role: m.Role = "reward"
+
+    async def answer(self, message: m.Message) -> None:
+        if isinstance(message, m.ScoreRequest):
+            scores = [
+                m.Score(
+                    trajectory_id=item.trajectory_id,
+                    status="ok",
+                    reward=float(item.trajectory_id % 2 == 0),
+                )
+                for item in message.items
+            ]
+            await self.dealer.send(m.Scores(scores=scores))
+
+
+class ScriptedLearner(ScriptedPeer):
+    """Says done to every batch; can be told to die silently at an update."""
+
+    role: m.Role = "learner"
+    die_at: int | None = None
+
+    def notice(self, version: int, update: int) -> m.WeightNotice:
+        """A notice of nothing."""
+        return m.WeightNotice(version=version, update=update, sha256="", num_bytes=0, sources=[])
+
+    async def answer(self, message: m.Message) -> None:
+        match message:
+            case m.Welcome():
+                await self.dealer.send(self.notice(message.publish_as, self.update))
+            case m.Batch():
+                if message.update == self.die_at:
+                    return
+                self.update = message.update
+                trains = any(shard.windows for shard in message.shards)
+                await self.dealer.send(
+                    m.UpdateDone(
+                        update=message.update,
+                        metrics={"actor/pg_loss": 0.5},
+                        diagnostics=[],
+                        notice=self.notice(message.publish_as, message.update) if trains else None,
+                        checkpoint=f"step_{message.update}" if message.checkpoint else None,
+                    )
+                )
+            case m.CheckpointRequest():
+                await self.dealer.send(
+                    m.CheckpointDone(update=message.update, path=f"step_{message.update}")
+                )
+            case _:
+                pass
+
+
+async def until(condition: object, timeout_s: float = 30.0) -> None:
+    """Wait for a condition."""
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come about"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,226 @@
+"""A real coordinator process over real sockets, with scripted peers: whole runs, deaths, resumes."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace.config.run import RunConfig
+from headrace.protocol import messages as m
+from headrace.protocol.records import (
+    AnyRecord,
+    BatchTaken,
+    EvaluationDone,
+    LineageBegan,
+    MetricsSampled,
+    RunPhase,
+    UpdateCommitted,
+)
+from storage.run_store import RunStore
+from tests.coordinator.peers import (
+    MODEL,
+    CoordinatorProcess,
+    ScriptedGenerator,
+    ScriptedLearner,
+    ScriptedReward,
+    until,
+)
+
+
+def run_config(mode: str = "streaming", **sections: object) -> RunConfig:
+    base: dict[str, object] = {
+        "model": {"path": str(MODEL)},
+        "task": {"kind": "chain_sums", "max_prompt_length": 80, "max_response_length": 12},
+        "algorithm": {
+            "advantages": {"kind": "egae"},
+            "value": {"warmup_updates": 1, "warmup_epochs": 2},
+        },
+        "schedule": {"mode": mode, "window": 4, "batch_windows": 8, "max_staleness": 1},
+        "evaluation": {"num_prompts": 16},
+        "stop": {"updates": 6},
+        "storage": {"commit_interval_ms": 5},
+        "transport": {"heartbeat_s": 0.2, "heartbeat_timeout_s": 3.0, "stall_timeout_s": 20.0},
+    }
+    return RunConfig.model_validate(base | sections)
+
+
+def records_of(run_dir: Path) -> list[AnyRecord]:
+    store = RunStore.open(run_dir)
+    try:
+        return list(store.replay())  # type: ignore[arg-type]
+    finally:
+        store.close()
+
+
+def assert_balanced(records: list[AnyRecord]) -> None:
+    """generated = trained + ready + in flight + dropped, at every update and at the end."""
+    sampled = [r for r in records if isinstance(r, UpdateCommitted | MetricsSampled)]
+    assert sampled
+    for record in sampled:
+        ledger = record.metrics
+        assert ledger["ledger/generated"] == (
+            ledger["ledger/trained_policy"]
+            + ledger["ledger/ready"]
+            + ledger["ledger/in_flight"]
+            + ledger["ledger/dropped"]
+        )
+
+
+@pytest.mark.parametrize("mode", ["streaming", "windowed", "synchronous"])
+async def test_a_whole_run_in_each_mode(tmp_path: Path, mode: str) -> None:
+    coordinator = CoordinatorProcess(tmp_path / "run-1", run_config(mode))
+    address = coordinator.start()
+    generator = ScriptedGenerator(address, "generator-0", capacity=8)
+    peers = [
+        generator,
+        ScriptedReward(address, "reward-0"),
+        ScriptedLearner(address, "learner-0"),
+    ]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 40)
+    assert coordinator.wait() == 0
+    assert all(peer.shutdown == "finished" for peer in peers)
+    records = records_of(coordinator.run_dir)
+    labels = [r.label for r in records if isinstance(r, EvaluationDone)]
+    assert labels == ["before", "after"]
+    updates = [r.update for r in records if isinstance(r, UpdateCommitted)]
+    assert updates == [1, 2, 3, 4, 5, 6]
+    assert_balanced(records)
+    last = [r for r in records if isinstance(r, MetricsSampled)][-1].metrics
+    assert last["ledger/in_flight"] == last["ledger/ready"] == 0
+    assert last["ledger/trained_policy"] > 0
+    if mode == "windowed":
+        stops = [x.stop_at for s in generator.seen if isinstance(s, m.Leases) for x in s.leases]
+        assert 4 in stops
+
+
+async def test_a_learner_that_dies_is_rolled_back_and_nothing_is_trained_twice(
+    tmp_path: Path,
+) -> None:
+    config = run_config(checkpoint={"every_updates": 2}, stop={"updates": 8})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    first = ScriptedLearner(address, "learner-0")
+    first.die_at = 6
+    others = [
+        ScriptedGenerator(address, "generator-0", capacity=8),
+        ScriptedReward(address, "reward-0"),
+    ]
+    tasks = [asyncio.create_task(peer.run()) for peer in [*others, first]]
+    await until(lambda: any(isinstance(s, m.Batch) and s.update == 6 for s in first.seen))
+    tasks[2].cancel()
+    first.dealer.close()
+    second = ScriptedLearner(address, "learner-0", update=4, resumed_from="step_4")
+    await asyncio.wait_for(asyncio.gather(*tasks[:2], second.run()), 40)
+    assert coordinator.wait() == 0
+    records = records_of(coordinator.run_dir)
+    assert_balanced(records)
+    (rollback,) = [r for r in records if isinstance(r, LineageBegan)]
+    assert (rollback.update, rollback.lineage) == (4, 1)
+    lineages: dict[int, dict[int, BatchTaken]] = {}
+    surviving: dict[int, BatchTaken] = {}
+    for record in records:
+        if isinstance(record, BatchTaken):
+            lineages.setdefault(record.lineage, {})[record.update] = record
+        if isinstance(record, UpdateCommitted):
+            surviving[record.update] = lineages[record.lineage][record.update]
+        if isinstance(record, LineageBegan):
+            surviving = {u: b for u, b in surviving.items() if u <= record.update}
+    windows = [w.window_id for batch in surviving.values() for w in batch.windows]
+    assert sorted(surviving) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert len(windows) == len(set(windows))
+    versions = [b.version for b in surviving.values()]
+    assert versions == sorted(versions)
+
+
+async def test_a_killed_coordinator_is_resumed_from_its_journal(tmp_path: Path) -> None:
+    config = run_config(checkpoint={"every_updates": 1}, stop={"updates": 12})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    learner = ScriptedLearner(address, "learner-0")
+    peers = [
+        learner,
+        ScriptedGenerator(address, "generator-0", capacity=8),
+        ScriptedReward(address, "reward-0"),
+    ]
+    tasks = [asyncio.create_task(peer.run()) for peer in peers]
+    await until(lambda: learner.update >= 4)
+    coordinator.kill()
+    for task, peer in zip(tasks, peers, strict=True):
+        task.cancel()
+        peer.dealer.close()
+    committed = [
+        r.update for r in records_of(coordinator.run_dir) if isinstance(r, UpdateCommitted)
+    ]
+    address = coordinator.start(resume=True)
+    restored = ScriptedLearner(address, "learner-0", update=committed[-1])
+    peers = [
+        restored,
+        ScriptedGenerator(address, "generator-0", capacity=8),
+        ScriptedReward(address, "reward-0"),
+    ]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 40)
+    assert coordinator.wait() == 0
+    records = records_of(coordinator.run_dir)
+    assert_balanced(records)
+    assert [r.update for r in records if isinstance(r, UpdateCommitted)][-1] == 12
+    assert [r.label for r in records if isinstance(r, EvaluationDone)] == ["before", "after"]
+    taken = [w.window_id for r in records if isinstance(r, BatchTaken) for w in r.windows]
+    trained = {u for r in records if isinstance(r, UpdateCommitted) for u in [r.update]}
+    assert trained == set(range(1, 13))
+    assert taken
+
+
+async def test_bad_chunks_are_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    coordinator = CoordinatorProcess(tmp_path / "run-1", run_config(stop={"updates": 3}))
+    address = coordinator.start()
+
+    class Liar(ScriptedGenerator):
+        lied = 0
+
+        def generate(self, lease: m.Lease) -> list[m.TrajectoryChunk]:
+            good = super().generate(lease)
+            if self.lied < 3 and lease.purpose == "train":
+                self.lied += 1
+                wrong = [
+                    self.chunk(lease, 5, lease.prefix_ids.size, lease.prefix_ids.size + 2, "stop"),
+                    self.chunk(lease, 0, 3, 5, "stop"),
+                    self.chunk(lease, 0, lease.prefix_ids.size, 40, "stop"),
+                ]
+                return [wrong[self.lied - 1]]
+            return [*good, good[0]]
+
+    peers = [
+        Liar(address, "generator-0", capacity=8),
+        ScriptedReward(address, "reward-0"),
+        ScriptedLearner(address, "learner-0"),
+    ]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 40)
+    assert coordinator.wait() == 0
+    records = records_of(coordinator.run_dir)
+    assert_balanced(records)
+    kinds = [getattr(r, "kind", None) for r in records]
+    assert kinds.count("chunk_rejected") >= 3
+
+
+async def test_failing_rewards_stop_the_run_with_the_reason(tmp_path: Path) -> None:
+    config = run_config(reward={"max_consecutive_failures": 4}, evaluation={"before": False})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+
+    class Broken(ScriptedReward):
+        async def answer(self, message: m.Message) -> None:
+            if isinstance(message, m.ScoreRequest):
+                ids = [item.trajectory_id for item in message.items]
+                scores = [m.Score(trajectory_id=i, status="timeout", error="too slow") for i in ids]
+                await self.dealer.send(m.Scores(scores=scores))
+
+    peers = [
+        ScriptedGenerator(address, "generator-0", capacity=8),
+        Broken(address, "reward-0"),
+        ScriptedLearner(address, "learner-0"),
+    ]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 40)
+    assert coordinator.wait() == 1
+    assert "rewards in a row failed" in (coordinator.run_dir / "coordinator.log").read_text()
+    phases = [r.phase for r in records_of(coordinator.run_dir) if isinstance(r, RunPhase)]
+    assert phases[-1] == "failed"
