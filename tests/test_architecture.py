@@ -107,7 +107,11 @@ def test_every_module_opens_with_a_docstring() -> None:
 
 
 def test_no_module_is_too_long() -> None:
-    lengths = {name_of(path): len(path.read_text("utf-8").splitlines()) for path in MODULES}
+    lengths = {
+        name_of(path): len(path.read_text(encoding="utf-8").splitlines())
+        for path in MODULES
+        if path.parent.name != "versions"  # a migration is a record, never edited again
+    }
     assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
 
 
