@@ -11,17 +11,19 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from headrace.config.learner import LearnerConfig, OptimizerConfig
+from learner.forward import Pack
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
-import deepspeed  # noqa: E402  (it chooses its accelerator when it is imported)
-from deepspeed.utils import logger as deepspeed_logger  # noqa: E402
+import deepspeed
+from deepspeed.utils import logger as deepspeed_logger
 
 deepspeed_logger.setLevel(logging.ERROR)
 # Compiling this C++ extension takes a minute and needs a compiler; gloo does without.
@@ -53,6 +55,42 @@ class Engine(Protocol):
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
+
+
+@dataclass
+class StepLog:
+    """What one update did to one model: optimizer steps taken, losses of their micro-batches, and
+    tokens that went through the model."""
+
+    applied: int = 0
+    dropped: int = 0
+    grad_norm: float = 0.0
+    losses: list[Tensor] = field(default_factory=list)
+    tokens: int = 0
+    padded: int = 0
+    trained: int = 0
+    reads: int = 0
+
+    @property
+    def taken(self) -> int:
+        """Optimizer steps, applied or not."""
+        return self.applied + self.dropped
+
+    def take(self, engine: Engine) -> None:
+        """Let the engine step."""
+        step = engine.step()
+        self.applied += step.applied
+        self.dropped += not step.applied
+        self.grad_norm = step.grad_norm
+
+    def count(self, pack: Pack, *, reads: int) -> None:
+        """Note a forward pass, of which `reads` tokens have a loss (0: no loss at all)."""
+        size = pack.token_ids.numel()
+        self.tokens += size
+        self.padded += pack.layout.padded_from.numel()
+        if reads:
+            self.trained += size
+            self.reads += reads
 
 
 class DeepSpeedEngine:

@@ -26,7 +26,7 @@ def load_policy(
     config: ModelConfig, *, dtype: torch.dtype, device: torch.device
 ) -> PreTrainedModel:
     """The starting policy. Raises UserError where there is no such model."""
-    return _load(AutoModelForCausalLM, config.path, config, dtype, device)
+    return _load(AutoModelForCausalLM, config.path, config, dtype, device, {})
 
 
 def load_critic(
@@ -37,16 +37,9 @@ def load_critic(
     Raises UserError where there is no such model or its architecture has no scalar head.
     """
     path = config.critic_path or config.path
-    critic = _load(
-        AutoModelForTokenClassification,
-        path,
-        config,
-        dtype,
-        device,
-        num_labels=1,
-        # Its default is a dropout of 0.1, which would make V(s) a random number.
-        classifier_dropout=0.0,
-    )
+    # The default is a dropout of 0.1, which would make V(s) a random number.
+    settings = {"num_labels": 1, "classifier_dropout": 0.0}
+    critic = _load(AutoModelForTokenClassification, path, config, dtype, device, settings)
     if not hasattr(critic, "score"):
         raise UserError(f"{path}: {type(critic).__name__} has no head named `score`")
     if config.critic_path is None:
@@ -61,21 +54,25 @@ def _load(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-    **settings: Any,
+    settings: dict[str, Any],
 ) -> PreTrainedModel:
     register()
     flash = device.type == "cuda" and is_flash_attn_2_available()
+    trust = config.trust_remote_code
     try:
+        shape = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+        for name, value in settings.items():
+            setattr(shape, name, value)
         model = kind.from_pretrained(
             path,
+            config=shape,
             dtype=dtype,
             attn_implementation="flash_attention_2" if flash else ATTENTION,
-            trust_remote_code=config.trust_remote_code,
-            **settings,
+            trust_remote_code=trust,
         )
     except (OSError, ValueError) as error:
-        what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"cannot load the model {path}: {what}") from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"cannot load the model {path}: {lines[0]}") from error
     return model.to(device)
 
 

@@ -8,6 +8,9 @@ lengths give the same packs on every machine. No tensors, no model.
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
 
+import numpy as np
+import numpy.typing as npt
+
 
 def pack_sequences(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
     """Sequence indices of each pack, by first-fit decreasing.
@@ -61,3 +64,9 @@ def balanced_parts(weights: Sequence[int], *, parts: int, order: Sequence[int]) 
         chosen[item] = part
         heapreplace(heap, (weight + weights[item], part))
     return chosen
+
+
+def ranges(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """start, start + 1, ..., start + count - 1 of each range, end to end."""
+    before = np.cumsum(counts) - counts
+    return np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(starts - before, counts)

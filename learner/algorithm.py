@@ -1,0 +1,242 @@
+"""An algorithm as plain functions, built once from its configuration.
+
+In: `AlgorithmConfig` and the window. Out: an `Algorithm` whose slots the update calls. Promise:
+PPO, T-PPO, VAPO, GRPO and their kin differ by what stands in the slots and by nothing else; no
+recipe's name is read anywhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.config.algorithm import (
+    AlgorithmConfig,
+    EgaeConfig,
+    GroupAdvantageConfig,
+    PolicyLossConfig,
+    RatioConfig,
+    ValueTargetConfig,
+)
+from learner.advantages import credited_length, length_adaptive_lambda, packed_egae, whiten
+from learner.aggregation import sample_mean_weights, token_mean_weights
+from learner.policy_losses import PolicyLoss, clipped_surrogate, reinforce
+from learner.ratios import Ratio, behaviour_ratio, decoupled_ratio, tis_ratio
+from learner.segments import Segments, segment_ids
+from learner.targets import ValueTargets, lambda_returns
+from learner.value_losses import ValueLoss, clipped_squared_error, squared_error
+
+
+class AdvantageFunction(Protocol):
+    """(rewards [T], values [T], windows, given [S]) -> raw advantages [T]; `given` are advantages
+    that the coordinator computed from whole groups."""
+
+    def __call__(
+        self, rewards: Tensor, values: Tensor | None, segments: Segments, given: Tensor
+    ) -> Tensor: ...
+
+
+class NormaliseFunction(Protocol):
+    """(raw advantages [T], mask [T], `moments` of the whole batch) -> what the loss sees [T]."""
+
+    def __call__(self, advantages: Tensor, mask: Tensor, batch_moments: Tensor) -> Tensor: ...
+
+
+class AggregateFunction(Protocol):
+    """Weights [T] of token losses; counts are the whole batch's (see `learner.aggregation`)."""
+
+    def __call__(
+        self, mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float,
+        sample_tokens: Tensor,
+    ) -> Tensor: ...  # fmt: skip
+
+
+RatioFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Ratio]
+"""(new, proximal, behaviour, mask), all [T]."""
+
+
+@dataclass(frozen=True)
+class ValueSlots:
+    """The value model's part: targets, loss, aggregation. `loss` takes (values, old values,
+    targets). `reads_old`: the loss reads the values of the update's start; `targets_read_old`: the
+    targets do."""
+
+    targets: Callable[[Tensor, Tensor, Segments], ValueTargets]
+    loss: Callable[[Tensor, Tensor, Tensor], ValueLoss]
+    aggregate: AggregateFunction
+    reads_old: bool
+    targets_read_old: bool
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Every slot of an algorithm.
+
+    Attributes:
+        lambdas: ([S] length so far, [S] finished) -> [S] lambda of the policy's advantages.
+        advantages, normalise: rewards to what the loss sees.
+        uses_critic: advantages read values.
+        asks_at_cuts: advantages read V(s_l) of cut windows.
+        ratio: new, proximal, behaviour logprobs and mask to ratio and weight.
+        uses_proximal: the ratio reads proximal logprobs.
+        policy_loss: log ratio and advantages to token losses.
+        aggregate: token losses to weights.
+        entropy_coef, positive_nll_coef: weights of further terms.
+        value: None for critic-free algorithms.
+    """
+
+    lambdas: Callable[[Tensor, Tensor], Tensor]
+    advantages: AdvantageFunction
+    normalise: NormaliseFunction
+    uses_critic: bool
+    asks_at_cuts: bool
+    ratio: RatioFunction
+    uses_proximal: bool
+    policy_loss: Callable[[Tensor, Tensor], PolicyLoss]
+    aggregate: AggregateFunction
+    entropy_coef: float
+    positive_nll_coef: float
+    value: ValueSlots | None
+
+
+def build_algorithm(config: AlgorithmConfig, *, window: int) -> Algorithm:
+    """The functions that a configuration names; `window` is the most tokens of one window."""
+    advantages = config.advantages
+    return Algorithm(
+        lambdas=_lambdas(advantages, window),
+        advantages=_advantages(advantages),
+        normalise=partial(_normalise, whitened=advantages.whiten, clamp=advantages.clamp),
+        uses_critic=isinstance(advantages, EgaeConfig),
+        asks_at_cuts=isinstance(advantages, EgaeConfig) and advantages.boundary == "bootstrap",
+        ratio=_ratio(config.ratio),
+        uses_proximal=config.ratio.kind != "behaviour",
+        policy_loss=_policy_loss(config.policy_loss),
+        aggregate=_aggregate(config.aggregate),
+        entropy_coef=config.penalties.entropy_coef,
+        positive_nll_coef=config.penalties.positive_nll_coef,
+        value=None if config.value is None else _value(config.value, _gamma(advantages)),
+    )
+
+
+def _gamma(config: EgaeConfig | GroupAdvantageConfig) -> float:
+    return config.gamma if isinstance(config, EgaeConfig) else 1.0
+
+
+def _lambdas(
+    config: EgaeConfig | GroupAdvantageConfig, window: int
+) -> Callable[[Tensor, Tensor], Tensor]:
+    match config:
+        case EgaeConfig(length_adaptive_alpha=None):
+            fixed = config.gae_lambda_policy
+        case EgaeConfig(length_adaptive_alpha=float(alpha)):
+            credit = window if config.half_window_credit else 0
+            floor = config.gae_lambda_policy
+
+            def adaptive(length: Tensor, finished: Tensor) -> Tensor:
+                length = credited_length(length, finished, window=credit)
+                return length_adaptive_lambda(length, alpha=alpha, floor=floor)
+
+            return adaptive
+        case GroupAdvantageConfig():
+            fixed = 1.0
+    return lambda length, _finished: torch.full_like(length, fixed, dtype=torch.float64)
+
+
+def _advantages(config: EgaeConfig | GroupAdvantageConfig) -> AdvantageFunction:
+    match config:
+        case EgaeConfig():
+            gamma, boundary = config.gamma, config.boundary
+
+            def by_critic(
+                rewards: Tensor, values: Tensor | None, segments: Segments, given: Tensor
+            ) -> Tensor:
+                if values is None:
+                    raise ValueError("advantages by critic need values")
+                return packed_egae(rewards, values, segments, gamma=gamma, boundary=boundary)
+
+            return by_critic
+        case GroupAdvantageConfig():
+
+            def by_group(
+                rewards: Tensor, values: Tensor | None, segments: Segments, given: Tensor
+            ) -> Tensor:
+                return given[segment_ids(segments)].to(rewards.dtype)
+
+            return by_group
+
+
+def _normalise(
+    advantages: Tensor,
+    mask: Tensor,
+    batch_moments: Tensor,
+    *,
+    whitened: bool,
+    clamp: float | None,
+) -> Tensor:
+    if whitened:
+        return whiten(advantages, mask, clamp=clamp, batch_moments=batch_moments)
+    return advantages if clamp is None else advantages.clamp(min=-clamp, max=clamp)
+
+
+def _ratio(config: RatioConfig) -> RatioFunction:
+    match config.kind:
+        case "behaviour":
+            return lambda new, _proximal, behaviour, mask: behaviour_ratio(new, behaviour, mask)
+        case "decoupled":
+            return partial(decoupled_ratio, cap=config.cap, over_cap=config.over_cap)
+        case "tis":
+            return partial(tis_ratio, cap=config.cap, over_cap=config.over_cap)
+
+
+def _policy_loss(config: PolicyLossConfig) -> Callable[[Tensor, Tensor], PolicyLoss]:
+    match config.kind:
+        case "clipped":
+            return partial(
+                clipped_surrogate,
+                clip_low=config.clip_ratio_low,
+                clip_high=config.clip_ratio_high,
+                dual_clip=config.dual_clip,
+            )
+        case "reinforce":
+            return reinforce
+
+
+def _aggregate(kind: str) -> AggregateFunction:
+    def token_mean(
+        mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
+    ) -> Tensor:
+        return token_mean_weights(mask, global_tokens=tokens)
+
+    def sample_mean(
+        mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
+    ) -> Tensor:
+        return sample_mean_weights(
+            mask, segment_ids, global_samples=samples, sample_tokens=sample_tokens
+        )
+
+    return token_mean if kind == "token_mean" else sample_mean
+
+
+def _value(config: ValueTargetConfig, gamma: float) -> ValueSlots:
+    lam, low, high = config.gae_lambda_value, config.value_clip_low, config.value_clip_high
+    unbounded = float("inf")
+
+    def clipped(values: Tensor, old: Tensor, targets: Tensor) -> ValueLoss:
+        return clipped_squared_error(
+            values, old, targets, clip_low=low or unbounded, clip_high=high or unbounded
+        )
+
+    def plain(values: Tensor, old: Tensor, targets: Tensor) -> ValueLoss:
+        return squared_error(values, targets)
+
+    has_clip = low is not None or high is not None
+    return ValueSlots(
+        targets=partial(lambda_returns, gamma=gamma, lam=lam),
+        loss=clipped if has_clip else plain,
+        aggregate=_aggregate(config.aggregate),
+        reads_old=has_clip,
+        targets_read_old=lam != 1.0,
+    )

@@ -1,0 +1,319 @@
+"""A batch as flat arrays: the tokens that have a loss, and the sequences they stand in.
+
+In: the shards of a `Batch` message. Out: a `PolicyHalf` and a `ValueHalf` of this rank, the counts
+of the whole batch, and micro-batches. Promises: windows of one trajectory share one sequence;
+every rank deals trajectories to optimizer steps alike, whatever the shards; all ranks get the
+same number of micro-batches a step (what is missing is filled with empty ones).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headrace.protocol.messages import Batch, PolicyWindow, Shard, ValueTrajectory
+from learner.attention import layout_of
+from learner.forward import Pack
+from learner.packing import balanced_parts, pack_sequences, ranges
+from learner.place import Place
+from learner.segments import Segments, segments_of
+
+Int64 = npt.NDArray[np.int64]
+
+
+class MicroBatch(NamedTuple):
+    """A pack, and the index of each of its reads in the flat order of its half [N]."""
+
+    pack: Pack
+    tokens: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """Tokens of interest, in flat order, and the sequences they stand in.
+
+    Attributes:
+        trajectories: the trajectory of each sequence, without repeats.
+        token_ids: prompt and response of each sequence, as far as it is known.
+        sequence_of: [N] the sequence of each token.
+        position_of: [N] its place in that sequence. One past the end asks for the state after
+            the last token.
+        targets: [N] the tokens themselves (0 where only a value is asked for).
+    """
+
+    trajectories: list[int]
+    token_ids: list[npt.NDArray[np.int32]]
+    sequence_of: Int64
+    position_of: Int64
+    targets: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyHalf:
+    """This rank's windows, laid end to end: T tokens, S windows.
+
+    Attributes:
+        windows: as they came.
+        reads: the T tokens.
+        segments: the windows, each with its lambda.
+        mask: [T] bool, tokens in the loss.
+        behaviour: [T] float32 logprobs of the sampler.
+        rewards: [T] float32, 0 but at the end of a finished response.
+        scores: [S] float32, the reward of each window's response (0 if unfinished).
+        given: [S] float32, the group's advantage (NaN where there is none).
+        same_version: [T] bool, whole prefix sampled by the learner's version.
+    """
+
+    windows: list[PolicyWindow]
+    reads: Reads
+    segments: Segments
+    mask: Tensor
+    behaviour: Tensor
+    rewards: Tensor
+    scores: Tensor
+    given: Tensor
+    same_version: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ValueHalf:
+    """This rank's finished trajectories: all their response tokens, [T], in S responses."""
+
+    reads: Reads
+    segments: Segments
+    rewards: Tensor
+
+
+class Totals(NamedTuple):
+    """Counts over all shards: tokens and samples in the loss of each half, and tokens of right
+    answers."""
+
+    policy_tokens: int
+    policy_samples: int
+    positive_tokens: int
+    value_tokens: int
+    value_samples: int
+
+
+def totals_of(batch: Batch) -> Totals:
+    """The counts by which losses are normalised."""
+    windows = [w for shard in batch.shards for w in shard.windows]
+    values = [v for shard in batch.shards for v in shard.values]
+    counts = [int(w.loss_mask.sum()) for w in windows]
+    positive = [c for c, w in zip(counts, windows, strict=True) if w.finished and w.reward > 0]
+    return Totals(
+        policy_tokens=sum(counts),
+        policy_samples=sum(c > 0 for c in counts),
+        positive_tokens=sum(positive),
+        value_tokens=sum(v.token_ids.size - v.prompt_length for v in values),
+        value_samples=sum(v.token_ids.size > v.prompt_length for v in values),
+    )
+
+
+def policy_reads(windows: Sequence[PolicyWindow]) -> Reads:
+    """The tokens of windows; those of one trajectory share the sequence of the longest."""
+    sequence: dict[int, int] = {}
+    token_ids: list[npt.NDArray[np.int32]] = []
+    owner = np.empty(len(windows), np.int64)
+    for i, window in enumerate(windows):
+        known = sequence.setdefault(window.trajectory_id, len(token_ids))
+        if known == len(token_ids):
+            token_ids.append(window.token_ids)
+        elif window.token_ids.size > token_ids[known].size:
+            token_ids[known] = window.token_ids
+        owner[i] = known
+    starts = np.array([w.prompt_length + w.start for w in windows], np.int64)
+    counts = np.array([w.end - w.start for w in windows], np.int64)
+    trained = [w.token_ids[w.prompt_length + w.start : w.prompt_length + w.end] for w in windows]
+    return Reads(
+        list(sequence),
+        token_ids,
+        np.repeat(owner, counts),
+        ranges(starts, counts),
+        np.concatenate([np.zeros(0, np.int64), *trained], dtype=np.int64),
+    )
+
+
+def value_reads(values: Sequence[ValueTrajectory]) -> Reads:
+    """All response tokens of finished trajectories."""
+    starts = np.array([v.prompt_length for v in values], np.int64)
+    counts = np.array([v.token_ids.size for v in values], np.int64) - starts
+    return Reads(
+        [v.trajectory_id for v in values],
+        [v.token_ids for v in values],
+        np.repeat(np.arange(len(values), dtype=np.int64), counts),
+        ranges(starts, counts),
+        np.zeros(int(counts.sum()), np.int64),
+    )
+
+
+def policy_half(
+    shard: Shard,
+    *,
+    version: int,
+    lambdas: Callable[[Tensor, Tensor], Tensor],
+    device: torch.device,
+) -> PolicyHalf:
+    """The windows of a shard; `version` is the learner's at the update's start, `lambdas` gives
+    each window's lambda from its length so far and whether it finished."""
+    windows = shard.windows
+    reads = policy_reads(windows)
+    lengths = [w.end - w.start for w in windows]
+    finished = [w.finished for w in windows]
+    segments = segments_of(
+        lengths, finished=finished, length_so_far=[w.end for w in windows], device=device
+    )
+    segments = segments._replace(lam=lambdas(segments.length_so_far, segments.finished))
+    scores = np.array([w.reward if w.finished else 0.0 for w in windows], np.float32)
+    rewards = np.zeros(sum(lengths), np.float32)
+    last = np.cumsum(lengths, dtype=np.int64) - 1
+    rewards[last[finished]] = scores[finished]
+    given = np.array([np.nan if w.advantage is None else w.advantage for w in windows], np.float32)
+    fresh = [_fresh_tokens(w, version) for w in windows]
+    offsets = ranges(np.zeros(len(windows), np.int64), np.array(lengths, np.int64))
+    return PolicyHalf(
+        windows=windows,
+        reads=reads,
+        segments=segments,
+        mask=_joined([w.loss_mask for w in windows], np.uint8, device).bool(),
+        behaviour=_joined([w.logprobs for w in windows], np.float32, device),
+        rewards=torch.from_numpy(rewards).to(device),
+        scores=torch.from_numpy(scores).to(device),
+        given=torch.from_numpy(given).to(device),
+        same_version=torch.from_numpy(offsets < np.repeat(np.array(fresh), lengths)).to(device),
+    )
+
+
+def _fresh_tokens(window: PolicyWindow, version: int) -> int:
+    """How many first tokens of the window have nothing but `version` before them and in them. Of a
+    window that begins later the prefix's versions are not known."""
+    if window.start:
+        return 0
+    fresh = 0
+    for span in window.spans:
+        if span.version != version or span.start > fresh:
+            break
+        fresh = span.end
+    return fresh
+
+
+def _joined(parts: Sequence[npt.NDArray], dtype: type, device: torch.device) -> Tensor:  # type: ignore[type-arg]
+    joined = np.concatenate(parts) if parts else np.zeros(0, dtype)
+    return torch.from_numpy(joined.astype(dtype, copy=False)).to(device)
+
+
+def value_half(shard: Shard, *, device: torch.device) -> ValueHalf:
+    """The finished trajectories of a shard."""
+    lengths = [v.token_ids.size - v.prompt_length for v in shard.values]
+    rewards = np.zeros(sum(lengths), np.float32)
+    answered = [n > 0 for n in lengths]
+    last = np.cumsum(lengths, dtype=np.int64) - 1
+    rewards[last[answered]] = np.array([v.reward for v in shard.values], np.float32)[answered]
+    return ValueHalf(
+        reads=value_reads(shard.values),
+        segments=segments_of(lengths, finished=[True] * len(lengths), device=device),
+        rewards=torch.from_numpy(rewards).to(device),
+    )
+
+
+def micro_batches(
+    reads: Reads, sequences: Sequence[int], place: Place
+) -> list[MicroBatch]:
+    """Packs of some of the sequences, each with all its reads. Tokens behind a sequence's last
+    read are left out."""
+    order = np.argsort(reads.sequence_of, kind="stable")
+    bounds = np.searchsorted(reads.sequence_of[order], np.arange(len(reads.token_ids) + 1))
+    tokens_of = [order[bounds[s] : bounds[s + 1]] for s in range(len(reads.token_ids))]
+    wanted = [s for s in sequences if tokens_of[s].size]
+    lengths = [int(reads.position_of[tokens_of[s]].max()) for s in wanted]
+    return [
+        _micro_batch(
+            reads, [wanted[i] for i in pack], [lengths[i] for i in pack], tokens_of, place.device
+        )
+        for pack in pack_sequences(lengths, budget=place.budget)
+    ]
+
+
+def _micro_batch(
+    reads: Reads,
+    sequences: Sequence[int],
+    lengths: Sequence[int],
+    tokens_of: Sequence[Int64],
+    device: torch.device,
+) -> MicroBatch:
+    sizes = np.array(lengths, np.int64)
+    starts = np.cumsum(sizes) - sizes
+    ids = np.concatenate([reads.token_ids[s][:n] for s, n in zip(sequences, lengths, strict=True)])
+    tokens = np.concatenate([tokens_of[s] for s in sequences])
+    counts = np.array([tokens_of[s].size for s in sequences])
+    position = reads.position_of[tokens]
+    owner = np.repeat(np.arange(len(sequences)), counts)
+    pack = Pack(
+        token_ids=torch.from_numpy(ids.astype(np.int64)).to(device),
+        position_ids=torch.from_numpy(ranges(np.zeros_like(sizes), sizes)).to(device),
+        layout=layout_of(lengths, device=device),
+        reads=torch.from_numpy(starts[owner] + position - 1).to(device),
+        targets=torch.from_numpy(reads.targets[tokens]).to(device),
+    )
+    return MicroBatch(pack, torch.from_numpy(tokens).to(device))
+
+
+def empty_micro_batch(device: torch.device) -> MicroBatch:
+    """One token that nobody reads: a rank without work takes part with a gradient of zero."""
+    nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    one = torch.zeros(1, dtype=torch.int64, device=device)
+    return MicroBatch(Pack(one, one, layout_of([1], device=device), nothing, nothing), nothing)
+
+
+def deal(reads_of_ranks: Sequence[Reads], *, parts: int, seed: Sequence[int]) -> dict[int, int]:
+    """The optimizer step (0 to parts - 1) of each trajectory, balanced by tokens.
+
+    It depends on trajectories and seed alone, so that any number of ranks takes the same steps.
+    """
+    if parts == 1:
+        return {t: 0 for reads in reads_of_ranks for t in reads.trajectories}
+    weights: dict[int, int] = {}
+    for reads in reads_of_ranks:
+        counts = np.bincount(reads.sequence_of, minlength=len(reads.trajectories))
+        for trajectory, count in zip(reads.trajectories, counts.tolist(), strict=True):
+            weights[trajectory] = weights.get(trajectory, 0) + count
+    names = sorted(weights)
+    order = np.random.default_rng(seed).permutation(len(names)).tolist()
+    chosen = balanced_parts([weights[n] for n in names], parts=parts, order=order)
+    return dict(zip(names, chosen, strict=True))
+
+
+def steps_of(
+    reads_of_ranks: Sequence[Reads],
+    dealt: dict[int, int],
+    place: Place,
+    *,
+    parts: int,
+) -> list[list[MicroBatch]]:
+    """This rank's micro-batches of each optimizer step, as many as the rank with the most has.
+    Steps for which no rank has anything are left out."""
+    steps = []
+    for part in range(parts):
+        chosen = [
+            [s for s, t in enumerate(reads.trajectories) if dealt[t] == part]
+            for reads in reads_of_ranks
+        ]
+        own = micro_batches(reads_of_ranks[place.rank], chosen[place.rank], place)
+        most = max(
+            len(own) if r == place.rank else _num_packs(reads, chosen[r], place.budget)
+            for r, reads in enumerate(reads_of_ranks)
+        )
+        own += [empty_micro_batch(place.device)] * (most - len(own))
+        steps.append(own)
+    return [micros for micros in steps if micros]
+
+
+def _num_packs(reads: Reads, sequences: Sequence[int], budget: int) -> int:
+    longest = np.zeros(len(reads.token_ids), np.int64)
+    np.maximum.at(longest, reads.sequence_of, reads.position_of)
+    lengths = [int(longest[s]) for s in sequences if longest[s]]
+    return len(pack_sequences(lengths, budget=budget))

@@ -1,0 +1,191 @@
+"""The value half of one update: values for the advantages, then the critic's optimizer steps.
+
+In: finished trajectories, and the windows whose advantages need values. Out: values under the
+weights of the update's start, and optimizer steps towards the targets. Promises: what the first
+optimizer step runs forward anyway is not run twice for its start values; targets and old values
+never change within the update.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.protocol.messages import Batch, PolicyWindow
+from learner.aggregation import weighted_sum
+from learner.algorithm import ValueSlots
+from learner.batch import (
+    MicroBatch,
+    Reads,
+    Totals,
+    ValueHalf,
+    deal,
+    policy_reads,
+    steps_of,
+    value_reads,
+)
+from learner.engines import Engine, StepLog
+from learner.inference import infer
+from learner.packing import ranges
+from learner.place import Place
+from learner.segments import segment_ids, segment_lengths
+
+STREAM = 1
+
+
+class CriticUpdate:
+    """The critic's part of one update: `begin`, then `values_of`, then `train`.
+
+    Attributes:
+        old: [T] values of the finished trajectories' tokens at the update's start; NaN where
+            nothing needed them yet.
+        targets: [T] what the critic should have said.
+        log: the optimizer steps.
+    """
+
+    def __init__(
+        self,
+        slots: ValueSlots,
+        engine: Engine,
+        place: Place,
+        batch: Batch,
+        finished: ValueHalf,
+        totals: Totals,
+        *,
+        parts: int,
+    ) -> None:
+        """`parts`: optimizer steps in one pass over the trajectories."""
+        self._slots, self._engine, self._place = slots, engine, place
+        self._update, self._finished, self._totals = batch.update, finished, totals
+        self._parts = parts
+        self._reads_of_ranks = [
+            finished.reads if r == place.rank else value_reads(shard.values)
+            for r, shard in enumerate(batch.shards)
+        ]
+        self._dealt, self._plan = self._deal(epoch=0)
+        self._ids = segment_ids(finished.segments)
+        self._first_is_accumulated = False
+        self.old = torch.full_like(finished.rewards, math.nan, dtype=place.dtype)
+        self.targets = self.old
+        self.log = StepLog()
+
+    def begin(self, windows: Sequence[PolicyWindow], *, at_cuts: bool) -> None:
+        """Run forward what the advantages of `windows` need, and the first step's sequences."""
+        own = set(self._finished.reads.trajectories)
+        others = [w for w in windows if w.trajectory_id not in own]
+        self._extra = self._infer(_window_reads(others, at_cuts=at_cuts))
+        asked = {w.trajectory_id for w in windows}
+        rest = [
+            s
+            for s, t in enumerate(self._finished.reads.trajectories)
+            if self._slots.targets_read_old
+            or (self._dealt[t] > 0 and (self._slots.reads_old or t in asked))
+        ]
+        looked_up = self._infer(self._finished.reads, rest)
+        self.old = torch.where(looked_up.isnan(), self.old, looked_up)
+        self.targets = self._slots.targets(
+            self._finished.rewards, self.old, self._finished.segments
+        ).targets
+        if self._plan:
+            self._accumulate(self._plan[0])
+            self._first_is_accumulated = True
+
+    def values_of(
+        self, windows: Sequence[PolicyWindow], *, at_cuts: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Values under the weights of the update's start.
+
+        Returns:
+            [T] V at each token of the windows, and [S] V(s_l) after each window's last token if
+            `at_cuts` (0 after the end of a response).
+        """
+        tokens, cuts = self._sources(windows, at_cuts=at_cuts)
+        known = torch.cat([self.old, self._extra, self._extra.new_zeros(1)])
+        return known[tokens], known[cuts] if at_cuts else None
+
+    def train(self, *, epochs: int) -> None:
+        """All optimizer steps of the update."""
+        for epoch in range(epochs):
+            if epoch and self._parts > 1:
+                _, self._plan = self._deal(epoch=epoch)
+            for micros in self._plan:
+                if not self._first_is_accumulated:
+                    self._accumulate(micros)
+                self._first_is_accumulated = False
+                self.log.take(self._engine)
+
+    def _deal(self, *, epoch: int) -> tuple[dict[int, int], list[list[MicroBatch]]]:
+        seed = self._place.seed_of(self._update, STREAM, epoch)
+        dealt = deal(self._reads_of_ranks, parts=self._parts, seed=seed)
+        return dealt, steps_of(self._reads_of_ranks, dealt, self._place, parts=self._parts)
+
+    def _accumulate(self, micros: Sequence[MicroBatch]) -> None:
+        segments, totals = self._finished.segments, self._totals
+        lengths = segment_lengths(segments)
+        for i, (pack, tokens) in enumerate(micros):
+            values = self._engine(pack)
+            self.log.count(pack, reads=tokens.numel())
+            before = self.old[tokens]
+            old = torch.where(before.isnan(), values.detach().to(before.dtype), before)
+            self.old[tokens] = old
+            loss = self._slots.loss(values, old, self.targets[tokens]).loss
+            weights = self._slots.aggregate(
+                torch.ones_like(tokens, dtype=torch.bool),
+                self._ids[tokens],
+                tokens=totals.value_tokens,
+                samples=totals.value_samples,
+                sample_tokens=lengths,
+            )
+            total = weighted_sum(loss, weights * self._parts)
+            self.log.losses.append(total.detach())
+            self._engine.backward(total, last=i == len(micros) - 1)
+
+    def _infer(self, reads: Reads, sequences: Sequence[int] | None = None) -> Tensor:
+        chosen = range(len(reads.token_ids)) if sequences is None else sequences
+        return infer(self._engine, reads, chosen, self._place, log=self.log)
+
+    def _sources(
+        self, windows: Sequence[PolicyWindow], *, at_cuts: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Where each token's and each cut's value stands in old + extra + [0]."""
+        offsets = self._finished.segments.cu_lengths.tolist()
+        own = {t: s for s, t in enumerate(self._finished.reads.trajectories)}
+        next_extra = offsets[-1]
+        next_cut = next_extra + sum(
+            w.end - w.start for w in windows if w.trajectory_id not in own
+        )
+        zero = offsets[-1] + self._extra.numel()
+        starts = np.empty(len(windows), np.int64)
+        cuts = np.empty(len(windows), np.int64)
+        for i, window in enumerate(windows):
+            sequence = own.get(window.trajectory_id)
+            if sequence is None:
+                starts[i], cuts[i] = next_extra, next_cut
+                next_extra += window.end - window.start
+                next_cut += at_cuts
+            else:
+                starts[i] = offsets[sequence] + window.start
+                cut = offsets[sequence] + window.end
+                cuts[i] = cut if cut < offsets[sequence + 1] else zero
+        counts = np.array([w.end - w.start for w in windows], np.int64)
+        device = self._place.device
+        return torch.from_numpy(ranges(starts, counts)).to(device), torch.from_numpy(cuts).to(
+            device
+        )
+
+
+def _window_reads(windows: Sequence[PolicyWindow], *, at_cuts: bool) -> Reads:
+    """The windows' tokens and, if asked for, the state after each window."""
+    reads = policy_reads(windows)
+    if not at_cuts or not windows:
+        return reads
+    last = np.cumsum([w.end - w.start for w in windows]) - 1
+    return replace(
+        reads,
+        sequence_of=np.concatenate([reads.sequence_of, reads.sequence_of[last]]),
+        position_of=np.concatenate([reads.position_of, reads.position_of[last] + 1]),
+        targets=np.concatenate([reads.targets, np.zeros(len(windows), np.int64)]),
+    )

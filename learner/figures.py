@@ -1,0 +1,200 @@
+"""The figures of one update by metric name (see headrace/metrics.py), merged over all ranks.
+
+In: what the halves of an update saw. Out: floats. Promises: the same numbers on every rank, and
+the same whatever the batch's cut into ranks and micro-batches; a figure with nothing behind it is
+absent, never 0 or NaN.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from learner.batch import PolicyHalf, Totals, ValueHalf
+from learner.critic_update import CriticUpdate
+from learner.diagnostic_table import finalise
+from learner.diagnostics import (
+    Tally,
+    as_vectors,
+    from_vectors,
+    merge,
+    tally_egae,
+    tally_mismatch,
+    tally_policy,
+    tally_values,
+    tally_weights,
+)
+from learner.engines import Engine, StepLog
+from learner.place import Place
+from learner.policy_update import PolicyUpdate, joined
+from learner.ratios import Ratio, log_ratio
+
+# Figures of `learner.diagnostic_table` under the names that metrics have.
+_NAMES = {
+    "actor/approx_kl": "actor/ppo_kl",
+    "actor/clip_low": "actor/pg_clipfrac_lower",
+    "actor/clip_dual": "actor/pg_clipfrac_dual",
+    "actor/entropy": "actor/entropy",
+    "critic/explained_variance": "critic/vf_explained_var",
+    "rollout/mismatch_kl": "rollout/mismatch_kl",
+    "rollout/logprob_diff_mean": "rollout/logprob_diff",
+    "rollout/logprob_diff_max": "rollout/logprob_diff_max",
+    "rollout/ess": "rollout/ess",
+    "egae/cut_window_share": "egae/bootstrap_share",
+    "egae/boundary_advantage": "egae/boundary_advantage",
+    "egae/lambda_mean": "egae/lambda",
+    "egae/value_at_cut": "value/at_cut",
+}
+
+
+class Stopwatch:
+    """Seconds by name, as timing_s/ metrics."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the time inside to `name`."""
+        began = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def figures(self) -> dict[str, float]:
+        """All of them, and the time since the beginning as `update`."""
+        whole = {"update": time.perf_counter() - self._began}
+        return {f"timing_s/{name}": s for name, s in (self.seconds | whole).items()}
+
+
+def figures_of(
+    windows: PolicyHalf,
+    finished: ValueHalf,
+    policy: PolicyUpdate,
+    critic: CriticUpdate | None,
+    *,
+    values: Tensor | None,
+    raw_advantages: Tensor,
+    advantages: Tensor,
+    totals: Totals,
+    place: Place,
+) -> dict[str, float]:
+    """All figures of the update but times and the engines' own state.
+
+    Args:
+        values: [T] V at the windows' tokens, None without a critic.
+        raw_advantages, advantages: [T] before and after whitening and clamping.
+    """
+    tallies = [*_policy_tallies(windows, policy), _log_tally("actor", policy.log)]
+    tallies.append(_spread("critic/advantages", advantages, windows.mask))
+    if values is not None:
+        tallies.append(tally_egae(values, raw_advantages, windows.segments, boundary_tokens=1))
+    if critic is not None:
+        known = ~critic.old.isnan()
+        tallies.append(tally_values(critic.old, critic.targets, known, finished.segments))
+        tallies.append(_spread("critic/returns", critic.targets, known))
+        tallies.append(_spread("critic/values", critic.old, known))
+        if values is not None and totals.policy_tokens:
+            tallies[-1] = _spread("critic/values", values, torch.ones_like(windows.mask))
+        tallies.append(_log_tally("critic", critic.log))
+    merged = _over_ranks(merge(tallies), place)
+    sums = {name: value.item() for name, value in merged.sums.items()}
+    maxima = {name: value.item() for name, value in merged.maxima.items()}
+    found = finalise(merged)
+    figures = {ours: found[name] for name, ours in _NAMES.items() if name in found}
+    if sums["policy/tokens"]:
+        clipped = sums["policy/clipped_low"] + sums["policy/clipped_high"]
+        figures["actor/pg_clipfrac"] = clipped / sums["policy/tokens"]
+    figures |= _spread_figures(sums, maxima)
+    figures |= _loss_figures(sums, policy.log, critic.log if critic else None)
+    figures |= _work_figures(sums, totals)
+    return figures
+
+
+def engine_figures(prefix: str, engine: Engine, log: StepLog) -> dict[str, float]:
+    """Learning rate, applied steps and the last step's gradient norm."""
+    figures = {f"{prefix}/steps": float(log.applied), f"{prefix}/lr": engine.lr}
+    if log.taken:
+        figures[f"{prefix}/grad_norm"] = log.grad_norm
+    return figures
+
+
+def _policy_tallies(windows: PolicyHalf, policy: PolicyUpdate) -> list[Tally]:
+    seen = joined(policy.seen, windows)
+    behaviour = windows.behaviour.to(policy.start.dtype)
+    known = windows.mask & ~policy.start.isnan()
+    difference = log_ratio(policy.start, behaviour, known)
+    weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), torch.zeros_like(known))
+    return [
+        tally_policy(seen.ratio, seen.loss, seen.advantages, seen.mask, entropy=seen.entropy),
+        tally_weights(weights, policy.start, behaviour, known),
+        tally_mismatch(policy.start, behaviour, known & windows.same_version & policy.exact),
+    ]
+
+
+def _log_tally(prefix: str, log: StepLog) -> Tally:
+    losses = torch.stack(log.losses).to(torch.float64).sum() if log.losses else torch.zeros(())
+    counts = {
+        "loss": losses.to(torch.float64),
+        "tokens": torch.tensor(float(log.tokens), dtype=torch.float64),
+        "padded": torch.tensor(float(log.padded), dtype=torch.float64),
+        "trained": torch.tensor(float(log.trained), dtype=torch.float64),
+        "reads": torch.tensor(float(log.reads), dtype=torch.float64),
+    }
+    device = counts["loss"].device
+    return Tally({f"{prefix}/{name}": x.to(device) for name, x in counts.items()}, {})
+
+
+def _spread(name: str, x: Tensor, mask: Tensor) -> Tally:
+    kept = x.detach().to(torch.float64)[mask]
+    low = -kept.min() if kept.numel() else kept.new_tensor(-torch.inf)
+    high = kept.max() if kept.numel() else kept.new_tensor(-torch.inf)
+    return Tally(
+        {f"{name}/sum": kept.sum(), f"{name}/count": mask.sum().to(torch.float64)},
+        {f"{name}/max": high, f"{name}/-min": low},
+    )
+
+
+def _over_ranks(tally: Tally, place: Place) -> Tally:
+    if place.world == 1:
+        return tally
+    sums, maxima = as_vectors(tally)
+    return from_vectors(
+        tally, place.total(sums.to(place.device)), place.largest(maxima.to(place.device))
+    )
+
+
+def _spread_figures(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str, float]:
+    figures = {}
+    for key, count in sums.items():
+        name, _, kind = key.rpartition("/")
+        if kind == "count" and count:
+            figures[f"{name}/mean"] = sums[f"{name}/sum"] / count
+            figures[f"{name}/max"] = maxima[f"{name}/max"]
+            figures[f"{name}/min"] = -maxima[f"{name}/-min"]
+    return figures
+
+
+def _loss_figures(
+    sums: Mapping[str, float], policy: StepLog, critic: StepLog | None
+) -> dict[str, float]:
+    figures = {}
+    if policy.taken:
+        figures["actor/pg_loss"] = sums["actor/loss"] / policy.taken
+    if critic is not None and critic.taken:
+        figures["critic/vf_loss"] = sums["critic/loss"] / critic.taken
+    return figures
+
+
+def _work_figures(sums: Mapping[str, float], totals: Totals) -> dict[str, float]:
+    """Of the tokens that went through a model: how many there were, in a loss, not padding."""
+    tokens = sums["actor/tokens"] + sums.get("critic/tokens", 0.0)
+    padded = sums["actor/padded"] + sums.get("critic/padded", 0.0)
+    figures = {"perf/loss_tokens": float(totals.policy_tokens), "perf/computed_tokens": tokens}
+    if padded:
+        figures["perf/useful_share"] = tokens / padded
+    if sums["actor/trained"]:
+        figures["perf/context_share"] = 1.0 - sums["actor/reads"] / sums["actor/trained"]
+    return figures

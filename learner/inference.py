@@ -1,0 +1,32 @@
+"""A pass without gradient: one number for every read of some sequences.
+
+In: an engine and reads. Out: the numbers in flat order, NaN where a read's sequence was left out.
+Promise: on all ranks the same number of forward passes, where the engine needs that.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from learner.batch import Reads, empty_micro_batch, micro_batches
+from learner.engines import Engine, StepLog
+from learner.place import Place
+
+
+@torch.no_grad()
+def infer(
+    engine: Engine, reads: Reads, sequences: Sequence[int], place: Place, *, log: StepLog
+) -> Tensor:
+    """[N] logprobs or values of the reads in `sequences`, under the engine's weights now."""
+    found = torch.full(
+        (reads.position_of.size,), math.nan, dtype=place.dtype, device=place.device
+    )
+    micros = micro_batches(reads, sequences, place)
+    micros += [empty_micro_batch(place.device)] * (place.most(len(micros)) - len(micros))
+    for pack, tokens in micros:
+        output = engine(pack)
+        log.count(pack, reads=0)
+        found[tokens] = (output if isinstance(output, Tensor) else output.logprobs).to(place.dtype)
+    return found

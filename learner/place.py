@@ -1,0 +1,56 @@
+"""Where a rank computes: its number among how many, its device, its limits.
+
+In: nothing but settings. Out: `Place`, and the few sums over ranks that an update needs. Promise:
+with one rank nothing is sent anywhere, so that an update also runs without a process group.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank of the learner.
+
+    Attributes:
+        device: where its tensors are.
+        rank, world: this rank among all.
+        dtype: of losses and what surrounds them (float64 for a float64 model).
+        budget: most tokens of a micro-batch.
+        seed: of everything random in an update.
+        forward_together: ranks must run the same number of forward passes (ZeRO 3 gathers
+            parameters in them).
+    """
+
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+    dtype: torch.dtype = torch.float32
+    budget: int = 4096
+    seed: int = 0
+    forward_together: bool = False
+
+    def seed_of(self, *stream: int) -> list[int]:
+        """A seed that depends on the run's seed and the given numbers alone."""
+        return [self.seed, *stream]
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of x over all ranks."""
+        if self.world > 1:
+            dist.all_reduce(x, op=dist.ReduceOp.SUM)
+        return x
+
+    def largest(self, x: Tensor) -> Tensor:
+        """The elementwise maximum of x over all ranks."""
+        if self.world > 1:
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        return x
+
+    def most(self, count: int) -> int:
+        """The largest count of all ranks, where they must go together; else the own one."""
+        if not (self.forward_together and self.world > 1):
+            return count
+        return int(self.largest(torch.tensor(count, device=self.device)).item())

@@ -1,0 +1,163 @@
+"""One update: both halves of a batch become gradients, and figures about them.
+
+In: a `Batch`, the same on all ranks. Out: an `Outcome`: metrics, diagnostics, and whether the
+weights moved. Promises: values and logprobs of the update's start are those of its first weights;
+policy and value model step independently; ranks do the same collectives in the same order
+whatever their shards hold; how the batch is cut into ranks and micro-batches changes nothing but
+rounding.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.config.learner import LearnerConfig
+from headrace.protocol.messages import Batch, TokenDiagnostics
+from learner.advantages import moments
+from learner.algorithm import Algorithm
+from learner.batch import PolicyHalf, policy_half, totals_of, value_half
+from learner.critic_update import CriticUpdate
+from learner.engines import Engine, StepLog
+from learner.figures import Stopwatch, engine_figures, figures_of
+from learner.place import Place
+from learner.policy_update import PolicyUpdate
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an update did.
+
+    Attributes:
+        metrics: figures by metric name, the same on all ranks.
+        diagnostics: of this rank's windows.
+        policy_moved: at least one optimizer step of the policy was applied.
+        skipped: why nothing of the update is in the weights, else None.
+    """
+
+    metrics: dict[str, float]
+    diagnostics: list[TokenDiagnostics]
+    policy_moved: bool
+    skipped: str | None
+
+
+class Updater:
+    """Runs updates on one rank; all state between them is in the engines it holds."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        policy: Engine,
+        critic: Engine | None,
+        config: LearnerConfig,
+        place: Place,
+    ) -> None:
+        """`critic` is needed where the algorithm has a value model."""
+        if (algorithm.value is None) != (critic is None):
+            raise ValueError("an algorithm with a value model needs a critic, one without none")
+        self._algorithm, self._policy, self._critic = algorithm, policy, critic
+        self._config, self._place = config, place
+
+    def run(self, batch: Batch) -> Outcome:
+        """Train on a batch. Every rank calls this with the same batch."""
+        watch = Stopwatch()
+        algorithm, config, place = self._algorithm, self._config, self._place
+        shard = batch.shards[place.rank]
+        totals = totals_of(batch)
+        windows = policy_half(
+            shard, version=batch.version, lambdas=algorithm.lambdas, device=place.device
+        )
+        finished = value_half(shard, device=place.device)
+        policy = PolicyUpdate(
+            algorithm, self._policy, place, batch, windows, totals,
+            parts=config.policy.minibatches,
+        )  # fmt: skip
+        critic = None
+        if algorithm.value is not None and self._critic is not None:
+            critic = CriticUpdate(
+                algorithm.value, self._critic, place, batch, finished, totals,
+                parts=config.value.minibatches,
+            )  # fmt: skip
+        with watch.measure("forward"):
+            policy.begin()
+        with watch.measure("value"):
+            if critic is not None:
+                asked = windows.windows if algorithm.uses_critic else []
+                critic.begin(asked, at_cuts=algorithm.asks_at_cuts)
+        with watch.measure("advantages"):
+            values, raw, advantages = self._advantages(windows, critic)
+        with watch.measure("value"):
+            if critic is not None:
+                critic.train(epochs=batch.value_epochs)
+        with watch.measure("policy"):
+            policy.train(advantages, epochs=config.policy.epochs)
+        metrics = figures_of(
+            windows, finished, policy, critic,
+            values=values, raw_advantages=raw, advantages=advantages, totals=totals, place=place,
+        ) | engine_figures("actor", self._policy, policy.log)  # fmt: skip
+        if critic is not None and self._critic is not None:
+            metrics |= engine_figures("critic", self._critic, critic.log)
+        metrics |= watch.figures()
+        metrics["perf/tokens_per_s"] = (
+            metrics.pop("perf/computed_tokens") / metrics["timing_s/update"]
+        )
+        return Outcome(
+            metrics=metrics,
+            diagnostics=_diagnostics(windows, policy.start, values, advantages),
+            policy_moved=policy.log.applied > 0,
+            skipped=_skipped(policy.log, critic.log if critic else StepLog()),
+        )
+
+    def _advantages(
+        self, windows: PolicyHalf, critic: CriticUpdate | None
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Values, raw advantages and what the loss sees, all [T]."""
+        algorithm, place = self._algorithm, self._place
+        values, at_cuts = None, None
+        if critic is not None and algorithm.uses_critic:
+            values, at_cuts = critic.values_of(windows.windows, at_cuts=algorithm.asks_at_cuts)
+        raw = algorithm.advantages(
+            windows.rewards.to(place.dtype),
+            values,
+            windows.segments._replace(bootstrap_value=at_cuts),
+            windows.given,
+        )
+        whole = place.total(moments(raw, windows.mask))
+        return values, raw, algorithm.normalise(raw, windows.mask, whole)
+
+
+def _skipped(policy: StepLog, critic: StepLog) -> str | None:
+    """The reason, where optimizer steps were due and none of the half that counts was applied."""
+    for name, log in (("policy", policy), ("value model", critic)):
+        if log.taken:
+            if log.applied:
+                return None
+            return (
+                f"loss or gradient of the {name} is not finite "
+                f"({log.dropped} of {log.taken} optimizer steps)"
+            )
+    return None
+
+
+def _diagnostics(
+    windows: PolicyHalf, logprobs: Tensor, values: Tensor | None, advantages: Tensor
+) -> list[TokenDiagnostics]:
+    stops = windows.segments.cu_lengths.tolist()
+    lams = windows.segments.lam.tolist()
+    columns = [
+        (torch.full_like(logprobs, np.nan) if x is None else x).to(torch.float32).cpu().numpy()
+        for x in (logprobs, values, advantages)
+    ]
+    return [
+        TokenDiagnostics(
+            window_id=window.window_id,
+            trajectory_id=window.trajectory_id,
+            start=window.start,
+            logprobs=columns[0][stops[i] : stops[i + 1]],
+            values=columns[1][stops[i] : stops[i + 1]],
+            advantages=columns[2][stops[i] : stops[i + 1]],
+            lam=lams[i],
+        )
+        for i, window in enumerate(windows.windows)
+    ]
