@@ -6,17 +6,17 @@ UpdateCommitted. A crash between the two leaves rows of an update that was never
 same update may come again: readers ask for a committed (lineage, update) and the last row counts.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.protocol.messages import TokenDiagnostics
 from headrace.protocol.records import UpdateCommitted
-from storage.segments import SegmentWriter, read_batches
+from storage.segments import BatchPlace, SegmentWriter, locate_batches, read_batch
 
 SCHEMA = pa.schema(
     [
@@ -31,7 +31,9 @@ SCHEMA = pa.schema(
         pa.field("advantages", pa.list_(pa.float32()), nullable=False),
     ]
 )
+_PLAIN = ("lineage", "update", "window_id", "trajectory_id", "start", "lam")
 _ARRAYS = ("logprobs", "values", "advantages")
+_CACHED_BATCHES = 64
 WindowKey = tuple[int, int, int]
 """(lineage, update, window_id)"""
 
@@ -53,20 +55,50 @@ class DiagnosticsWriter:
         self._writer.close()
 
 
-def read_diagnostics(folder: Path, keys: set[WindowKey]) -> dict[WindowKey, TokenDiagnostics]:
-    """Diagnostics of the windows asked for; those that were not recorded are missing."""
-    found: dict[WindowKey, TokenDiagnostics] = {}
-    if not keys:
+class DiagnosticsReader:
+    """Reads by (lineage, update): an index of batches, and the batches last used."""
+
+    def __init__(self, folder: Path) -> None:
+        self._places: dict[tuple[int, int], list[BatchPlace]] = {}
+        self._batches: OrderedDict[BatchPlace, dict[WindowKey, TokenDiagnostics]] = OrderedDict()
+        for place, batch in locate_batches(folder):
+            keys = zip(*(batch.column(c).to_pylist() for c in ("lineage", "update")), strict=True)
+            for key in set(keys):
+                self._places.setdefault(key, []).append(place)
+
+    def read(self, keys: Iterable[WindowKey]) -> dict[WindowKey, TokenDiagnostics]:
+        """Diagnostics of the windows asked for; those that were not recorded are missing."""
+        found: dict[WindowKey, TokenDiagnostics] = {}
+        wanted = set(keys)
+        for place in sorted({p for key in wanted for p in self._places.get(key[:2], [])}):
+            rows = self._rows(place)
+            found.update({key: rows[key] for key in wanted if key in rows})
         return found
-    windows = pa.array(sorted({window for _, _, window in keys}), type=pa.int64())
-    for batch in read_batches(folder):
-        chosen = batch.filter(pc.is_in(batch.column("window_id"), value_set=windows))
-        for row in chosen.to_pylist():
-            key = (row["lineage"], row["update"], row["window_id"])
-            if key in keys:
-                arrays = {name: np.array(row[name], dtype=np.float32) for name in _ARRAYS}
-                plain = {name: row[name] for name in ("window_id", "trajectory_id", "start", "lam")}
-                found[key] = TokenDiagnostics(**plain, **arrays)
+
+    def _rows(self, place: BatchPlace) -> dict[WindowKey, TokenDiagnostics]:
+        if place not in self._batches:
+            self._batches[place] = _decode(read_batch(place, SCHEMA))
+            if len(self._batches) > _CACHED_BATCHES:
+                self._batches.popitem(last=False)
+        self._batches.move_to_end(place)
+        return self._batches[place]
+
+
+def _decode(batch: pa.RecordBatch) -> dict[WindowKey, TokenDiagnostics]:
+    """Rows by key; arrays are read-only views of the batch."""
+    plain = [batch.column(name).to_pylist() for name in _PLAIN]
+    borders = {name: batch.column(name).offsets.to_numpy() for name in _ARRAYS}
+    values = {name: batch.column(name).values.to_numpy() for name in _ARRAYS}
+    found: dict[WindowKey, TokenDiagnostics] = {}
+    for row, (lineage, update, window_id, trajectory_id, start, lam) in enumerate(
+        zip(*plain, strict=True)
+    ):
+        arrays = {
+            name: values[name][borders[name][row] : borders[name][row + 1]] for name in _ARRAYS
+        }
+        found[lineage, update, window_id] = TokenDiagnostics(
+            window_id=window_id, trajectory_id=trajectory_id, start=start, lam=lam, **arrays
+        )
     return found
 
 
@@ -75,7 +107,7 @@ def _encode(rows: Sequence[tuple[UpdateCommitted, TokenDiagnostics]]) -> pa.Reco
         "lineage": [commit.lineage for commit, _ in rows],
         "update": [commit.update for commit, _ in rows],
     }
-    for name in ("window_id", "trajectory_id", "start", "lam"):
+    for name in _PLAIN[2:]:
         columns[name] = [getattr(row, name) for _, row in rows]
     arrays = [pa.array(values, type=SCHEMA.field(name).type) for name, values in columns.items()]
     for name in _ARRAYS:

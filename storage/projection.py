@@ -306,9 +306,11 @@ def _committed(connection: Connection, run: int, offset: int, r: UpdateCommitted
 
 
 def _rolled_back(connection: Connection, run: int, offset: int, r: LineageBegan) -> None:
-    for table in (Window, ValueUse):
+    for table in (Window, ValueUse):  # what was skipped stays dropped
         connection.execute(
-            update(table).where(table.run == run, table.update > r.update).values(state="ready")
+            update(table)
+            .where(table.run == run, table.update > r.update, table.state.in_(["taken", "trained"]))
+            .values(state="ready")
         )
     later = update(Update).where(Update.run == run, Update.update > r.update)
     connection.execute(later.where(Update.state == "taken").values(state="returned"))

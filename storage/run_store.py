@@ -1,9 +1,9 @@
 """A run's store as the coordinator sees it: append records, replay them.
 
 `append` returns once the records are safe: token diagnostics, then the journal (one Arrow batch,
-one fsync), then one SQL transaction. SQL that cannot be written (disk full, server away) does not stop
-the run: the journal is the truth, and the next append brings SQL up to it. One writer, one thread
-at a time.
+one fsync), then one SQL transaction. SQL that cannot be written (disk full, server away) does not
+stop the run: the journal is the truth, and the next append brings SQL up to it. One writer, one
+thread at a time.
 """
 
 import json

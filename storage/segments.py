@@ -2,9 +2,9 @@
 
 A folder holds `segment-000001.arrow`, `segment-000002.arrow`, ... , each a valid Arrow stream that
 pyarrow, polars and DuckDB read as they are. `append` returns once a batch is on disk (one write,
-one fsync). Every batch carries the length and CRC32 of its body, so that `recover` can cut a tail that
-a power loss tore, or left as zeros, back to the last whole batch. After recovery writing goes on in
-a new segment. A full disk raises StorageFullError and leaves the file at its last whole batch.
+one fsync). Every batch carries the length and CRC32 of its body, so that `recover` can cut a tail
+that a power loss tore, or left as zeros, back to the last whole batch. After recovery writing goes
+on in a new segment. A full disk raises StorageFullError and leaves the file at its last whole batch.
 """
 
 import errno
@@ -32,6 +32,13 @@ class Extent(NamedTuple):
     good_bytes: int
     """Length of the file up to the end of its last whole batch (0: not even a schema)."""
     sealed: bool
+
+
+class BatchPlace(NamedTuple):
+    """Where a batch begins."""
+
+    path: Path
+    position: int
 
 
 def segment_paths(folder: Path) -> list[Path]:
@@ -97,6 +104,12 @@ def recover(folder: Path) -> int:
 def read_batches(folder: Path, first_row: int = 0) -> Iterator[pa.RecordBatch]:
     """Batches in writing order, from the one that holds `first_row` on; safe while another process
     appends (a batch that is not whole yet ends the iteration)."""
+    for _, batch in locate_batches(folder, first_row):
+        yield batch
+
+
+def locate_batches(folder: Path, first_row: int = 0) -> Iterator[tuple[BatchPlace, pa.RecordBatch]]:
+    """`read_batches` with the place of each batch, for `read_batch`."""
     paths = segment_paths(folder)
     starts = [int(segment_metadata(path).get(_FIRST_ROW, b"-1")) for path in paths]
     for index, path in enumerate(paths):
@@ -106,6 +119,7 @@ def read_batches(folder: Path, first_row: int = 0) -> Iterator[pa.RecordBatch]:
         with pa.OSFile(str(path)) as source:
             reader = pa.ipc.open_stream(source)
             while True:
+                place = BatchPlace(path, source.tell())
                 try:
                     batch = reader.read_next_batch()
                 except StopIteration:
@@ -116,7 +130,14 @@ def read_batches(folder: Path, first_row: int = 0) -> Iterator[pa.RecordBatch]:
                     break
                 row += batch.num_rows
                 if row > first_row:
-                    yield batch
+                    yield place, batch
+
+
+def read_batch(place: BatchPlace, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch at a place that `locate_batches` gave."""
+    with pa.OSFile(str(place.path)) as source:
+        source.seek(place.position)
+        return pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
 
 
 class SegmentWriter:

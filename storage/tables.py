@@ -17,12 +17,15 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Select,
     Text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 # SQLite numbers a primary key by itself only where its type is spelt INTEGER; both hold 64 bits.
 _BIG = BigInteger().with_variant(Integer(), "sqlite")
+AnySelect = Select[*tuple[Any, ...]]
+"""A query with whatever columns."""
 RunKey = Annotated[int, mapped_column(_BIG, ForeignKey("runs.id"), primary_key=True)]
 Key = Annotated[int, mapped_column(_BIG, primary_key=True, autoincrement=False)]
 TextKey = Annotated[str, mapped_column(Text, primary_key=True)]

@@ -1,0 +1,50 @@
+"""Every read of run data: what the dashboard and the command line know of storage.
+
+All functions take a run's folder (or the root of run folders), return plain dicts, dataclasses or
+pandas frames, are bounded, and never write. A run may be alive, finished, or cut short.
+"""
+
+from storage.exports import ExportKind, ExportSummary, export
+from storage.ledger import recount_ledger
+from storage.queries.drops import dropped_windows
+from storage.queries.evaluations import evaluations
+from storage.queries.metrics import latest_metrics, metric_info, metric_names, metric_series
+from storage.queries.processes import events, process_table, supervisor_events
+from storage.queries.runs import RunLine, list_runs, resolve_run, run_config
+from storage.queries.summary import run_summary
+from storage.queries.timeline import timeline, weight_versions
+from storage.queries.trajectories import (
+    TrajectoryDetail,
+    TrajectoryPage,
+    trajectory_columns,
+    trajectory_detail,
+    trajectory_page,
+)
+
+__all__ = [
+    "ExportKind",
+    "ExportSummary",
+    "RunLine",
+    "TrajectoryDetail",
+    "TrajectoryPage",
+    "dropped_windows",
+    "evaluations",
+    "events",
+    "export",
+    "latest_metrics",
+    "list_runs",
+    "metric_info",
+    "metric_names",
+    "metric_series",
+    "process_table",
+    "recount_ledger",
+    "resolve_run",
+    "run_config",
+    "run_summary",
+    "supervisor_events",
+    "timeline",
+    "trajectory_columns",
+    "trajectory_detail",
+    "trajectory_page",
+    "weight_versions",
+]

@@ -1,0 +1,179 @@
+"""One run in one dict: what `headrace show RUN --json` prints."""
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, select
+
+from headrace.config.run import RunConfig
+from storage.queries.metrics import latest_values
+from storage.queries.runs import run_state
+from storage.reader import RunReader, open_run
+from storage.tables import (
+    Checkpoint,
+    Drop,
+    Evaluation,
+    Metric,
+    Trajectory,
+    Update,
+    WeightVersion,
+)
+
+_DROPPED = "ledger/dropped/"
+_TOKENS = (
+    "generated",
+    "trained_policy",
+    "trained_value",
+    "ready",
+    "in_flight",
+    "lost_before_ack",
+    "abandoned",
+    "evaluation",
+)
+
+
+def run_summary(run_dir: Path) -> dict[str, Any]:
+    """Everything about a run that fits one screen; JSON types only, None where nothing is known.
+
+    Token counts are the coordinator's ledger as of the newest update or sample; `recount_ledger`
+    counts them again from the journal.
+    """
+    reader = open_run(run_dir)
+    state = run_state(reader)
+    config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())
+    latest = latest_values(reader)
+    updates = _updates(reader, state.started_at)
+    evaluations = _evaluations(reader)
+    by_label = {row["label"]: row for row in evaluations}
+    before, after = by_label.get("before", {}), by_label.get("after", {})
+    rewards = _per_update(reader, "reward/mean")
+    staleness = _per_update(reader, "staleness/mean")
+    oldest = _per_update(reader, "staleness/max")
+    return {
+        "run_id": reader.run_id,
+        "status": state.status,
+        "detail": state.detail,
+        "recipe": config.name,
+        "seed": config.seed,
+        "mode": config.schedule.mode,
+        "lineage": state.lineage,
+        **updates,
+        "wall_s": (state.last_at or 0.0) - (state.started_at or 0.0),
+        "eval": {"before": before.get("accuracy"), "after": after.get("accuracy")},
+        "evaluations": evaluations,
+        "reward": {
+            "first": rewards[0] if rewards else None,
+            "last": rewards[-1] if rewards else None,
+            "best": max(rewards, default=None),
+        },
+        "response_length": {
+            "first": before.get("response_length"),
+            "last": after.get("response_length"),
+        },
+        "tokens": {
+            **{name: _count(latest, f"ledger/{name}") for name in _TOKENS},
+            "dropped": {
+                name.removeprefix(_DROPPED): int(value or 0)
+                for name, value in sorted(latest.items())
+                if name.startswith(_DROPPED)
+            },
+        },
+        "trajectories": _trajectories(reader),
+        "weight_version": reader.rows(
+            select(func.max(WeightVersion.version)).where(WeightVersion.run == reader.key)
+        )[0][0],
+        "staleness": {
+            "mean": sum(staleness) / len(staleness) if staleness else None,
+            "max": max(oldest, default=None),
+        },
+        "idle_share": {
+            "learner": latest.get("idle/learner"),
+            "generator": latest.get("idle/generator"),
+        },
+        "checkpoints": _checkpoints(reader),
+    }
+
+
+def _count(latest: dict[str, float | None], name: str) -> int:
+    return int(latest.get(name) or 0)
+
+
+def _surviving(reader: RunReader) -> list[ColumnElement[bool]]:
+    return [
+        Update.run == reader.key,
+        Update.state.in_(["committed", "skipped"]),
+        Update.abandoned.is_(False),
+    ]
+
+
+def _updates(reader: RunReader, started_at: float | None) -> dict[str, Any]:
+    """Numbers of updates, and clocks."""
+    count, first, train_time = reader.rows(
+        select(
+            func.max(Update.update), func.min(Update.committed_at), func.max(Update.train_time_s)
+        ).where(*_surviving(reader))
+    )[0]
+    (skipped,) = reader.rows(
+        select(func.count()).where(*_surviving(reader), Update.state == "skipped")
+    )[0]
+    to_first = None if first is None or started_at is None else first - started_at
+    return {
+        "updates": count or 0,
+        "skipped_updates": skipped,
+        "train_time_s": train_time or 0.0,
+        "time_to_first_update_s": to_first,
+    }
+
+
+def _per_update(reader: RunReader, name: str) -> list[float]:
+    """Values of one metric in the surviving updates, in order."""
+    query = (
+        select(Metric.value)
+        .join(
+            Update,
+            (Update.run == Metric.run)
+            & (Update.lineage == Metric.lineage)
+            & (Update.update == Metric.update),
+        )
+        .where(*_surviving(reader), Metric.name == name, Metric.value.is_not(None))
+        .order_by(Update.update)
+    )
+    return [value for (value,) in reader.rows(query)]
+
+
+def _trajectories(reader: RunReader) -> dict[str, int]:
+    """Training trajectories by status; dropped: those of which tokens were dropped outside
+    batches."""
+    mine = (Trajectory.run == reader.key, Trajectory.purpose == "train")
+    counts = dict(
+        (status, count)
+        for status, count in reader.rows(
+            select(Trajectory.status, func.count()).where(*mine).group_by(Trajectory.status)
+        )
+    )
+    (dropped,) = reader.rows(
+        select(func.count(Drop.trajectory_id.distinct())).where(Drop.run == reader.key)
+    )[0]
+    return {
+        "issued": sum(counts.values()),
+        "running": counts.get("running", 0) + counts.get("issued", 0),
+        "finished": counts.get("finished", 0),
+        "truncated": counts.get("truncated", 0),
+        "failed": counts.get("failed", 0) + counts.get("aborted", 0),
+        "dropped": dropped,
+    }
+
+
+def _evaluations(reader: RunReader) -> list[dict[str, Any]]:
+    columns = [c for c in Evaluation.__table__.columns if c.name not in ("run", "offset")]
+    query = select(*columns).where(Evaluation.run == reader.key).order_by(Evaluation.offset)
+    return [dict(row._mapping) for row in reader.rows(query)]
+
+
+def _checkpoints(reader: RunReader) -> list[dict[str, Any]]:
+    query = (
+        select(Checkpoint.update, Checkpoint.lineage, Checkpoint.path, Checkpoint.accuracy)
+        .where(Checkpoint.run == reader.key)
+        .order_by(Checkpoint.offset)
+    )
+    return [dict(row._mapping) for row in reader.rows(query)]

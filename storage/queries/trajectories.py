@@ -1,0 +1,136 @@
+"""Trajectories: a page of rows, and one in every detail."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sqlalchemy import ColumnElement, func, or_, select
+
+from headrace.errors import UserError
+from headrace.protocol.messages import Int32
+from storage.diagnostics import DiagnosticsReader
+from storage.filters import Condition, check_columns, parse, to_sql
+from storage.reader import discount, open_run
+from storage.responses import EMPTY, Wanted, read_responses
+from storage.tables import Group, Prompt, Trajectory, Window
+from storage.texts import text_decoder
+from storage.tokens import TokenTable, token_table
+from storage.trajectory_rows import COLUMNS, joined
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class TrajectoryPage:
+    """Some rows of those that match, and how many match."""
+
+    rows: "pd.DataFrame"
+    total: int
+
+
+@dataclass(frozen=True)
+class TrajectoryDetail:
+    """One trajectory. `row` has the scalar columns; `pieces` one text a token (None: there is no
+    tokenizer); `windows` and `siblings` (the group's trajectories, itself included) are frames."""
+
+    row: dict[str, Any]
+    reward_parts: dict[str, float | None]
+    prompt_ids: Int32
+    tokens: TokenTable
+    text: str | None
+    pieces: list[str] | None
+    windows: "pd.DataFrame"
+    siblings: "pd.DataFrame"
+
+
+def trajectory_columns() -> list[str]:
+    """Names that filters, sorting and pages know."""
+    return list(COLUMNS)
+
+
+def trajectory_page(
+    run_dir: Path,
+    *,
+    where: str | None = None,
+    filters: Mapping[str, Any] | None = None,
+    search: str | None = None,
+    sort: str = "trajectory_id",
+    descending: bool = True,
+    limit: int = 50,
+    offset: int = 0,
+) -> TrajectoryPage:
+    """A page of trajectories. `where` is the filter language, `filters` equality by column (a list
+    means any of), `search` a text in prompt, answer or id of the prompt."""
+    reader = open_run(run_dir)
+    check_columns(Condition(sort, "=", None), COLUMNS)
+    conditions = _conditions(where, filters or {}, search)
+    order = COLUMNS[sort].desc() if descending else COLUMNS[sort].asc()
+    query = (
+        joined(select(*(c.label(name) for name, c in COLUMNS.items())), reader.key)
+        .where(*conditions)
+        .order_by(order.nulls_last(), Trajectory.trajectory_id)
+        .limit(limit)
+        .offset(offset)
+    )
+    count = joined(select(func.count()), reader.key).where(*conditions)
+    return TrajectoryPage(rows=reader.frame(query), total=reader.rows(count)[0][0])
+
+
+def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
+    """One trajectory with every token; UserError where the run has none of that id."""
+    reader = open_run(run_dir)
+    every = select(
+        *(c.label(name) for name, c in COLUMNS.items()),
+        Trajectory.reward_parts,
+        Trajectory.first_offset,
+        Trajectory.last_offset,
+        Prompt.prompt_ids,
+    )
+    found = reader.rows(joined(every, reader.key).where(Trajectory.trajectory_id == trajectory_id))
+    if not found:
+        raise UserError(f"run {reader.run_id} has no trajectory {trajectory_id}")
+    row = found[0]
+    response = EMPTY
+    if row.last_offset is not None:
+        wanted = Wanted(np.array([trajectory_id]), np.array([row.last_offset]))
+        response = next(read_responses(reader.journal, wanted, row.first_offset))[1]
+    mine = [c for c in Window.__table__.columns if c.name != "run"]
+    window_query = (
+        select(*mine)
+        .where(Window.run == reader.key, Window.trajectory_id == trajectory_id)
+        .order_by(Window.start)
+    )
+    windows = reader.rows(window_query)
+    keys = [(w.lineage, w.update, w.window_id) for w in windows if w.state == "trained"]
+    seen = DiagnosticsReader(reader.diagnostics).read(keys) if keys else {}
+    decoder = text_decoder(run_dir)
+    siblings = trajectory_page(
+        run_dir, filters={"group_id": row.group_id}, sort="attempt", descending=False, limit=1000
+    )
+    return TrajectoryDetail(
+        row={name: getattr(row, name) for name in COLUMNS},
+        reward_parts=row.reward_parts or {},
+        prompt_ids=np.frombuffer(row.prompt_ids, dtype="<i4"),
+        tokens=token_table(response, windows, seen, row.reward, discount(run_dir)),
+        text=decoder.text(response.token_ids) if decoder else None,
+        pieces=decoder.pieces(response.token_ids) if decoder else None,
+        windows=reader.frame(window_query),
+        siblings=siblings.rows,
+    )
+
+
+def _conditions(
+    where: str | None, filters: Mapping[str, Any], search: str | None
+) -> list[ColumnElement[bool]]:
+    conditions = [to_sql(parse(where), COLUMNS)] if where else []
+    for name, value in filters.items():
+        check_columns(Condition(name, "=", None), COLUMNS)
+        is_many = isinstance(value, list | tuple | set)
+        conditions.append(COLUMNS[name].in_(list(value)) if is_many else COLUMNS[name] == value)
+    if search:
+        places = (Prompt.text, Prompt.answer, Group.prompt_id)
+        conditions.append(or_(*(c.contains(search, autoescape=True) for c in places)))
+    return conditions

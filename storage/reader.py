@@ -1,0 +1,86 @@
+"""A run opened for reading: its folder, its configuration, its rows in SQL."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Engine, select
+from sqlalchemy.exc import OperationalError, ProgrammingError
+
+from headrace.errors import UserError
+from storage.database import open_reader
+from storage.run_store import run_id_of
+from storage.tables import AnySelect, Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class RunReader:
+    """Read access to one run; `key` is its `runs.id`."""
+
+    run_dir: Path
+    run_id: str
+    engine: Engine
+    key: int
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the journal."""
+        return self.run_dir / "journal"
+
+    @property
+    def diagnostics(self) -> Path:
+        """Folder of the token diagnostics."""
+        return self.run_dir / "diagnostics"
+
+    def rows(self, query: AnySelect) -> Sequence[Any]:
+        """All rows of a query."""
+        with self.engine.connect() as connection:
+            return connection.execute(query).all()
+
+    def frame(self, query: AnySelect) -> "pd.DataFrame":
+        """A query's rows as a frame with the query's column names."""
+        import pandas as pd
+
+        with self.engine.connect() as connection:
+            result = connection.execute(query)
+            return pd.DataFrame(result.all(), columns=list(result.keys()))
+
+
+def open_run(run_dir: Path) -> RunReader:
+    """A run for reading; UserError where the folder holds none."""
+    config = read_config(run_dir)
+    engine = _engine(run_dir.resolve(), config.get("storage", {}).get("database"))
+    run_id = run_id_of(run_dir)
+    try:
+        with engine.connect() as connection:
+            key = connection.execute(select(Run.id).where(Run.run_id == run_id)).scalar()
+    except (OperationalError, ProgrammingError) as error:
+        raise UserError(f"{run_dir} cannot be read: {error.orig}") from error
+    if key is None:
+        raise UserError(f"the database of {run_dir} does not know run {run_id}")
+    return RunReader(run_dir, run_id, engine, key)
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The resolved configuration of a run as JSON."""
+    path = run_dir / "resolved.json"
+    if not path.exists():
+        raise UserError(f"{run_dir} is not a run folder: it has no resolved.json")
+    values: dict[str, Any] = json.loads(path.read_text())
+    return values
+
+
+def discount(run_dir: Path) -> float:
+    """The run's gamma; 1 for recipes without one."""
+    return float(read_config(run_dir)["algorithm"]["advantages"].get("gamma", 1.0))
+
+
+@lru_cache(maxsize=128)
+def _engine(run_dir: Path, url: str | None) -> Engine:
+    return open_reader(run_dir, url)

@@ -1,0 +1,86 @@
+"""Responses put together again from the chunks in the journal.
+
+In: the journal's folder and which trajectories are wanted. Out: one Response a trajectory, in the
+order in which their last chunks were written. One pass, and memory only for the wanted responses
+that are still being put together.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.protocol.messages import Float32, Int32
+from headrace.protocol.records import ChunkArrived
+from storage.journal import decode
+from storage.segments import read_batches
+
+
+class Response(NamedTuple):
+    """Tokens of one response, [T] each."""
+
+    token_ids: Int32
+    logprobs: Float32
+    """Behaviour logprobs."""
+    versions: npt.NDArray[np.int64]
+    """Weight version that sampled each token."""
+
+
+EMPTY = Response(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64))
+
+
+class Wanted(NamedTuple):
+    """Which trajectories to put together: ids ascending, and where each one's last chunk is."""
+
+    ids: npt.NDArray[np.int64]
+    last_offsets: npt.NDArray[np.int64]
+
+
+def read_responses(
+    journal: Path, wanted: Wanted, first_offset: int = 0
+) -> Iterator[tuple[int, Response]]:
+    """(trajectory_id, response) of each wanted trajectory; no chunk is before `first_offset`."""
+    if len(wanted.ids) == 0:
+        return
+    final = int(wanted.last_offsets.max())
+    parts: dict[int, list[ChunkArrived]] = {}
+    for batch in read_batches(journal, first_offset):
+        chosen, last_offsets = _choose(batch, wanted)
+        for (offset, chunk), last in zip(decode(chosen), last_offsets, strict=True):
+            assert isinstance(chunk, ChunkArrived)
+            parts.setdefault(chunk.trajectory_id, []).append(chunk)
+            if offset == last:
+                yield chunk.trajectory_id, _join(parts.pop(chunk.trajectory_id))
+        if batch.column("offset")[batch.num_rows - 1].as_py() >= final:
+            return
+
+
+def _choose(batch: pa.RecordBatch, wanted: Wanted) -> tuple[pa.RecordBatch, list[int]]:
+    """The chunks of wanted trajectories, and for each where its trajectory's last one is."""
+    trajectories = batch.column("trajectory_id").fill_null(-1).to_numpy()
+    places = np.searchsorted(wanted.ids, trajectories).clip(max=len(wanted.ids) - 1)
+    is_chunk = pc.equal(batch.column("kind"), ChunkArrived.__name__).to_numpy(zero_copy_only=False)
+    offsets = batch.column("offset").to_numpy()
+    mask = (
+        is_chunk & (wanted.ids[places] == trajectories) & (offsets <= wanted.last_offsets[places])
+    )
+    return batch.filter(pa.array(mask)), wanted.last_offsets[places[mask]].tolist()
+
+
+def _join(chunks: list[ChunkArrived]) -> Response:
+    versions = [
+        np.full(span.end - span.start, span.version, np.int64)
+        for chunk in chunks
+        for span in chunk.spans
+    ]
+    tokens: list[Any] = [chunk.token_ids for chunk in chunks]
+    logprobs: list[Any] = [chunk.logprobs for chunk in chunks]
+    return Response(
+        np.concatenate(tokens, dtype=np.int32),
+        np.concatenate(logprobs, dtype=np.float32),
+        np.concatenate([EMPTY.versions, *versions]),
+    )
