@@ -23,6 +23,7 @@ from storage import projection
 from storage.database import open_writer
 from storage.diagnostics import DiagnosticsWriter
 from storage.journal import Journal, read_journal
+from storage.projection.rows import upsert
 from storage.segments import segment_metadata, segment_paths
 from storage.tables import MetricInfo, Projection, Run
 
@@ -131,7 +132,7 @@ def run_id_of(run_dir: Path) -> str:
 def _register(engine: Engine, run_id: str, config: RunConfig) -> int:
     """The run's key in SQL, its row made if it is new."""
     with engine.begin() as connection:
-        projection.upsert(connection, MetricInfo, [info._asdict() for info in METRICS.values()])
+        upsert(connection, MetricInfo, [info._asdict() for info in METRICS.values()])
         run = connection.execute(select(Run.id).where(Run.run_id == run_id)).scalar_one_or_none()
         if run is not None:
             return run

@@ -4,7 +4,8 @@ A folder holds `segment-000001.arrow`, `segment-000002.arrow`, ... , each a vali
 pyarrow, polars and DuckDB read as they are. `append` returns once a batch is on disk (one write,
 one fsync). Every batch carries the length and CRC32 of its body, so that `recover` can cut a tail
 that a power loss tore, or left as zeros, back to the last whole batch. After recovery writing goes
-on in a new segment. A full disk raises StorageFullError and leaves the file at its last whole batch.
+on in a new segment. A full disk raises StorageFullError; the file then ends with its last whole
+batch.
 """
 
 import errno

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from headrace.errors import UserError
 from headrace.run_folder import find_run
-from storage.projection import FINAL_PHASES
+from storage.projection.history import FINAL_PHASES
 from storage.reader import RunReader, open_run, read_config
 from storage.tables import Evaluation, Metric, Projection, Run, Update
 

@@ -1,0 +1,105 @@
+"""What is only written down: drops, versions, evaluations, checkpoints, gauges, events."""
+
+from sqlalchemy import Connection, select, update
+
+from storage.projection.rows import (
+    Placed,
+    Row,
+    clean_text,
+    event,
+    insert_records,
+    insert_rows,
+    metric_rows,
+    upsert_rows,
+)
+from storage.tables import (
+    Checkpoint,
+    Drop,
+    Evaluation,
+    Metric,
+    Process,
+    Run,
+    VersionLoad,
+    WeightVersion,
+)
+
+FINAL_PHASES = ("finished", "failed", "interrupted")
+
+
+def add_drops(connection: Connection, run: int, records: list[Placed]) -> None:
+    names = ("at", "trajectory_id", "start", "end", "reason", "tokens")
+    insert_records(connection, run, Drop, names, records)
+
+
+def add_versions(connection: Connection, run: int, records: list[Placed]) -> None:
+    rows = [
+        {
+            "version": r.version,
+            "lineage": r.lineage,
+            "update": r.update,
+            "num_bytes": r.num_bytes,
+            "published_at": r.at,
+            "offset": offset,
+        }
+        for offset, r in records
+    ]
+    upsert_rows(connection, run, WeightVersion, rows)
+
+
+def add_loads(connection: Connection, run: int, records: list[Placed]) -> None:
+    names = ("at", "generator", "version", "gap_s", "load_s")
+    insert_records(connection, run, VersionLoad, names, records)
+
+
+def add_evaluations(connection: Connection, run: int, records: list[Placed]) -> None:
+    names = tuple(column.name for column in Evaluation.__table__.columns)[2:]
+    insert_records(connection, run, Evaluation, names, records)
+
+
+def add_checkpoints(connection: Connection, run: int, records: list[Placed]) -> None:
+    names = ("at", "lineage", "update", "path", "accuracy")
+    insert_records(connection, run, Checkpoint, names, records)
+
+
+def add_samples(connection: Connection, run: int, records: list[Placed]) -> None:
+    rows = [row for offset, r in records for row in metric_rows(offset, r, None)]
+    insert_rows(connection, run, Metric, rows)
+
+
+def change_processes(connection: Connection, run: int, records: list[Placed]) -> None:
+    query = select(Process.name, Process.first_seen_at, Process.starts).where(Process.run == run)
+    known = {name: (first, starts) for name, first, starts in connection.execute(query)}
+    rows: dict[str, Row] = {}
+    for offset, r in records:
+        first, starts = known.get(r.name, (r.at, 0))
+        known[r.name] = first, starts = first, starts + (r.state == "up")
+        rows[r.name] = {
+            **{name: getattr(r, name) for name in ("name", "role", "pid", "host", "state")},
+            "detail": clean_text(r.detail),
+            "first_seen_at": first,
+            "changed_at": r.at,
+            "starts": starts,
+        }
+        line = f"{r.name} is {r.state}" + (f": {r.detail}" if r.detail else "")
+        level = "warning" if r.state == "lost" else "info"
+        event(connection, run, offset, r.at, level, "process", line)
+    upsert_rows(connection, run, Process, list(rows.values()))
+
+
+def add_incidents(connection: Connection, run: int, records: list[Placed]) -> None:
+    for offset, r in records:
+        event(connection, run, offset, r.at, r.level, r.kind, r.text)
+
+
+def change_phase(connection: Connection, run: int, records: list[Placed]) -> None:
+    for offset, r in records:
+        line = r.phase + (f": {r.detail}" if r.detail else "")
+        level = "error" if r.phase == "failed" else "info"
+        event(connection, run, offset, r.at, level, "phase", line)
+    last = records[-1][1]
+    ended_at = last.at if last.phase in FINAL_PHASES else None
+    connection.execute(
+        update(Run)
+        .where(Run.id == run)
+        .values(status=last.phase, detail=clean_text(last.detail), ended_at=ended_at)
+    )

@@ -1,0 +1,104 @@
+"""How rows reach SQL: bulk inserts, upserts, and values that every database takes."""
+
+import math
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, insert, update
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from headrace.protocol.records import MetricsSampled, UpdateCommitted
+from storage.tables import Base, Event, Trajectory
+
+Placed = tuple[int, Any]
+"""(journal offset, record)"""
+Row = dict[str, Any]
+
+
+def upsert(
+    connection: Connection, table: type[Base], rows: list[Row], *, keep: bool = False
+) -> None:
+    """Insert rows; where the primary key exists, replace the old row (or keep it)."""
+    if not rows:
+        return
+    on_server = connection.dialect.name == "postgresql"
+    statement = (postgresql_insert if on_server else sqlite_insert)(table)
+    keys = [column.name for column in table.__table__.primary_key]
+    if keep:
+        statement = statement.on_conflict_do_nothing(index_elements=keys)
+    else:
+        new = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+        statement = statement.on_conflict_do_update(index_elements=keys, set_=new)
+    connection.execute(statement, rows)
+
+
+def insert_rows(connection: Connection, run: int, table: type[Base], rows: list[Row]) -> None:
+    if rows:
+        connection.execute(insert(table), [{"run": run, **row} for row in rows])
+
+
+def upsert_rows(
+    connection: Connection, run: int, table: type[Base], rows: list[Row], *, keep: bool = False
+) -> None:
+    upsert(connection, table, [{"run": run, **row} for row in rows], keep=keep)
+
+
+def insert_records(
+    connection: Connection,
+    run: int,
+    table: type[Base],
+    names: tuple[str, ...],
+    records: list[Placed],
+) -> None:
+    rows = [
+        {"offset": offset, **{name: getattr(record, name) for name in names}}
+        for offset, record in records
+    ]
+    insert_rows(connection, run, table, rows)
+
+
+def update_trajectories(
+    connection: Connection, run: int, rows: dict[int, Row], **values: Any
+) -> None:
+    statement = (
+        update(Trajectory)
+        .where(Trajectory.run == bindparam("b_run"))
+        .where(Trajectory.trajectory_id == bindparam("b_trajectory"))
+        .values(**values)
+    )
+    # In the order of the key: two writers would not deadlock, and SQLite walks its pages once.
+    parameters = [
+        {"b_run": run, "b_trajectory": trajectory, **rows[trajectory]}
+        for trajectory in sorted(rows)
+    ]
+    connection.execute(statement, parameters)
+
+
+def event(
+    connection: Connection, run: int, offset: int, at: float, level: str, kind: str, text: str
+) -> None:
+    row = {"offset": offset, "at": at, "level": level, "kind": kind, "text": clean_text(text)}
+    insert_rows(connection, run, Event, [row])
+
+
+def metric_rows(offset: int, r: UpdateCommitted | MetricsSampled, lineage: int | None) -> list[Row]:
+    return [
+        {
+            "name": name,
+            "offset": offset,
+            "update": r.update,
+            "lineage": lineage,
+            "value": finite(value),
+            "wall_time": r.at,
+        }
+        for name, value in r.metrics.items()
+    ]
+
+
+def finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def clean_text(value: str | None) -> str | None:
+    """PostgreSQL has no NUL in text."""
+    return value.replace("\x00", "\ufffd") if value else value

@@ -1,0 +1,158 @@
+"""Prompts, groups and trajectories: issued, growing, ended, scored."""
+
+from sqlalchemy import Connection, bindparam, case, func, or_
+
+from storage.projection.rows import (
+    Placed,
+    Row,
+    clean_text,
+    finite,
+    insert_rows,
+    update_trajectories,
+    upsert_rows,
+)
+from storage.tables import Group, Prompt, Trajectory
+
+
+def issue_groups(connection: Connection, run: int, records: list[Placed]) -> None:
+    prompts: dict[str, Row] = {}
+    groups: list[Row] = []
+    trajectories: list[Row] = []
+    for offset, r in records:
+        prompts.setdefault(
+            r.prompt_id,
+            {
+                "prompt_id": r.prompt_id,
+                "text": clean_text(r.prompt),
+                "answer": clean_text(r.answer),
+                "info": clean_text(r.info),
+                "prompt_ids": r.prompt_ids.astype("<i4").tobytes(),
+                "offset": offset,
+            },
+        )
+        groups.append(
+            {
+                "group_id": r.group_id,
+                "prompt_id": r.prompt_id,
+                "position": r.position,
+                "purpose": r.purpose,
+                "size": len(r.trajectory_ids),
+                "issued_at": r.at,
+                "offset": offset,
+            }
+        )
+        trajectories.extend(
+            {
+                "trajectory_id": trajectory_id,
+                "group_id": r.group_id,
+                "attempt": attempt,
+                "purpose": r.purpose,
+                "seed": seed,
+                "status": "issued",
+                "length": 0,
+                "issued_at": r.at,
+                "offset": offset,
+            }
+            for attempt, (trajectory_id, seed) in enumerate(
+                zip(r.trajectory_ids, r.seeds, strict=True)
+            )
+        )
+    upsert_rows(connection, run, Prompt, list(prompts.values()), keep=True)
+    insert_rows(connection, run, Group, groups)
+    insert_rows(connection, run, Trajectory, trajectories)
+
+
+def assign_leases(connection: Connection, run: int, records: list[Placed]) -> None:
+    latest = {r.trajectory_id: {"b_generator": r.generator} for _, r in records}
+    update_trajectories(connection, run, latest, generator=bindparam("b_generator"))
+
+
+def extend_responses(connection: Connection, run: int, records: list[Placed]) -> None:
+    rows: dict[int, Row] = {}
+    for offset, r in records:
+        row = rows.setdefault(
+            r.trajectory_id,
+            {"b_at": None, "b_low": None, "b_high": None, "b_first": offset, "b_length": 0},
+        )
+        row["b_last"], row["b_generator"], row["b_finish"] = offset, r.generator, r.finish
+        if len(r.token_ids):
+            if row["b_at"] is None:
+                row["b_at"] = r.at
+            row["b_length"] = max(row["b_length"], r.start + len(r.token_ids))
+            versions = [span.version for span in r.spans]
+            row["b_low"] = min(versions) if row["b_low"] is None else min(row["b_low"], *versions)
+            row["b_high"] = (
+                max(versions) if row["b_high"] is None else max(row["b_high"], *versions)
+            )
+    length = bindparam("b_length", type_=Trajectory.length.type)
+    low = bindparam("b_low", type_=Trajectory.min_version.type)
+    high = bindparam("b_high", type_=Trajectory.max_version.type)
+    no_low, no_high = Trajectory.min_version.is_(None), Trajectory.max_version.is_(None)
+    update_trajectories(
+        connection,
+        run,
+        rows,
+        status=case((Trajectory.status == "issued", "running"), else_=Trajectory.status),
+        generator=bindparam("b_generator"),
+        finish=bindparam("b_finish"),
+        length=case((length > Trajectory.length, length), else_=Trajectory.length),
+        min_version=case(
+            (or_(no_low, low < Trajectory.min_version), low), else_=Trajectory.min_version
+        ),
+        max_version=case(
+            (or_(no_high, high > Trajectory.max_version), high), else_=Trajectory.max_version
+        ),
+        first_token_at=func.coalesce(
+            Trajectory.first_token_at, bindparam("b_at", type_=Trajectory.first_token_at.type)
+        ),
+        first_offset=func.coalesce(
+            Trajectory.first_offset, bindparam("b_first", type_=Trajectory.first_offset.type)
+        ),
+        last_offset=bindparam("b_last"),
+    )
+
+
+def end_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
+    rows = {
+        r.trajectory_id: {
+            "b_status": r.status,
+            "b_length": r.length,
+            "b_error": clean_text(r.error),
+            "b_at": r.at,
+        }
+        for _, r in records
+    }
+    update_trajectories(
+        connection,
+        run,
+        rows,
+        status=bindparam("b_status"),
+        length=bindparam("b_length"),
+        error=bindparam("b_error"),
+        finished_at=bindparam("b_at"),
+    )
+
+
+def score_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
+    rows = {
+        r.trajectory_id: {
+            "b_reward": finite(r.reward),
+            "b_status": r.status,
+            "b_parts": {name: finite(part) for name, part in r.parts.items()},
+            "b_seconds": r.seconds,
+            "b_error": clean_text(r.error),
+            "b_at": r.at,
+        }
+        for _, r in records
+    }
+    update_trajectories(
+        connection,
+        run,
+        rows,
+        reward=bindparam("b_reward"),
+        reward_status=bindparam("b_status"),
+        reward_parts=bindparam("b_parts"),
+        reward_seconds=bindparam("b_seconds"),
+        reward_error=bindparam("b_error"),
+        rewarded_at=bindparam("b_at"),
+    )
