@@ -1,7 +1,8 @@
-"""Check the documentation: every relative link in a Markdown file leads to a file that exists.
+"""Check the documentation, or write its made pages (`--write`).
 
-In: the Markdown files of the repository as git sees them, their links and images.
-Out: one line for each broken link; exit code 1 if there is any.
+In: the Markdown files of the repository as git sees them, their links and images; the pages that
+are made from code. Out: one line for each link that leads nowhere and each made page that is not
+what the code says; exit code 1 if there is any.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CONFIGURATION = ROOT / "docs" / "configuration.md"
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)[^)]*\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -36,15 +38,40 @@ def broken_links(page: Path) -> list[str]:
     ]
 
 
+def made_pages() -> dict[Path, str]:
+    """Pages that are made from code, with the text they should have."""
+    sys.path.insert(0, str(ROOT))
+    from headrace.config.document import page
+
+    return {CONFIGURATION: page()}
+
+
+def write_pages() -> int:
+    for path, text in made_pages().items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
+    return 0
+
+
 def main() -> int:
+    if "--write" in sys.argv[1:]:
+        return write_pages()
+    stale = [
+        path.relative_to(ROOT)
+        for path, text in made_pages().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    for name in stale:
+        print(f"stale: {name}; run scripts/docs.py --write", file=sys.stderr)
     pages = markdown_files()
     problems = [
         f"{page.relative_to(ROOT)}: {target}" for page in pages for target in broken_links(page)
     ]
     for problem in problems:
         print(f"broken link: {problem}", file=sys.stderr)
-    print(f"documentation: {len(pages)} pages, {len(problems)} broken links")
-    return 1 if problems else 0
+    print(f"documentation: {len(pages)} pages, {len(problems)} broken links, {len(stale)} stale")
+    return 1 if problems or stale else 0
 
 
 if __name__ == "__main__":

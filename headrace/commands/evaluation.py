@@ -14,6 +14,7 @@ from rich.console import Console
 from headrace import run_folder
 from headrace.commands.training import configured, report, supervise
 from headrace.config.checks import check_machine, check_recipe
+from headrace.config.hub import is_hub_name, with_local_model
 from headrace.errors import RunFailedError, UserError
 from headrace.hardware import detect
 from headrace.roles import RUN_SUMMARY, resolve
@@ -22,12 +23,13 @@ from headrace.supervise import DONE, USER
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluate and print the result, as text or as one JSON object."""
-    model = Path(arguments.model).expanduser()
-    if not model.is_dir():
+    folder = Path(arguments.model).expanduser()
+    if not folder.is_dir() and not is_hub_name(arguments.model):
         raise UserError(f"no model folder at {arguments.model}")
+    model = str(folder.resolve()) if folder.is_dir() else arguments.model
     arguments.overrides = [
         *arguments.overrides,
-        f"model.path={json.dumps(str(model.resolve()))}",
+        f"model.path={json.dumps(model)}",
         "model.critic_path=null",
         "name=eval",
         "evaluation.only=true",
@@ -38,6 +40,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     config = configured(arguments)
     hardware = detect()
     check_recipe(config)
+    config = with_local_model(config, download=True)
     check_machine(config, hardware)
     run_dir = run_folder.make_run_folder(config)
     console = Console(file=sys.stderr)
@@ -47,7 +50,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         if outcome.code == USER:
             run_folder.discard_run_folder(run_dir)
         return report(outcome, run_dir)
-    result = _result(run_dir) | {"model": str(model), "recipe": arguments.recipe}
+    result = _result(run_dir) | {"model": model, "recipe": arguments.recipe}
     if arguments.json:
         print(json.dumps(result))
     else:

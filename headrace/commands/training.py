@@ -14,6 +14,7 @@ from rich.console import Console
 
 from headrace import run_folder
 from headrace.config.checks import check_machine, check_recipe, never_ends
+from headrace.config.hub import with_local_model
 from headrace.config.load import build, deep_merge, load_recipe, merge_overrides
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
@@ -33,6 +34,7 @@ def train(arguments: argparse.Namespace) -> int:
     else:
         config = configured(arguments)
         check_recipe(config)
+        config = with_local_model(config, download=True)
         check_machine(config, hardware)
         run_dir = run_folder.make_run_folder(config)
     console = Console()
@@ -58,7 +60,7 @@ def configured(arguments: argparse.Namespace) -> RunConfig:
     if getattr(arguments, "no_dashboard", False):
         overrides.append("dashboard.enabled=false")
     config = load_recipe(Path(arguments.recipe), overrides)
-    return with_port(config)
+    return with_local_model(with_port(config), download=False)
 
 
 def with_port(config: RunConfig) -> RunConfig:

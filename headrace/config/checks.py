@@ -165,7 +165,8 @@ def check_machine(config: RunConfig, hardware: Hardware) -> None:
 
 def check_model(config: RunConfig) -> ModelShape:
     """The shape of the policy in its folder; UserError where there is none."""
-    for key, path in (("model.path", config.model.path), ("critic_path", config.model.critic_path)):
+    paths = {"model.path": config.model.path, "model.critic_path": config.model.critic_path}
+    for key, path in paths.items():
         if path is None:
             continue
         folder = Path(path)
@@ -190,7 +191,7 @@ def check_dataset(config: RunConfig) -> None:
     if not isinstance(task, DatasetConfig):
         return
     for key, path in (("task.path", task.path), ("task.eval_path", task.eval_path)):
-        if path is not None and not Path(path).is_file():
+        if path is not None and not Path(path).exists():
             raise UserError(
                 f"{key} = {path!r}: no such file (looked beside the recipe and in the working "
                 "directory)"

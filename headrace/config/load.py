@@ -190,10 +190,12 @@ def _tags(dotted: str) -> str:
 
 
 def _hint(key: str, data: Table) -> str:
-    """What was probably meant: a neighbour, a peer's key, a key elsewhere, another kind's key."""
+    """What was probably meant: a peer's key, a neighbour, a key elsewhere, another kind's key."""
     parent, _, name = key.rpartition(".")
     models = _section(parent, data)
     neighbours = [field for model in models for field in model.model_fields]
+    if translation := translate(key):
+        return f"; {translation}"
     if near := difflib.get_close_matches(name, neighbours, n=1, cutoff=0.75):
         return f"; did you mean {f'{parent}.' if parent else ''}{near[0]}?"
     root = key.split(".")[0]
@@ -201,8 +203,6 @@ def _hint(key: str, data: Table) -> str:
         sections = difflib.get_close_matches(root, list(RunConfig.model_fields), n=1, cutoff=0.75)
         if sections:
             return f"; did you mean {sections[0]}.{key.partition('.')[2]}?"
-    if translation := translate(key):
-        return f"; {translation}"
     everything = key_names(RunConfig)
     if key in everything:
         return f"; it does not go with {parent}.kind = {models[0] and kind_of(models[0])!r}"

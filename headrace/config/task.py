@@ -47,7 +47,7 @@ class DatasetConfig(TaskBase):
     """Share of rows held out by the hash of the prompt where there is no `eval_path`."""
 
     prompt_key: str | None = None
-    """Column of the prompt. None: `prompt` or a known alias (see docs/configuration.md)."""
+    """Column of the prompt. None: `prompt` or an alias (listed further down)."""
 
     answer_key: str | None = None
     """Column of the answer. None: `answer`, `ground_truth`, `solution`, `label`, or

@@ -1,0 +1,180 @@
+"""Combinations that cannot work, and what a recipe needs from the machine."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.config.checks import (
+    RULES,
+    check_dataset,
+    check_machine,
+    check_model,
+    check_recipe,
+    never_ends,
+    problems,
+)
+from headrace.config.hub import is_hub_name, with_local_model
+from headrace.config.load import load_recipe
+from headrace.config.memory import gpu_memory, host_memory, model_shape
+from headrace.config.run import RunConfig
+from headrace.errors import UserError
+from headrace.hardware import GIB, Gpu, Hardware, port_is_free
+from tests.headrace.conftest import write_model
+
+Make = Callable[..., RunConfig]
+PLENTY = Hardware((0, 1), 64 * GIB, 64 * GIB)
+GROUP = ("algorithm.advantages.kind=group", "algorithm.value=null", "schedule.unit=group")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["schedule.window=480"], "schedule.window: 480 is longer than task.max_response_length"),
+        (["schedule.window=100"], "schedule.window: 100 does not divide task.max_response_length"),
+        (["algorithm.advantages.boundary_mask=60"], "leaves nothing of a window of 60 tokens"),
+        (["generator.chunk_tokens=61"], "generator.chunk_tokens: 61 is longer than a window"),
+        (["algorithm.value=null"], "algorithm.value: missing"),
+        (["algorithm.advantages.kind=group", "schedule.unit=group"], "use no value model"),
+        (["algorithm.advantages.kind=group", "algorithm.value=null"], "schedule.unit: \"window\""),
+        ([*GROUP], "schedule.num_generations: 1 leaves no"),
+        (
+            [*GROUP, "schedule.num_generations=7"],
+            "schedule.batch_windows: 64 is no multiple of schedule.num_generations = 7",
+        ),
+        (["stop.accuracy=0.9"], "stop.accuracy: needs evaluation.every_updates"),
+        (["learner.offload_optimizer=true"], "needs learner.zero_stage"),
+        (["reward.kind=function"], "reward.function: goes together"),
+        (["transport.host=0.0.0.0"], "make keys with `headrace keys DIR`"),
+        (["transport.heartbeat_timeout_s=2"], "should be at least three heartbeats"),
+        (["evaluation.only=true", "evaluation.before=false"], "evaluation.before: must be true"),
+    ],
+)
+def test_a_broken_rule_says_what_to_do(
+    make_config: Make, overrides: list[str], expected: str
+) -> None:
+    config = make_config(*overrides)
+    assert any(expected in problem for problem in problems(config)), problems(config)
+    with pytest.raises(UserError) as caught:
+        check_recipe(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
+    good = make_config()
+    assert problems(good) == []
+    group = make_config(*GROUP, "schedule.num_generations=8")
+    assert problems(group) == []
+    whole = make_config("schedule.mode=synchronous", "schedule.window=100")
+    assert problems(whole) == []
+    assert len({rule.advice for rule in RULES}) == len(RULES)
+
+
+def test_a_run_without_end_is_known(make_config: Make) -> None:
+    assert never_ends(make_config())
+    assert not never_ends(make_config("stop.tokens=10"))
+    assert not never_ends(make_config("evaluation.only=true"))
+
+
+def test_the_model_folder_must_be_one(recipe: Path) -> None:
+    config = load_recipe(recipe)
+    shape = check_model(config)
+    assert (shape.parameters, shape.hidden, shape.layers, shape.vocabulary) == (1000, 8, 2, 32)
+    folder = Path(config.model.path)
+    for name, expected in (
+        ("model.safetensors", r"no \*\.safetensors weights"),
+        ("config.json", "no config.json"),
+    ):
+        (folder / name).unlink()
+        with pytest.raises(UserError, match=expected):
+            check_model(config)
+    folder.rmdir()
+    with pytest.raises(UserError, match="no such model folder"):
+        check_model(config)
+
+
+def test_a_critic_folder_is_checked_too(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.critic_path = .*no such model folder"):
+        check_model(load_recipe(recipe, [f"model.critic_path={tmp_path}/none"]))
+
+
+def test_a_dataset_must_exist(make_config: Make, tmp_path: Path) -> None:
+    config = make_config("task.kind=dataset", f"task.path={tmp_path}/rows.jsonl")
+    with pytest.raises(UserError, match=r"task\.path = .*rows\.jsonl.*no such file"):
+        check_dataset(config)
+    (tmp_path / "rows.jsonl").write_text("{}")
+    check_dataset(config)
+
+
+def test_a_port_in_use_is_named(recipe: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert not port_is_free("127.0.0.1", port)
+        with pytest.raises(UserError, match=rf"transport\.port = {port} is in use"):
+            check_machine(load_recipe(recipe, [f"transport.port={port}"]), PLENTY)
+        page = [f"dashboard.port={port}", "dashboard.enabled=true"]
+        with pytest.raises(UserError, match=rf"dashboard\.port = {port} .*--no-dashboard"):
+            check_machine(load_recipe(recipe, page), PLENTY)
+
+
+def test_too_little_memory_is_said_with_its_parts(recipe: Path) -> None:
+    poor = Hardware((0,), 2 * GIB, 1 * GIB)
+    config = load_recipe(recipe, ["generator.engine=vllm", "generator.kv_cache_gib=3"])
+    with pytest.raises(UserError, match=r"not enough memory.*kv cache 3\.0.*1\.0 GiB are free"):
+        check_machine(config, poor)
+    check_machine(config, PLENTY)
+
+
+def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> None:
+    shape = model_shape(write_model(tmp_path / "m", parameters=1_000_000))
+    plain = host_memory(make_config(), shape, on_gpu=False)
+    assert plain.parts["models and optimizers"] == 2 * 16 * 1_000_000
+    assert plain.parts["kv cache"] == GIB
+    assert host_memory(make_config("learner.ranks=2"), shape, on_gpu=False).total > plain.total
+    only = host_memory(make_config("evaluation.only=true"), shape, on_gpu=False)
+    assert "models and optimizers" not in only.parts
+    sharded = make_config("learner.ranks=4", "learner.zero_stage=3")
+    assert gpu_memory(sharded, shape).parts["models and optimizers"] == 2 * 16 * 1_000_000 // 4
+
+
+def test_parameters_are_reckoned_where_weights_are_not_there(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    attention, feed_forward, embeddings = 4 * 8 * 8, 3 * 8 * 16, 2 * 32 * 8
+    assert model_shape(folder).parameters == 2 * (attention + feed_forward) + embeddings
+
+
+def test_a_gpu_too_small_for_the_learner_is_named(make_config: Make, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", parameters=2_000_000)
+    small = Hardware((0, 1), 64 * GIB, 64 * GIB, (Gpu(0, "small", 64 * 2**20),))
+    config = make_config(f"model.path={folder}", "dashboard.enabled=false")
+    with pytest.raises(UserError, match="not enough GPU memory"):
+        check_machine(config, small)
+
+
+def test_hub_names_are_told_from_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_config: Make
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    assert is_hub_name("owner/name-1.5B")
+    for path in ("models/none", "./owner/name", "/owner/name", "a/b/c", "name"):
+        assert not is_hub_name(path)
+    folder = make_config("model.path=models/none")
+    assert with_local_model(folder, download=True) is folder
+
+
+def test_a_hub_name_nobody_has_is_the_users_mistake(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    config = make_config("model.path=owner/not-there")
+    assert with_local_model(config, download=False).model.path == "owner/not-there"
+    with pytest.raises(UserError, match="no such model folder here, and the hub has no answer"):
+        with_local_model(config, download=True)

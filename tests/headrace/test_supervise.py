@@ -1,0 +1,270 @@
+"""The supervisor with real processes that follow a script: order, restarts, causes, no orphans."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.launch import ADDRESS, ProcessSpec, Restarts, SpecRole
+from headrace.supervise import Deadlines, Outcome, Supervisor
+from tests.headrace import scripted_role
+
+SCRIPT = str(Path(scripted_role.__file__))
+QUICK = Deadlines(start_s=10.0, stop_s=5.0, leave_s=0.3, kill_s=1.0, poll_s=0.01)
+ONCE = Restarts(limit=1, delay_s=0.01)
+
+
+class Script:
+    """A `Steering` that does something when a condition holds."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.stop_file = run_dir / "stop"
+        self.notes: list[str] = []
+        self.addresses: list[str] = []
+        self.stops = 0
+        self.obeys = True
+        self.steps: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+
+    def when(self, condition: Callable[[], bool], action: Callable[[], None]) -> None:
+        self.steps.append((condition, action))
+
+    def finish(self) -> None:
+        self.stop_file.write_text("")
+
+    def connect(self, address: str) -> None:
+        self.addresses.append(address)
+
+    def tick(self) -> None:
+        if self.steps and self.steps[0][0]():
+            self.steps.pop(0)[1]()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def request_stop(self) -> None:
+        self.stops += 1
+        if self.obeys:
+            self.finish()
+
+    def events(self, name: str) -> list[str]:
+        """What supervisor.jsonl says of one process."""
+        return [row["event"] for row in self.rows() if row["name"] == name]
+
+    def rows(self) -> list[dict[str, Any]]:
+        path = self.run_dir / "supervisor.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    return Script(tmp_path)
+
+
+def spec(
+    script: Script,
+    name: str,
+    role: SpecRole,
+    *words: object,
+    restarts: Restarts = Restarts(),
+    needed: bool = True,
+) -> ProcessSpec:
+    argv = (sys.executable, SCRIPT, *map(str, words))
+    log = script.run_dir / "logs" / f"{name}.log"
+    return ProcessSpec(name, role, argv, {}, log, restarts=restarts, needed=needed)
+
+
+def coordinator(script: Script) -> ProcessSpec:
+    words = ("coordinator", script.run_dir, script.stop_file)
+    return spec(script, "coordinator", "coordinator", *words, restarts=ONCE)
+
+
+def run(script: Script, *specs: ProcessSpec, deadlines: Deadlines = QUICK) -> Outcome:
+    whole = [coordinator(script), *specs]
+    return Supervisor(script.run_dir, whole, script, deadlines=deadlines).run()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (a zombie that nobody has waited for counts)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
+
+
+def soon(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_run_that_ends_by_itself(script: Script) -> None:
+    pid_file = script.run_dir / "pid"
+    script.when(pid_file.exists, script.finish)
+    outcome = run(script, spec(script, "reward-0", "reward", "stay", pid_file))
+    assert outcome == Outcome(0)
+    assert script.addresses == ["tcp://127.0.0.1:1"]
+    assert gone(int(pid_file.read_text()))
+    rows = script.rows()
+    assert [row["name"] for row in rows[:2]] == ["coordinator", "reward-0"]
+    assert rows[-1] == {"at": rows[-1]["at"], "event": "ended", "name": "supervisor", "code": 0}
+
+
+def test_the_address_reaches_the_others(script: Script) -> None:
+    mark = script.run_dir / "mark"
+    argv = (sys.executable, "-c", f"open({str(mark)!r}, 'w').write({ADDRESS!r})")
+    log = script.run_dir / "logs" / "generator-0.log"
+    script.when(lambda: mark.exists() and bool(mark.read_text()), script.finish)
+    run(script, ProcessSpec("generator-0", "generator", argv, {}, log))
+    assert mark.read_text() == "tcp://127.0.0.1:1"
+
+
+def test_a_generator_that_dies_is_started_again(script: Script) -> None:
+    mark = script.run_dir / "mark"
+    generator = spec(
+        script, "generator-0", "generator", "die-once", mark, 1, restarts=ONCE
+    )
+    script.when(lambda: "restarted" in script.events("generator-0"), script.finish)
+    assert run(script, generator).code == 0
+    assert script.events("generator-0")[:3] == ["started", "died", "restarted"]
+    assert any("generator-0 died (exit code 1)" in note for note in script.notes)
+
+
+def test_restarts_are_bounded_and_the_first_cause_is_named(script: Script) -> None:
+    reward = spec(script, "reward-0", "reward", "die", 1, restarts=ONCE)
+    outcome = run(script, reward, spec(script, "generator-0", "generator", "stay"))
+    assert outcome.code == 1
+    assert outcome.cause == "reward-0 died 2 times (exit code 1)"
+    assert "something is wrong here" in outcome.tail
+    assert script.events("reward-0") == ["started", "died", "restarted", "died", "gave_up"]
+
+
+def test_the_users_mistake_in_a_role_is_one_line(script: Script) -> None:
+    outcome = run(script, spec(script, "generator-0", "generator", "die", 2, restarts=ONCE))
+    assert outcome == Outcome(2, "error: something is wrong here")
+    assert script.events("generator-0") == ["started", "died", "gave_up"]
+
+
+def test_all_learner_ranks_come_back_together(script: Script) -> None:
+    mark = script.run_dir / "mark"
+    first = spec(script, "learner-0", "learner", "stay", restarts=ONCE)
+    second = spec(script, "learner-1", "learner", "die-once", mark, 1, restarts=ONCE)
+    script.when(
+        lambda: all("restarted" in script.events(f"learner-{rank}") for rank in (0, 1)),
+        script.finish,
+    )
+    assert run(script, first, second).code == 0
+
+
+def test_a_run_goes_on_without_its_page(script: Script) -> None:
+    page = spec(script, "dashboard", "dashboard", "die", 1, restarts=ONCE, needed=False)
+    script.when(lambda: any("stays away" in note for note in script.notes), script.finish)
+    assert run(script, page).code == 0
+
+
+def test_a_coordinator_that_gives_up_ends_the_run(script: Script) -> None:
+    words = (sys.executable, SCRIPT, "die", "1")
+    log = script.run_dir / "logs" / "coordinator.log"
+    broken = ProcessSpec("coordinator", "coordinator", words, {}, log, restarts=ONCE)
+    outcome = Supervisor(script.run_dir, [broken], script, deadlines=QUICK).run()
+    assert outcome.code == 1
+    assert outcome.cause == "coordinator died (exit code 1)"
+
+
+def test_a_coordinator_without_an_address_is_not_waited_for_for_ever(script: Script) -> None:
+    words = (sys.executable, SCRIPT, "stay")
+    log = script.run_dir / "logs" / "coordinator.log"
+    mute = ProcessSpec("coordinator", "coordinator", words, {}, log)
+    brief = Deadlines(start_s=0.2, kill_s=1.0, poll_s=0.01)
+    outcome = Supervisor(script.run_dir, [mute], script, deadlines=brief).run()
+    assert outcome.code == 1
+    assert "no address after" in outcome.cause
+
+
+def test_a_killed_coordinator_resumes_and_the_others_follow_to_its_new_address(
+    script: Script,
+) -> None:
+    def kill() -> None:
+        pid = json.loads((script.run_dir / "coordinator.json").read_text())["pid"]
+        os.kill(pid, signal.SIGKILL)
+
+    script.when(lambda: "started" in script.events("generator-0"), kill)
+    script.when(lambda: "restarted" in script.events("generator-0"), script.finish)
+    outcome = run(script, spec(script, "generator-0", "generator", "stay", restarts=ONCE))
+    assert outcome.code == 0
+    assert script.addresses == ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
+    assert script.events("coordinator")[:3] == ["started", "died", "restarted"]
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_asks_the_coordinator_to_stop(script: Script, number: signal.Signals) -> None:
+    pid_file = script.run_dir / "pid"
+    script.when(pid_file.exists, lambda: os.kill(os.getpid(), number))
+    outcome = run(script, spec(script, "reward-0", "reward", "stay", pid_file))
+    assert outcome == Outcome(130)
+    assert script.stops == 1
+    assert gone(int(pid_file.read_text()))
+
+
+def test_a_second_interrupt_ends_at_once(script: Script) -> None:
+    script.obeys = False
+    script.when(lambda: bool(script.addresses), interrupt)
+    script.when(lambda: script.stops == 1, interrupt)
+    outcome = run(script, deadlines=Deadlines(stop_s=600.0, kill_s=1.0, poll_s=0.01))
+    assert outcome == Outcome(130)
+
+
+def test_a_stop_that_is_not_obeyed_has_a_deadline(script: Script) -> None:
+    script.obeys = False
+    script.when(lambda: bool(script.addresses), interrupt)
+    brief = Deadlines(stop_s=0.1, leave_s=0.1, kill_s=1.0, poll_s=0.01)
+    assert run(script, deadlines=brief) == Outcome(130)
+    assert any("ending processes" in note for note in script.notes)
+
+
+def test_what_ignores_sigterm_is_killed_with_its_children(script: Script) -> None:
+    pid_file = script.run_dir / "pids"
+    script.when(lambda: pid_file.exists() and " " in pid_file.read_text(), script.finish)
+    run(script, spec(script, "generator-0", "generator", "stubborn", pid_file))
+    assert all(soon(lambda pid=pid: gone(int(pid))) for pid in pid_file.read_text().split())
+
+
+SUPERVISE = """
+import sys
+from pathlib import Path
+from tests.headrace.test_supervise import Script, coordinator, spec, run
+script = Script(Path(sys.argv[1]))
+run(script, spec(script, "generator-0", "generator", "stubborn", script.run_dir / "pids"),
+    spec(script, "reward-0", "reward", "stay", script.run_dir / "pid"))
+"""
+
+
+def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(tmp_path)], cwd=root)
+    files = (tmp_path / "pids", tmp_path / "pid", tmp_path / "coordinator.json")
+    try:
+        assert soon(lambda: all(path.exists() and path.read_text() for path in files))
+        pids = [int(pid) for path in files[:2] for pid in path.read_text().split()]
+        pids.append(json.loads(files[2].read_text())["pid"])
+        assert len(pids) == 4
+        assert not any(gone(pid) for pid in pids)
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    assert all(soon(lambda pid=pid: gone(pid)) for pid in pids)
