@@ -1,4 +1,4 @@
-"""What an engine promises. In: requests and weight files. Out: tokens with their behaviour logprobs.
+"""What an engine promises. In: requests, weight files. Out: tokens with their behaviour logprobs.
 
 Every implementation (`vllm_engine`, `torch_engine`, `fake_engine`) keeps all of this; the contract
 tests check each point on each of them:
@@ -6,7 +6,7 @@ tests check each point on each of them:
 - `generate` yields deltas of one or more tokens in order, and exactly one last delta whose `finish`
   is set (it may have no tokens): `stop` (an end token, which is included), `length` (`max_tokens`
   reached), or `aborted`.
-- A token's logprob is that of the distribution it was sampled from: after temperature, top-p, top-k.
+- A token's logprob is of the distribution it was sampled from: after temperature, top-p, top-k.
 - Every delta is of one weight version, and the version is that of the weights whose forward pass
   gave the token's distribution. It is exact for each token, however slow the consumer is.
 - The same request alone on the same weights gives the same tokens each time. With another seed or

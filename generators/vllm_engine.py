@@ -106,6 +106,7 @@ class VllmEngine:
         self.version = NO_VERSION
         self.pid: int | None = None
         """Of the engine process."""
+        self.recompute_on_update = settings.recompute_on_update
         self._settings, self._layout = settings, layout
         self._engine: Any = None
         self._live: dict[str, _Live] = {}
@@ -247,7 +248,7 @@ class VllmEngine:
 
     async def _pause(self) -> None:
         core = self._engine.engine_core
-        recompute = self._settings.recompute_on_update
+        recompute = self.recompute_on_update
         if not self._broken:
             await core.pause_scheduler_async(mode="keep", clear_cache=recompute)
         while not core.outputs_queue.empty():

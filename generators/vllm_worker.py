@@ -39,11 +39,29 @@ class WeightLoader:
     def headrace_load(self: Any, path: str) -> None:
         """Replace all weights. A live linear layer on a CPU holds packed weights and no longer the
         plain ones, so vLLM's layer-wise reload is the only safe way in."""
+        _forget_failed_load(self.get_model())
         self.reload_weights(weights_iterator=_tensors(path))
 
     def headrace_pid(self) -> int:
         """Process id of the engine, for supervision and tests."""
         return os.getpid()
+
+
+def _forget_failed_load(model: Any) -> None:
+    """Layers that an earlier load left half-way start again from nothing: what was buffered for
+    them came from a file that did not fit."""
+    from vllm.model_executor.model_loader.reload.layerwise import (
+        get_layerwise_info,
+        initialize_online_processing,
+        restore_layer_on_meta,
+    )
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.loaded_weights.clear()
+            restore_layer_on_meta(layer, info)
+            initialize_online_processing(layer)
 
 
 def _tensors(path: str) -> Iterator[tuple[str, Any]]:

@@ -108,6 +108,33 @@ async def test_a_vllm_generator_streams_while_weights_change_and_ends_well(
     assert coordinator.got(Goodbye) == [Goodbye()]
 
 
+async def test_a_torch_generator_is_the_same_process(
+    model_folder: Path, weight_files: list[Path]
+) -> None:
+    coordinator = ScriptedCoordinator(make_config(model_folder, "torch").model_dump_json())
+    server = asyncio.create_task(coordinator.serve())
+    process = await start_generator(coordinator)
+    await until_ready(coordinator, weight_files[0])
+    await coordinator.send(Leases(leases=[make_lease(window=64, max_total=20, stop_at=20)]))
+    await coordinator.until(lambda: coordinator.ended(7))
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), 30.0) == 0
+    await coordinator.until(lambda: bool(coordinator.got(Goodbye)))
+    server.cancel()
+    coordinator.router.close()
+
+
+async def test_a_context_that_is_too_short_ends_with_exit_code_2(model_folder: Path) -> None:
+    config = make_config(model_folder, "torch").model_dump(mode="json")
+    config["task"]["max_response_length"] = 10_000
+    coordinator = ScriptedCoordinator(RunConfig.model_validate(config).model_dump_json())
+    server = asyncio.create_task(coordinator.serve())
+    process = await start_generator(coordinator)
+    assert await asyncio.wait_for(process.wait(), 60.0) == 2
+    server.cancel()
+    coordinator.router.close()
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 async def test_kill_9_leaves_no_engine_behind(
