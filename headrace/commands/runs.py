@@ -72,15 +72,15 @@ def export(arguments: argparse.Namespace) -> int:
         raise UserError("name the format: --format parquet, or an --out that ends in .parquet")
     if arguments.out.exists() and not arguments.force:
         raise UserError(f"{arguments.out} exists; --force replaces it")
-    rows = resolve(EXPORT)(
+    written = resolve(EXPORT)(
         run_dir,
         arguments.kind,
-        form=form,
+        fmt=form,
         out=arguments.out,
         where=arguments.where,
         force=arguments.force,
     )
-    print(f"{rows:,} rows of {arguments.kind} in {arguments.out}")
+    print(f"{written.rows:,} rows of {arguments.kind} in {arguments.out}")
     return 0
 
 

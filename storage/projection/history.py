@@ -27,11 +27,13 @@ FINAL_PHASES = ("finished", "failed", "interrupted")
 
 
 def add_drops(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Tokens dropped outside batches."""
     names = ("at", "trajectory_id", "start", "end", "reason", "tokens")
     insert_records(connection, run, Drop, names, records)
 
 
 def add_versions(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Weights got a version."""
     rows = [
         {
             "version": r.version,
@@ -47,26 +49,31 @@ def add_versions(connection: Connection, run: int, records: list[Placed]) -> Non
 
 
 def add_loads(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Generators took a version."""
     names = ("at", "generator", "version", "gap_s", "load_s")
     insert_records(connection, run, VersionLoad, names, records)
 
 
 def add_evaluations(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Held-out accuracies."""
     names = tuple(column.name for column in Evaluation.__table__.columns)[2:]
     insert_records(connection, run, Evaluation, names, records)
 
 
 def add_checkpoints(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Complete checkpoints."""
     names = ("at", "lineage", "update", "path", "accuracy")
     insert_records(connection, run, Checkpoint, names, records)
 
 
 def add_samples(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Gauges between updates."""
     rows = [row for offset, r in records for row in metric_rows(offset, r, None)]
     insert_rows(connection, run, Metric, rows)
 
 
 def change_processes(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Processes by name, and a line of history each."""
     query = select(Process.name, Process.first_seen_at, Process.starts).where(Process.run == run)
     known = {name: (first, starts) for name, first, starts in connection.execute(query)}
     rows: dict[str, Row] = {}
@@ -87,11 +94,13 @@ def change_processes(connection: Connection, run: int, records: list[Placed]) ->
 
 
 def add_incidents(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Lines of history."""
     for offset, r in records:
         event(connection, run, offset, r.at, r.level, r.kind, r.text)
 
 
 def change_phase(connection: Connection, run: int, records: list[Placed]) -> None:
+    """The run moved on."""
     for offset, r in records:
         line = r.phase + (f": {r.detail}" if r.detail else "")
         level = "error" if r.phase == "failed" else "info"

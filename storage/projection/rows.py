@@ -33,6 +33,7 @@ def upsert(
 
 
 def insert_rows(connection: Connection, run: int, table: type[Base], rows: list[Row]) -> None:
+    """Insert rows of a run."""
     if rows:
         connection.execute(insert(table), [{"run": run, **row} for row in rows])
 
@@ -40,6 +41,7 @@ def insert_rows(connection: Connection, run: int, table: type[Base], rows: list[
 def upsert_rows(
     connection: Connection, run: int, table: type[Base], rows: list[Row], *, keep: bool = False
 ) -> None:
+    """`upsert` rows of a run."""
     upsert(connection, table, [{"run": run, **row} for row in rows], keep=keep)
 
 
@@ -50,8 +52,9 @@ def insert_records(
     names: tuple[str, ...],
     records: list[Placed],
 ) -> None:
+    """Insert one row a record: its offset and the named fields."""
     rows = [
-        {"offset": offset, **{name: getattr(record, name) for name in names}}
+        {"offset": offset, **{name: _plain(getattr(record, name)) for name in names}}
         for offset, record in records
     ]
     insert_rows(connection, run, table, rows)
@@ -60,6 +63,7 @@ def insert_records(
 def update_trajectories(
     connection: Connection, run: int, rows: dict[int, Row], **values: Any
 ) -> None:
+    """Set `values` (expressions over bind parameters) with one row of parameters a trajectory."""
     statement = (
         update(Trajectory)
         .where(Trajectory.run == bindparam("b_run"))
@@ -77,11 +81,13 @@ def update_trajectories(
 def event(
     connection: Connection, run: int, offset: int, at: float, level: str, kind: str, text: str
 ) -> None:
+    """Insert one line of the run's history."""
     row = {"offset": offset, "at": at, "level": level, "kind": kind, "text": clean_text(text)}
     insert_rows(connection, run, Event, [row])
 
 
 def metric_rows(offset: int, r: UpdateCommitted | MetricsSampled, lineage: int | None) -> list[Row]:
+    """Rows of all metrics in a record."""
     return [
         {
             "name": name,
@@ -96,9 +102,16 @@ def metric_rows(offset: int, r: UpdateCommitted | MetricsSampled, lineage: int |
 
 
 def finite(value: float | None) -> float | None:
+    """SQL has no NaN that every database agrees on."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def clean_text(value: str | None) -> str | None:
     """PostgreSQL has no NUL in text."""
     return value.replace("\x00", "\ufffd") if value else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return finite(value)
+    return clean_text(value) if isinstance(value, str) else value

@@ -15,6 +15,7 @@ from storage.tables import Group, Prompt, Trajectory
 
 
 def issue_groups(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Prompts, groups and their trajectories exist from now on."""
     prompts: dict[str, Row] = {}
     groups: list[Row] = []
     trajectories: list[Row] = []
@@ -63,11 +64,13 @@ def issue_groups(connection: Connection, run: int, records: list[Placed]) -> Non
 
 
 def assign_leases(connection: Connection, run: int, records: list[Placed]) -> None:
+    """The generator that works on a trajectory."""
     latest = {r.trajectory_id: {"b_generator": r.generator} for _, r in records}
     update_trajectories(connection, run, latest, generator=bindparam("b_generator"))
 
 
 def extend_responses(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Lengths, versions and journal positions grow, folded to one row a trajectory."""
     rows: dict[int, Row] = {}
     for offset, r in records:
         row = rows.setdefault(
@@ -113,6 +116,7 @@ def extend_responses(connection: Connection, run: int, records: list[Placed]) ->
 
 
 def end_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
+    """No more tokens will come."""
     rows = {
         r.trajectory_id: {
             "b_status": r.status,
@@ -134,6 +138,7 @@ def end_trajectories(connection: Connection, run: int, records: list[Placed]) ->
 
 
 def score_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Rewards, their parts, times and errors."""
     rows = {
         r.trajectory_id: {
             "b_reward": finite(r.reward),
