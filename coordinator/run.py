@@ -63,7 +63,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
     coordinator = Coordinator(hub, prompts)
     if resume:
         for trajectory in state.trajectories.values():
-            coordinator.scoring.add(trajectory)
+            coordinator.parts.scoring.add(trajectory)
     if config.evaluation.only:
         _serve_model_folder(coordinator)
     return coordinator, store
@@ -89,7 +89,7 @@ def _serve_model_folder(coordinator: Coordinator) -> None:
     """An evaluation without a learner: version 0 is the model folder as it is."""
     hub = coordinator.hub
     hub.note(VersionPublished(at=time.time(), version=0, lineage=0, update=0, num_bytes=0))
-    coordinator.generation.notice = WeightNotice(
+    coordinator.parts.generation.notice = WeightNotice(
         version=0, update=0, sha256="", num_bytes=0, sources=[]
     )
 
@@ -98,8 +98,8 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool) -> int:
     coordinator, store = build(config, run_dir, resume=resume)
     hub = coordinator.hub
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, coordinator.stop, "stopped")
-    loop.add_signal_handler(signal.SIGINT, coordinator.stop, "interrupted")
+    loop.add_signal_handler(signal.SIGTERM, coordinator.phases.stop, "stopped")
+    loop.add_signal_handler(signal.SIGINT, coordinator.phases.stop, "interrupted")
     _announce(run_dir, hub.router.address, hub.run_id)
     try:
         await coordinator.run()
@@ -109,7 +109,7 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool) -> int:
     if hub.failed:
         print(hub.failed, file=sys.stderr)
         return 1
-    return 130 if coordinator.outcome == "interrupted" else 0
+    return 130 if coordinator.phases.outcome == "interrupted" else 0
 
 
 def _announce(run_dir: Path, address: str, run_id: str) -> None:

@@ -1,4 +1,4 @@
-"""A real coordinator process over real sockets, with scripted peers: whole runs, deaths, resumes."""
+"""A real coordinator process over real sockets, scripted peers: runs, deaths, resumes."""
 
 import asyncio
 from pathlib import Path
@@ -39,7 +39,7 @@ def run_config(mode: str = "streaming", **sections: object) -> RunConfig:
         "evaluation": {"num_prompts": 16},
         "stop": {"updates": 6},
         "storage": {"commit_interval_ms": 5},
-        "transport": {"heartbeat_s": 0.2, "heartbeat_timeout_s": 3.0, "stall_timeout_s": 20.0},
+        "transport": {"heartbeat_s": 0.2, "heartbeat_timeout_s": 15.0, "stall_timeout_s": 20.0},
     }
     return RunConfig.model_validate(base | sections)
 
@@ -76,7 +76,7 @@ async def test_a_whole_run_in_each_mode(tmp_path: Path, mode: str) -> None:
         ScriptedReward(address, "reward-0"),
         ScriptedLearner(address, "learner-0"),
     ]
-    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 40)
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
     assert coordinator.wait() == 0
     assert all(peer.shutdown == "finished" for peer in peers)
     records = records_of(coordinator.run_dir)
@@ -110,7 +110,7 @@ async def test_a_learner_that_dies_is_rolled_back_and_nothing_is_trained_twice(
     tasks[2].cancel()
     first.dealer.close()
     second = ScriptedLearner(address, "learner-0", update=4, resumed_from="step_4")
-    await asyncio.wait_for(asyncio.gather(*tasks[:2], second.run()), 40)
+    await asyncio.wait_for(asyncio.gather(*tasks[:2], second.run()), 90)
     assert coordinator.wait() == 0
     records = records_of(coordinator.run_dir)
     assert_balanced(records)
@@ -158,7 +158,7 @@ async def test_a_killed_coordinator_is_resumed_from_its_journal(tmp_path: Path) 
         ScriptedGenerator(address, "generator-0", capacity=8),
         ScriptedReward(address, "reward-0"),
     ]
-    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 40)
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
     assert coordinator.wait() == 0
     records = records_of(coordinator.run_dir)
     assert_balanced(records)
@@ -194,7 +194,7 @@ async def test_bad_chunks_are_refused_and_the_run_goes_on(tmp_path: Path) -> Non
         ScriptedReward(address, "reward-0"),
         ScriptedLearner(address, "learner-0"),
     ]
-    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 40)
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
     assert coordinator.wait() == 0
     records = records_of(coordinator.run_dir)
     assert_balanced(records)
@@ -219,7 +219,7 @@ async def test_failing_rewards_stop_the_run_with_the_reason(tmp_path: Path) -> N
         Broken(address, "reward-0"),
         ScriptedLearner(address, "learner-0"),
     ]
-    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 40)
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
     assert coordinator.wait() == 1
     assert "rewards in a row failed" in (coordinator.run_dir / "coordinator.log").read_text()
     phases = [r.phase for r in records_of(coordinator.run_dir) if isinstance(r, RunPhase)]

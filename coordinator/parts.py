@@ -1,0 +1,40 @@
+"""The coordinator's parts, built together: each has its own side of the run."""
+
+from dataclasses import dataclass
+
+from coordinator.evaluation import Evaluation
+from coordinator.gauges import Gauges
+from coordinator.generation import Generation
+from coordinator.hub import Hub
+from coordinator.intake import Intake
+from coordinator.prompts import Prompts
+from coordinator.scoring import Scoring
+from coordinator.training import Training
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Built once, in `build_parts`."""
+
+    prompts: Prompts
+    intake: Intake
+    gauges: Gauges
+    scoring: Scoring
+    generation: Generation
+    training: Training
+    evaluation: Evaluation
+
+
+def build_parts(hub: Hub, prompts: Prompts) -> Parts:
+    """Parts that share one hub."""
+    gauges = Gauges(hub)
+    generation = Generation(hub, prompts)
+    return Parts(
+        prompts=prompts,
+        intake=Intake(hub),
+        gauges=gauges,
+        scoring=Scoring(hub, prompts),
+        generation=generation,
+        training=Training(hub, generation, gauges),
+        evaluation=Evaluation(hub, prompts, generation),
+    )

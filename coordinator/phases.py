@@ -1,0 +1,246 @@
+"""The phases of a run: starting, evaluating, training, draining, closing, closed.
+
+Comes in: `advance` after every message and ten times a second. Goes out: what each phase lets
+happen (leases, batches, evaluations, the last checkpoint) and the records that say so. Draining
+is the way from training to an evaluation or to the end: leases are taken back with the tokens
+they have, the batch that is out comes home, the newest weights are loaded everywhere.
+"""
+
+import asyncio
+import logging
+import time
+from typing import Literal
+
+from coordinator.evaluation import Label
+from coordinator.hub import Hub
+from coordinator.parts import Parts
+from coordinator.status import status
+from headrace.protocol.messages import Shutdown
+from headrace.protocol.records import MetricsSampled, RunPhase, TokensDropped
+
+log = logging.getLogger(__name__)
+Phase = Literal["starting", "evaluating", "training", "draining", "closing", "closed"]
+
+
+class Phases:
+    """Where the run stands and what comes next."""
+
+    def __init__(self, hub: Hub, parts: Parts) -> None:
+        self.hub, self.parts = hub, parts
+        self.phase: Phase = "starting"
+        self.outcome = "finished"
+        self._label: Label = "before"
+        self._stopping = False
+        self._evaluated_at = 0
+        self._checkpoint_asked = False
+        self._skips_told = 0
+        self._lock = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        """The phase, or how the run ended."""
+        return self.outcome if self.phase == "closed" else self.phase
+
+    def begin(self) -> None:
+        """The run exists."""
+        self._enter("starting")
+
+    def stop(self, outcome: str) -> None:
+        """Drain, checkpoint, end (Ctrl-C, `headrace stop`)."""
+        if not self._stopping:
+            self._stopping, self.outcome = True, outcome
+
+    async def advance(self) -> None:
+        """Do whatever can be done now; one caller at a time."""
+        async with self._lock:
+            await self._advance()
+
+    async def _advance(self) -> None:
+        if self.hub.failed and self.phase not in ("closing", "closed"):
+            self.outcome = "failed"
+            self.hub.incident("error", "run_failed", self.hub.failed)
+            self._enter("closing", self.hub.failed)
+            await self._close()
+            return
+        await self.parts.scoring.dispatch()
+        match self.phase:
+            case "starting":
+                if self._stopping:
+                    await self._finish()
+                elif self._everyone_here():
+                    self._after_start()
+            case "evaluating":
+                await self._advance_evaluation()
+            case "training":
+                await self._advance_training()
+            case "draining":
+                if await self._quiet():
+                    await self._after_drain()
+            case "closing":
+                await self._advance_closing()
+            case _:
+                pass
+
+    def _enter(self, phase: Phase, detail: str = "") -> None:
+        self.phase = phase
+        if phase == "training":
+            self.hub.clock.start()
+            self.parts.gauges.mark_training()
+            self.parts.generation.draining = False
+            self.hub.clock.learner_waits(self.hub.state.taken is None)
+        elif phase in ("evaluating", "closing"):
+            self.hub.clock.stop()
+        self.hub.recorder.write(RunPhase(at=time.time(), phase=phase, detail=detail))
+        self.hub.progress()
+        log.info("phase %s %s", phase, detail)
+
+    # -- start and evaluations --------------------------------------------------------------------
+
+    def _everyone_here(self) -> bool:
+        learner = self.parts.training.ready or self.hub.config.evaluation.only
+        return learner and self.parts.generation.all_loaded() and bool(self.hub.peers.rewards)
+
+    def _after_start(self) -> None:
+        evaluated = any(e.label == "before" for e in self.hub.state.evaluations)
+        if self.hub.config.evaluation.before and not evaluated:
+            self._evaluate("before")
+        else:
+            self._enter("training")
+
+    def _evaluate(self, label: Label) -> None:
+        self._enter("evaluating", label)
+        self._label = label
+        self.parts.evaluation.begin(label)
+
+    async def _advance_evaluation(self) -> None:
+        if self._stopping:
+            await self._finish()
+            return
+        result = await self.parts.evaluation.advance()
+        if result is None:
+            return
+        self._evaluated_at = self.hub.state.update
+        if self._label == "after" or self.hub.config.evaluation.only:
+            await self._finish()
+        elif self._stop_reason():
+            self._drain()
+        else:
+            self._enter("training")
+
+    def _evaluation_due(self) -> bool:
+        every, update = self.hub.config.evaluation.every_updates, self._committed()
+        due = every is not None and update > 0 and update % every == 0
+        return due and update != self._evaluated_at and not self._stop_reason()
+
+    # -- training ---------------------------------------------------------------------------------
+
+    async def _advance_training(self) -> None:
+        if self._stopping or self._stop_reason() or self._evaluation_due():
+            self._drain()
+            return
+        await self.parts.generation.lease_training()
+        self.parts.training.dispatch()
+        if self.parts.prompts.skipped > self._skips_told:
+            self._skips_told = self.parts.prompts.skipped
+            self.hub.incident(
+                "warning",
+                "prompt_too_long",
+                f"{self._skips_told} prompts over task.max_prompt_length were skipped so far",
+            )
+
+    def _committed(self) -> int:
+        state = self.hub.state
+        return state.update - (state.taken is not None)
+
+    def _stop_reason(self) -> str | None:
+        stop, state = self.hub.config.stop, self.hub.state
+        committed = self._committed()
+        if stop.updates is not None and committed >= stop.updates:
+            return f"{committed} updates"
+        if stop.train_time_s is not None and self.hub.clock.now() >= stop.train_time_s:
+            return f"{stop.train_time_s:g} s of training"
+        if stop.tokens is not None and state.ledger.accounts["trained_policy"] >= stop.tokens:
+            return f"{stop.tokens} tokens trained"
+        last = [e.accuracy for e in state.evaluations if e.label == "during"][-2:]
+        if stop.accuracy is not None and len(last) == 2 and min(last) >= stop.accuracy:
+            return f"accuracy {last[-1]:.3f} twice"
+        return None
+
+    # -- draining ---------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        self.parts.generation.draining = True
+        why = "stop" if self._stopping else self._stop_reason() or "evaluation"
+        self._enter("draining", why)
+
+    async def _quiet(self) -> bool:
+        """No lease and no batch out; towards an evaluation also weights loaded and rewards in."""
+        generation = self.parts.generation
+        await generation.hold_all()
+        if self.hub.state.taken or generation.live():
+            return False
+        return self._stopping or (generation.all_loaded() and not self.parts.scoring.waiting())
+
+    async def _after_drain(self) -> None:
+        if self._stopping:
+            await self._finish()
+        elif self._evaluation_due():
+            self._evaluate("during")
+        elif self._stop_reason() and self.hub.config.evaluation.after:
+            self._evaluate("after")
+        elif self._stop_reason():
+            await self._finish()
+        else:
+            self._enter("training")
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        self._enter("closing", self.outcome)
+        training, update = self.parts.training, self.hub.state.update
+        if training.ready and update > 0 and training.checkpoint_update != update:
+            self._checkpoint_asked = True
+            await training.request_checkpoint()
+        else:
+            await self._close()
+
+    async def _advance_closing(self) -> None:
+        if not self._checkpoint_asked:
+            return
+        if self.parts.training.checkpoint_update == self.hub.state.update:
+            await self._close()
+        elif self.hub.peers.learner is None:
+            self.hub.incident("error", "no_checkpoint", "the learner was gone before the last one")
+            await self._close()
+
+    async def _close(self) -> None:
+        hub = self.hub
+        if self.outcome == "finished":
+            self._discard()
+        metrics = self.parts.gauges.now(0, 0)
+        hub.recorder.write(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
+        hub.recorder.write(RunPhase(at=time.time(), phase=self.outcome, detail=hub.failed or ""))
+        await hub.recorder.flush()
+        self.phase = "closed"
+        for name in list(hub.peers.monitors):
+            await hub.send(name, status(hub, self.parts, self.name))
+        await hub.broadcast(Shutdown(reason=hub.failed or self.outcome))
+
+    def _discard(self) -> None:
+        """What no update will train any more leaves the ledger under its own name."""
+        for trajectory in list(self.hub.state.trajectories.values()):
+            if trajectory.purpose != "train":
+                continue
+            left = sum(w.tokens for w in trajectory.windows if w.state in ("waiting", "ready"))
+            left += trajectory.length - trajectory.open_start
+            if left:
+                self.hub.note(
+                    TokensDropped(
+                        at=time.time(),
+                        trajectory_id=trajectory.trajectory_id,
+                        start=0,
+                        end=trajectory.length,
+                        reason="discarded_at_end",
+                        tokens=left,
+                    )
+                )
