@@ -1,0 +1,102 @@
+"""Streaming against synchronous: wall clock to an accuracy, same recipe, same cores.
+
+The modes run in turn, seed by seed, so that a machine that drifts drifts for both. The clock is
+that of training: evaluations and start-up are apart. `synchronous` gives its learner every core
+while its generator is idle. `ratio` is a ratio of speeds: synchronous seconds over streaming
+seconds.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+from benchmarks.runs import Rows, seconds_to, train
+
+MODES = ("streaming", "synchronous")
+
+
+def main(argv: list[str]) -> int:
+    """Run what is missing, print a table and the result."""
+    parser = argparse.ArgumentParser(prog="headrace bench schedule", description=__doc__)
+    parser.add_argument("--recipe", default="recipes/quickstart.toml")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--accuracy", type=float, default=0.75)
+    parser.add_argument("--every", type=int, default=4, help="updates between evaluations")
+    parser.add_argument("--limit-s", type=float, default=240.0, help="most training seconds")
+    parser.add_argument("--rows", type=Path, help="JSONL file of finished runs, gone on with")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        rows = Rows(arguments.rows or Path(folder) / "rows.jsonl")
+        for seed in range(arguments.seeds):
+            for mode in MODES:
+                key = f"{mode}/{seed}/{arguments.accuracy}"
+                if key not in rows.rows:
+                    rows.add(key, run(arguments, mode, seed, Path(folder)))
+                row = rows.rows[key]
+                print(
+                    f"{mode:<12} seed {seed}: {row['seconds']} s to {arguments.accuracy}, "
+                    f"{row['updates']} updates, {row['trained_tokens']} tokens trained",
+                    flush=True,
+                )
+    result = summarise(rows, arguments.seeds, arguments.accuracy)
+    if arguments.json:
+        print(json.dumps(result))
+    return 0
+
+
+def run(arguments: argparse.Namespace, mode: str, seed: int, root: Path) -> dict[str, object]:
+    """One run until the accuracy is reached in two evaluations, or the time is over."""
+    summary = train(
+        arguments.recipe,
+        [
+            f"schedule.mode={mode}",
+            f"seed={seed}",
+            f"evaluation.every_updates={arguments.every}",
+            "evaluation.after=false",
+            f"stop.accuracy={arguments.accuracy}",
+            f"stop.train_time_s={arguments.limit_s}",
+        ],
+        root=root,
+        name=f"{mode}-{seed}",
+    )
+    return {
+        "mode": mode,
+        "seed": seed,
+        "accuracy": arguments.accuracy,
+        "seconds": seconds_to(summary, arguments.accuracy),
+        "updates": summary["updates"],
+        "trained_tokens": summary["tokens"]["trained_policy"],
+        "idle_share": summary["idle_share"],
+        "evaluations": [
+            [e["update"], round(e["train_time_s"], 2), e["accuracy"]]
+            for e in summary["evaluations"]
+        ],
+    }
+
+
+def summarise(rows: Rows, seeds: int, accuracy: float) -> dict[str, object]:
+    """Speed ratio seed by seed; a run that never got there leaves its seed out, and is counted."""
+    ratios: list[float] = []
+    missed = 0
+    seconds: dict[str, list[float | None]] = {mode: [] for mode in MODES}
+    for seed in range(seeds):
+        ours, reference = (rows.rows[f"{mode}/{seed}/{accuracy}"]["seconds"] for mode in MODES)
+        seconds[MODES[0]].append(ours)
+        seconds[MODES[1]].append(reference)
+        if ours and reference:
+            ratios.append(reference / ours)
+        else:
+            missed += 1
+    return {
+        "name": "schedule",
+        "ratio": statistics.median(ratios) if ratios else None,
+        "ratio_min": min(ratios, default=None),
+        "ratio_max": max(ratios, default=None),
+        "repeats": len(ratios),
+        "missed": missed,
+        "accuracy": accuracy,
+        "seconds": seconds,
+    }
