@@ -10,12 +10,13 @@ from storage.queries.drops import dropped_windows
 from storage.queries.evaluations import evaluations
 from storage.queries.metrics import latest_metrics, metric_info, metric_names, metric_series
 from storage.queries.processes import events, process_table, supervisor_events
-from storage.queries.runs import RunLine, list_runs, resolve_run, run_config
+from storage.queries.runs import RunLine, list_runs, resolve_run, run_config, run_line
 from storage.queries.summary import run_summary
 from storage.queries.timeline import timeline, weight_versions
 from storage.queries.trajectories import (
     TrajectoryDetail,
     TrajectoryPage,
+    search_responses,
     trajectory_columns,
     trajectory_detail,
     trajectory_page,
@@ -40,7 +41,9 @@ __all__ = [
     "recount_ledger",
     "resolve_run",
     "run_config",
+    "run_line",
     "run_summary",
+    "search_responses",
     "supervisor_events",
     "timeline",
     "trajectory_columns",

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from sqlalchemy import ColumnElement, and_, func, select
+from sqlalchemy import ColumnElement, Integer, and_, cast, func, select
 
 from headrace.metrics import METRICS, MetricInfo
 from storage.reader import RunReader, open_run
-from storage.tables import Metric, Run, Update
+from storage.tables import AnySelect, Metric, Run, Update
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,32 +29,75 @@ def metric_info() -> dict[str, MetricInfo]:
 
 
 def metric_series(
-    run_dir: Path, names: Sequence[str], x: Axis = "update", *, samples: bool = False
+    run_dir: Path,
+    names: Sequence[str],
+    x: Axis = "update",
+    *,
+    samples: bool = False,
+    points: int | None = None,
 ) -> "pd.DataFrame":
     """Columns x, name, value in order of x. Rows are the updates of the surviving lineage;
-    `samples` are the gauges between updates instead (x update or wall only)."""
+    `samples` are the gauges between updates instead (x update or wall only). `points` bounds the
+    rows of one name: where there are more, neighbours are averaged."""
     reader = open_run(run_dir)
-    if samples:
-        axis = Metric.update if x == "update" else Metric.wall_time - _start(reader)
-        query = (
-            select(axis.label("x"), Metric.name, Metric.value)
-            .where(Metric.run == reader.key, Metric.name.in_(names), Metric.lineage.is_(None))
-            .order_by(Metric.offset)
-        )
-        return reader.frame(query)
-    axes = {
+    return _samples(reader, names, x, points) if samples else _updates(reader, names, x, points)
+
+
+def _updates(
+    reader: RunReader, names: Sequence[str], x: Axis, points: int | None
+) -> "pd.DataFrame":
+    axes: dict[str, Any] = {
         "update": Update.update,
         "train_time": Update.train_time_s,
         "wall": Update.committed_at - _start(reader),
         "tokens": Update.trained_tokens,
     }
+    mine = (Update.run == reader.key, Update.abandoned.is_(False))
+    (last,) = reader.rows(select(func.max(Update.update)).where(*mine))[0]
+    step = -(-(last or 0) // points) if points else 1
     query = (
         select(axes[x].label("x"), Metric.name, Metric.value)
         .join(Update, _same_update())
-        .where(Metric.run == reader.key, Metric.name.in_(names), Update.abandoned.is_(False))
+        .where(Metric.run == reader.key, Metric.name.in_(names), *mine)
         .order_by(Update.update, Metric.name)
     )
+    if step > 1:
+        bucket = (Update.update - 1) // step
+        query = _averaged(query, axes[x], bucket)
     return reader.frame(query)
+
+
+def _samples(
+    reader: RunReader, names: Sequence[str], x: Axis, points: int | None
+) -> "pd.DataFrame":
+    start = _start(reader)
+    axis: Any = Metric.update if x == "update" else Metric.wall_time - start
+    mine = (Metric.run == reader.key, Metric.name.in_(names), Metric.lineage.is_(None))
+    query = select(axis.label("x"), Metric.name, Metric.value).where(*mine).order_by(Metric.offset)
+    if points:
+        each = (
+            select(func.count().label("rows"), func.max(Metric.wall_time).label("last"))
+            .where(*mine)
+            .group_by(Metric.name)
+            .subquery()
+        )
+        rows, last = reader.rows(select(func.max(each.c.rows), func.max(each.c.last)))[0]
+        if (rows or 0) > points:
+            bucket = cast((Metric.wall_time - start) / ((last - start) / points), Integer)
+            query = _averaged(query, axis, bucket)
+    return reader.frame(query)
+
+
+def _averaged(query: AnySelect, axis: ColumnElement[Any], bucket: ColumnElement[Any]) -> AnySelect:
+    """The same query with one row for each name and bucket: the last x, the mean value."""
+    return (
+        query.with_only_columns(
+            func.max(axis).label("x"), Metric.name, func.avg(Metric.value).label("value")
+        )
+        .group_by(bucket, Metric.name)
+        .order_by(None)
+        .order_by(func.max(axis), Metric.name)
+    )
 
 
 def latest_metrics(run_dir: Path, prefix: str = "") -> dict[str, float | None]:

@@ -59,6 +59,11 @@ def list_runs(root: Path) -> list[RunLine]:
     return sorted(lines, key=lambda line: line.started_at or 0.0, reverse=True)
 
 
+def run_line(run_dir: Path) -> RunLine:
+    """The line of one run; UserError where the folder holds none."""
+    return _line(open_run(run_dir))
+
+
 def resolve_run(root: Path, run: str) -> Path:
     """The folder of a run named by `latest`, its id, a unique beginning of it, or its path;
     UserError naming the nearest for anything else."""

@@ -57,16 +57,23 @@ def trajectory_page(
     where: str | None = None,
     filters: Mapping[str, Any] | None = None,
     search: str | None = None,
+    update: int | None = None,
     sort: str = "trajectory_id",
     descending: bool = True,
     limit: int = 50,
     offset: int = 0,
 ) -> TrajectoryPage:
     """A page of trajectories. `where` is the filter language, `filters` equality by column (a list
-    means any of), `search` a text in prompt, answer or id of the prompt."""
+    means any of), `search` a text in prompt, answer or id of the prompt, `update` the one in which
+    tokens of the trajectory were trained."""
     reader = open_run(run_dir)
     check_columns(Condition(sort, "=", None), COLUMNS)
     conditions = _conditions(where, filters or {}, search)
+    if update is not None:
+        trained = select(Window.trajectory_id).where(
+            Window.run == reader.key, Window.update == update, Window.state == "trained"
+        )
+        conditions.append(Trajectory.trajectory_id.in_(trained))
     order = COLUMNS[sort].desc() if descending else COLUMNS[sort].asc()
     query = (
         joined(select(*(c.label(name) for name, c in COLUMNS.items())), reader.key)
@@ -77,6 +84,24 @@ def trajectory_page(
     )
     count = joined(select(func.count()), reader.key).where(*conditions)
     return TrajectoryPage(rows=reader.frame(query), total=reader.rows(count)[0][0])
+
+
+def search_responses(run_dir: Path, text: str, *, newest: int = 5000) -> list[int]:
+    """Ids of the trajectories whose response contains `text`, among the newest so many; none where
+    there is no tokenizer."""
+    reader, decoder = open_run(run_dir), text_decoder(run_dir)
+    query = (
+        select(Trajectory.trajectory_id, Trajectory.first_offset, Trajectory.last_offset)
+        .where(Trajectory.run == reader.key, Trajectory.last_offset.is_not(None))
+        .order_by(Trajectory.trajectory_id.desc())
+        .limit(newest)
+    )
+    places = sorted(tuple(row) for row in reader.rows(query))
+    if decoder is None or not places:
+        return []
+    ids, first_offsets, last_offsets = (np.array(column) for column in zip(*places, strict=True))
+    responses = read_responses(reader.journal, Wanted(ids, last_offsets), int(first_offsets.min()))
+    return sorted(key for key, response in responses if text in decoder.text(response.token_ids))
 
 
 def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
