@@ -24,9 +24,9 @@ BLOCK_RATIO = 0.75
 
 
 class Block(NamedTuple):
-    """Sequences padded together: `count` rows of `length` tokens."""
+    """Sequences padded together: `rows` of `length` tokens."""
 
-    count: int
+    rows: int
     length: int
 
 
@@ -148,15 +148,18 @@ def packed_attention(
                for x in (query, key, value))  # fmt: skip
     outputs = []
     offset = 0
-    for count, length in layout.blocks:
-        stop = offset + count * length
-        blocks = (x[offset:stop].view(count, length, *x.shape[1:]).transpose(1, 2)
-                  for x in (q, k, v))  # fmt: skip
-        band = _band(length, sliding_window, query.device)
+    for rows, length in layout.blocks:
+        stop = offset + rows * length
         out = scaled_dot_product_attention(
-            *blocks, attn_mask=band, is_causal=band is None, scale=scaling, enable_gqa=grouped
+            _block(q[offset:stop], rows, length),
+            _block(k[offset:stop], rows, length),
+            _block(v[offset:stop], rows, length),
+            attn_mask=(band := _band(length, sliding_window, query.device)),
+            is_causal=band is None,
+            scale=scaling,
+            enable_gqa=grouped,
         )
-        outputs.append(out.transpose(1, 2).reshape(count * length, *out.shape[1::2]))
+        outputs.append(out.transpose(1, 2).reshape(rows * length, *out.shape[1::2]))
         offset = stop
     padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return padded.index_select(0, layout.packed_from).unsqueeze(0), None
@@ -165,6 +168,11 @@ def packed_attention(
 def _rows(x: Tensor) -> Tensor:
     """[1, heads, T, d] as [T, heads, d]."""
     return x.squeeze(0).transpose(0, 1)
+
+
+def _block(x: Tensor, rows: int, length: int) -> Tensor:
+    """[rows * L, heads, d] as [rows, heads, L, d]."""
+    return x.view(rows, length, *x.shape[1:]).transpose(1, 2)
 
 
 def _band(length: int, window: int | None, device: torch.device) -> Tensor | None:

@@ -220,9 +220,7 @@ def value_half(shard: Shard, *, device: torch.device) -> ValueHalf:
     )
 
 
-def micro_batches(
-    reads: Reads, sequences: Sequence[int], place: Place
-) -> list[MicroBatch]:
+def micro_batches(reads: Reads, sequences: Sequence[int], place: Place) -> list[MicroBatch]:
     """Packs of some of the sequences, each with all its reads. Tokens behind a sequence's last
     read are left out."""
     order = np.argsort(reads.sequence_of, kind="stable")

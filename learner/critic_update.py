@@ -147,16 +147,12 @@ class CriticUpdate:
         chosen = range(len(reads.token_ids)) if sequences is None else sequences
         return infer(self._engine, reads, chosen, self._place, log=self.log)
 
-    def _sources(
-        self, windows: Sequence[PolicyWindow], *, at_cuts: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _sources(self, windows: Sequence[PolicyWindow], *, at_cuts: bool) -> tuple[Tensor, Tensor]:
         """Where each token's and each cut's value stands in old + extra + [0]."""
         offsets = self._finished.segments.cu_lengths.tolist()
         own = {t: s for s, t in enumerate(self._finished.reads.trajectories)}
         next_extra = offsets[-1]
-        next_cut = next_extra + sum(
-            w.end - w.start for w in windows if w.trajectory_id not in own
-        )
+        next_cut = next_extra + sum(w.end - w.start for w in windows if w.trajectory_id not in own)
         zero = offsets[-1] + self._extra.numel()
         starts = np.empty(len(windows), np.int64)
         cuts = np.empty(len(windows), np.int64)

@@ -9,9 +9,10 @@ averaged, because they come normalised by the whole batch.
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,6 +29,10 @@ from deepspeed.utils import logger as deepspeed_logger
 deepspeed_logger.setLevel(logging.ERROR)
 # Compiling this C++ extension takes a minute and needs a compiler; gloo does without.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+# How long a rank waits for the others inside an update; between updates `learner.relay` waits.
+RANK_TIMEOUT = timedelta(minutes=30)
 
 
 class Step(NamedTuple):
@@ -117,7 +122,8 @@ class DeepSpeedEngine:
         schedule = torch.optim.lr_scheduler.LambdaLR(
             adam, lambda done: min(1.0, (done + 1) / (warmup + 1))
         )
-        self.engine, self._adam, _, self._schedule = deepspeed.initialize(
+        self._adam, self._schedule = adam, schedule
+        self.engine, *_ = deepspeed.initialize(
             model=network,
             optimizer=adam,
             lr_scheduler=schedule,
@@ -168,6 +174,56 @@ class DeepSpeedEngine:
         self.engine.step()
         optimizer = self.engine.optimizer
         return math.inf if optimizer.overflow else float(optimizer._global_grad_norm)
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's optimizer state and, where there are any, float32 master weights."""
+        tensors = {"steps": torch.tensor(self.steps)}
+        moments = self._adam_state()
+        for i, partition in enumerate(self._partitions()):
+            if self._zero:
+                tensors[f"{i}.master"] = partition.detach()
+            for name, value in moments.get(partition, {}).items():
+                tensors[f"{i}.{name}"] = torch.as_tensor(value)
+        return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave, on as many ranks as then (any number at ZeRO 0)."""
+        moments = self._adam_state()
+        for i, partition in enumerate(self._partitions()):
+            own = {
+                key.split(".", 1)[1]: tensor
+                for key, tensor in tensors.items()
+                if key.startswith(f"{i}.")
+            }
+            with torch.no_grad():
+                if "master" in own:
+                    partition.copy_(own.pop("master"))
+            moments[partition] = {
+                name: tensor.clone().to("cpu" if name == "step" else partition.device)
+                for name, tensor in own.items()
+            }
+        self.steps = int(tensors["steps"].item())
+        self._schedule.last_epoch = self.steps
+        for group, base, factor in zip(
+            self._adam.param_groups,
+            self._schedule.base_lrs,
+            self._schedule.lr_lambdas,
+            strict=True,
+        ):
+            group["lr"] = base * factor(self.steps)
+
+    def _adam_state(self) -> dict[Tensor, dict[str, Any]]:
+        adam = self.engine.optimizer.optimizer if self._zero else self.engine.optimizer
+        state: dict[Tensor, dict[str, Any]] = adam.state
+        return state
+
+    def _partitions(self) -> list[Tensor]:
+        """The tensors that the optimizer steps on this rank."""
+        if self._zero == 3:
+            return list(self.engine.optimizer.fp32_partitioned_groups_flat)
+        if self._zero:
+            return list(self.engine.optimizer.single_partition_of_fp32_groups)
+        return list(self.network.parameters())
 
     @contextmanager
     def whole_parameters(self) -> Iterator[None]:
@@ -221,4 +277,5 @@ def join_ranks(*, rank: int, world_size: int, port: int, device: torch.device) -
         dist_backend="nccl" if device.type == "cuda" else "gloo",
         auto_mpi_discovery=False,
         verbose=False,
+        timeout=RANK_TIMEOUT,
     )

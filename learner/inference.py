@@ -20,9 +20,7 @@ def infer(
     engine: Engine, reads: Reads, sequences: Sequence[int], place: Place, *, log: StepLog
 ) -> Tensor:
     """[N] logprobs or values of the reads in `sequences`, under the engine's weights now."""
-    found = torch.full(
-        (reads.position_of.size,), math.nan, dtype=place.dtype, device=place.device
-    )
+    found = torch.full((reads.position_of.size,), math.nan, dtype=place.dtype, device=place.device)
     micros = micro_batches(reads, sequences, place)
     micros += [empty_micro_batch(place.device)] * (place.most(len(micros)) - len(micros))
     for pack, tokens in micros:

@@ -93,9 +93,7 @@ class PolicyUpdate:
         if self._algorithm.uses_proximal:
             trajectories = self._windows.reads.trajectories
             later = [s for s, t in enumerate(trajectories) if self._dealt[t] > 0]
-            self.start = infer(
-                self._engine, self._windows.reads, later, self._place, log=self.log
-            )
+            self.start = infer(self._engine, self._windows.reads, later, self._place, log=self.log)
             self.exact = ~self.start.isnan()
 
     def train(self, advantages: Tensor, *, epochs: int) -> None:

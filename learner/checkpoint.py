@@ -1,0 +1,130 @@
+"""Checkpoints: two Hugging Face folders and everything else that a restart needs.
+
+In: folders that `save` callbacks fill. Out: checkpoints/step_N/{policy,critic,state}/ with
+manifest.json, and `latest`. Promises: a folder named step_N is complete; its manifest, written
+last, names every file with size and sha256; `newest` passes over whatever does not match it; no
+pickle.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+LATEST, BEST = "latest", "best"
+_FORMAT = 1
+_BLOCK = 4 << 20
+
+
+def write_checkpoint(
+    root: Path, update: int, fill: Callable[[Path], None], *, facts: dict[str, Any], keep_last: int
+) -> Path:
+    """Write checkpoints/step_N and point `latest` to it.
+
+    Args:
+        root: the run's checkpoints folder.
+        update: N.
+        fill: writes the files into the folder it is given.
+        facts: what else stands in the manifest.
+        keep_last: how many checkpoints stay besides the one `best` names.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    partial = root / f".step_{update}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    fill(partial)
+    files = sorted(p for p in partial.rglob("*") if p.is_file())
+    manifest = {
+        "format": _FORMAT,
+        "update": update,
+        **facts,
+        "files": {str(p.relative_to(partial)): _described(p) for p in files},
+    }
+    for path in files:
+        _sync(path)
+    _write_synced(partial / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    for folder in sorted({p.parent for p in files} | {partial}):
+        _sync(folder)
+    final = root / f"step_{update}"
+    # An abandoned lineage may have left a checkpoint of the same number.
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    _point(root, LATEST, final.name)
+    _sync(root)
+    _forget(root, keep_last)
+    return final
+
+
+def newest(root: Path) -> Path | None:
+    """The newest checkpoint whose files are those of its manifest, or None."""
+    for path in reversed(_numbered(root)):
+        if not mismatch(path):
+            return path
+    return None
+
+
+def mismatch(path: Path) -> str | None:
+    """Why a checkpoint's files are not those of its manifest, or None."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        expected: dict[str, dict[str, Any]] = manifest["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"no readable {MANIFEST}: {error}"
+    for name, facts in expected.items():
+        file = path / name
+        if not file.is_file() or _described(file) != facts:
+            return f"{name} is missing or changed"
+    return None
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The facts of a checkpoint."""
+    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+    return manifest
+
+
+def _numbered(root: Path) -> list[Path]:
+    """Complete-looking checkpoints, oldest first."""
+    found = [p for p in root.glob("step_*") if p.name.removeprefix("step_").isdigit()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step_")))
+
+
+def _forget(root: Path, keep_last: int) -> None:
+    best = root / BEST
+    kept = {best.read_text().strip()} if best.is_file() else set()
+    for path in _numbered(root)[:-keep_last]:
+        if path.name not in kept:
+            shutil.rmtree(path)
+
+
+def _described(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _point(root: Path, name: str, target: str) -> None:
+    partial = root / f".{name}.partial"
+    _write_synced(partial, target + "\n")
+    partial.rename(root / name)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,129 @@
+"""Rank 0's conversation with the coordinator.
+
+In: messages from the socket, signals, the clock. Out: one message after the other for the loop to
+act on. Promises: says Hello until it is answered, again where the coordinator went silent, and
+Goodbye at the end; a request to end becomes a Shutdown between two updates; heartbeats go on in a
+thread of their own.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import psutil
+
+from headrace.config.process import TransportConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages import (
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Shutdown,
+    WeightRequest,
+)
+from headrace.protocol.sockets import BlockingDealer, Link, Pulse
+
+NAME = "learner-0"
+_POLL_S = 0.25
+_GREETING_S = 2.0
+
+
+class Inbox:
+    """The learner's socket; use it from the main thread as a context manager."""
+
+    def __init__(
+        self,
+        address: str,
+        transport: TransportConfig,
+        *,
+        update: Callable[[], int],
+        resumed_from: str | None,
+    ) -> None:
+        """`update` tells which update the weights are from."""
+        link = Link.from_config(transport, address)
+        self._transport, self._update, self._resumed_from = transport, update, resumed_from
+        self._dealer = BlockingDealer(link, NAME)
+        self._pulse = Pulse(link, NAME, interval_s=transport.heartbeat_s, stats=self._stats)
+        self._process = psutil.Process()
+        self._began = time.monotonic()
+        self._idle_s = 0.0
+        self._waiting_since: float | None = None
+        self._ending: str | None = None
+
+    def __enter__(self) -> "Inbox":
+        signal.signal(signal.SIGTERM, self._end)
+        self._pulse.__enter__()
+        self._hello()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        failed = None if error is None else f"{type(error).__name__}: {error}"
+        self._dealer.send(Goodbye(failed=failed))
+        self._pulse.__exit__(None, None, None)
+        self._dealer.close()
+
+    def send(self, message: Message) -> None:
+        """To the coordinator."""
+        self._dealer.send(message)
+
+    def next(self, *, due: tuple[int, float] | None = None) -> Message:
+        """What to do next. `due`: a version that waits and when it may be published; it comes back
+        as a WeightRequest. RunFailedError where the coordinator is silent for too long."""
+        began = heard = greeted = time.monotonic()
+        self._waiting_since = began
+        try:
+            while True:
+                if self._ending:
+                    return Shutdown(reason=self._ending)
+                now = time.monotonic()
+                if due is not None and now >= due[1]:
+                    return WeightRequest(version=due[0], offset=0)
+                message = self._dealer.receive(_POLL_S)
+                if isinstance(message, Refused):
+                    raise UserError(f"the coordinator refuses {NAME}: {message.reason}")
+                if message is not None and not isinstance(message, Heartbeat):
+                    return message
+                if message is not None:
+                    heard = greeted = now
+                if now - heard > self._transport.stall_timeout_s:
+                    raise RunFailedError(f"the coordinator has been silent for {now - heard:.0f} s")
+                if now - greeted > max(_GREETING_S, self._transport.heartbeat_timeout_s):
+                    self._hello()
+                    greeted = now
+        finally:
+            self._idle_s += time.monotonic() - began
+            self._waiting_since = None
+
+    def _hello(self) -> None:
+        self._dealer.send(
+            Hello(
+                role="learner",
+                name=NAME,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                update=self._update(),
+                resumed_from=self._resumed_from,
+            )
+        )
+
+    def _end(self, _number: int, _frame: object) -> None:
+        self._ending = "asked to end"
+
+    def _stats(self) -> dict[str, float]:
+        now, since = time.monotonic(), self._waiting_since
+        idle = self._idle_s + (now - since if since is not None else 0.0)
+        return {
+            "busy_s": now - self._began - idle,
+            "idle_s": idle,
+            "rss_bytes": float(self._process.memory_info().rss),
+        }

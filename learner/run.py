@@ -1,0 +1,139 @@
+"""A learner rank: `python -m learner.run --run-dir DIR --connect ADDR --rank R --world-size N ...`.
+
+Reads the run's resolved configuration, joins the other ranks, builds models and engines (from the
+newest checkpoint if there is one), and runs the loop. Rank 0 talks to the coordinator and serves
+weights. Exit codes: 0 done, 1 ours, 2 the user's mistake, 130 interrupted.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from headrace.config.run import RunConfig
+from headrace.errors import RunFailedError, UserError
+from learner.engines import join_ranks
+from learner.inbox import Inbox
+from learner.loop import run_loop
+from learner.publishing import Publisher
+from learner.relay import Relay
+from learner.trainer import Trainer
+
+_LOG = logging.getLogger("headrace.learner")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank until the coordinator ends it; the exit code."""
+    options = _parse(argv)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
+    )
+    try:
+        _run(options)
+    except UserError as error:
+        _LOG.error("%s", error)
+        return 2
+    except RunFailedError as error:
+        _LOG.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="learner.run")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--connect", required=True, help="the coordinator's address")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--world-size", type=int, required=True)
+    parser.add_argument("--master-port", type=int, required=True)
+    parser.add_argument("--cpus", type=_cores, help="cores to run on, such as 1,2")
+    return parser.parse_args(argv)
+
+
+def _cores(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _run(options: argparse.Namespace) -> None:
+    config = RunConfig.model_validate_json((options.run_dir / "resolved.json").read_text())
+    if options.world_size != config.learner.ranks:
+        raise UserError(f"--world-size {options.world_size}, but learner.ranks is "
+                        f"{config.learner.ranks}")  # fmt: skip
+    device = choose_device(config, options.rank)
+    if device.type == "cpu":
+        _use_cores(config, options.cpus)
+    join_ranks(
+        rank=options.rank, world_size=options.world_size, port=options.master_port, device=device
+    )
+    relay = Relay(rank=options.rank, world=options.world_size)
+    trainer = Trainer(config, options.run_dir, rank=options.rank, device=device)
+    try:
+        with contextlib.ExitStack() as stack:
+            inbox, publisher = None, None
+            if options.rank == 0:
+                publisher = stack.enter_context(_publisher(config, options, trainer))
+                inbox = stack.enter_context(
+                    Inbox(
+                        options.connect,
+                        config.transport,
+                        update=lambda: trainer.update,
+                        resumed_from=str(trainer.resumed_from) if trainer.resumed_from else None,
+                    )
+                )
+            else:
+                # Rank 0 hears the request to end and passes it on between two updates.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            reason = run_loop(inbox, publisher, relay, trainer)
+            _LOG.info("rank %d ends: %s", options.rank, reason)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _publisher(config: RunConfig, options: argparse.Namespace, trainer: Trainer) -> Publisher:
+    return Publisher(
+        options.run_dir.name,
+        options.run_dir,
+        config.transport,
+        num_bytes=trainer.policy_bytes,
+        coordinator=options.connect,
+    )
+
+
+def choose_device(config: RunConfig, rank: int) -> torch.device:
+    """The device of a rank; UserError where the configuration asks for one that is not there."""
+    wanted, found = config.learner.device, torch.cuda.is_available()
+    if wanted == "cuda" and not found:
+        raise UserError("learner.device is cuda, but torch sees no GPU; use learner.device=cpu")
+    if wanted == "cpu" or not found:
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _use_cores(config: RunConfig, cpus: list[int] | None) -> None:
+    """Pin this rank and set its threads: few beside a generator at work, many when it waits."""
+    if cpus:
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            raise UserError(
+                f"cannot run on cores {cpus} ({error}); choose others with learner.cpus"
+            ) from error
+    threads = config.learner.threads
+    if config.schedule.mode != "streaming":
+        cores = len(os.sched_getaffinity(0))
+        threads = config.learner.lockstep_threads or max(1, cores // config.learner.ranks)
+    torch.set_num_threads(threads)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""Everything a learner rank holds between updates: models, engines, where weights go.
+
+In: a run's configuration and folder. Out: answers to the coordinator's messages. Promises: starts
+from the newest complete checkpoint of the run, else from the configured models; what it publishes
+and what it saves are whole models, whatever the ZeRO stage; with one rank a restored learner
+goes on to the bit.
+"""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch import distributed as dist
+from transformers import AutoTokenizer, PreTrainedModel
+
+from headrace.config.run import RunConfig
+from headrace.errors import UserError
+from headrace.protocol.messages import (
+    Batch,
+    CheckpointDone,
+    CheckpointRequest,
+    UpdateDone,
+    WeightNotice,
+)
+from learner.algorithm import build_algorithm
+from learner.checkpoint import newest, read_manifest, write_checkpoint
+from learner.engines import DeepSpeedEngine
+from learner.forward import PolicyNetwork, ValueNetwork
+from learner.models import load_critic, load_policy
+from learner.place import Place
+from learner.publishing import Publisher, weights_of
+from learner.update import Updater
+
+POLICY, CRITIC, STATE = "policy", "critic", "state"
+
+
+class Trainer:
+    """One rank's models and engines. All ranks call the same methods in the same order.
+
+    Attributes:
+        update: the last one in the weights (0: the starting policy).
+        resumed_from: the checkpoint the weights are from, or None.
+        policy_bytes: about the size of a published version.
+    """
+
+    def __init__(
+        self, config: RunConfig, run_dir: Path, *, rank: int, device: torch.device
+    ) -> None:
+        """Build or restore; UserError where a model cannot be had."""
+        learner = config.learner
+        self._config, self._rank = config, rank
+        self._root = run_dir / "checkpoints"
+        self.resumed_from = newest(self._root)
+        torch.manual_seed(config.seed)
+        models = config.model
+        if self.resumed_from:
+            models = models.model_copy(
+                update={
+                    "path": str(self.resumed_from / POLICY),
+                    "critic_path": str(self.resumed_from / CRITIC),
+                }
+            )
+        dtype = torch.bfloat16 if learner.precision == "bfloat16" else torch.float32
+        autocast = torch.bfloat16 if learner.precision == "bf16_autocast" else None
+        self._policy_model = load_policy(models, dtype=dtype, device=device)
+        self._tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+        policy = PolicyNetwork(
+            self._policy_model,
+            logits_chunk=learner.logits_chunk_tokens,
+            temperature=config.generator.temperature,
+            autocast=autocast,
+        )
+        self._engines = {POLICY: DeepSpeedEngine(policy, learner.policy, learner)}
+        self._models: dict[str, PreTrainedModel] = {POLICY: self._policy_model}
+        algorithm = build_algorithm(config.algorithm, window=config.window)
+        if algorithm.value is not None:
+            self._models[CRITIC] = load_critic(models, dtype=dtype, device=device)
+            critic = ValueNetwork(self._models[CRITIC], autocast=autocast)
+            self._engines[CRITIC] = DeepSpeedEngine(critic, learner.value, learner)
+        if learner.gradient_checkpointing:
+            for model in self._models.values():
+                model.gradient_checkpointing_enable({"use_reentrant": False})
+                model.train()
+        place = Place(
+            device=device,
+            rank=rank,
+            world=learner.ranks,
+            budget=learner.micro_batch_tokens,
+            seed=config.seed,
+            forward_together=learner.zero_stage == 3,
+        )
+        self._updater = Updater(
+            algorithm, self._engines[POLICY], self._engines.get(CRITIC), learner, place
+        )
+        self.update = 0
+        self._version = 0
+        self._published_at = float("-inf")
+        self.waiting: int | None = None
+        if self.resumed_from:
+            self._restore(self.resumed_from)
+        self.policy_bytes = sum(p.numel() * p.element_size() for p in policy.parameters())
+
+    def train(self, batch: Batch, publisher: Publisher | None) -> UpdateDone:
+        """One update, its publication and its checkpoint. `publisher` on rank 0."""
+        outcome = self._updater.run(batch)
+        metrics = outcome.metrics
+        self.update = batch.update
+        notice = None
+        if outcome.policy_moved and outcome.skipped is None:
+            began = time.perf_counter()
+            self._version = batch.publish_as
+            notice = self.publish(publisher, at_once=False)
+            metrics["timing_s/publish"] = time.perf_counter() - began
+        checkpoint = None
+        if batch.checkpoint:
+            began = time.perf_counter()
+            checkpoint = str(self._save(batch.cut))
+            metrics["timing_s/checkpoint"] = time.perf_counter() - began
+        return UpdateDone(
+            update=batch.update,
+            metrics=metrics,
+            diagnostics=outcome.diagnostics if self._config.storage.token_diagnostics else [],
+            notice=notice,
+            checkpoint=checkpoint,
+            skipped=outcome.skipped,
+        )
+
+    def announce(self, version: int, publisher: Publisher | None) -> WeightNotice | None:
+        """Publish the weights as they are, under `version`."""
+        self._version = version
+        return self.publish(publisher, at_once=True)
+
+    def publish(self, publisher: Publisher | None, *, at_once: bool) -> WeightNotice | None:
+        """Publish the newest version, or leave it waiting where the last one is too young."""
+        weights = self._whole_weights()
+        due = self._published_at + self._config.learner.publish_min_interval_s
+        if publisher is None or (not at_once and time.monotonic() < due):
+            self.waiting = self._version
+            return None
+        self.waiting = None
+        self._published_at = time.monotonic()
+        return publisher.publish(weights, version=self._version, update=self.update)
+
+    @property
+    def due_at(self) -> float | None:
+        """When the version that waits may go out (time.monotonic), None if none waits."""
+        if self.waiting is None:
+            return None
+        return self._published_at + self._config.learner.publish_min_interval_s
+
+    def checkpoint(self, request: CheckpointRequest) -> CheckpointDone:
+        """Write a checkpoint now."""
+        return CheckpointDone(update=self.update, path=str(self._save(request.cut)))
+
+    def _whole_weights(self) -> dict[str, Tensor]:
+        wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
+        with self._engines[POLICY].whole_parameters():
+            return weights_of(self._policy_model.state_dict(), dtype=wanted)
+
+    def _save(self, cut: str) -> Path:
+        """Every rank leaves its own state beside the checkpoint, rank 0 gathers it in."""
+        shelf = self._root / ".ranks"
+        shelf.mkdir(parents=True, exist_ok=True)
+        for name, engine in self._engines.items():
+            if self._rank == 0 or self._config.learner.zero_stage or self._is_bfloat16:
+                state = engine.state() | {"rng": torch.get_rng_state()}
+                save_file(state, shelf / f"{name}-{self._rank}.safetensors")
+        whole: dict[str, dict[str, Tensor]] = {}
+        for name, engine in self._engines.items():
+            with engine.whole_parameters():
+                whole[name] = weights_of(self._models[name].state_dict(), dtype=None)
+        if self._config.learner.ranks > 1:
+            dist.barrier()
+        path = self._root / f"step_{self.update}"
+        if self._rank == 0:
+            self._gather(shelf, whole, cut)
+        if self._config.learner.ranks > 1:
+            dist.barrier()
+        return path
+
+    def _gather(self, shelf: Path, whole: dict[str, dict[str, Tensor]], cut: str) -> None:
+        def fill(folder: Path) -> None:
+            for name, weights in whole.items():
+                self._models[name].save_pretrained(folder / name, state_dict=weights)
+                self._tokenizer.save_pretrained(folder / name)
+            shutil.move(shelf, folder / STATE)
+            (folder / STATE / "cut.json").write_text(cut)
+
+        steps = {name: engine.steps for name, engine in self._engines.items()}
+        facts = {
+            "version": self._version,
+            "ranks": self._config.learner.ranks,
+            "zero_stage": self._config.learner.zero_stage,
+            "steps": steps,
+            "lineage": _lineage(cut),
+            "resumed_from": str(self.resumed_from) if self.resumed_from else None,
+        }
+        write_checkpoint(
+            self._root,
+            self.update,
+            fill,
+            facts=facts,
+            keep_last=self._config.checkpoint.keep_last,
+        )
+
+    @property
+    def _is_bfloat16(self) -> bool:
+        return self._config.learner.precision == "bfloat16"
+
+    def _restore(self, path: Path) -> None:
+        manifest = read_manifest(path)
+        replicated = not (self._config.learner.zero_stage or self._is_bfloat16)
+        ranks = self._config.learner.ranks
+        if not replicated and (manifest["ranks"], manifest["zero_stage"]) != (
+            ranks,
+            self._config.learner.zero_stage,
+        ):
+            raise UserError(
+                f"{path} was written by {manifest['ranks']} ranks at ZeRO stage "
+                f"{manifest['zero_stage']}; its optimizer state is cut that way: set learner.ranks "
+                "and learner.zero_stage to these"
+            )
+        for name, engine in self._engines.items():
+            rank = 0 if replicated else self._rank
+            state = load_file(path / STATE / f"{name}-{rank}.safetensors")
+            torch.set_rng_state(state.pop("rng"))
+            engine.load_state(state)
+        self.update = int(manifest["update"])
+        self._version = int(manifest["version"])
+
+
+def merged(reports: list[UpdateDone]) -> UpdateDone:
+    """Rank 0's report with the diagnostics of all ranks."""
+    return replace(reports[0], diagnostics=[d for report in reports for d in report.diagnostics])
+
+
+def _lineage(cut: str) -> int | None:
+    try:
+        found = json.loads(cut)
+    except ValueError:
+        return None
+    return found.get("lineage") if isinstance(found, dict) else None

@@ -1,0 +1,95 @@
+"""A coordinator that follows a script: real sockets, one learner."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from headrace.config.run import RunConfig
+from headrace.protocol.messages import Heartbeat, Message
+from headrace.protocol.sockets import BlockingRouter
+from tests.learner.ports import free_port
+
+M = TypeVar("M", bound=Message)
+
+
+class ScriptedCoordinator:
+    """Binds, starts learner ranks as processes, and talks to rank 0."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self.run_dir, self.config = run_dir, config
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "resolved.json").write_text(config.model_dump_json())
+        self._router = BlockingRouter("127.0.0.1", 0, max_bytes=64 << 20)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.heartbeats = 0
+
+    def start_learner(self, ranks: int = 1) -> None:
+        """Start all ranks, as the supervisor does."""
+        port = free_port()
+        environment = os.environ | {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1",
+                                    "PYTHONPATH": os.getcwd(), "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+        self.processes = []
+        for rank in range(ranks):
+            argv = [
+                sys.executable, "-m", "learner.run", "--run-dir", str(self.run_dir),
+                "--connect", self._router.address, "--rank", str(rank),
+                "--world-size", str(ranks), "--master-port", str(port),
+            ]  # fmt: skip
+            with (self.run_dir / f"learner-{rank}.log").open("wb") as log:
+                self.processes.append(
+                    subprocess.Popen(
+                        argv,
+                        env=environment,
+                        stdout=subprocess.DEVNULL,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                )
+
+    def send(self, message: Message) -> None:
+        """To rank 0."""
+        assert self._router.send("learner-0", message)
+
+    def expect(self, kind: type[M], timeout_s: float = 90.0) -> M:
+        """The next message that is no heartbeat; it must be of this kind."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            arrival = self._router.receive(0.5)
+            if arrival is None:
+                self._check_alive()
+                continue
+            if isinstance(arrival[1], Heartbeat):
+                self.heartbeats += 1
+                continue
+            assert isinstance(arrival[1], kind), arrival[1]
+            return arrival[1]
+        raise AssertionError(f"no {kind.__name__} within {timeout_s} s")
+
+    def _check_alive(self) -> None:
+        for rank, process in enumerate(self.processes):
+            if process.poll() not in (None, 0):
+                log = (self.run_dir / f"learner-{rank}.log").read_text()
+                raise AssertionError(f"rank {rank} ended with {process.returncode}:\n{log[-4000:]}")
+
+    def wait(self) -> list[int]:
+        """Exit codes of all ranks."""
+        return [process.wait(timeout=60) for process in self.processes]
+
+    def __enter__(self) -> "ScriptedCoordinator":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        self._router.close()

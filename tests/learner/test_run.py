@@ -1,0 +1,185 @@
+"""`python -m learner.run` against a scripted coordinator over real sockets."""
+
+import hashlib
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+
+from headrace.protocol.messages import (
+    CheckpointDone,
+    CheckpointRequest,
+    Goodbye,
+    Hello,
+    Shutdown,
+    UpdateDone,
+    WeightBytes,
+    WeightNotice,
+    WeightRequest,
+    Welcome,
+)
+from headrace.protocol.sockets import BlockingDealer, Link
+from tests.learner.recorded import batch_of, record, run_config, save_tiny_model
+from tests.learner.scripted_coordinator import ScriptedCoordinator
+
+
+def welcome(version: int) -> Welcome:
+    return Welcome(run_id="run", run_dir="", config="", publish_as=version)
+
+
+def greet(coordinator: ScriptedCoordinator, version: int) -> tuple[Hello, WeightNotice]:
+    hello = coordinator.expect(Hello)
+    coordinator.send(welcome(version))
+    return hello, coordinator.expect(WeightNotice)
+
+
+def file_of(notice: WeightNotice) -> Path:
+    return Path(notice.sources[0].removeprefix("file:"))
+
+
+@pytest.mark.slow
+def test_a_whole_life(tmp_path: Path) -> None:
+    """Greeting, updates, weights by file and by socket, a checkpoint, the end."""
+    config = run_config(save_tiny_model(tmp_path / "model"))
+    run_dir = tmp_path / "run-1"
+    with ScriptedCoordinator(config, run_dir) as coordinator:
+        coordinator.start_learner()
+        hello, first = greet(coordinator, 0)
+        assert (hello.update, hello.resumed_from, first.version) == (0, None, 0)
+        start = load_file(file_of(first))
+        original = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+        assert all(torch.equal(start[name], original[name]) for name in start)
+        assert "lm_head.weight" not in start
+
+        windows, values = record(seed=1)
+        coordinator.send(batch_of(windows, values, update=1, version=0))
+        done = coordinator.expect(UpdateDone)
+        assert done.update == 1
+        assert done.skipped is None
+        assert done.notice is not None
+        assert done.notice.version == 1
+        assert [d.window_id for d in done.diagnostics] == [w.window_id for w in windows]
+        assert all(
+            d.advantages.size == w.end - w.start and np.isfinite(d.values).all()
+            for d, w in zip(done.diagnostics, windows, strict=True)
+        )
+        assert done.metrics["actor/steps"] == 2
+        assert done.metrics["perf/loss_tokens"] == sum(int(w.loss_mask.sum()) for w in windows)
+        data = file_of(done.notice).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == done.notice.sha256
+        assert len(data) == done.notice.num_bytes
+        assert fetched(done.notice) == data
+
+        # A value batch alone publishes nothing; a policy batch alone leaves the critic.
+        coordinator.send(batch_of([], values, update=2, version=1, value_epochs=2))
+        alone = coordinator.expect(UpdateDone)
+        assert (alone.notice, alone.metrics["critic/steps"]) == (None, 4)
+        coordinator.send(batch_of(windows, [], update=3, version=1, checkpoint=True))
+        last = coordinator.expect(UpdateDone)
+        assert last.notice is not None
+        assert last.checkpoint == str(run_dir / "checkpoints" / "step_3")
+        assert "critic/grad_norm" not in last.metrics
+
+        coordinator.send(CheckpointRequest(update=3, cut='{"lineage": 4}'))
+        path = Path(coordinator.expect(CheckpointDone).path)
+        assert (run_dir / "checkpoints" / "latest").read_text().strip() == path.name
+        manifest = json.loads((path / "manifest.json").read_text())
+        assert (manifest["update"], manifest["lineage"]) == (3, 4)
+        published = load_file(file_of(last.notice))
+        policy = AutoModelForCausalLM.from_pretrained(path / "policy").state_dict()
+        assert all(torch.equal(published[name], policy[name]) for name in published)
+        critic = AutoModelForTokenClassification.from_pretrained(path / "critic")
+        assert critic.score.weight.abs().sum() > 0
+        assert AutoTokenizer.from_pretrained(path / "policy").eos_token_id == 2
+
+        coordinator.send(Shutdown(reason="done"))
+        assert coordinator.expect(Goodbye).failed is None
+        assert coordinator.wait() == [0]
+        assert coordinator.heartbeats
+        assert not file_of(last.notice).parent.exists()
+
+
+def fetched(notice: WeightNotice) -> bytes:
+    """The file by the learner's own socket."""
+    dealer = BlockingDealer(Link(notice.sources[1]), "generator-0")
+    data = b""
+    try:
+        while len(data) < notice.num_bytes:
+            dealer.send(WeightRequest(version=notice.version, offset=len(data)))
+            piece = dealer.receive(10.0)
+            assert isinstance(piece, WeightBytes)
+            assert piece.offset == len(data)
+            assert piece.data
+            data += piece.data
+        dealer.send(WeightRequest(version=notice.version + 99, offset=0))
+        gone = dealer.receive(10.0)
+        assert isinstance(gone, WeightBytes)
+        assert gone.data == b""
+    finally:
+        dealer.close()
+    return data
+
+
+@pytest.mark.slow
+def test_restart_goes_on_to_the_bit(tmp_path: Path) -> None:
+    """Killed after a checkpoint and asked to end later: the same weights as without."""
+    config = run_config(save_tiny_model(tmp_path / "model"))
+    batches = [
+        batch_of(*record(seed=10 + u), update=u, version=u - 1, checkpoint=u == 2)
+        for u in range(1, 5)
+    ]
+    with ScriptedCoordinator(config, tmp_path / "run-2") as coordinator:
+        coordinator.start_learner()
+        greet(coordinator, 0)
+        notices = []
+        for batch in batches:
+            coordinator.send(batch)
+            notices.append(coordinator.expect(UpdateDone).notice)
+        coordinator.processes[0].send_signal(signal.SIGKILL)
+        coordinator.processes[0].wait()
+
+        coordinator.start_learner()
+        hello, again = greet(coordinator, 9)
+        assert hello.update == 2
+        assert hello.resumed_from == str(tmp_path / "run-2" / "checkpoints" / "step_2")
+        assert (again.sha256, again.version) == (notices[1].sha256, 9)
+        for batch, before in zip(batches[2:], notices[2:], strict=True):
+            coordinator.send(batch)
+            notice = coordinator.expect(UpdateDone).notice
+            assert notice.sha256 == before.sha256
+        coordinator.processes[0].send_signal(signal.SIGTERM)
+        assert coordinator.expect(Goodbye).failed is None
+        assert coordinator.wait() == [0]
+
+
+@pytest.mark.slow
+def test_two_ranks_publish_the_weights_of_one(tmp_path: Path) -> None:
+    """Rank 0 shares what it hears; both ranks' diagnostics come back."""
+    model = save_tiny_model(tmp_path / "model")
+    windows, values = record(seed=3)
+    found = {}
+    for ranks in (1, 2):
+        config = run_config(model, ranks=ranks, zero_stage=2)
+        with ScriptedCoordinator(config, tmp_path / f"run-3{ranks}") as coordinator:
+            coordinator.start_learner(ranks)
+            greet(coordinator, 0)
+            for update in (1, 2):
+                coordinator.send(batch_of(windows, values, update=update, version=0, ranks=ranks))
+                done = coordinator.expect(UpdateDone)
+            assert done.notice is not None
+            found[ranks] = load_file(file_of(done.notice))
+            assert sorted(d.window_id for d in done.diagnostics) == [w.window_id for w in windows]
+            coordinator.send(CheckpointRequest(update=2, cut="{}"))
+            path = Path(coordinator.expect(CheckpointDone).path)
+            assert len(list((path / "state").glob("policy-*.safetensors"))) == ranks
+            coordinator.send(Shutdown(reason="done"))
+            coordinator.expect(Goodbye)
+            assert coordinator.wait() == [0] * ranks
+    for name, weight in found[1].items():
+        difference = (found[2][name] - weight).norm() / weight.norm()
+        assert difference < 1e-5, name
