@@ -12,7 +12,7 @@ import contextlib
 import time
 
 from headrace.errors import RunFailedError, UserError
-from headrace.protocol.messages import Hello, Refused, ScoreRequest, Scores, Shutdown
+from headrace.protocol.messages import Hello, Refused, Score, ScoreRequest, Scores, Shutdown
 from headrace.protocol.sockets import Dealer
 from rewards.pool import Pool
 
@@ -36,6 +36,10 @@ async def serve(
             sender.cancel()
     except* (UserError, RunFailedError) as errors:
         raise errors.exceptions[0] from None
+    finally:
+        # What led to a failure is news too.
+        while not pool.scores.empty():
+            await _send_some(dealer, pool, [])
 
 
 async def _receive(
@@ -61,10 +65,13 @@ async def _receive(
 
 async def _send(dealer: Dealer, pool: Pool) -> None:
     while True:
-        scores = [await pool.scores.get()]
+        await _send_some(dealer, pool, [await pool.scores.get()])
         await asyncio.sleep(GATHER_S)
-        while not pool.scores.empty() and len(scores) < MOST_SCORES:
-            scores.append(pool.scores.get_nowait())
-        await dealer.send(Scores(scores=scores))
-        for _ in scores:
-            pool.scores.task_done()
+
+
+async def _send_some(dealer: Dealer, pool: Pool, scores: list[Score]) -> None:
+    while not pool.scores.empty() and len(scores) < MOST_SCORES:
+        scores.append(pool.scores.get_nowait())
+    await dealer.send(Scores(scores=scores))
+    for _ in scores:
+        pool.scores.task_done()

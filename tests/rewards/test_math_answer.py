@@ -1,0 +1,87 @@
+"""The math verifier on answers of our own making (public collections are measured by hand)."""
+
+import pytest
+
+from rewards.exact_match import answer_after, is_exact
+from rewards.math_answer import final_answer, is_right
+
+RIGHT = [
+    ("so it is #7", "7", "#"),
+    ("a3+0=3;#9;#7", "7", "#"),
+    ("half # 1/2 \nthen more", "0.5", "#"),
+    ("# x+1", "1+x", "#"),
+    (r"we get \boxed{7}", "7", None),
+    (r"first \boxed{3}, no: it is \boxed{7}.", "7", None),
+    (r"\boxed{\frac{14}{16}}", "7/8", None),
+    (r"\boxed{0.875}", r"\frac{7}{8}", None),
+    (r"\boxed{x=7}", "7", None),
+    ("2 + 5 is seven\n#### 7", "7", None),
+    ("12 apples\n#### 1,234", "...\n#### 1234", None),
+    (r"\boxed{2\sqrt{3}}", r"\sqrt{12}", None),
+    (r"The roots are \boxed{1} and \boxed{-2}.", r"-2, 1", None),
+    (r"\boxed{(1,2)}", "(1, 2)", None),
+    (r"\boxed{x^2+2x+1}", "(x+1)^2", None),
+    ("the answer is 7", "7", None),
+    (r"\sqrt{12}", r"2\sqrt{3}", None),
+    (r"\boxed{3.5 \text{ cm}}", "3.5", None),
+]
+WRONG = [
+    ("so it is 7", "7", "#"),
+    ("#7 is wrong, it is #8", "7", "#"),
+    ("#", "7", "#"),
+    ("", "7", "#"),
+    ("", "7", None),
+    (r"\boxed{}", "7", None),
+    (r"\boxed{3.14}", "3.1416", None),
+    (r"\boxed{3.1416}", "3.14", None),
+    (r"\boxed{0.333}", "1/3", None),
+    (r"\boxed{-7}", "7", None),
+    (r"\boxed{70}", "7", None),
+    (r"\boxed{7} or \boxed{8}", "7", None),
+    (r"\boxed{7, 8}", "7", None),
+    (r"first \boxed{7}, no: it is \boxed{3}.", "7", None),
+    (r"\boxed{(2,1)}", "(1,2)", None),
+    (r"\boxed{\sqrt{13}}", r"\sqrt{12}", None),
+    (r"\boxed{x+2}", "x+1", None),
+    ("#### 8", "7", None),
+    (r"\boxed{7", "8", None),
+    ("1000000000000000000001", "1000000000000000000000", None),
+]
+
+
+@pytest.mark.parametrize(("text", "answer", "marker"), RIGHT)
+def test_right_answers(text: str, answer: str, marker: str | None) -> None:
+    assert is_right(text, answer, marker=marker)
+
+
+@pytest.mark.parametrize(("text", "answer", "marker"), WRONG)
+def test_wrong_answers(text: str, answer: str, marker: str | None) -> None:
+    assert not is_right(text, answer, marker=marker)
+
+
+def test_a_dataset_answer_without_meaning_is_an_error_and_not_a_wrong_answer() -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        is_right(r"\boxed{7}", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed {a} then \boxed{b}", "b"),
+        (r"\boxed{a}, \boxed{b}", None),
+        (r"\boxed{unclosed", None),
+        ("#### 5 \n#### 6 ", "6"),
+        ("no answer", None),
+    ],
+)
+def test_final_answer(text: str, answer: str | None) -> None:
+    assert final_answer(text) == answer
+
+
+def test_exact_match() -> None:
+    assert is_exact(" Paris \n", "Paris", marker=None)
+    assert not is_exact("paris", "Paris", marker=None)
+    assert is_exact("thinking: Rome? Answer: Paris\n", "Paris", marker="Answer:")
+    assert not is_exact("Paris", "Paris", marker="Answer:")
+    assert answer_after("a:b:", ":") == ""

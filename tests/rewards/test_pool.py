@@ -1,0 +1,168 @@
+"""The pool with real children and reward functions that misbehave."""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.config.reward import RewardConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages import Score, ScoreItem
+from rewards.pool import Pool
+from tests.rewards.items import item, user_function
+
+DEADLINE_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def running(config: RewardConfig) -> AsyncIterator[Pool]:
+    pool = Pool(config)
+    children = asyncio.create_task(pool.run())
+    try:
+        yield pool
+    finally:
+        children.cancel()
+        await asyncio.gather(children, return_exceptions=True)
+
+
+async def score_all(pool: Pool, items: Sequence[ScoreItem]) -> dict[int, Score]:
+    await pool.submit(items)
+    scores: dict[int, Score] = {}
+    async with asyncio.timeout(DEADLINE_S):
+        for _ in items:
+            score = await pool.scores.get()
+            assert score.trajectory_id not in scores
+            scores[score.trajectory_id] = score
+    return scores
+
+
+async def score_texts(config: RewardConfig, *texts: str) -> list[Score]:
+    async with running(config) as pool:
+        items = [item(text, trajectory_id=i) for i, text in enumerate(texts)]
+        scores = await score_all(pool, items)
+        assert pool.held == 0
+        return [scores[i] for i in range(len(texts))]
+
+
+@pytest.mark.parametrize("children", [1, 2])
+async def test_one_that_hangs_costs_only_itself(children: int) -> None:
+    scores = await score_texts(user_function(children=children), "7", "hang", "7", "8")
+    assert [score.status for score in scores] == ["ok", "timeout", "ok", "ok"]
+    assert [score.reward for score in scores] == [1.0, 0.0, 1.0, 0.0]
+    assert scores[1].seconds >= 1.0
+    assert "no result within 1 s" in str(scores[1].error)
+
+
+async def test_a_busy_loop_is_stopped_too() -> None:
+    assert [s.status for s in await score_texts(user_function(), "spin", "7")] == ["timeout", "ok"]
+
+
+async def test_a_crash_costs_only_itself() -> None:
+    scores = await score_texts(user_function(), "7", "exit", "exit", "7")
+    assert [score.status for score in scores] == ["ok", "crashed", "crashed", "ok"]
+    assert "exit code 7" in str(scores[1].error)
+
+
+async def test_an_exception_is_told_and_the_child_goes_on() -> None:
+    async with running(user_function()) as pool:
+        texts = ("raise", "quit", "memory", "7")
+        scores = await score_all(
+            pool, [item(text, trajectory_id=i) for i, text in enumerate(texts)]
+        )
+        assert pool.restarts == 0
+    assert [scores[i].status for i in range(4)] == ["crashed", "crashed", "crashed", "ok"]
+    assert scores[0].error == "RuntimeError: no such luck"
+    assert scores[1].error == "SystemExit: enough"
+    assert "MemoryError" in str(scores[2].error)
+
+
+async def test_what_is_no_number_is_invalid_and_never_zero_in_silence() -> None:
+    texts = ("nan", "inf", "text", "none", "huge", "many", "7")
+    scores = await score_texts(user_function(), *texts)
+    assert [score.status for score in scores] == ["invalid"] * 6 + ["ok"]
+    assert all(score.error for score in scores[:6])
+    assert all(len(str(score.error)) < 3000 for score in scores)
+
+
+async def test_prints_do_not_disturb_the_pipe(capfd: pytest.CaptureFixture[str]) -> None:
+    scores = await score_texts(user_function(), "print", "print", "7")
+    assert [score.status for score in scores] == ["ok"] * 3
+    assert scores[0].reward == 1.0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.count("y") >= 2 << 20
+
+
+async def test_parts_and_times_are_recorded() -> None:
+    (score,) = await score_texts(user_function(), "parts")
+    assert (score.reward, score.parts) == (0.5, {"format": 1.0, "length": 5.0})
+    assert 0.0 < score.seconds < DEADLINE_S
+
+
+async def test_what_a_hung_child_started_dies_with_it(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    async with running(user_function(timeout_s=3.0)) as pool:
+        scores = await score_all(pool, [item("spawn", info=json.dumps({"note": str(note)}))])
+        assert scores[0].status == "timeout"
+        await gone(int(note.read_text()))
+
+
+async def test_children_end_with_the_pool(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    async with running(user_function(timeout_s=DEADLINE_S)) as pool:
+        await pool.submit([item("pid", info=json.dumps({"note": str(note)})), item("7")])
+        async with asyncio.timeout(DEADLINE_S):
+            while not (note.exists() and note.read_text()):
+                await asyncio.sleep(0.01)
+    await gone(int(note.read_text()))
+    assert pool.held == 2
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process is dead (a zombie is)."""
+    async with asyncio.timeout(DEADLINE_S):
+        while psutil.pid_exists(pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                    return
+            await asyncio.sleep(0.01)
+
+
+async def test_too_many_failures_in_a_row_end_the_worker() -> None:
+    config = user_function(max_consecutive_failures=3)
+    pool = Pool(config)
+    await pool.submit([item(text) for text in ("nan", "7", "nan", "raise", "text", "7")])
+    with pytest.raises(RunFailedError, match="3 scorings in a row failed; the last: invalid"):
+        async with asyncio.timeout(DEADLINE_S):
+            await pool.run()
+    assert pool.counts == {"ok": 1, "timeout": 0, "crashed": 1, "invalid": 3}
+
+
+async def test_a_verifier_that_cannot_be_built_is_told() -> None:
+    with pytest.raises(UserError, match="has no function 'nothing'"):
+        await Pool(user_function(function="tests.rewards.misbehaviour:nothing")).run()
+
+
+async def test_a_module_that_fails_to_load_is_told(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import os\nraise RuntimeError('at import')\n")
+    with pytest.raises(RunFailedError, match="RuntimeError: at import"):
+        await Pool(user_function(function=f"{broken}:score")).run()
+    broken.write_text("import os\nos._exit(9)\n")
+    with pytest.raises(RunFailedError, match=r"did not start \(exit code 9"):
+        await Pool(user_function(function=f"{broken}:score")).run()
+
+
+async def test_a_child_killed_between_batches_costs_nothing() -> None:
+    async with running(user_function()) as pool:
+        await score_all(pool, [item("7")])
+        (child,) = psutil.Process(os.getpid()).children()
+        child.kill()
+        await gone(child.pid)
+        scores = await score_all(pool, [item("7", trajectory_id=i) for i in range(3)])
+    assert {score.status for score in scores.values()} == {"ok"}
