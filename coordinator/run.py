@@ -7,6 +7,7 @@ bound, and everything the run writes through storage. Exit code 0 when the run e
 
 import argparse
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -65,7 +66,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         for trajectory in state.trajectories.values():
             coordinator.parts.scoring.add(trajectory)
     if config.evaluation.only:
-        _serve_model_folder(coordinator)
+        _serve_model_folder(coordinator, config)
     return coordinator, store
 
 
@@ -85,12 +86,20 @@ def _replay(store: RunStore, state: State) -> None:
         store.append([returned])
 
 
-def _serve_model_folder(coordinator: Coordinator) -> None:
+def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
     """An evaluation without a learner: version 0 is the model folder as it is."""
+    weights = Path(config.model.path) / "model.safetensors"
+    if not weights.is_file():
+        raise UserError(
+            f"an evaluation reads weights from one file, and {weights.parent} has no {weights.name}"
+        )
+    with weights.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    size = weights.stat().st_size
     hub = coordinator.hub
-    hub.note(VersionPublished(at=time.time(), version=0, lineage=0, update=0, num_bytes=0))
+    hub.note(VersionPublished(at=time.time(), version=0, lineage=0, update=0, num_bytes=size))
     coordinator.parts.generation.notice = WeightNotice(
-        version=0, update=0, sha256="", num_bytes=0, sources=[]
+        version=0, update=0, sha256=digest, num_bytes=size, sources=[f"file:{weights.resolve()}"]
     )
 
 
