@@ -28,7 +28,7 @@ def open_writer(run_dir: Path, url: str | None) -> Engine:
         )
         event.listen(engine, "connect", _write_pragmas)
     else:
-        engine = _server_engine(url)
+        engine = _server_engine(url, pool_pre_ping=True)
     upgrade(engine)
     return engine
 
@@ -37,20 +37,19 @@ def open_reader(run_dir: Path, url: str | None) -> Engine:
     """An engine that cannot write; for SQLite a missing file is a UserError. Connections are not
     kept, so that a reader never holds an old view of the database open."""
     if url is not None:
-        engine = _server_engine(url)
-        event.listen(engine, "connect", _read_only_session)
-        return engine
+        return _server_engine(
+            url, execution_options={"postgresql_readonly": True}, poolclass=NullPool
+        )
     path = (run_dir / SQLITE_NAME).resolve()
     if not path.exists():
         raise UserError(f"{run_dir} has no {SQLITE_NAME}: it is not a run folder, or just starting")
     # A folder nobody can write to has no place for the WAL's index: it can only be read as it is.
     mode = "mode=ro" if os.access(run_dir, os.W_OK) else "immutable=1"
-    engine = create_engine(
+    return create_engine(
         f"sqlite:///file:{path}?{mode}&uri=true",
         connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False},
         poolclass=NullPool,
     )
-    return engine
 
 
 def upgrade(engine: Engine) -> None:
@@ -62,7 +61,7 @@ def upgrade(engine: Engine) -> None:
         command.upgrade(config, "head")
 
 
-def _server_engine(url: str) -> Engine:
+def _server_engine(url: str, **options: Any) -> Engine:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
@@ -72,7 +71,7 @@ def _server_engine(url: str) -> Engine:
             f"storage.database: {parsed.get_backend_name()} is not supported; leave it out for "
             "SQLite or give postgresql+psycopg://user@host/name"
         )
-    engine = create_engine(parsed.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+    engine = create_engine(parsed.set(drivername="postgresql+psycopg"), **options)
     try:
         engine.connect().close()
     except OperationalError as error:
@@ -85,7 +84,3 @@ def _server_engine(url: str) -> Engine:
 def _write_pragmas(connection: Any, _: Any) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
-
-
-def _read_only_session(connection: Any, _: Any) -> None:
-    connection.read_only = True

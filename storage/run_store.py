@@ -99,8 +99,12 @@ class RunStore:
         """Project what the journal has and SQL lacks."""
         self._is_behind = False
         try:
-            with self._engine.connect() as connection:
+            with self._engine.begin() as connection:
                 first = projection.next_offset(connection, self._run)
+                if first > self._journal.next_offset:
+                    log.warning("the journal is shorter than SQL: projecting it anew")
+                    projection.forget(connection, self._run)
+                    first = 0
         except OperationalError as error:
             self._fall_behind(error)
             return

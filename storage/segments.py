@@ -162,15 +162,23 @@ class SegmentWriter:
         body = body[8 + int.from_bytes(body[4:8], "little") :]
         extra = {"length": str(len(body)), "crc32": str(zlib.crc32(body))}
         self._stream.write_batch(batch, custom_metadata=extra)
-        self._write(self._staged())
+        try:
+            self._write(self._staged())
+        except (OSError, StorageFullError):
+            if self._length == 0:  # without its schema a segment is nothing
+                self._discard()
+            raise
         self.rows += batch.num_rows
         if self._length >= self._segment_bytes:
             self._seal()
 
     def close(self) -> None:
-        """Seal the open segment."""
+        """Seal the open segment; on a full disk the next opening will."""
         if self._file is not None:
             self._seal()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _begin(self) -> None:
         paths = segment_paths(self._folder)
@@ -181,19 +189,23 @@ class SegmentWriter:
         self._stream = pa.ipc.new_stream(
             pa.PythonFile(self._staging, "w"), self._schema.with_metadata(metadata)
         )
-        self._file, self._length = io.FileIO(path, "xb"), 0
         try:
-            self._write(self._staged())
-        except StorageFullError:
-            self._file.close()
-            self._file = None
-            path.unlink()
+            self._file, self._length = io.FileIO(path, "xb"), 0
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StorageFullError(f"no room left in {self._folder}") from error
             raise
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def _discard(self) -> None:
+        assert self._file is not None
+        self._file.close()
+        Path(str(self._file.name)).unlink()
+        self._file = None
 
     def _staged(self) -> bytes:
         data = self._staging.getvalue()
@@ -221,6 +233,6 @@ class SegmentWriter:
         try:
             self._write(END_OF_STREAM)
         except StorageFullError:
-            return  # stays open: the batch is safe, and the next append will say it
+            return  # it stays open: the batch is safe, and the next append will say it
         self._file.close()
         self._file = None

@@ -9,7 +9,7 @@ whatever is replayed. The kinds that move windows between states keep their orde
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from headrace.protocol.records import (
     BatchReturned,
@@ -52,7 +52,7 @@ from storage.projection.trajectories import (
     issue_groups,
     score_trajectories,
 )
-from storage.tables import Projection, Run
+from storage.tables import Base, Projection, Run
 
 _SHARED: dict[type[Record], type[Record]] = {
     BatchReturned: BatchTaken,
@@ -82,6 +82,16 @@ def next_offset(connection: Connection, run: int) -> int:
     """The first journal offset that SQL does not have."""
     query = select(Projection.next_offset).where(Projection.run == run)
     return connection.execute(query).scalar_one()
+
+
+def forget(connection: Connection, run: int) -> None:
+    """Remove all rows of a run but its own, so that the journal can be projected anew."""
+    for table in reversed(Base.metadata.sorted_tables):
+        if "run" in table.c and table.name != Projection.__tablename__:
+            connection.execute(delete(table).where(table.c.run == run))
+    connection.execute(
+        update(Projection).where(Projection.run == run).values(next_offset=0, last_at=None)
+    )
 
 
 def apply(connection: Connection, run: int, records: Sequence[tuple[int, Record]]) -> None:

@@ -1,0 +1,158 @@
+"""Exports: whole files or none, in every format, with the rows that were asked for."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from headrace.errors import UserError
+from storage import export_rows, exports
+from storage.exports import export
+from storage.queries import trajectory_detail
+from tests.storage.samples import run_config, write_run
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "sample-1")
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if path.suffix == ".arrow":
+        return list(pa.ipc.open_file(str(path)).read_all().to_pylist())
+    reader = "read_parquet" if path.suffix == ".parquet" else "read_csv_auto"
+    with duckdb.connect() as connection:
+        found = connection.execute(f"select * from {reader}('{path}')")
+        names = [column[0] for column in found.description or []]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+
+@pytest.mark.parametrize("fmt", exports.FORMATS)
+def test_trajectories(run_dir: Path, tmp_path: Path, fmt: str) -> None:
+    out = tmp_path / f"out.{fmt}"
+    summary = export(run_dir, "trajectories", fmt, out)
+    rows = {row["trajectory_id"]: row for row in rows_of(out)}
+    assert summary.rows == len(rows) == 5
+    assert set(rows) == {10, 20, 30, 40, 50}
+    row = rows[10]
+    assert (row["run_id"], row["status"], row["reward"]) == ("sample-1", "finished", 1.0)
+    assert (row["prompt"], row["answer"], row["length"]) == ("1 + 1 =", "2", 20)
+    assert json.loads(row["reward_parts"]) == {"exact": 1.0}
+    token_ids = json.loads(row["token_ids"]) if fmt == "csv" else row["token_ids"]
+    assert token_ids == list(range(20))
+    if fmt != "csv":
+        assert row["trained_at_update"] == [1] * 8 + [2] * 8 + [-1] * 4
+        assert rows[50]["token_ids"] == []
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("fmt", exports.FORMATS)
+def test_tokens(run_dir: Path, tmp_path: Path, fmt: str) -> None:
+    out = tmp_path / f"out.{fmt}"
+    export(run_dir, "tokens", fmt, out, where="trajectory_id = 10")
+    rows = rows_of(out)
+    tokens = trajectory_detail(run_dir, 10).tokens
+    assert [row["position"] for row in rows] == list(range(20))
+    assert [row["token_id"] for row in rows] == tokens.token_ids.tolist()
+    assert [row["version"] for row in rows] == tokens.versions.tolist()
+    assert [row["loss_mask"] for row in rows] == tokens.loss_mask.tolist()
+    assert [row["logprob"] for row in rows] == tokens.logprobs.tolist()
+    assert rows[3]["value"] == 1.0
+    assert rows[19]["return"] == 1.0
+    wanted = "run_id prompt_id group_id attempt status finish trained_at_update learner_logprob "
+    wanted += "advantage reward reward_parts reward_seconds reward_error answer info"
+    assert set(wanted.split()) <= set(rows[0])
+
+
+def test_metrics(run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "metrics.jsonl"
+    export(run_dir, "metrics", None, out, where="name = 'actor/pg_loss' and abandoned = false")
+    rows = rows_of(out)
+    assert [(row["update"], row["lineage"], row["value"]) for row in rows] == [
+        (1, 0, 0.5),
+        (2, 1, 0.125),
+    ]
+    everything = export(run_dir, "metrics", None, tmp_path / "all.parquet")
+    assert everything.rows == 3 * 3 + 1
+
+
+def test_filters_of_tokens_reach_trajectories_and_tokens(run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    where = "purpose = 'train' and position < 3 and (status = 'running' or value > 0)"
+    export(run_dir, "tokens", None, out, where=where)
+    found = [(row["trajectory_id"], row["position"]) for row in rows_of(out)]
+    assert sorted(found) == [(10, 0), (10, 1), (10, 2), (30, 0), (30, 1), (30, 2)]
+
+
+def test_text_is_exported_where_there_is_a_tokenizer(tmp_path: Path) -> None:
+    from tasks.character_tokenizer import VOCABULARY, build_tokenizer
+
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    run_dir = write_run(tmp_path / "run", run_config(model={"path": str(tmp_path / "model")}))
+    export(run_dir, "trajectories", None, tmp_path / "a.jsonl", where="trajectory_id = 10")
+    assert rows_of(tmp_path / "a.jsonl")[0]["response"] == "".join(VOCABULARY[4:20])
+    export(run_dir, "tokens", None, tmp_path / "b.jsonl", where="trajectory_id = 10")
+    assert [row["token"] for row in rows_of(tmp_path / "b.jsonl")] == list(VOCABULARY[:20])
+
+
+def test_small_pages_give_the_same_rows(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(run_dir, "tokens", None, tmp_path / "large.jsonl")
+    monkeypatch.setattr(export_rows, "_PAGE_TRAJECTORIES", 1)
+    monkeypatch.setattr(export_rows, "_SQL_ROWS", 2)
+    seen: list[int] = []
+    export(run_dir, "tokens", None, tmp_path / "small.jsonl", progress=seen.append)
+    assert (tmp_path / "small.jsonl").read_text() == (tmp_path / "large.jsonl").read_text()
+    assert seen == sorted(seen)
+    assert len(seen) == 4
+
+
+def test_target_that_exists(run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("mine")
+    with pytest.raises(UserError, match="--force"):
+        export(run_dir, "metrics", None, out)
+    assert out.read_text() == "mine"
+    export(run_dir, "metrics", None, out, force=True)
+    assert len(rows_of(out)) == 10
+
+
+def test_export_that_fails_leaves_nothing(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_batches = export_rows.TokenRows.batches
+
+    def break_off(rows: export_rows.TokenRows) -> Iterator[pa.RecordBatch]:
+        yield next(real_batches(rows))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export_rows.TokenRows, "batches", break_off)
+    with pytest.raises(KeyboardInterrupt):
+        export(run_dir, "tokens", None, tmp_path / "out.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "where", "message"),
+    [
+        ("weights", "out.jsonl", None, "there are: trajectories, tokens, metrics"),
+        ("tokens", "out.xlsx", None, "unknown format"),
+        ("tokens", "no/such/out.jsonl", None, "is not a folder"),
+        ("tokens", "out.jsonl", "logprb < 0", "did you mean logprob"),
+        ("trajectories", "out.jsonl", "rewrd > 0", "did you mean reward"),
+        ("metrics", "out.jsonl", "nam = 'x'", "did you mean name"),
+    ],
+)
+def test_mistakes(
+    run_dir: Path, tmp_path: Path, kind: str, name: str, where: str | None, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        export(run_dir, kind, None, tmp_path / name, where=where)
+    assert list(tmp_path.iterdir()) == []

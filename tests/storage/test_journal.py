@@ -1,0 +1,203 @@
+"""The journal gives back what was put in, whatever is torn from its end."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import StorageFullError
+from headrace.protocol.messages import Span
+from headrace.protocol.records import ChunkArrived, Incident, MetricsSampled, Record
+from storage.journal import Journal, decode, encode, read_journal
+from storage.segments import segment_paths
+from tests.storage.samples import chunk, same, small_run
+
+numbers = st.floats(width=64)
+texts = st.text(st.characters(codec="utf-8"))
+
+
+@st.composite
+def chunks(draw: Any) -> ChunkArrived:
+    tokens = draw(st.lists(st.integers(0, 2**31 - 1), max_size=12))
+    start = draw(st.integers(0, 1000))
+    logprobs = draw(st.lists(st.floats(width=32), min_size=len(tokens), max_size=len(tokens)))
+    cuts = sorted({0, len(tokens), *draw(st.lists(st.integers(0, len(tokens)), max_size=3))})
+    versions = draw(st.lists(st.integers(0, 2**40), min_size=len(cuts), max_size=len(cuts)))
+    return ChunkArrived(
+        at=draw(st.floats(0, 2e9)),
+        trajectory_id=draw(st.integers(0, 2**60)),
+        lease_id=draw(st.integers(0, 2**60)),
+        chunk_index=draw(st.integers(0, 2**20)),
+        generator=draw(texts),
+        start=start,
+        token_ids=np.array(tokens, np.int32),
+        logprobs=np.array(logprobs, np.float32),
+        spans=[
+            Span(version, start + low, start + high)
+            for version, low, high in zip(versions, cuts, cuts[1:], strict=False)
+        ],
+        finish=draw(st.sampled_from([None, "stop", "length", "window", "held", "failed"])),
+    )
+
+
+others = st.one_of(
+    st.builds(
+        MetricsSampled,
+        at=numbers,
+        update=st.integers(0, 2**62),
+        metrics=st.dictionaries(texts, numbers),
+    ),
+    st.builds(Incident, at=numbers, level=st.just("info"), kind=texts, text=texts),
+    st.sampled_from(
+        [r for records in small_run() for r in records if not getattr(r, "diagnostics", [])]
+    ),
+)
+
+
+def journal(folder: Path, *, segment_mib: float = 1.0) -> Journal:
+    return Journal(folder, run_id="run", segment_mib=segment_mib)
+
+
+def everything(folder: Path) -> list[tuple[int, Record]]:
+    return [pair for batch in read_journal(folder) for pair in batch]
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(chunks(), others), max_size=8))
+def test_replay_gives_back_what_was_appended(records: list[Record]) -> None:
+    replayed = list(decode(encode(records, first_offset=40))) if records else []
+    assert [offset for offset, _ in replayed] == list(range(40, 40 + len(records)))
+    assert all(same(a, b) for a, (_, b) in zip(records, replayed, strict=True))
+
+
+def test_reading_from_an_offset_and_over_segments(tmp_path: Path) -> None:
+    writer = journal(tmp_path, segment_mib=0.01)
+    records = [chunk(n, 0, 200) for n in range(60)]
+    for first in range(0, 60, 3):
+        writer.append(records[first : first + 3])
+    writer.close()
+    assert len(segment_paths(tmp_path)) > 2
+    for first in (0, 1, 29, 59, 60):
+        found = [pair for batch in read_journal(tmp_path, first) for pair in batch]
+        assert [offset for offset, _ in found] == list(range(first, 60))
+        assert all(same(records[offset], record) for offset, record in found)
+
+
+def test_tail_torn_at_every_byte(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    writer = journal(folder)
+    writer.append([chunk(1, 0, 3)])
+    (path,) = segment_paths(folder)
+    good = path.stat().st_size
+    writer.append([chunk(1, 3, 6, index=1), Incident(at=1.0, level="info", kind="k", text="t")])
+    whole = path.read_bytes()
+    writer.close()
+    for size in range(good, len(whole)):
+        for found in segment_paths(folder):
+            found.unlink()
+        path.write_bytes(whole[:size])
+        again = journal(folder)
+        assert again.next_offset == 1, size
+        again.append([chunk(2, 0, 4)])
+        again.close()
+        ids = [getattr(record, "trajectory_id", None) for _, record in everything(folder)]
+        assert ids == [1, 2], size
+
+
+def test_tail_of_zeros_or_damaged_bytes_is_cut(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    writer = journal(folder)
+    writer.append([chunk(1, 0, 3)])
+    (path,) = segment_paths(folder)
+    good = path.stat().st_size
+    writer.append([chunk(1, 3, 6, index=1)])
+    whole = path.read_bytes()
+    writer.close()
+    damaged = bytearray(whole)
+    damaged[-10] ^= 1
+    half = whole[: (good + len(whole)) // 2]
+    for tail in (whole[:good] + bytes(len(whole) - good), half + bytes(len(whole)), bytes(damaged)):
+        for found in segment_paths(folder):
+            found.unlink()
+        path.write_bytes(tail)
+        assert journal(folder).next_offset == 1
+        assert len(everything(folder)) == 1
+
+
+def test_segment_that_died_at_birth_is_forgotten(tmp_path: Path) -> None:
+    writer = journal(tmp_path)
+    writer.append([chunk(1, 0, 3)])
+    writer.close()
+    (tmp_path / "segment-000002.arrow").write_bytes(b"\xff\xff")
+    again = journal(tmp_path)
+    assert again.next_offset == 1
+    again.append([chunk(1, 3, 5)])
+    again.close()
+    assert len(everything(tmp_path)) == 2
+
+
+def test_damage_in_a_sealed_segment_is_not_passed_over(tmp_path: Path) -> None:
+    writer = journal(tmp_path, segment_mib=0.0001)
+    writer.append([chunk(1, 0, 3)])
+    writer.append([chunk(1, 3, 6)])
+    writer.close()
+    first = segment_paths(tmp_path)[0]
+    first.write_bytes(first.read_bytes()[:-40])
+    with pytest.raises((pa.ArrowInvalid, OSError)):
+        everything(tmp_path)
+
+
+@pytest.mark.parametrize("at_begin", [True, False])
+def test_full_disk_leaves_nothing_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_begin: bool
+) -> None:
+    writer = journal(tmp_path)
+    if not at_begin:
+        writer.append([chunk(1, 0, 3)])
+    before = [path.stat().st_size for path in segment_paths(tmp_path)]
+    real_write = os.write
+    room = 100
+
+    def write_until_full(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if room == 0:
+            raise OSError(28, "No space left on device")
+        written = real_write(descriptor, data[:room])
+        room -= written
+        return written
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", write_until_full)
+        with pytest.raises(StorageFullError):
+            writer.append([chunk(1, 3, 6)])
+    assert [path.stat().st_size for path in segment_paths(tmp_path)] == before
+    writer.append([chunk(1, 3, 6)])
+    writer.close()
+    assert [offset for offset, _ in everything(tmp_path)] == list(range(1 if at_begin else 2))
+
+
+def test_reader_beside_a_writer_sees_whole_batches(tmp_path: Path) -> None:
+    writer = journal(tmp_path)
+    for count in range(5):
+        assert len(everything(tmp_path)) == count
+        writer.append([chunk(1, count, count + 1)])
+    writer.close()
+
+
+def test_other_programs_read_tokens(tmp_path: Path) -> None:
+    writer = journal(tmp_path)
+    writer.append([chunk(1, 0, 3), chunk(2, 0, 2)])
+    writer.close()
+    with pa.OSFile(str(segment_paths(tmp_path)[0])) as source:
+        table = pa.ipc.open_stream(source).read_all()
+    query = "select trajectory_id, unnest(token_ids) as token from chunks order by all"
+    with duckdb.connect() as connection:
+        connection.register("chunks", table)
+        found = connection.execute(query).fetchall()
+    assert found == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]

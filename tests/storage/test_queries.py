@@ -1,0 +1,237 @@
+"""What the dashboard and `headrace show` are told about a run."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.errors import UserError
+from headrace.protocol.records import RunPhase
+from storage import queries
+from storage.run_store import RunStore
+from tests.storage.samples import run_config, small_run, write_run
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "sample-1")
+
+
+def test_summary(run_dir: Path) -> None:
+    summary = queries.run_summary(run_dir)
+    assert json.loads(json.dumps(summary)) == summary
+    wanted = "run_id status recipe updates wall_s time_to_first_update_s eval reward "
+    wanted += "response_length tokens trajectories weight_version staleness idle_share checkpoints"
+    assert set(wanted.split()) <= set(summary)
+    assert summary["run_id"] == "sample-1"
+    assert summary["status"] == "finished"
+    assert summary["updates"] == 2
+    assert summary["wall_s"] == 41.0
+    assert summary["time_to_first_update_s"] == 11.0
+    assert summary["train_time_s"] == 2.0
+    assert summary["eval"] == {"before": None, "after": 0.75}
+    assert summary["response_length"] == {"first": None, "last": 9.5}
+    assert summary["reward"] == {"first": 0.25, "last": 0.25, "best": 0.25}
+    assert summary["lineage"] == 1
+    assert summary["weight_version"] == 1
+    assert summary["trajectories"] == {
+        "issued": 4, "running": 2, "finished": 1, "truncated": 1, "failed": 0, "dropped": 1,
+    }  # fmt: skip
+    assert [c["path"] for c in summary["checkpoints"]] == ["checkpoints/step_1"]
+
+
+def test_tokens_of_the_summary_are_the_newest_ledger(tmp_path: Path) -> None:
+    store = RunStore.create(tmp_path / "run", "run", run_config())
+    for records in small_run()[:5]:
+        store.append(records)
+    sample = small_run()[4][3]
+    metrics = {"ledger/generated": 49.0, "ledger/ready": 7.0, "ledger/dropped/stale": 3.0}
+    store.append([type(sample)(at=14.0, update=1, metrics=metrics)])
+    store.close()
+    tokens = queries.run_summary(tmp_path / "run")["tokens"]
+    assert (tokens["generated"], tokens["ready"], tokens["dropped"]) == (49, 7, {"stale": 3})
+
+
+def test_series_are_of_the_surviving_lineage(run_dir: Path) -> None:
+    series = queries.metric_series(run_dir, ["actor/pg_loss"])
+    assert list(zip(series.x, series.value, strict=True)) == [(1, 0.5), (2, 0.125)]
+    by_time = {
+        x: queries.metric_series(run_dir, ["actor/pg_loss"], x).x.tolist()
+        for x in ("train_time", "wall", "tokens")
+    }
+    assert by_time == {"train_time": [1.0, 2.0], "wall": [11.0, 31.0], "tokens": [10, 20]}
+    gauges = queries.metric_series(run_dir, ["schedule/held"], "wall", samples=True)
+    assert gauges[["x", "value"]].to_numpy().tolist() == [[12.5, 2.0]]
+
+
+def test_numbers_that_are_not_finite_are_unknown(run_dir: Path) -> None:
+    latest = queries.latest_metrics(run_dir)
+    assert latest["critic/vf_loss"] is None
+    assert latest["actor/pg_loss"] == 0.125
+    assert queries.latest_metrics(run_dir, "schedule/") == {"schedule/held": 2.0}
+    assert "actor/pg_loss" in queries.metric_names(run_dir)
+    assert queries.metric_info()["actor/pg_loss"].meaning
+
+
+def test_page_of_trajectories(run_dir: Path) -> None:
+    page = queries.trajectory_page(run_dir, sort="length", limit=2)
+    assert page.total == 5
+    assert page.rows.trajectory_id.tolist() == [20, 10]
+    assert page.rows.prompt.tolist() == ["2 + 1 =", "1 + 1 ="]
+    rest = queries.trajectory_page(run_dir, sort="length", limit=2, offset=2)
+    assert rest.rows.length.tolist() == [5, 4]
+    found = queries.trajectory_page(run_dir, where="reward = null", filters={"purpose": "train"})
+    assert sorted(found.rows.trajectory_id) == [20, 30, 50]
+    either = queries.trajectory_page(run_dir, filters={"status": ["truncated", "running"]})
+    assert sorted(either.rows.trajectory_id) == [20, 30]
+    assert queries.trajectory_page(run_dir, search="2 + 1").total == 2
+    with pytest.raises(UserError, match="did you mean reward"):
+        queries.trajectory_page(run_dir, sort="rewards")
+
+
+def test_detail_of_a_trajectory(run_dir: Path) -> None:
+    detail = queries.trajectory_detail(run_dir, 10)
+    tokens = detail.tokens
+    assert detail.row["status"] == "finished"
+    assert detail.reward_parts == {"exact": 1.0}
+    assert tokens.token_ids.tolist() == list(range(20))
+    assert tokens.logprobs.tolist() == [-p / 8 for p in range(20)]
+    assert tokens.versions.tolist() == [0] * 8 + [1] * 12
+    assert tokens.window_index.tolist() == [0] * 8 + [1] * 8 + [-1] * 4
+    assert tokens.trained_at_update.tolist() == [1] * 8 + [2] * 8 + [-1] * 4
+    assert tokens.loss_mask.tolist() == [1] * 6 + [0] * 2 + [0] * 3 + [1] * 5 + [0] * 4
+    assert tokens.values[:16].tolist() == [1.0] * 8 + [2.0] * 8
+    assert np.isnan(tokens.values[16:]).all()
+    assert tokens.advantages[:16].tolist() == list(range(16))
+    assert tokens.learner_logprobs[4] == -1.0
+    assert tokens.returns[-3:].tolist() == [0.25, 0.5, 1.0]
+    assert detail.windows["state"].tolist() == ["trained", "trained"]
+    assert detail.siblings.trajectory_id.tolist() == [10]
+    assert detail.text is None
+    assert detail.prompt_ids.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_detail_without_tokens_or_trajectory(run_dir: Path) -> None:
+    assert len(queries.trajectory_detail(run_dir, 50).tokens.token_ids) == 0
+    with pytest.raises(UserError, match="no trajectory 99"):
+        queries.trajectory_detail(run_dir, 99)
+
+
+def test_text_comes_from_the_models_tokenizer(tmp_path: Path) -> None:
+    from tasks.character_tokenizer import VOCABULARY, build_tokenizer
+
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    run_dir = write_run(tmp_path / "run", run_config(model={"path": str(tmp_path / "model")}))
+    detail = queries.trajectory_detail(run_dir, 10)
+    assert detail.pieces == list(VOCABULARY[:20])
+    assert detail.text == "".join(VOCABULARY[4:20])
+
+
+def test_dropped_windows(run_dir: Path) -> None:
+    dropped = queries.dropped_windows(run_dir)
+    found = {
+        (row.trajectory_id, row.start, row.end, row.reason, row.tokens)
+        for row in dropped.itertuples()
+    }
+    assert found == {
+        (10, 0, 8, "boundary_mask", 2),
+        (10, 8, 16, "stale", 3),
+        (20, 0, 8, "filtered", 8),
+        (20, 16, 24, "reward_failed", 8),
+    }
+    assert len(queries.dropped_windows(run_dir, limit=2)) == 2
+
+
+def test_events_with_those_of_the_supervisor(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    lines = [
+        {"at": 24.5, "event": "died", "name": "learner-0", "code": -9, "detail": "killed"},
+        {"at": 0.1, "event": "started", "name": "coordinator"},
+    ]
+    text = "\n".join(json.dumps(line) for line in lines) + '\n{"at": 99, "ev'
+    (run_dir / "supervisor.jsonl").write_text(text)
+    events = queries.events(run_dir)
+    assert events["at"].is_monotonic_decreasing
+    died = events[events.text.str.contains("learner-0 died")]
+    assert died[["level", "kind"]].to_numpy().tolist() == [["warning", "supervisor"]]
+    assert "the learner died" in " ".join(events.text)
+    assert queries.events(run_dir, kind="rejected").text.tolist() == ["a malformed message"]
+    assert len(queries.events(run_dir, limit=1)) == 1
+
+
+def test_processes_evaluations_versions(run_dir: Path) -> None:
+    (process,) = queries.process_table(run_dir).to_dict("records")
+    assert (process["name"], process["state"], process["starts"]) == ("generator-0", "up", 1)
+    assert queries.evaluations(run_dir)[["label", "accuracy"]].to_numpy().tolist() == [
+        ["after", 0.75]
+    ]
+    versions = queries.weight_versions(run_dir)
+    assert versions.version.tolist() == [0, 1]
+    assert versions.load_s[0] == 0.1
+
+
+def test_timeline(run_dir: Path) -> None:
+    bars = queries.timeline(run_dir)
+    found = {(b.lane, b.kind, b.start, b.end) for b in bars.itertuples()}
+    assert {
+        ("learner", "update", 10.0, 11.0),
+        ("learner", "update", 30.0, 31.0),
+        ("evaluation", "evaluation", 38.0, 40.0),
+        ("generator-0", "generation", 2.0, 41.0),
+    } <= found
+    early = queries.timeline(run_dir, until=10.5)
+    assert early["end"].max() == 10.5
+
+
+def test_runs_under_a_root(tmp_path: Path) -> None:
+    write_run(tmp_path / "alpha-1")
+    other = write_run(tmp_path / "beta-2")
+    (tmp_path / "no-run").mkdir()
+    (tmp_path / "latest").write_text("beta-2\n")
+    assert {line.run_id for line in queries.list_runs(tmp_path)} == {"alpha-1", "beta-2"}
+    line = queries.list_runs(tmp_path)[0]
+    assert (line.status, line.updates, line.accuracy_after) == ("finished", 2, 0.75)
+    for name in ("latest", "beta-2", "bet", str(other)):
+        assert queries.resolve_run(tmp_path, name) == other
+    with pytest.raises(UserError, match="alpha-1"):
+        queries.resolve_run(tmp_path, "alpah-1")
+    with pytest.raises(UserError, match="not a run folder"):
+        queries.run_summary(tmp_path / "no-run")
+
+
+def test_run_whose_coordinator_is_gone(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    store = RunStore.create(run_dir, "run", run_config())
+    store.append([RunPhase(at=1.0, phase="training")])
+    store.close()
+    assert queries.run_summary(run_dir)["status"] == "lost"
+    (run_dir / "coordinator.json").write_text(json.dumps({"pid": os.getpid()}))
+    assert queries.run_summary(run_dir)["status"] == "training"
+
+
+def test_queries_while_the_run_goes_on(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    store = RunStore.create(run_dir, "run", run_config())
+    assert queries.run_summary(run_dir)["updates"] == 0
+    for records in small_run():
+        store.append(records)
+        queries.run_summary(run_dir)
+        assert queries.trajectory_detail(run_dir, 10).row["trajectory_id"] == 10
+        assert queries.timeline(run_dir) is not None
+    store.close()
+
+
+@pytest.mark.postgresql
+def test_queries_on_postgresql(tmp_path: Path, postgresql_url: str) -> None:
+    config = run_config(storage={"database": postgresql_url})
+    run_dir = write_run(tmp_path / "sample-1", config)
+    plain = write_run(tmp_path / "other" / "sample-1")
+    assert queries.run_summary(run_dir) == queries.run_summary(plain)
+    assert queries.events(run_dir).equals(queries.events(plain))
+    assert queries.dropped_windows(run_dir).equals(queries.dropped_windows(plain))
+    page = queries.trajectory_page(run_dir, where="reward > 0 or status contains 'trunc'")
+    assert page.total == 2
+    detail = queries.trajectory_detail(run_dir, 10)
+    assert detail.tokens.token_ids.tolist() == list(range(20))

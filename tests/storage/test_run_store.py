@@ -1,0 +1,200 @@
+"""The store a coordinator writes through: journal and SQL always tell the same."""
+
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
+
+from headrace.errors import UserError
+from headrace.protocol.messages import TokenDiagnostics
+from headrace.protocol.records import Record, TrajectoryEnded, UpdateCommitted
+from storage import projection
+from storage.database import open_reader
+from storage.run_store import RunStore
+from storage.segments import segment_paths
+from storage.tables import Base, Run
+from tests.storage.samples import chunk, group, run_config, same, small_run, write_run
+
+
+def dump(run_dir: Path, url: str | None = None) -> dict[str, list[Any]]:
+    """Every row of every table."""
+    engine = open_reader(run_dir, url)
+    with engine.connect() as connection:
+        return {
+            table.name: sorted(map(repr, connection.execute(select(table))))
+            for table in Base.metadata.sorted_tables
+        }
+
+
+def flat() -> list[Record]:
+    return [record for records in small_run() for record in records]
+
+
+def without_diagnostics(record: Record) -> Record:
+    if isinstance(record, UpdateCommitted):
+        return type(record)(
+            **{n: getattr(record, n) for n in record.__struct_fields__ if n != "diagnostics"},
+            diagnostics=list[TokenDiagnostics](),
+        )
+    return record
+
+
+def test_replay_is_what_was_appended(tmp_path: Path) -> None:
+    store = RunStore.open(write_run(tmp_path / "run"))
+    replayed = list(store.replay())
+    store.close()
+    assert len(replayed) == len(flat())
+    for written, read in zip(flat(), replayed, strict=True):
+        assert same(without_diagnostics(written), read)
+
+
+def test_sql_is_rebuilt_from_the_journal(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    before = dump(run_dir)
+    for path in run_dir.glob("headrace.sqlite*"):
+        path.unlink()
+    RunStore.open(run_dir).close()
+    assert dump(run_dir) == before
+    assert len(before["trajectories"]) == 5
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.integers(0, len(flat())), max_size=6))
+def test_any_batching_and_reopening_gives_the_same_rows(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
+) -> None:
+    run_dir = tmp_path_factory.mktemp("cut") / "run"
+    store = RunStore.create(run_dir, "run", run_config())
+    borders = sorted({0, len(flat()), *cuts})
+    for first, last in pairwise(borders):
+        store.append(flat()[first:last])
+        store.close()
+        store = RunStore.open(run_dir)
+    store.close()
+    assert dump(run_dir) == dump(_reference(tmp_path_factory))
+
+
+_made: list[Path] = []
+
+
+def _reference(factory: pytest.TempPathFactory) -> Path:
+    if not _made:
+        _made.append(write_run(factory.mktemp("reference") / "run"))
+    return _made[0]
+
+
+@pytest.mark.postgresql
+def test_postgresql_holds_the_same_rows(tmp_path: Path, postgresql_url: str) -> None:
+    config = run_config(storage={"database": postgresql_url})
+    run_dir = write_run(tmp_path / "run", config)
+    sqlite_dir = write_run(tmp_path / "other" / "run")
+    rows, expected = dump(run_dir, postgresql_url), dump(sqlite_dir)
+    rows.pop("runs"), expected.pop("runs")
+    assert rows == expected
+    write_run(tmp_path / "second", config)
+    assert len(dump(run_dir, postgresql_url)["runs"]) == 2
+
+
+def test_records_are_applied_once(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    before = dump(run_dir)
+    store = RunStore.open(run_dir)
+    with store._engine.begin() as connection:
+        run = connection.execute(select(Run.id)).scalar_one()
+        projection.apply(connection, run, list(enumerate(flat())))
+    store.close()
+    assert dump(run_dir) == before
+
+
+def test_sql_that_fails_does_not_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    store = RunStore.create(run_dir, "run", run_config())
+    real_apply = projection.apply
+
+    def fail(*_: object) -> None:
+        raise OperationalError("insert", {}, Exception("database or disk is full"))
+
+    parts = small_run()
+    store.append(parts[0])
+    monkeypatch.setattr(projection, "apply", fail)
+    store.append(parts[1])
+    store.append(parts[2])
+    monkeypatch.setattr(projection, "apply", real_apply)
+    for records in parts[3:]:
+        store.append(records)
+    store.close()
+    assert dump(run_dir) == dump(write_run(tmp_path / "whole" / "run"))
+
+
+def test_power_loss_between_journal_and_sql(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    before = dump(run_dir)
+    path = segment_paths(run_dir / "journal")[-1]
+    path.write_bytes(path.read_bytes()[:-30])
+    for name in run_dir.glob("headrace.sqlite*"):
+        name.unlink()
+    store = RunStore.open(run_dir)
+    store.append(small_run()[-1])
+    store.close()
+    assert dump(run_dir) == before
+
+
+def test_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    with pytest.raises(UserError, match="already holds a run"):
+        RunStore.create(run_dir, "run", run_config())
+
+
+def test_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        RunStore.open(tmp_path)
+
+
+def test_password_of_the_database_is_not_stored(tmp_path: Path, postgresql_url: str) -> None:
+    secret = postgresql_url.replace("tester@", "tester:very-secret@")
+    run_dir = write_run(tmp_path / "run", run_config(storage={"database": secret}))
+    assert "very-secret" not in repr(dump(run_dir, postgresql_url)["runs"])
+
+
+def test_text_with_nul_and_odd_numbers(tmp_path: Path, postgresql_url: str) -> None:
+    odd = type(group(1))(
+        **{
+            **{n: getattr(group(1), n) for n in group(1).__struct_fields__},
+            "prompt": "a\x00b",
+            "answer": "\U0001f600",
+        }
+    )
+    for url in (None, postgresql_url):
+        run_dir = tmp_path / str(url is None)
+        store = RunStore.create(run_dir, run_dir.name, run_config(storage={"database": url}))
+        store.append([odd, chunk(10, 0, 0, finish="held"), chunk(10, 0, 3, index=1)])
+        store.close()
+        (row,) = dump(run_dir, url)["prompts"]
+        assert "a\ufffdb" in row
+
+
+def test_sql_ahead_of_a_journal_that_lost_its_end(tmp_path: Path) -> None:
+    """An older journal was put back: the rows of what it lost are not believed."""
+    run_dir = write_run(tmp_path / "run")
+    shutil.copytree(run_dir / "journal", tmp_path / "kept")
+    before = dump(run_dir)
+    store = RunStore.open(run_dir)
+    store.append(
+        [
+            chunk(30, 5, 9, index=1),
+            TrajectoryEnded(at=50.0, trajectory_id=30, status="finished", length=9),
+        ]
+    )
+    store.close()
+    shutil.rmtree(run_dir / "journal")
+    (tmp_path / "kept").rename(run_dir / "journal")
+    RunStore.open(run_dir).close()
+    assert dump(run_dir) == before
