@@ -10,12 +10,29 @@ from fractions import Fraction
 LONGEST = 1000
 """Longer texts are not read: the time to read an integer grows with the square of its digits."""
 
-_LAYOUT = re.compile(r"\\[!,;: ]|\\left|\\right|\\displaystyle|\\[()\[\]]|[$\s]")
+CLOSE = Fraction(1, 10**12)
+"""A decimal this close (relative) to a fraction that has no finite decimal is that fraction."""
+
+_LAYOUT = re.compile(r"\\[!,;: $]|\\left|\\right|\\displaystyle|\\[()\[\]]|[$\s]")
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = re.compile(rf"(?P<sign>[-+]?)(?P<whole>{_INTEGER})?(?:\.(?P<places>[0-9]*))?")
 _SLASH = re.compile(rf"([-+]?)({_INTEGER})/({_INTEGER})")
 _FRAC = re.compile(rf"([-+]?)\\[cdt]?frac(?:\{{({_INTEGER})\}}\{{({_INTEGER})\}}|([0-9])([0-9]))")
+_POWER = re.compile(
+    r"(?P<number>[-+]?[0-9.,]+)(?:[eE]|(?:\*|\\times|\\cdot)10\^)\{?(?P<power>[-+]?[0-9]{1,3})\}?"
+)
 _SPACED_DIGITS = re.compile(r"[0-9]\s+[0-9]")
+
+
+def same_number(wanted: Fraction, given: Fraction) -> bool:
+    """Equality; where `wanted` has no finite decimal, a decimal of twelve right digits will do."""
+    if wanted == given:
+        return True
+    rest = wanted.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest > 1 and abs(wanted - given) <= abs(wanted) * CLOSE
 
 
 def read_number(text: str) -> Fraction | None:
@@ -25,6 +42,9 @@ def read_number(text: str) -> Fraction | None:
     bare = _LAYOUT.sub("", text.replace("\u2212", "-")).rstrip(".")
     if bare.startswith("{") and bare.endswith("}"):
         bare = bare[1:-1]
+    if match := _POWER.fullmatch(bare):
+        number = read_number(match["number"])
+        return None if number is None else number * Fraction(10) ** int(match["power"])
     if match := _DECIMAL.fullmatch(bare):
         whole, places = match["whole"] or "", match["places"] or ""
         if not whole and not places:

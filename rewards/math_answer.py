@@ -12,45 +12,52 @@ from functools import lru_cache
 from typing import Any
 
 from rewards.exact_match import answer_after
-from rewards.exact_number import read_number
+from rewards.exact_number import read_number, same_number
 
 _BOXED = re.compile(r"\\+(?:boxed|fbox)\s*\{")
 _HASHES = re.compile(r"^####[ \t]*(\S.*)$", re.MULTILINE)
 _DELIMITED = re.compile(r"\$|\\+[(\[]|\\+boxed")
+_DIGITS = re.compile(r"[-+]?[0-9]+(?:[ ,.][0-9]+)*")
 _COMMAND = re.compile(r"\\[a-zA-Z]+(?:\s*\{[a-zA-Z*]+\})?")
 _WORD = re.compile(r"[^\W\d_]{4,}|[^\W\d_]{2,}\s+[^\W\d_]{2,}")
-_JOINT = re.compile(r"(?:\\[a-zA-Z]*|and|or|[\s{}$,;.()\[\]])*")
+_WORDS = re.compile(r"[^\W\d_]{3,}(?: [^\W\d_]+)*")
+_JOINT = re.compile(r"\s*(?:\\?[\s{}$,;.()\[\]]|\\(?:text|q?quad)|and|or)*")
 
 
 def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
     """Whether the final answer in `text` equals `answer`.
 
-    With a marker the final answer is what follows its last occurrence; without the marker in the
-    text the response has no answer. Without one it is the last box, what follows `####`, or the
-    last expression. Raises ValueError when `answer` itself cannot be read.
+    With a marker the final answer is what follows its last occurrence; a response without the
+    marker has no answer. Without one it is the last box, what follows `####`, or the last
+    expression. Raises ValueError when there is no right answer.
     """
-    given = final_answer(text) if marker is None else answer_after(text, marker)
-    if marker is not None and not given:
+    if not answer.strip():
+        raise ValueError("the right answer is empty")
+    given = text if marker is None else answer_after(text, marker)
+    if not given:
         return False
-    target = final_answer(answer)
-    short = answer if target is None else target
-    wanted = read_number(short)
-    value = read_number(text if given is None else given)
+    wanted_text, wanted_formula = _read(answer)
+    given_text, given_formula = _read(given)
+    wanted, value = read_number(wanted_text), read_number(given_text)
     if wanted is not None and value is not None:
-        return wanted == value
-    return _equal(short, text if given is None else given)
+        return same_number(wanted, value)
+    if _plain(wanted_text) == _plain(given_text):
+        return True
+    return _equal(wanted_formula, given_formula)
 
 
-def final_answer(text: str) -> str | None:
-    """The content of the last box, or the line after `####`; None where there is neither, or where
-    several boxes stand side by side and are the answer together."""
+def boxed_answer(text: str) -> str | None:
+    """The content of the last box; boxes that stand side by side (`\\boxed{1} and \\boxed{2}`) are
+    one list. None without a box."""
     boxes = _boxes(text)
-    if boxes:
-        start, _, content = boxes[-1]
-        joined = len(boxes) > 1 and _JOINT.fullmatch(text, boxes[-2][1], start)
-        return None if joined else content
-    marked = _HASHES.findall(text)
-    return marked[-1].strip() if marked else None
+    if not boxes:
+        return None
+    contents = [boxes[-1][2]]
+    for left, right in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
+        if not _JOINT.fullmatch(text, left[1], right[0]):
+            break
+        contents.insert(0, left[2])
+    return ", ".join(contents)
 
 
 def load() -> None:
@@ -79,18 +86,32 @@ def _math_verify() -> Any:
     return math_verify
 
 
-def _as_math(text: str) -> str:
-    """Put dollar signs around a text that is one bare formula; prose stays as it is."""
-    text = text.strip()
-    if _DELIMITED.search(text) or "\n" in text or _WORD.search(_COMMAND.sub(" ", text)):
-        return text
-    return f"${text}$"
+def _read(text: str) -> tuple[str, str]:
+    """The answer in a text, bare (perhaps a number) and as math-verify is to see it."""
+    box = boxed_answer(text)
+    if box is not None:
+        return box, f"$\\boxed{{{box}}}$"
+    marked = _HASHES.findall(text)
+    bare = (marked[-1] if marked else text).strip()
+    return bare, bare if _is_prose(bare) else f"$\\boxed{{{bare}}}$"
 
 
-def _equal(answer: str, given: str) -> bool:
+def _is_prose(text: str) -> bool:
+    """Whether math-verify has to look for the formula in it. So do digits with blanks or a comma
+    among them: it knows how they are written in other countries."""
+    if "\n" in text or _DELIMITED.search(text) or _DIGITS.fullmatch(text):
+        return True
+    return _WORD.search(_COMMAND.sub(" ", text)) is not None
+
+
+def _plain(text: str) -> str:
+    """For answers that are words: the same words are the same answer, x and X are not."""
+    words = " ".join(text.split()).strip(" .")
+    return words.casefold() if _WORDS.fullmatch(words) else words
+
+
+def _equal(wanted: str, given: str) -> bool:
     library = _math_verify()
-    wanted = library.parse(_as_math(answer), parsing_timeout=None)
-    if not wanted:
-        raise ValueError(f"the right answer {answer[:80]!r} cannot be read as mathematics")
-    found = library.parse(_as_math(given), parsing_timeout=None)
-    return bool(library.verify(wanted, found, timeout_seconds=None))
+    gold = library.parse(wanted, parsing_timeout=None)
+    found = library.parse(given, parsing_timeout=None)
+    return bool(library.verify(gold, found, timeout_seconds=None))

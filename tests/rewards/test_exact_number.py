@@ -25,6 +25,8 @@ from rewards.exact_number import LONGEST, read_number
         (r"-\dfrac{7}{8}", Fraction(-7, 8)),
         (r"\frac78", Fraction(7, 8)),
         (r"\( 42 \)", Fraction(42)),
+        ("1e3", Fraction(1000)),
+        (r"-2.5 \times 10^{-1}", Fraction(-1, 4)),
         ("{42}", Fraction(42)),
     ],
 )
@@ -35,8 +37,8 @@ def test_one_plain_number(text: str, value: Fraction) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", ".", "-", "x", "seven", "7 8", "1 000", "1,00", "12,34", "1,2345", "7/0", "1e3", "7%",
-        "3+4", "2^3", "1/2/3", "--1", r"\frac{1}{0}", r"\sqrt{2}", "0x10", "\u0667", "inf", "nan",
+        "", ".", "-", "x", "seven", "7 8", "1 000", "1,00", "12,34", "1,2345", "7/0", "1e1000",
+        "3+4", "2^3", "1/2/3", "--1", r"\frac{1}{0}", r"\sqrt{2}", "0x10", "\u0667", "inf", "nan", "7%",
         "9" * (LONGEST + 1),
     ],
 )  # fmt: skip

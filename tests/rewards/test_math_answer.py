@@ -3,7 +3,7 @@
 import pytest
 
 from rewards.exact_match import answer_after, is_exact
-from rewards.math_answer import final_answer, is_right
+from rewards.math_answer import boxed_answer, is_right
 
 RIGHT = [
     ("so it is #7", "7", "#"),
@@ -22,6 +22,11 @@ RIGHT = [
     (r"\boxed{(1,2)}", "(1, 2)", None),
     (r"\boxed{x^2+2x+1}", "(x+1)^2", None),
     ("the answer is 7", "7", None),
+    ("1 000", "1000", None),
+    (r"\boxed{3.54e-7}", r"3.54 \times 10^{-7}", None),
+    (r"\boxed{0.333333333333}", "1/3", None),
+    (r"\boxed{\$16.50}", "$16.5$", None),
+    (r"\boxed{Evelyn}", "evelyn", None),
     (r"\sqrt{12}", r"2\sqrt{3}", None),
     (r"\boxed{3.5 \text{ cm}}", "3.5", None),
 ]
@@ -44,6 +49,8 @@ WRONG = [
     (r"\boxed{\sqrt{13}}", r"\sqrt{12}", None),
     (r"\boxed{x+2}", "x+1", None),
     ("#### 8", "7", None),
+    (r"\boxed{x}", "X", None),
+    (r"\boxed{Eve}", "Evelyn", None),
     (r"\boxed{7", "8", None),
     ("1000000000000000000001", "1000000000000000000000", None),
 ]
@@ -60,7 +67,7 @@ def test_wrong_answers(text: str, answer: str, marker: str | None) -> None:
 
 
 def test_a_dataset_answer_without_meaning_is_an_error_and_not_a_wrong_answer() -> None:
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="is empty"):
         is_right(r"\boxed{7}", "")
 
 
@@ -69,14 +76,13 @@ def test_a_dataset_answer_without_meaning_is_an_error_and_not_a_wrong_answer() -
     [
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed {a} then \boxed{b}", "b"),
-        (r"\boxed{a}, \boxed{b}", None),
+        (r"\boxed{c} \boxed{a}, \boxed{b}", "c, a, b"),
         (r"\boxed{unclosed", None),
-        ("#### 5 \n#### 6 ", "6"),
         ("no answer", None),
     ],
 )
-def test_final_answer(text: str, answer: str | None) -> None:
-    assert final_answer(text) == answer
+def test_boxed_answer(text: str, answer: str | None) -> None:
+    assert boxed_answer(text) == answer
 
 
 def test_exact_match() -> None:
