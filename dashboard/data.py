@@ -1,0 +1,161 @@
+"""Cached reads for the pages.
+
+In: a run's folder and its stamp, the time of its newest record. Out: what `storage.queries`
+returns. A read is kept as long as the stamp stays, so that a page that repaints costs nothing while
+nothing happens; only the run's line itself is asked for each time. Everything is bounded.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from headrace.errors import UserError
+from storage import queries
+from storage.queries import RunLine, TrajectoryDetail, TrajectoryPage
+from storage.queries.metrics import Axis
+
+POINTS = 600
+"""Most points of one line of a chart."""
+FINAL = ("finished", "failed", "interrupted", "lost")
+_FRESH_S = 1.0
+
+
+@st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
+def runs(root: str) -> list[RunLine]:
+    """All runs under the root, newest first."""
+    return queries.list_runs(Path(root))
+
+
+@st.cache_data(ttl=_FRESH_S, max_entries=64, show_spinner=False)
+def run_line(run_dir: str) -> RunLine:
+    """How one run stands now."""
+    return queries.run_line(Path(run_dir))
+
+
+def newest_run(root: str) -> Path | None:
+    """What `latest` names; None where there is no run yet, or none that can be read yet."""
+    try:
+        run_dir = queries.resolve_run(Path(root), "latest")
+        run_line(str(run_dir))
+    except UserError:
+        return None
+    return run_dir
+
+
+def stamp_of(line: RunLine) -> str:
+    """Changes with every record that is written, and when the status does."""
+    return f"{line.status} {line.updates} {line.wall_s:.3f}"
+
+
+def is_live(line: RunLine) -> bool:
+    """Whether more is to come."""
+    return line.status not in FINAL
+
+
+class RunData:
+    """One run as it stood when the stamp was taken."""
+
+    def __init__(self, line: RunLine) -> None:
+        self.line = line
+        self._at = (str(line.run_dir), stamp_of(line))
+
+    def summary(self) -> dict[str, Any]:
+        """`storage.queries.run_summary`."""
+        return _summary(*self._at)
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        return queries.run_config(self.line.run_dir)
+
+    def series(
+        self, names: tuple[str, ...], x: Axis = "update", *, samples: bool = False
+    ) -> pd.DataFrame:
+        """Metrics over an axis, at most POINTS a name."""
+        return _series(*self._at, names, x, samples)
+
+    def latest(self, prefix: str) -> dict[str, float | None]:
+        """Newest values of the metrics whose name begins so."""
+        return _latest(*self._at, prefix)
+
+    def evaluations(self) -> pd.DataFrame:
+        """Held-out evaluations in order."""
+        return _evaluations(*self._at)
+
+    def timeline(self, seconds: float | None) -> pd.DataFrame:
+        """Bars of the last so many seconds; None: of the whole run."""
+        end = (self.line.started_at or 0.0) + self.line.wall_s
+        return _timeline(*self._at, None if seconds is None else end - seconds)
+
+    def processes(self) -> pd.DataFrame:
+        """One row a process."""
+        return _processes(*self._at)
+
+    def events(self, limit: int = 40) -> pd.DataFrame:
+        """Newest events; the supervisor's come without a new record in the journal."""
+        return _events(self._at[0], limit)
+
+    def page(self, **wanted: Any) -> TrajectoryPage:
+        """A page of trajectories, see `storage.queries.trajectory_page`."""
+        return _page(*self._at, wanted)
+
+    def search(self, text: str) -> list[int]:
+        """Trajectories whose response contains a text."""
+        return _search(*self._at, text)
+
+    def trajectory(self, trajectory_id: int) -> TrajectoryDetail:
+        """One trajectory with every token; UserError where there is none."""
+        return _trajectory(*self._at, trajectory_id)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _summary(run_dir: str, stamp: str) -> dict[str, Any]:
+    return queries.run_summary(Path(run_dir))
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _series(
+    run_dir: str, stamp: str, names: tuple[str, ...], x: Axis, samples: bool
+) -> pd.DataFrame:
+    return queries.metric_series(Path(run_dir), names, x, samples=samples, points=POINTS)
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _latest(run_dir: str, stamp: str, prefix: str) -> dict[str, float | None]:
+    return queries.latest_metrics(Path(run_dir), prefix)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _evaluations(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.evaluations(Path(run_dir))
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _timeline(run_dir: str, stamp: str, since: float | None) -> pd.DataFrame:
+    return queries.timeline(Path(run_dir), since=since)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _processes(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.process_table(Path(run_dir))
+
+
+@st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
+def _events(run_dir: str, limit: int) -> pd.DataFrame:
+    return queries.events(Path(run_dir), limit=limit)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _page(run_dir: str, stamp: str, wanted: dict[str, Any]) -> TrajectoryPage:
+    return queries.trajectory_page(Path(run_dir), **wanted)
+
+
+@st.cache_data(max_entries=8, show_spinner="reading the responses")
+def _search(run_dir: str, stamp: str, text: str) -> list[int]:
+    return queries.search_responses(Path(run_dir), text)
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _trajectory(run_dir: str, stamp: str, trajectory_id: int) -> TrajectoryDetail:
+    return queries.trajectory_detail(Path(run_dir), trajectory_id)

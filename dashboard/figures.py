@@ -1,0 +1,272 @@
+"""Frames in, Altair charts out.
+
+Pure: no Streamlit, no storage, no clock. Series are long frames with columns x, name, value as
+`storage.queries.metric_series` gives them. Fonts, grids and backgrounds are the theme's; colours
+are `palette`'s, which are legible on light and on dark. Frames must not be empty.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import altair as alt
+import pandas as pd
+
+from dashboard.palette import BLUE, GREY, KINDS, SERIES, TEAL
+from dashboard.words import metric_label, share
+
+Chart = alt.Chart | alt.LayerChart
+HEIGHT = 190
+SMOOTH_FROM = 40
+"""Points from which on a series is drawn thin with its running mean on top."""
+AXES = {
+    "update": "update",
+    "train_time": "training time",
+    "wall": "wall-clock time",
+    "tokens": "trained tokens",
+}
+
+
+def series_chart(
+    frame: pd.DataFrame,
+    *,
+    x: str = "update",
+    names: Sequence[str] = (),
+    unit: str = "",
+    bounds: Sequence[str] = (),
+    height: int = HEIGHT,
+) -> Chart:
+    """Lines over `x`, one colour a name in the order of `names`; `bounds` are drawn as grey steps.
+    The pointer shows all values at the nearest x."""
+    order = [name for name in names or sorted(frame["name"].unique())]
+    order = [name for name in order if name in set(frame["name"])]
+    data, title = scaled_axis(frame.dropna(subset=["value"]), x)
+    data = data.assign(
+        label=data["name"].map(metric_label),
+        smooth=running_mean(data),
+        bound=data["name"].isin(bounds),
+    )
+    labels = [metric_label(name) for name in order]
+    colours = dict(zip(order, _colours(order, bounds), strict=True))
+    colour = alt.Color(
+        "label:N",
+        scale=alt.Scale(domain=labels, range=[colours[name] for name in order]),
+        legend=_legend() if len(order) > 1 else None,
+    )
+    across = alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(nice=False))
+    percent = unit == "share"
+    up = alt.Y(
+        "value:Q",
+        title=None,
+        axis=alt.Axis(tickCount=4, format=".0%" if percent else "~s" if _is_big(data) else ""),
+        scale=alt.Scale(zero=_wants_zero(data)),
+    )
+    base = alt.Chart(data).encode(x=across, color=colour)
+    is_bound = alt.datum.bound == True  # noqa: E712 - an expression for Vega
+    layers: list[alt.Chart] = []
+    if len(data) >= SMOOTH_FROM * len(order):
+        layers.append(base.mark_line(strokeWidth=1, opacity=0.32).encode(y=up))
+        layers.append(base.mark_line(strokeWidth=2.4).encode(y=alt.Y("smooth:Q", title=None)))
+    else:
+        dots = len(data) <= 12 * len(order)
+        point = alt.OverlayMarkDef(size=34, filled=True) if dots else False
+        layers.append(
+            base.transform_filter(~is_bound).mark_line(strokeWidth=2.2, point=point).encode(y=up)
+        )
+    if bounds:
+        steps = base.transform_filter(is_bound)
+        layers.append(
+            steps.mark_line(strokeWidth=1.6, strokeDash=[5, 4], interpolate="step-after").encode(
+                y=up
+            )
+        )
+    return _with_pointer(layers, data, labels, title, percent).properties(height=height)
+
+
+def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", height: int = 230) -> Chart:
+    """Held-out accuracy at each evaluation, labelled, with a band of one standard error."""
+    error = (
+        evaluations["accuracy"]
+        * (1 - evaluations["accuracy"])
+        / evaluations["num_prompts"].clip(lower=1)
+    ) ** 0.5
+    column = {"update": "update"}.get(x, "train_time_s")
+    data = pd.DataFrame(
+        {
+            "x": evaluations[column].astype(float),
+            "accuracy": evaluations["accuracy"],
+            "low": (evaluations["accuracy"] - error).clip(lower=0),
+            "high": (evaluations["accuracy"] + error).clip(upper=1),
+            "label": evaluations["label"],
+            "text": evaluations["accuracy"].map(share),
+            "prompts": evaluations["num_prompts"],
+            "length": evaluations["response_length"],
+        }
+    )
+    data, title = scaled_axis(data, "update" if column == "update" else "train_time")
+    base = alt.Chart(data).encode(
+        x=alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(padding=34, nice=False)),
+        tooltip=[
+            alt.Tooltip("label:N", title="evaluation"),
+            alt.Tooltip("accuracy:Q", format=".2%"),
+            alt.Tooltip("prompts:Q", title="prompts"),
+            alt.Tooltip("length:Q", title="mean response length", format=".1f"),
+        ],
+    )
+    up = alt.Y("accuracy:Q", title=None, axis=alt.Axis(format=".0%", tickCount=5))
+    up = up.scale(domain=[0, 1])
+    band = base.mark_area(color=BLUE, opacity=0.16).encode(y=up, y2="high:Q")
+    band = band.encode(y=alt.Y("low:Q", title=None, scale=alt.Scale(domain=[0, 1])))
+    line = base.mark_line(color=BLUE, strokeWidth=2.6).encode(y=up)
+    dots = base.mark_point(color=BLUE, filled=True, size=90, opacity=1).encode(y=up)
+    ends = base.transform_filter(
+        alt.FieldOneOfPredicate(field="label", oneOf=["before", "after"])
+    ).mark_text(dy=-16, fontSize=15, fontWeight=600, color=BLUE)
+    return _layered(band, line, dots, ends.encode(y=up, text="text:N")).properties(height=height)
+
+
+def timeline_chart(bars: pd.DataFrame, *, start: float) -> Chart:
+    """Who works when: one lane a process, bars in seconds since `start` (epoch seconds)."""
+    lanes = lane_order(bars)
+    data = bars.assign(begin=bars["start"] - start, stop=bars["end"] - start)
+    data["seconds"] = data["stop"] - data["begin"]
+    kinds = [kind for kind in KINDS if kind in set(data["kind"])]
+    base = alt.Chart(data).encode(
+        x=alt.X("begin:Q", title="seconds since the start", scale=alt.Scale(nice=False)),
+        y=alt.Y("lane:N", sort=lanes, title=None, axis=alt.Axis(labelLimit=160, ticks=False)),
+        color=alt.Color(
+            "kind:N",
+            scale=alt.Scale(domain=kinds, range=[KINDS[kind] for kind in kinds]),
+            legend=_legend(),
+        ),
+        tooltip=[
+            alt.Tooltip("lane:N", title="who"),
+            alt.Tooltip("kind:N", title="what"),
+            alt.Tooltip("label:N", title="which"),
+            alt.Tooltip("begin:Q", title="from (s)", format=".2f"),
+            alt.Tooltip("seconds:Q", title="for (s)", format=".2f"),
+        ],
+    )
+    is_load = alt.datum.kind == "weight_load"
+    work = base.transform_filter(~is_load).mark_bar(height=18, cornerRadius=3, opacity=0.9)
+    loads = base.transform_filter(is_load).mark_tick(thickness=2, height=30, opacity=1)
+    return _layered(work.encode(x2="stop:Q"), loads).properties(height=46 + 40 * len(lanes))
+
+
+def lane_order(bars: pd.DataFrame) -> list[str]:
+    """Generators, then the learner, then evaluations."""
+    last = {"learner": 1, "evaluation": 2}
+    return sorted(bars["lane"].unique(), key=lambda lane: (last.get(lane, 0), lane))
+
+
+def histogram(values: pd.DataFrame, column: str, *, title: str, height: int = 150) -> Chart:
+    """How often each range of `column` comes, among the rows given."""
+    chart: alt.Chart = (
+        alt.Chart(values.dropna(subset=[column]))
+        .mark_bar(color=TEAL, cornerRadiusEnd=2)
+        .encode(
+            x=alt.X(f"{column}:Q", bin=alt.Bin(maxbins=24), title=title),
+            y=alt.Y("count():Q", title=None, axis=alt.Axis(tickCount=3)),
+            tooltip=[alt.Tooltip("count():Q", title="trajectories")],
+        )
+        .properties(height=height)
+    )
+    return chart
+
+
+def token_chart(tokens: pd.DataFrame, column: str, cuts: Sequence[int], height: int = 150) -> Chart:
+    """A quantity along the response (columns position and `column`), window cuts as grey rules."""
+    line = (
+        alt.Chart(tokens.dropna(subset=[column]))
+        .mark_line(color=BLUE, strokeWidth=1.6)
+        .encode(
+            x=alt.X("position:Q", title="position in the response", scale=alt.Scale(nice=False)),
+            y=alt.Y(f"{column}:Q", title=None, axis=alt.Axis(tickCount=4)),
+            tooltip=[alt.Tooltip("position:Q"), alt.Tooltip(f"{column}:Q", format=".4f")],
+        )
+    )
+    rules = (
+        alt.Chart(pd.DataFrame({"position": list(cuts)}))
+        .mark_rule(color=GREY, strokeDash=[4, 4])
+        .encode(x="position:Q")
+    )
+    return _layered(line, rules).properties(height=height)
+
+
+# -- shared parts ----------------------------------------------------------------------------------
+
+
+def _layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
+    return alt.LayerChart(layer=list(charts))
+
+
+def scaled_axis(frame: pd.DataFrame, x: str) -> tuple[pd.DataFrame, str]:
+    """The frame with `x` in a unit fit for its range, and the axis title."""
+    if x not in ("train_time", "wall") or frame.empty:
+        return frame, AXES.get(x, x)
+    longest = float(frame["x"].max())
+    unit, seconds = (
+        ("s", 1.0) if longest < 300 else ("min", 60.0) if longest < 10800 else ("h", 3600.0)
+    )
+    return frame.assign(x=frame["x"] / seconds), f"{AXES[x]} ({unit})"
+
+
+def running_mean(frame: pd.DataFrame) -> "pd.Series[float]":
+    """Exponentially weighted mean of each name's values, over about a twentieth of its points."""
+    span = max(3.0, frame.groupby("name")["value"].size().max() / 20) if len(frame) else 3.0
+    return frame.groupby("name")["value"].transform(lambda v: v.ewm(span=span).mean())
+
+
+def _with_pointer(
+    layers: Sequence[alt.Chart],
+    data: pd.DataFrame,
+    labels: Sequence[str],
+    title: str,
+    percent: bool,
+) -> alt.LayerChart:
+    """A rule at the nearest x whose tooltip lists every series."""
+    nearest = alt.selection_point(fields=["x"], nearest=True, on="pointermove", empty=False)
+    wide = data.pivot_table(index="x", columns="label", values="value").reset_index()
+    # Vega reads dots and brackets in a field's name as a path.
+    fields: Mapping[str, str] = {label: f"v{i}" for i, label in enumerate(labels)}
+    rule = (
+        alt.Chart(wide.rename(columns=fields))
+        .mark_rule(color=GREY, strokeWidth=1.2)
+        .encode(
+            x="x:Q",
+            opacity=alt.condition(nearest, alt.value(0.7), alt.value(0)),
+            tooltip=[
+                alt.Tooltip("x:Q", title=title, format=",.6~g"),
+                *(
+                    alt.Tooltip(f"{field}:Q", title=label, format=".2%" if percent else ",.4~g")
+                    for label, field in fields.items()
+                ),
+            ],
+        )
+        .add_params(nearest)
+    )
+    return _layered(*layers, rule)
+
+
+def _colours(order: Sequence[str], bounds: Sequence[str]) -> list[str]:
+    free = iter(SERIES)
+    return [GREY if name in bounds else next(free, GREY) for name in order]
+
+
+def _legend() -> alt.Legend:
+    return alt.Legend(orient="top", title=None, symbolType="circle", labelLimit=220, offset=4)
+
+
+def _x_axis(x: str) -> alt.Axis:
+    kind = {"update": "d", "tokens": "~s"}.get(x, "~g")
+    return alt.Axis(format=kind, tickCount=6, grid=False, tickMinStep=1 if x == "update" else 0)
+
+
+def _is_big(data: pd.DataFrame) -> bool:
+    return bool(len(data)) and float(data["value"].abs().max()) >= 10_000
+
+
+def _wants_zero(data: pd.DataFrame) -> bool:
+    """From zero where that does not flatten the line."""
+    if data.empty:
+        return True
+    low, high = float(data["value"].min()), float(data["value"].max())
+    return low >= 0 and low < 0.5 * high

@@ -1,0 +1,70 @@
+"""Colours and the style sheet of all pages.
+
+Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that stand side by side
+are told apart with any of the common colour deficiencies (a test computes both). Meaning never
+hangs on colour alone: there is a word or a position besides.
+"""
+
+LIGHT_BACKGROUND = "#FFFFFF"
+DARK_BACKGROUND = "#0F171D"
+
+BLUE = "#2E86C1"
+ORANGE = "#D97706"
+TEAL = "#1B9E83"
+PURPLE = "#A463B5"
+GREY = "#7D8B97"
+SERIES = (BLUE, ORANGE, TEAL, PURPLE, GREY)
+
+ACCOUNTS = {"trained_policy": BLUE, "ready": TEAL, "in_flight": GREY, "dropped": ORANGE}
+"""Where response tokens are."""
+KINDS = {"generation": TEAL, "update": BLUE, "evaluation": GREY, "weight_load": ORANGE}
+"""What a part does."""
+STATUSES = {
+    "training": TEAL,
+    "finished": BLUE,
+    "failed": ORANGE,
+    "lost": ORANGE,
+    "interrupted": ORANGE,
+}
+"""How a run stands; anything else is grey."""
+
+STYLE = f"""<style>
+.hr-line {{display:flex;flex-wrap:wrap;align-items:baseline;gap:.35rem .8rem;
+  font-variant-numeric:tabular-nums}}
+.hr-line h1 {{font-size:1.7rem;font-weight:650;padding:0;margin:0;letter-spacing:-.01em}}
+.hr-pill {{display:inline-flex;align-items:center;gap:.45em;border:1px solid currentColor;
+  border-radius:99px;padding:.08em .75em;font-size:.86rem;font-weight:600}}
+.hr-pill i {{width:.55em;height:.55em;border-radius:50%;background:currentColor}}
+.hr-pill.live i {{animation:hr-beat 1.6s ease-in-out infinite}}
+@keyframes hr-beat {{50% {{opacity:.25}}}}
+@media (prefers-reduced-motion:reduce) {{.hr-pill.live i {{animation:none}}}}
+.hr-soft {{opacity:.72;font-size:.9rem}}
+.hr-sum {{display:flex;flex-wrap:wrap;align-items:stretch;gap:.2rem .9rem;
+  font-variant-numeric:tabular-nums}}
+.hr-sum > div {{min-width:5.5rem}}
+.hr-sum b {{display:block;font-size:1.35rem;font-weight:600;line-height:1.25}}
+.hr-sum span {{font-size:.84rem;opacity:.8;white-space:nowrap}}
+.hr-sum .op {{min-width:0;font-size:1.25rem;opacity:.45;align-self:flex-start;line-height:1.4}}
+.hr-dot {{display:inline-block;width:.68em;height:.68em;border-radius:.2em;margin-right:.4em}}
+.hr-bar {{display:flex;height:14px;border-radius:7px;overflow:hidden;gap:2px;margin:.7rem 0 .55rem;
+  background:rgba(125,139,151,.16)}}
+.hr-bar i {{display:block;min-width:2px}}
+.hr-ok {{color:{TEAL};font-weight:600}}
+.hr-bad {{color:{ORANGE};font-weight:700}}
+.hr-tokens {{font-family:"Source Code Pro",ui-monospace,monospace;font-size:.95rem;
+  line-height:2.05;white-space:pre-wrap;overflow-wrap:anywhere}}
+.hr-tokens span {{border-radius:3px;padding:.2em .01em}}
+.hr-tokens span.out {{border-bottom:2px dotted {GREY}}}
+.hr-tokens .cut {{display:inline-block;font-size:.7rem;line-height:1.25;padding:0 .5em;
+  margin:0 .3em;border-left:3px solid {PURPLE};background:rgba(164,99,181,.14);
+  border-radius:0 4px 4px 0;vertical-align:middle;user-select:none;white-space:nowrap}}
+.hr-scale {{display:flex;align-items:center;gap:.6em;font-size:.84rem;margin-bottom:.4rem;
+  font-variant-numeric:tabular-nums}}
+.hr-scale i {{width:9rem;height:.7rem;border-radius:4px;border:1px solid rgba(125,139,151,.35)}}
+.hr-prompt {{font-family:"Source Code Pro",ui-monospace,monospace;font-size:.95rem;
+  white-space:pre-wrap;overflow-wrap:anywhere;opacity:.85;border-left:3px solid {GREY};
+  padding:.1rem .8rem;margin-bottom:.6rem}}
+.hr-empty {{border:1px dashed rgba(125,139,151,.55);border-radius:.6rem;padding:1.1rem 1.2rem;
+  opacity:.85;font-size:.95rem}}
+.block-container {{padding-top:3.2rem;max-width:1380px}}
+</style>"""

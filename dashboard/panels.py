@@ -1,0 +1,118 @@
+"""Pieces that all pages are made of: live sections, chart cards, empty states.
+
+A card is a title, the newest value, a chart and a caption that says what it means and what healthy
+looks like. Without data it says what is awaited.
+"""
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import data
+from dashboard.data import RunData
+from dashboard.figures import Chart, series_chart
+from dashboard.palette import GREY, STATUSES
+from dashboard.words import metric_caption, number, share
+from headrace.metrics import METRICS
+from storage.queries.metrics import Axis
+
+REFRESH_S = 2.0
+_AWAITED = {
+    "starting": "The run is starting: models are loaded, then the first evaluation begins.",
+    "evaluating": "Held-out prompts are being answered; training goes on afterwards.",
+    "training": "Generators are filling the first batch.",
+}
+
+
+def live(run: RunData, body: Callable[[RunData], None]) -> None:
+    """Draw `body` and draw it again while the run goes on; at its end the page is made anew."""
+    was_live = data.is_live(run.line)
+
+    @st.fragment(run_every=REFRESH_S if was_live else None)
+    def section() -> None:
+        line = data.run_line(str(run.line.run_dir))
+        if was_live and not data.is_live(line):
+            st.rerun()
+        body(RunData(line))
+
+    section()
+
+
+def empty(text: str) -> None:
+    """A quiet box that says what is awaited."""
+    st.html(f'<div class="hr-empty">{escape(text)}</div>')
+
+
+def awaited(run: RunData, what: str) -> str:
+    """Why there is nothing to see yet, for a run in this phase."""
+    if not data.is_live(run.line):
+        return f"This run {run.line.status} without {what}."
+    return f"Waits for {what}. {_AWAITED.get(run.line.status, '')}".strip()
+
+
+def card(title: str, chart: Chart | None, caption: str, *, note: str = "", wait: str = "") -> None:
+    """A chart in a frame with its title and caption; `note` stands at the right of the title."""
+    with st.container(border=True, height="stretch"):
+        soft = f'<span class="hr-soft" style="float:right">{escape(note)}</span>' if note else ""
+        st.html(f"<div>{soft}<b>{escape(title)}</b></div>")
+        if chart is None:
+            empty(wait or "Nothing to show yet.")
+        else:
+            st.altair_chart(chart, width="stretch")
+        st.caption(caption)
+
+
+def metric_card(
+    run: RunData,
+    title: str,
+    names: Sequence[str],
+    x: Axis = "update",
+    *,
+    samples: bool = False,
+    bounds: Sequence[str] = (),
+    caption: str | None = None,
+) -> None:
+    """A card of metrics over an axis; the caption comes from the metrics' own table."""
+    frame = run.series(tuple(names), x, samples=samples)
+    known = frame.dropna(subset=["value"])
+    unit = METRICS[names[0]].unit
+    chart = None
+    if not known.empty:
+        chart = series_chart(known, x=x, names=names, unit=unit, bounds=bounds)
+    what = "the first update" if not samples else "the first sample"
+    card(
+        title,
+        chart,
+        caption if caption is not None else metric_caption(names),
+        note=newest_text(known, names[0]) if len(names) == 1 else "",
+        wait=awaited(run, what),
+    )
+
+
+def newest_text(frame: pd.DataFrame, name: str) -> str:
+    """The last value of a metric with its unit."""
+    values = frame[frame["name"] == name]["value"]
+    if values.empty:
+        return ""
+    unit = METRICS[name].unit
+    if unit == "share":
+        return share(float(values.iloc[-1]))
+    return f"{number(float(values.iloc[-1]))} {unit}".strip()
+
+
+def status_pill(status: str) -> str:
+    """A status as HTML: word, dot, colour."""
+    is_live = " live" if status not in data.FINAL else ""
+    colour = STATUSES.get(status, GREY)
+    return f'<span class="hr-pill{is_live}" style="color:{colour}"><i></i>{escape(status)}</span>'
+
+
+def grid(cards: Sequence[Callable[[], None]], columns: int = 2) -> None:
+    """Cards in rows of so many."""
+    for first in range(0, len(cards), columns):
+        row = cards[first : first + columns]
+        for column, draw in zip(st.columns(columns), row, strict=False):
+            with column:
+                draw()

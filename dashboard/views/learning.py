@@ -1,0 +1,59 @@
+"""Learning: does the policy get better, and do its gradients look healthy."""
+
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import streamlit as st
+
+from dashboard import panels
+from dashboard.data import RunData
+from dashboard.figures import AXES, accuracy_chart
+from storage.queries.metrics import Axis
+
+CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Reward", ("reward/mean",)),
+    ("Response length", ("response_length/mean", "response_length/max")),
+    ("Entropy", ("actor/entropy",)),
+    ("KL", ("actor/ppo_kl", "rollout/mismatch_kl")),
+    (
+        "Clip shares",
+        ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/pg_clipfrac_dual"),
+    ),
+    ("Explained variance", ("critic/vf_explained_var",)),
+    ("Policy loss", ("actor/pg_loss",)),
+    ("Value loss", ("critic/vf_loss",)),
+    ("Gradient norms", ("actor/grad_norm", "critic/grad_norm")),
+    ("Responses cut at the limit", ("response_length/clip_ratio",)),
+    ("Effective sample size", ("rollout/ess",)),
+)
+
+
+def render(run: RunData, root: Path) -> None:
+    """The page."""
+    st.title("Learning")
+    chosen = st.segmented_control(
+        "Horizontal axis",
+        list(AXES),
+        default="update",
+        required=True,
+        format_func=AXES.__getitem__,
+        key="learning_axis",
+    )
+    panels.live(run, partial(_charts, x=cast(Axis, chosen or "update")))
+
+
+def _charts(run: RunData, x: Axis) -> None:
+    draw = [partial(panels.metric_card, run, title, names, x) for title, names in CHARTS]
+    panels.grid([partial(_accuracy, run, x), *draw])
+
+
+def _accuracy(run: RunData, x: Axis) -> None:
+    rows = run.evaluations()
+    panels.card(
+        "Held-out accuracy",
+        None if rows.empty else accuracy_chart(rows, x=x, height=190),
+        "Share of held-out prompts answered correctly, by update or by training time; the band is "
+        "one standard error. Healthy: rising.",
+        wait=panels.awaited(run, "the first evaluation"),
+    )

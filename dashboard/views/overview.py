@@ -1,0 +1,224 @@
+"""Overview: how the run stands, what it has learned, where every token went."""
+
+import time
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import data, panels
+from dashboard.data import RunData
+from dashboard.figures import accuracy_chart
+from dashboard.ledger import ledger_html
+from dashboard.palette import GREY, ORANGE
+from dashboard.words import count, duration, number, progress, share
+from storage.queries import RunLine
+
+_LEVELS = {"error": ORANGE, "warning": ORANGE}
+
+
+def render(run: RunData, root: Path) -> None:
+    """The page."""
+    panels.live(run, _run)
+    _all_runs(root)
+
+
+def _run(run: RunData) -> None:
+    summary = run.summary()
+    _headline(run, summary)
+    _figures(summary)
+    with st.container(border=True):
+        st.html("<b>The token ledger</b>")
+        st.html(ledger_html(summary["tokens"]))
+        st.caption(
+            "Every response token that was journaled, each counted once: in the policy loss of a "
+            "committed update (trained), complete and waiting for one (ready), in a window that is "
+            "not complete or waits for its reward (in flight), or left out for a reason (dropped)."
+        )
+    left, right = st.columns(2)
+    with left:
+        _accuracy(run)
+    with right:
+        panels.metric_card(run, "Reward", ("reward/mean",))
+    left, right = st.columns(2)
+    with left:
+        _processes(run)
+    with right:
+        _events(run)
+
+
+def _headline(run: RunData, summary: dict[str, Any]) -> None:
+    facts = [summary["mode"], f"seed {summary['seed']}", duration(summary["wall_s"])]
+    if summary["lineage"]:
+        facts.append(f"lineage {summary['lineage']}")
+    text = escape("  \u00b7  ".join(facts))
+    st.html(
+        f'<div class="hr-line"><h1>{escape(summary["run_id"])}</h1>'
+        f"{panels.status_pill(summary['status'])}"
+        f'<span class="hr-soft">{text}</span></div>'
+    )
+    if summary["detail"] and summary["status"] in ("failed", "lost", "interrupted"):
+        st.error(escape(summary["detail"]), icon=":material/error:")
+    found = progress(summary, run.config()["stop"])
+    if found is not None:
+        done = 1.0 if summary["status"] == "finished" else found[0]
+        st.progress(done, text=found[1])
+
+
+def _figures(summary: dict[str, Any]) -> None:
+    """The five numbers that matter; deltas are against the evaluation before training."""
+    rows = summary["evaluations"]
+    last = rows[-1] if rows else {}
+    first = rows[0] if len(rows) > 1 else {}
+    columns = st.columns(5)
+    accuracy, length = last.get("accuracy"), last.get("response_length")
+    columns[0].metric(
+        "Held-out accuracy",
+        share(accuracy),
+        f"{100 * (accuracy - first['accuracy']):+.1f} points" if first and accuracy else None,
+        help=f"{share(first['accuracy'])} before training"
+        if first
+        else "share of held-out prompts answered correctly",
+        border=True,
+    )
+    columns[1].metric(
+        "Mean response length",
+        number(length),
+        f"x {length / first['response_length']:.2f}"
+        if first and length and first["response_length"]
+        else None,
+        delta_color="off",
+        help="tokens, in the held-out evaluations",
+        border=True,
+    )
+    columns[2].metric(
+        "Updates", count(summary["updates"]), _skipped(summary), delta_color="off", border=True
+    )
+    columns[3].metric(
+        "Tokens trained",
+        count(summary["tokens"]["trained_policy"]),
+        f"{count(summary['tokens']['generated'])} generated",
+        delta_color="off",
+        delta_arrow="off",
+        border=True,
+    )
+    columns[4].metric(
+        "Mean staleness",
+        number(summary["staleness"]["mean"]),
+        f"{number(summary['staleness']['max'])} at most",
+        delta_color="off",
+        delta_arrow="off",
+        help="updates between the sampling of a token and its training",
+        border=True,
+    )
+
+
+def _skipped(summary: dict[str, Any]) -> str | None:
+    return f"{summary['skipped_updates']} skipped" if summary["skipped_updates"] else None
+
+
+def _accuracy(run: RunData) -> None:
+    rows = run.evaluations()
+    panels.card(
+        "Held-out accuracy",
+        None if rows.empty else accuracy_chart(rows, height=190),
+        "Share of held-out prompts answered correctly, over training time (evaluations stop that "
+        "clock). The band is one standard error. Healthy: rising.",
+        note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",
+        wait=panels.awaited(run, "the first evaluation"),
+    )
+
+
+def _processes(run: RunData) -> None:
+    rows = run.processes()
+    with st.container(border=True, height="stretch"):
+        st.html("<b>Processes</b>")
+        if rows.empty:
+            panels.empty(panels.awaited(run, "processes that say hello"))
+            return
+        st.dataframe(
+            process_rows(rows, run.latest("heartbeat/"), run.line, time.time()),
+            hide_index=True,
+            width="stretch",
+        )
+        st.caption(
+            "Heartbeat: seconds since the coordinator last heard the process. Healthy: a few "
+            "seconds; a process silent for too long is lost, and what it held goes elsewhere."
+        )
+
+
+def process_rows(
+    rows: pd.DataFrame, ages: dict[str, float | None], line: RunLine, now: float
+) -> pd.DataFrame:
+    """The process table as shown. Ages are as of the run's newest record; while the run is live,
+    that record's own age is added."""
+    lag = 0.0
+    if data.is_live(line):
+        lag = max(0.0, now - (line.started_at or now) - line.wall_s)
+    beats = [
+        None if (age := ages.get(f"heartbeat/{name}")) is None or state != "up" else age + lag
+        for name, state in zip(rows["name"], rows["state"], strict=True)
+    ]
+    return pd.DataFrame(
+        {
+            "process": rows["name"],
+            "state": rows["state"],
+            "heartbeat": ["-" if beat is None else f"{beat:.1f} s" for beat in beats],
+            "since": [time.strftime("%H:%M:%S", time.localtime(at)) for at in rows["changed_at"]],
+            "starts": rows["starts"],
+            "pid": rows["pid"],
+            "host": rows["host"],
+        }
+    )
+
+
+def _events(run: RunData) -> None:
+    rows = run.events(40)
+    with st.container(border=True, height="stretch"):
+        st.html("<b>What happened</b>")
+        if rows.empty:
+            panels.empty("Nothing so far.")
+            return
+        st.html("".join(_event(row) for row in rows.head(9).itertuples()))
+        with st.expander("more"):
+            shown = rows.assign(at=pd.to_datetime(rows["at"], unit="s"))
+            st.dataframe(shown, hide_index=True, width="stretch")
+
+
+def _event(row: Any) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(row.at))
+    colour = _LEVELS.get(row.level, GREY)
+    mark = "! " if row.level in _LEVELS else ""
+    return (
+        f'<div style="margin:.28rem 0"><span class="hr-soft">{at}</span>&ensp;'
+        f'<b style="color:{colour}">{mark}{escape(row.kind.replace("_", " "))}</b>&ensp;'
+        f"{escape(row.text)}</div>"
+    )
+
+
+def _all_runs(root: Path) -> None:
+    with st.container(border=True):
+        st.html(f"<b>All runs</b> <span class='hr-soft'>under {escape(str(root))}</span>")
+        st.dataframe(run_rows(data.runs(str(root))[:200]), hide_index=True, width="stretch")
+
+
+def run_rows(lines: list[RunLine]) -> pd.DataFrame:
+    """The table of runs as shown."""
+    return pd.DataFrame(
+        {
+            "run": [line.run_id for line in lines],
+            "status": [line.status for line in lines],
+            "started": [
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(line.started_at or 0))
+                for line in lines
+            ],
+            "took": [duration(line.wall_s) for line in lines],
+            "updates": [line.updates for line in lines],
+            "tokens trained": [line.trained_tokens for line in lines],
+            "accuracy before": [share(line.accuracy_before) for line in lines],
+            "accuracy after": [share(line.accuracy_after) for line in lines],
+            "reward": [number(line.reward) for line in lines],
+        }
+    )

@@ -1,0 +1,99 @@
+"""Numbers and metrics as people read them.
+
+In: plain values and metric names. Out: short text. None is always "-".
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.metrics import METRICS
+
+Write = Callable[[float | None], str]
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands separated."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def share(value: float | None) -> str:
+    """A share in percent."""
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def number(value: float | None) -> str:
+    """Any number with three digits that count."""
+    if value is None:
+        return "-"
+    if value and abs(value) < 0.001:
+        return f"{value:.1e}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as 12 s, 3:05 min or 2:07 h."""
+    if seconds is None:
+        return "-"
+    whole = round(max(seconds, 0))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def metric_caption(names: Sequence[str]) -> str:
+    """What the metrics of one chart mean and what healthy looks like, in Markdown."""
+    lines = []
+    for name in names:
+        info = METRICS[name]
+        unit = f" ({info.unit})" if info.unit else ""
+        healthy = f" Healthy: {info.healthy}." if info.healthy else ""
+        label = f"**{metric_label(name)}**: " if len(names) > 1 else ""
+        meaning = info.meaning if label else info.meaning[:1].upper() + info.meaning[1:]
+        lines.append(f"{label}{meaning}{unit}.{healthy}")
+    return "  \n".join(lines)
+
+
+LABELS = {
+    "actor/pg_clipfrac": "clipped",
+    "actor/pg_clipfrac_lower": "at the lower bound",
+    "actor/pg_clipfrac_dual": "dual clip",
+    "actor/grad_norm": "policy",
+    "critic/grad_norm": "value model",
+    "actor/pg_loss": "policy",
+    "critic/vf_loss": "value model",
+    "idle/learner": "learner",
+    "idle/generator": "generators",
+    "perf/generated_tokens_per_s": "generated",
+    "perf/trained_tokens_per_s": "trained",
+    "perf/tokens_per_s": "computed by the learner",
+    "schedule/in_play": "in play",
+    "schedule/bound": "bound",
+    "timing_s/wait_for_batch": "wait for a batch",
+}
+
+
+def metric_label(name: str) -> str:
+    """A metric's short name on a chart that has several."""
+    return LABELS.get(name, name.split("/")[-1].replace("_", " "))
+
+
+def progress(summary: dict[str, Any], stop: dict[str, Any]) -> tuple[float, str] | None:
+    """How near the first stop condition is (0 to 1) and in words; None without a condition."""
+    accuracy = next((row["accuracy"] for row in reversed(summary["evaluations"])), None)
+    trained = summary["tokens"]["trained_policy"]
+    conditions: dict[str, tuple[float | None, Write, Write]] = {
+        "updates": (summary["updates"], lambda v: f"update {count(v)}", count),
+        "train_time_s": (summary["train_time_s"], lambda v: f"{duration(v)} of training", duration),
+        "tokens": (trained, lambda v: f"{count(v)} tokens trained", count),
+        "accuracy": (accuracy, lambda v: f"accuracy {share(v)}", share),
+    }
+    found = [
+        (min(1.0, (value or 0) / stop[key]), f"{write(value)} of {limit(stop[key])}")
+        for key, (value, write, limit) in conditions.items()
+        if stop.get(key)
+    ]
+    if not found:
+        return None
+    return max(part for part, _ in found), "  \u00b7  ".join(text for _, text in found)
