@@ -20,7 +20,6 @@ _DELIMITED = re.compile(r"\$|\\+[(\[]|\\+boxed")
 _DIGITS = re.compile(r"[-+]?[0-9]+(?:[ ,.][0-9]+)*")
 _COMMAND = re.compile(r"\\[a-zA-Z]+(?:\s*\{[a-zA-Z*]+\})?")
 _WORD = re.compile(r"[^\W\d_]{4,}|[^\W\d_]{2,}\s+[^\W\d_]{2,}")
-_WORDS = re.compile(r"[^\W\d_]{3,}(?: [^\W\d_]+)*")
 _JOINT = re.compile(r"\s*(?:\\?[\s{}$,;.()\[\]]|\\(?:text|q?quad)|and|or)*")
 
 
@@ -105,9 +104,8 @@ def _is_prose(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """For answers that are words: the same words are the same answer, x and X are not."""
-    words = " ".join(text.split()).strip(" .")
-    return words.casefold() if _WORDS.fullmatch(words) else words
+    """For answers that are words: the same words are the same answer."""
+    return " ".join(text.split()).strip(" .").casefold()
 
 
 def _equal(wanted: str, given: str) -> bool:

@@ -49,7 +49,6 @@ WRONG = [
     (r"\boxed{\sqrt{13}}", r"\sqrt{12}", None),
     (r"\boxed{x+2}", "x+1", None),
     ("#### 8", "7", None),
-    (r"\boxed{x}", "X", None),
     (r"\boxed{Eve}", "Evelyn", None),
     (r"\boxed{7", "8", None),
     ("1000000000000000000001", "1000000000000000000000", None),
