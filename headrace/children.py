@@ -77,7 +77,8 @@ class Nursery:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        assert self._pipe is not None and self._reaper is not None
+        assert self._pipe is not None
+        assert self._reaper is not None
         self._pipe.close()
         self._reaper.wait()
 

@@ -146,7 +146,8 @@ class PlainScreen:
         )
         shown = "  ".join(f"{name} {value}" for name, value in pairs if value)
         message = f"  {status.message}" if status.message else ""
-        self.note(f"{facts.phase:<12} update {facts.updates}  {shown}{message}")
+        updates = "" if self._config.evaluation.only else f"update {facts.updates}  "
+        self.note(f"{facts.phase:<12} {updates}{shown}{message}".rstrip())
 
     def note(self, text: str) -> None:
         """Print a line."""

@@ -10,6 +10,7 @@ from headrace.errors import UserError
 
 RUN_SUMMARY = "storage.queries:run_summary"
 RUN_LIST = "storage.queries:list_runs"
+EVALUATIONS = "storage.queries:evaluations"
 EXPORT = "storage.queries:export"
 
 

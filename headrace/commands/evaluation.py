@@ -17,7 +17,7 @@ from headrace.config.checks import check_machine, check_recipe
 from headrace.config.hub import is_hub_name, with_local_model
 from headrace.errors import RunFailedError, UserError
 from headrace.hardware import detect
-from headrace.roles import RUN_SUMMARY, resolve
+from headrace.roles import EVALUATIONS, resolve
 from headrace.supervise import DONE, USER
 
 
@@ -61,12 +61,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 def _result(run_dir: Path) -> dict[str, Any]:
     """What the store holds about the one evaluation."""
-    summary = resolve(RUN_SUMMARY)(run_dir)
-    before = (summary.get("eval") or {}).get("before")
-    if before is None:
+    rows = resolve(EVALUATIONS)(run_dir).to_dict("records")
+    if not rows:
         raise RunFailedError(f"the evaluation left no result; see {run_dir / 'logs'}")
-    figures = before if isinstance(before, dict) else {"accuracy": before}
-    length = (summary.get("response_length") or {}).get("first")
-    if length is not None:
-        figures.setdefault("response_length", length)
-    return {"run_id": summary["run_id"], **figures}
+    kept = ("num_prompts", "accuracy", "response_length", "max_response_length", "truncated",
+            "failed", "seconds")  # fmt: skip
+    return {"run_id": run_dir.name, **{name: rows[-1][name] for name in kept}}

@@ -84,9 +84,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
     changed = merge_overrides(changes, overrides)
     for key in changed:
         if key.split(".")[0] not in RESUMABLE:
-            raise UserError(
-                f"{key} cannot change in a resumed run; {', '.join(RESUMABLE)} can"
-            )
+            raise UserError(f"{key} cannot change in a resumed run; {', '.join(RESUMABLE)} can")
     deep_merge(table, changes)
     config = with_port(build(table, source=str(run_dir / "resolved.json"), overridden=changed))
     check_recipe(config)

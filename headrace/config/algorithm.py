@@ -22,7 +22,7 @@ class EgaeConfig(StrictModel):
     """alpha of lambda = 1 - 1/(alpha * length) (VAPO eq. 5). None: a fixed lambda."""
 
     half_window_credit: bool = True
-    """An unfinished trajectory counts half a window longer in the adaptive lambda (T-PPO recipe)."""
+    """An unfinished trajectory counts half a window longer in the adaptive lambda (T-PPO)."""
 
     boundary: Literal["copy", "bootstrap", "terminal"] = "copy"
     """V(s_l) at a cut: copy V(s_{l-1}) (T-PPO), ask the critic, or 0 (a mistake, for ablation)."""
@@ -87,8 +87,8 @@ class RatioConfig(StrictModel):
     """Which logprobs anchor the importance ratio."""
 
     kind: Literal["behaviour", "decoupled", "tis"] = "behaviour"
-    """behaviour: ratio to the sampler's logprobs. decoupled: clip to proximal logprobs recomputed at
-    the update's start, weighted by proximal/behaviour. tis: the same weight truncated from above
+    """behaviour: ratio to the sampler's logprobs. decoupled: clip to proximal logprobs recomputed
+    at the update's start, weighted by proximal/behaviour. tis: the same weight truncated from above
     (engine mismatch correction)."""
 
     cap: float = Field(default=2.0, gt=0)

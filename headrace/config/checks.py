@@ -16,6 +16,9 @@ from headrace.errors import UserError
 from headrace.hardware import Hardware, port_is_free
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
 class Rule(NamedTuple):
     """A combination of values that cannot work."""
 
@@ -135,9 +138,7 @@ def _loopback(host: str) -> bool:
 
 def problems(config: RunConfig) -> list[str]:
     """One line for every rule that a configuration breaks."""
-    return [
-        f"{rule.key}: {rule.advice.format(c=config)}" for rule in RULES if rule.broken(config)
-    ]
+    return [f"{rule.key}: {rule.advice.format(c=config)}" for rule in RULES if rule.broken(config)]
 
 
 def check_recipe(config: RunConfig) -> None:
@@ -179,6 +180,8 @@ def check_model(config: RunConfig) -> ModelShape:
             raise UserError(f"{key} = {path!r}: no config.json in it, so not a model folder")
         if not any(folder.glob("*.safetensors")):
             raise UserError(f"{key} = {path!r}: no *.safetensors weights in it")
+    if not any((Path(config.model.path) / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"model.path = {config.model.path!r}: no tokenizer in it")
     try:
         return model_shape(Path(config.model.path))
     except (OSError, ValueError, KeyError) as error:

@@ -33,7 +33,8 @@ def prefix_cost(length: int, window: int) -> float:
     The sum of window ends over the length, about L / 2W for L much longer than W; 1 for one window.
     """
     ends = [*range(window, length, window), length]
-    return sum(ends) / length
+    total: int = sum(ends)
+    return total / length
 
 
 def facts(config: RunConfig) -> list[Fact]:

@@ -16,7 +16,8 @@ class RewardConfig(StrictModel):
 
     function: str | None = None
     """`package.module:name` or `path/to/file.py:name` of
-    `(prompt, completion, answer, **info) -> float | dict` (a dict has `score`; the rest are parts)."""
+    `(prompt, completion, answer, **info) -> float | dict` (a dict has `score`, the rest are
+    parts)."""
 
     answer_marker: str | None = None
     """Text that comes right before the final answer (for example `#`); the answer is what follows

@@ -95,9 +95,7 @@ def test_one_gpu_is_shared(make_config: Make) -> None:
 
 
 def test_eight_gpus(make_config: Make) -> None:
-    config = make_config(
-        "learner.ranks=4", "generator.count=2", "generator.tensor_parallel_size=2"
-    )
+    config = make_config("learner.ranks=4", "generator.count=2", "generator.tensor_parallel_size=2")
     specs = plan(config, machine(32, gpus=8))
     assert [specs[f"learner-{rank}"].gpus for rank in range(4)] == [(0,), (1,), (2,), (3,)]
     assert [specs[f"generator-{index}"].gpus for index in range(2)] == [(4, 5), (6, 7)]

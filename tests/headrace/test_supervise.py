@@ -19,6 +19,7 @@ from tests.headrace import scripted_role
 SCRIPT = str(Path(scripted_role.__file__))
 QUICK = Deadlines(start_s=10.0, stop_s=5.0, leave_s=0.3, kill_s=1.0, poll_s=0.01)
 ONCE = Restarts(limit=1, delay_s=0.01)
+NEVER = Restarts()
 
 
 class Script:
@@ -73,7 +74,7 @@ def spec(
     name: str,
     role: SpecRole,
     *words: object,
-    restarts: Restarts = Restarts(),
+    restarts: Restarts = NEVER,
     needed: bool = True,
 ) -> ProcessSpec:
     argv = (sys.executable, SCRIPT, *map(str, words))
@@ -132,9 +133,7 @@ def test_the_address_reaches_the_others(script: Script) -> None:
 
 def test_a_generator_that_dies_is_started_again(script: Script) -> None:
     mark = script.run_dir / "mark"
-    generator = spec(
-        script, "generator-0", "generator", "die-once", mark, 1, restarts=ONCE
-    )
+    generator = spec(script, "generator-0", "generator", "die-once", mark, 1, restarts=ONCE)
     script.when(lambda: "restarted" in script.events("generator-0"), script.finish)
     assert run(script, generator).code == 0
     assert script.events("generator-0")[:3] == ["started", "died", "restarted"]

@@ -37,7 +37,7 @@ GROUP = ("algorithm.advantages.kind=group", "algorithm.value=null", "schedule.un
         (["generator.chunk_tokens=61"], "generator.chunk_tokens: 61 is longer than a window"),
         (["algorithm.value=null"], "algorithm.value: missing"),
         (["algorithm.advantages.kind=group", "schedule.unit=group"], "use no value model"),
-        (["algorithm.advantages.kind=group", "algorithm.value=null"], "schedule.unit: \"window\""),
+        (["algorithm.advantages.kind=group", "algorithm.value=null"], 'schedule.unit: "window"'),
         ([*GROUP], "schedule.num_generations: 1 leaves no"),
         (
             [*GROUP, "schedule.num_generations=7"],
@@ -83,6 +83,7 @@ def test_the_model_folder_must_be_one(recipe: Path) -> None:
     assert (shape.parameters, shape.hidden, shape.layers, shape.vocabulary) == (1000, 8, 2, 32)
     folder = Path(config.model.path)
     for name, expected in (
+        ("tokenizer.json", "no tokenizer in it"),
         ("model.safetensors", r"no \*\.safetensors weights"),
         ("config.json", "no config.json"),
     ):

@@ -1,0 +1,199 @@
+"""The command line as a user meets it: help, exit codes, one line for a mistake."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import run_folder
+from headrace.cli import main, parse
+from headrace.config.load import load_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = [
+    *("train", "generator", "stop", "eval", "dashboard", "runs", "show", "export"),
+    *("config", "doctor", "keys", "bench"),
+]
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program in a process of its own."""
+    command = [sys.executable, "-m", "headrace.cli", *arguments]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a mistake prints."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_help_teaches_and_is_light() -> None:
+    code = (
+        "import sys\nfrom headrace.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(*[name for name in ('torch', 'vllm', 'streamlit', 'pydantic', 'zmq', 'sqlalchemy',"
+        " 'rich', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    *text, modules = done.stdout.splitlines()
+    assert modules == ""
+    for command in COMMANDS:
+        assert any(line.strip().startswith(command) for line in text)
+    assert "headrace train recipes/quickstart.toml" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"headrace {command}" in capsys.readouterr().out
+
+
+def test_overrides_stand_anywhere() -> None:
+    found = parse(["train", "r.toml", "a.b=1", "--plain", "c=2", "--root", "x", "d=3"])
+    assert found.recipe == "r.toml"
+    assert found.overrides == ["a.b=1", "c=2", "d=3"]
+    assert found.plain
+    assert found.root == Path("x")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["trian"], ["train", "r.toml", "--plan-b"], ["doctor", "a=1"], ["export"], ["config"]],
+)
+def test_a_wrong_word_is_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_mistakes_in_a_recipe_leave_nothing_behind(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    for override, expected in (
+        ("learner.polcy.lr=1", "unknown key"),
+        ("schedule.window=100", "does not divide"),
+        ("model.path=/nowhere", "no such model folder"),
+        ("generator.kv_cache_gib=100000", "not enough memory"),
+    ):
+        real = ["generator.engine=vllm", "--root", str(runs)]
+        line = fails(capsys, "train", str(recipe), override, *real)
+        assert expected in line
+    assert "no recipe" in fails(capsys, "train", str(tmp_path / "none.toml"))
+    assert "name a recipe" in fails(capsys, "train")
+    assert not runs.exists()
+
+
+def test_no_traceback_and_exit_code_2_from_the_program(recipe: Path) -> None:
+    done = call("train", str(recipe), "schedule.windw=60")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "error: override 'schedule.windw=60': unknown key schedule.windw; did you mean "
+        "schedule.window?\n"
+    )
+
+
+def test_config_commands(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", str(recipe)]) == 0
+    assert "schedule.window = 60\n" in capsys.readouterr().out
+    assert main(["config", "show", str(recipe), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schedule"]["window"] == 60
+    assert main(["config", "check", str(recipe)]) == 0
+    assert "nothing wrong" in capsys.readouterr().out
+    wrong = ["schedule.window=100", "learner.offload_optimizer=true", "model.path=/nowhere"]
+    assert main(["config", "check", str(recipe), *wrong, "--json"]) == 2
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == 3
+    assert main(["config", "explain", str(recipe)]) == 0
+    text = capsys.readouterr().out
+    assert "tokens per update" in text
+    assert "generators.run --connect" in text
+    assert main(["config", "explain", str(recipe), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["facts"]
+    assert facts["tokens per update"] == 8 * 60
+    assert facts["memory"] > 0
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_recipes_load_and_keep_the_rules(path: Path) -> None:
+    from headrace.config.checks import problems
+
+    assert problems(load_recipe(path)) == []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        assert len(line) <= 110, f"{path.name}:{number}"
+
+
+def test_unknown_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["show", "r1"], ["stop", "r1"], ["train", "--resume", "r1"]):
+        assert "no run 'r1'" in fails(capsys, *command, "--root", str(tmp_path))
+    out = str(tmp_path / "out.parquet")
+    line = fails(capsys, "export", "latest", "tokens", "--out", out, "--root", str(tmp_path))
+    assert "no run 'latest'" in line
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    assert "no runs" in capsys.readouterr().out
+
+
+def test_an_export_target_that_exists_is_kept(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_recipe(recipe, [f'root="{tmp_path}/runs"'])
+    run_dir = run_folder.make_run_folder(config)
+    target = tmp_path / "out.jsonl"
+    target.write_text("mine")
+    line = fails(capsys, "export", str(run_dir), "metrics", "--out", str(target))
+    assert "--force replaces it" in line
+    assert target.read_text() == "mine"
+
+
+def test_a_run_that_is_not_going_on_cannot_be_stopped(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_recipe(recipe, [f'root="{tmp_path}/runs"'])
+    run_dir = run_folder.make_run_folder(config)
+    assert "is not running" in fails(capsys, "stop", str(run_dir))
+
+
+def test_a_resumed_run_changes_only_where_it_may(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load_recipe(recipe, [f'root="{tmp_path}/runs"'])
+    run_dir = run_folder.make_run_folder(config)
+    resume = ["train", "--resume", str(run_dir)]
+    assert "task.max_terms cannot change" in fails(capsys, *resume, "task.max_terms=5")
+    assert "give only overrides" in fails(capsys, *resume, "recipe.toml")
+    with run_folder.locked(run_dir):
+        assert "is still going on" in fails(capsys, *resume, "stop.updates=9")
+    assert run_folder.read_config(run_dir) == config
+
+
+def test_joining_from_outside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "tcp://HOST:PORT" in fails(capsys, "generator", "--connect", "here")
+    missing = ["--curve-keys", str(tmp_path / "none")]
+    connect = ["generator", "--connect", "tcp://127.0.0.1:1"]
+    assert "no such folder" in fails(capsys, *connect, *missing)
+    folder = tmp_path / "keys"
+    assert main(["keys", str(folder)]) == 0
+    assert "headrace generator --connect" in capsys.readouterr().out
+    assert (folder / "client.key_secret").stat().st_mode & 0o777 == 0o600
+    assert "already holds keys" in fails(capsys, "keys", str(folder))
+
+
+def test_other_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no folder of runs" in fails(capsys, "dashboard", str(tmp_path / "none"))
+    assert "no benchmark 'nothing'" in fails(capsys, "bench", "nothing")
+    assert "no model folder" in fails(capsys, "eval", "/nowhere/at/all", "--task", "r.toml")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == "0.1.0"

@@ -1,0 +1,161 @@
+"""What a run looks like: numbers of a status as text, and a real coordinator socket behind them."""
+
+import asyncio
+import io
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from headrace.config.run import RunConfig
+from headrace.monitor import coordinator_of
+from headrace.progress import Facts, LiveScreen, PlainScreen, Watch, duration, time_left
+from headrace.protocol.messages import Command, Hello, Message, Status, StatusRequest
+from headrace.protocol.sockets import Router
+
+Make = Callable[..., RunConfig]
+
+
+def status(**changes: object) -> Status:
+    fields: dict[str, object] = {
+        "run_id": "r",
+        "phase": "training",
+        "update": 20,
+        "version": 16,
+        "gauges": {
+            "train_time_s": 60.0,
+            "reward/mean": 0.5,
+            "response_length/mean": 33.333,
+            "perf/generated_tokens_per_s": 5432.1,
+            "staleness/mean": 0.8,
+        },
+        "ledger": {"generated": 1000, "trained_policy": 700, "ready": 100, "in_flight": 150},
+        "dropped": {"stale": 30, "value_warmup": 20},
+        "waits": {"learner for windows": 12.0, "generator for the bound": 1.0},
+        "processes": {},
+    }
+    return Status(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7800, "2h10m")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_time_left_follows_the_nearest_stop(make_config: Make) -> None:
+    assert time_left(make_config("stop.updates=40"), status()) == pytest.approx(60.0)
+    both = make_config("stop.updates=40", "stop.train_time_s=90")
+    assert time_left(both, status()) == pytest.approx(30.0)
+    assert time_left(make_config("stop.tokens=1400"), status()) == pytest.approx(60.0)
+    assert time_left(make_config(), status()) is None
+
+
+def test_facts(make_config: Make) -> None:
+    facts = Facts(make_config("stop.updates=40"), status())
+    assert facts.updates == "20/40"
+    assert facts.ledger == (
+        "1,000 generated = 700 trained + 100 ready + 150 in flight + 50 dropped"
+    )
+    assert facts.waits[0] == "learner for windows 12s"
+    assert facts.long_waits == ["learner for windows for 12s"]
+    assert facts.learner_rate == ""
+    evaluating = status(phase="evaluating", gauges={"eval/scored": 5.0, "eval/total": 64.0})
+    assert Facts(make_config(), evaluating).phase == "evaluating 5/64"
+
+
+def test_plain_lines(make_config: Make) -> None:
+    out = io.StringIO()
+    screen = PlainScreen(make_config("stop.updates=40"), Console(file=out, width=60))
+    screen.show(status())
+    screen.show(status(update=21))
+    screen.show(status(phase="draining", update=22))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("training     update 20/40  reward 0.500  length 33.3")
+    assert "left 1m00s" in lines[0]
+    assert lines[1].startswith("draining     update 22/40")
+
+
+def test_the_live_display_shows_the_same(make_config: Make) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+    screen = LiveScreen(make_config("stop.updates=40"), console)
+    screen.show(status(message="disk full: waiting"))
+    screen.note("generator-0 died [exit code 1]")
+    screen.close()
+    text = out.getvalue()
+    for piece in ("20/40", "0.500", "5,432", "50%", "1m00s left", "disk full", "[exit code 1]"):
+        assert piece in text
+
+
+class Recorder:
+    """A screen that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[Status] = []
+
+    def show(self, status: Status) -> None:
+        self.seen.append(status)
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_watch_asks_and_passes_a_stop_on(make_config: Make) -> None:
+    received: list[Message] = []
+    address: list[str] = []
+    done = threading.Event()
+
+    async def serve() -> None:
+        router = Router("127.0.0.1", 0, max_bytes=1 << 20)
+        address.append(router.address)
+        updates = 0
+        while not any(isinstance(message, Command) for message in received):
+            name, message = await router.receive()
+            received.append(message)
+            if isinstance(message, StatusRequest):
+                updates += 1
+                await router.send(name, status(version=updates - 1))
+        router.close()
+        done.set()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    while not address:
+        time.sleep(0.01)
+    screen = Recorder()
+    watch = Watch(make_config(), screen)
+    watch.tick()
+    watch.connect(address[0])
+    try:
+        while watch.time_to_first_update_s is None:
+            watch.tick()
+            time.sleep(0.01)
+    finally:
+        watch.request_stop()
+        assert done.wait(10)
+        thread.join()
+        watch.close()
+    assert [seen.version for seen in screen.seen][:2] == [0, 1]
+    hello = received[0]
+    assert isinstance(hello, Hello)
+    assert hello.role == "monitor"
+    assert isinstance(received[-1], Command)
+    assert received[-1].action == "stop"
+
+
+def test_the_address_of_a_coordinator(tmp_path: Path) -> None:
+    assert coordinator_of(tmp_path) is None
+    path = tmp_path / "coordinator.json"
+    path.write_text('{"address": "tcp://0.0.0.0:7001", "pid": 12, "run_id": "r"}')
+    assert coordinator_of(tmp_path) == ("tcp://127.0.0.1:7001", 12)
+    path.write_text("{")
+    assert coordinator_of(tmp_path) is None
