@@ -59,7 +59,7 @@ class Gauges:
 
     def at_commit(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of the coordinator at an update's commit; counters start anew."""
-        own = self._hub.state.ledger.as_metrics() | self._rates() | self.idle_shares()
+        own = self._ledger() | self._rates() | self.idle_shares()
         if self._lengths:
             own["response_length/mean"] = statistics.fmean(self._lengths)
             own["response_length/max"] = float(max(self._lengths))
@@ -75,6 +75,12 @@ class Gauges:
         self._lengths, self._rewards, self._truncated = [], [], 0
         self.latest = self.latest | metrics | own
         return own
+
+    def _ledger(self) -> dict[str, float]:
+        """The ledger, and beside its balance what was lost before the journal had it."""
+        reports = (g.report for g in self._hub.peers.generators.values())
+        lost = self._hub.lost_tokens + sum(r.lost_tokens for r in reports if r)
+        return self._hub.state.ledger.as_metrics() | {"ledger/lost_before_ack": float(lost)}
 
     def _rates(self) -> dict[str, float]:
         now, ledger = time.monotonic(), self._hub.state.ledger
@@ -121,7 +127,7 @@ class Gauges:
         """Gauges between updates."""
         state, generators = self._hub.state, self._hub.peers.generators
         return (
-            state.ledger.as_metrics()
+            self._ledger()
             | self.idle_shares()
             | {
                 "schedule/live": float(live),

@@ -44,8 +44,11 @@ class Generation:
 
     def lose(self, name: str) -> None:
         """A generator is gone: its leases return."""
-        if self._hub.peers.generators.pop(name, None) is None:
+        generator = self._hub.peers.generators.pop(name, None)
+        if generator is None:
             return
+        if generator.report:
+            self._hub.lost_tokens += generator.report.lost_tokens
         for trajectory in self._hub.state.trajectories.values():
             if trajectory.generator == name:
                 trajectory.lease_id = trajectory.generator = None

@@ -66,6 +66,8 @@ class Hub:
     peers: Peers = field(default_factory=Peers)
     clock: Clock = field(default_factory=Clock)
     progress_at: float = field(default_factory=time.monotonic)
+    lost_tokens: int = 0
+    """Generated but never journaled: refused here, or thrown away by generators now gone."""
     failed: str | None = None
     """The first cause for which the run cannot go on."""
 

@@ -21,7 +21,6 @@ class Intake:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self.lost_tokens = 0
         self.rejected = 0
         self.duplicates = 0
 
@@ -39,7 +38,7 @@ class Intake:
             problem = self._problem(trajectory, chunk)
             if problem:
                 self.rejected += 1
-                self.lost_tokens += chunk.token_ids.size
+                self._hub.lost_tokens += chunk.token_ids.size
                 if trajectory.lease_id == chunk.lease_id:
                     # The lease cannot be continued: what was acknowledged is kept, and resumed.
                     trajectory.lease_id = None

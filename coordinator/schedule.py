@@ -63,8 +63,10 @@ class Scheduler:
         for trajectory in state.active.values():
             open_windows += trajectory.window_open
             waiting += sum(w.state == "waiting" for w in trajectory.windows)
-        ready = 0 if self.warming else len(state.ready)
-        taken = len(state.taken.windows) if state.taken else 0
+        # A warm-up consumes trajectories, not windows: those that wait for it fill the bound.
+        ready = len(state.value_queue) if self.warming else len(state.ready)
+        batch = state.taken
+        taken = len(batch.windows) or len(batch.value_trajectories) if batch else 0
         return open_windows + waiting + ready + taken
 
     def may_begin(self, in_play: int, windows: int = 1) -> bool:
@@ -131,6 +133,13 @@ class Scheduler:
 
     # -- batches ----------------------------------------------------------------------------------
 
+    def too_stale(self) -> list[Window]:
+        """stale = mask: ready windows of which every token is over the bound already."""
+        oldest = self.state.version - self.config.schedule.max_staleness
+        if self.config.schedule.stale != "mask":
+            return []
+        return [w for w in self.state.ready.values() if w.max_version < oldest]
+
     def next_batch(self) -> Selection | None:
         """The next batch, or None when the learner has to wait."""
         if self.state.taken is not None:
@@ -144,6 +153,8 @@ class Scheduler:
             if not values or not self._enough_to_warm():
                 self.round = set()
                 return None
+            if self.config.schedule.value_batch_tokens is None and not self.lockstep:
+                values = values[: self.config.schedule.batch_windows]
             return Selection([], values, value.warmup_epochs)
         windows = self._policy_half()
         if not windows:

@@ -121,6 +121,17 @@ class Training:
         hub, learner = self._hub, self._hub.peers.learner
         if learner is None or not self.ready or hub.state.taken is not None:
             return False
+        for window in hub.scheduler.too_stale():
+            hub.note(
+                TokensDropped(
+                    at=time.time(),
+                    trajectory_id=window.trajectory_id,
+                    start=window.start,
+                    end=window.end,
+                    reason="stale",
+                    tokens=window.tokens,
+                )
+            )
         selection = hub.scheduler.next_batch()
         if selection is None:
             return False

@@ -139,7 +139,12 @@ class VllmEngine:
         s = self._settings
         place: dict[str, Any] = {"gpu_memory_utilization": s.gpu_memory_utilization}
         if not s.on_gpu:
-            place = {"kv_cache_memory_bytes": int(s.kv_cache_gib * 2**30)}
+            # A prompt prefilled in pieces makes vLLM rewind the request's random generator, which a
+            # CPU generator cannot do: the engine dies. So prompts go in whole.
+            place = {
+                "kv_cache_memory_bytes": int(s.kv_cache_gib * 2**30),
+                "enable_chunked_prefill": False,
+            }
         return place | {
             "model": s.model,
             "skip_tokenizer_init": True,
@@ -155,6 +160,11 @@ class VllmEngine:
             "disable_log_stats": True,
             "worker_extension_cls": "generators.vllm_worker.WeightLoader",
         }
+
+    @property
+    def raw(self) -> Any:
+        """The AsyncLLM itself, for benchmarks that compare with it."""
+        return self._engine
 
     def sampling_params(self, request: GenerationRequest) -> Any:
         """vLLM's parameters of a request: sampled token's logprob only, no detokenization."""
