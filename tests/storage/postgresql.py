@@ -29,7 +29,7 @@ def _user() -> list[str]:
     return ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def _server() -> Iterator[str]:
     binaries = _binaries()
     if binaries is None:

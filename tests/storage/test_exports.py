@@ -42,7 +42,7 @@ def test_trajectories(run_dir: Path, tmp_path: Path, fmt: str) -> None:
     assert set(rows) == {10, 20, 30, 40, 50}
     row = rows[10]
     assert (row["run_id"], row["status"], row["reward"]) == ("sample-1", "finished", 1.0)
-    assert (row["prompt"], row["answer"], row["length"]) == ("1 + 1 =", "2", 20)
+    assert (row["prompt"], str(row["answer"]), row["length"]) == ("1 + 1 =", "2", 20)
     assert json.loads(row["reward_parts"]) == {"exact": 1.0}
     token_ids = json.loads(row["token_ids"]) if fmt == "csv" else row["token_ids"]
     assert token_ids == list(range(20))

@@ -154,7 +154,7 @@ class Life:
         )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     unit=st.sampled_from(["window", "trajectory", "group"]),

@@ -64,8 +64,8 @@ def test_sql_is_rebuilt_from_the_journal(tmp_path: Path) -> None:
     assert len(before["trajectories"]) == 5
 
 
-@settings(deadline=None, max_examples=15)
-@given(st.lists(st.integers(0, len(flat())), max_size=6))
+@settings(deadline=None, max_examples=8)
+@given(st.lists(st.integers(0, len(flat())), max_size=3))
 def test_any_batching_and_reopening_gives_the_same_rows(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
 ) -> None:
@@ -158,12 +158,14 @@ def test_folder_without_a_run(tmp_path: Path) -> None:
         RunStore.open(tmp_path)
 
 
+@pytest.mark.postgresql
 def test_password_of_the_database_is_not_stored(tmp_path: Path, postgresql_url: str) -> None:
     secret = postgresql_url.replace("tester@", "tester:very-secret@")
     run_dir = write_run(tmp_path / "run", run_config(storage={"database": secret}))
     assert "very-secret" not in repr(dump(run_dir, postgresql_url)["runs"])
 
 
+@pytest.mark.postgresql
 def test_text_with_nul_and_odd_numbers(tmp_path: Path, postgresql_url: str) -> None:
     odd = type(group(1))(
         **{
