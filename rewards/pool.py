@@ -123,6 +123,7 @@ class Pool:
 
     def __init__(self, config: RewardConfig) -> None:
         self._config = config
+        self.children = config.children
         self._waiting: deque[ScoreItem] = deque()
         self._arrived = asyncio.Condition()
         self._failures = 0

@@ -8,12 +8,13 @@ import argparse
 import asyncio
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+
+import psutil
 
 from headrace.config.process import TransportConfig
 from headrace.config.run import RunConfig
@@ -109,13 +110,15 @@ async def _until_signal(link: Link, name: str) -> None:
 
 
 def _gauges(pool: Pool) -> Callable[[], dict[str, float]]:
+    process, began = psutil.Process(), time.monotonic()
+
     def stats() -> dict[str, float]:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "busy_s": pool.busy_s,
+            "idle_s": max(0.0, (time.monotonic() - began) * pool.children - pool.busy_s),
             "held": pool.held,
             "restarts": pool.restarts,
-            "rss_bytes": usage.ru_maxrss * 1024.0,
+            "rss_bytes": process.memory_info().rss,
             **{f"scored_{status}": count for status, count in pool.counts.items()},
         }
 
