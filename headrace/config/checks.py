@@ -15,7 +15,6 @@ from headrace.config.task import DatasetConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware, port_is_free
 
-
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 

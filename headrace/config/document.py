@@ -28,10 +28,10 @@ headrace train recipes/quickstart.toml learner.policy.lr=5e-5 generator.cpus=[0,
 
 `{NULL}` (on the command line, or as the string `"{NULL}"` in a file) unsets a key that
 has a default. Unknown keys, wrong types and values out of range are errors that name the file, the
-key and the nearest match. Paths of models and datasets are looked up beside the recipe, then in the working
-directory. `headrace config show RECIPE` prints every key with its value, `config check` what is
-wrong, `config explain` what it means in numbers. The resolved configuration of a run stands in its
-folder as `resolved.json`.
+key and the nearest match. Paths of models and datasets are looked up beside the recipe, then in the
+working directory. `headrace config show RECIPE` prints every key with its value, `config check`
+what is wrong, `config explain` what it means in numbers. The resolved configuration of a run stands
+in its folder as `resolved.json`.
 """
 
 
