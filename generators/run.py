@@ -120,11 +120,10 @@ async def greet(dealer: Dealer, hello: Hello) -> Welcome:
     raise RunFailedError(f"no coordinator answered within {_FIRST_ANSWER_S:g} s")
 
 
-def memory_of_family() -> float:
-    """Resident bytes of this process and its children."""
+def resident_bytes(processes: Sequence[psutil.Process]) -> float:
+    """Memory of this process and its engine."""
     total = 0
-    me = psutil.Process()
-    for process in [me, *me.children(recursive=True)]:
+    for process in processes:
         try:
             total += process.memory_info().rss
         except psutil.NoSuchProcess:
@@ -141,11 +140,16 @@ async def generate(link: Link, name: str, cpus: list[int] | None) -> int:
     try:
         config = RunConfig.model_validate_json((await greet(dealer, hello)).config)
         transport = config.transport
-        stats = lambda: {"rss_bytes": memory_of_family()}  # noqa: E731
+        family = [psutil.Process()]
+
+        def stats() -> dict[str, float]:
+            return {"rss_bytes": resident_bytes(family)}
+
         with Pulse(link, name, interval_s=transport.heartbeat_s, stats=stats):
             pin(cpus if cpus is not None else config.generator.cpus)
             engine = build_engine(config)
             await engine.start()
+            family += family[0].children(recursive=True)
             # What start-up made lives as long as the process: no garbage collection looks at it.
             gc.collect()
             gc.freeze()

@@ -12,7 +12,6 @@ queue is awaited instead, which is both exact and shorter.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -66,11 +65,14 @@ class VllmSettings:
 @dataclass(slots=True)
 class _Live:
     """A request in flight: the version of its next token, tokens taken out so far, and the
-    boundaries still ahead as (first token, version)."""
+    boundaries still ahead as (first token, version). Before it is `submitted` vLLM does not know
+    it."""
 
-    version: int
+    version: int = NO_VERSION
     taken: int = 0
     boundaries: deque[tuple[int, int]] = field(default_factory=deque)
+    submitted: bool = False
+    aborted: bool = False
 
 
 def cache_folder() -> Path:
@@ -192,9 +194,14 @@ class VllmEngine:
 
         if len(request.prompt_ids) >= self._settings.max_model_len:
             raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
-        ended = False
+        live = self._live[request.request_id] = _Live()
+        ended = True
         try:
-            live, outputs = await self._submit(request)
+            outputs = await self._submit(request, live)
+            if outputs is None:
+                yield TokenDelta([], [], self.version, "aborted")
+                return
+            ended = False
             while not ended:
                 output = outputs.get_nowait() or await outputs.get()
                 ended = output.finished
@@ -212,26 +219,32 @@ class VllmEngine:
             if not ended and self._engine is not None:
                 await self._engine.abort(request.request_id)
 
-    async def _submit(self, request: GenerationRequest) -> tuple[_Live, Any]:
-        """Put the request into vLLM, never in the middle of a weight load. The prompt's salt keeps
-        blocks that older weights computed out of the prefix cache's answers."""
+    async def _submit(self, request: GenerationRequest, live: _Live) -> Any:
+        """Put the request into vLLM, never in the middle of a weight load; its output queue, or
+        None when it was aborted while it waited. The prompt's salt keeps blocks that older weights
+        computed out of the prefix cache's answers."""
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
 
         async with self._loading:
+            if live.aborted:
+                return None
+            live.version, live.submitted = self.version, True
             prompt = tokens_input(request.prompt_ids, cache_salt=f"v{self.version}")
             try:
-                outputs = await self._engine.add_request(
+                return await self._engine.add_request(
                     request.request_id, prompt, self.sampling_params(request)
                 )
             except VLLMValidationError as error:
                 raise RequestError(str(error)) from error
-            live = self._live[request.request_id] = _Live(self.version)
-            return live, outputs
 
     async def abort(self, request_id: str) -> None:
         """End a stream early."""
-        await self._engine.abort(request_id)
+        live = self._live.get(request_id)
+        if live is not None and not live.submitted:
+            live.aborted = True
+        elif live is not None:
+            await self._engine.abort(request_id)
 
     async def load_weights(self, path: Path, version: int) -> LoadReport:
         """Replace the weights under the live requests."""
@@ -245,7 +258,6 @@ class VllmEngine:
             taken = await self._replace(path)
             if taken:
                 self._mark_boundaries(version)
-                await self._engine.update_weight_version(str(version))
                 self._last_good = path
             await self._engine.resume_generation()
             now = time.perf_counter()
@@ -305,9 +317,8 @@ class VllmEngine:
         """End the engine process (a few seconds)."""
         if self._engine is not None:
             engine, self._engine = self._engine, None
-            for request_id in list(self._live):
-                with contextlib.suppress(Exception):
-                    await engine.abort(request_id)
+            if not engine.errored:
+                await engine.abort(list(self._live))
             engine.shutdown()
 
 

@@ -94,9 +94,15 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
     except WeightsUnavailableError:
         part.unlink()
         raise
-    for old in folder.glob("*.safetensors"):
-        old.unlink()
+    _keep_newest(folder, part)
     return part.rename(path)
+
+
+def _keep_newest(folder: Path, part: Path) -> None:
+    """Drop all but the newest complete file, which may be the way back, and `part`."""
+    complete = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
+    for old in [*complete[:-1], *(path for path in folder.glob("*.part") if path != part)]:
+        old.unlink()
 
 
 async def _piece(dealer: Dealer, version: int, offset: int, silence_s: float) -> bytes:

@@ -5,6 +5,8 @@ import statistics
 from generators.draws import mix, uniform
 from generators.worktime import WorkTime
 
+GOLDEN = [13559592256819170517, 3959813011084891817, 5994294346378712867]
+
 
 def test_draws_are_uniform_and_do_not_repeat() -> None:
     draws = [uniform(seed, position) for seed in range(40) for position in range(250)]
@@ -19,7 +21,7 @@ def test_draws_are_uniform_and_do_not_repeat() -> None:
 
 
 def test_draws_never_change() -> None:
-    assert mix(1, 0) == mix(1, 0) != mix(0, 1)
+    assert [mix(0, 0), mix(1, 0), mix(0, 1)] == GOLDEN
     assert 0 <= mix(2**70, 5) < 2**64
 
 

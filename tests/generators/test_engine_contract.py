@@ -196,6 +196,19 @@ async def test_abort_ends_the_stream(engine: Engine) -> None:
     assert engine.stats().live == 0
 
 
+async def test_abort_reaches_a_request_that_waits_for_a_weight_load(
+    engine: Engine, weight_files: list[Path]
+) -> None:
+    request = ask(seed=9, length=200)
+    load = asyncio.create_task(engine.load_weights(weight_files[1], engine.version + 1))
+    await asyncio.sleep(0)
+    stream = asyncio.create_task(collect(engine, request))
+    await asyncio.sleep(0)
+    await engine.abort(request.request_id)
+    assert (await stream)[-1].finish == "aborted"
+    await load
+
+
 async def test_a_cancelled_consumer_aborts_its_request(engine: Engine) -> None:
     task = asyncio.create_task(collect(engine, ask(seed=9, length=200)))
     while engine.stats().live == 0:

@@ -137,6 +137,29 @@ async def test_a_context_that_is_too_short_ends_with_exit_code_2(model_folder: P
 
 @pytest.mark.vllm
 @pytest.mark.slow
+async def test_a_killed_engine_is_named_and_its_tokens_are_kept(
+    coordinator: ScriptedCoordinator, weight_files: list[Path]
+) -> None:
+    process = await start_generator(coordinator)
+    await until_ready(coordinator, weight_files[0])
+    leases = [
+        make_lease(lease_id=i, trajectory_id=i, seed=i, window=8, max_total=400, stop_at=400)
+        for i in range(8)
+    ]
+    await coordinator.send(Leases(leases=leases))
+    await coordinator.until(lambda: bool(coordinator.chunks))
+    family = psutil.Process(process.pid).children(recursive=True)
+    max(family, key=lambda child: child.memory_info().rss).kill()
+    assert await asyncio.wait_for(process.wait(), 30.0) == 1
+    await coordinator.until(lambda: bool(coordinator.got(Goodbye)))
+    (goodbye,) = coordinator.got(Goodbye)
+    assert isinstance(goodbye, Goodbye)
+    assert "EngineDeadError" in (goodbye.failed or "")
+    assert coordinator.ended(*range(8))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
 async def test_kill_9_leaves_no_engine_behind(
     coordinator: ScriptedCoordinator, weight_files: list[Path]
 ) -> None:
