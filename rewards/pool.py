@@ -115,6 +115,9 @@ class Child:
         # The group can outlive its leader, so it is signalled even when the child is dead.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        self._to.close()
+        # To its end, so that the pipes are closed too.
+        await self._from.read()
         return await self._process.wait()
 
 
