@@ -123,12 +123,22 @@ class Gauges:
         shares["idle/generator"] = idle / whole if whole > 0 else 0.0
         return shares
 
+    def _heartbeats(self) -> dict[str, float]:
+        """Seconds since each process was heard; monitors come and go."""
+        now, peers = time.monotonic(), self._hub.peers
+        return {
+            f"heartbeat/{name}": now - peer.last_seen
+            for name, peer in peers.everyone()
+            if name not in peers.monitors
+        }
+
     def now(self, live: int, scoring: int) -> dict[str, float]:
         """Gauges between updates."""
         state, generators = self._hub.state, self._hub.peers.generators
         return (
             self._ledger()
             | self.idle_shares()
+            | self._heartbeats()
             | {
                 "schedule/live": float(live),
                 "schedule/ready_windows": float(len(state.ready)),

@@ -17,7 +17,7 @@ from dashboard.palette import STYLE
 from dashboard.picker import pick_run
 from dashboard.views import learning, overview, pipeline, trajectories
 
-_LOGO = Path(__file__).parent / "static" / "headrace.svg"
+_STATIC = Path(__file__).parent / "static"
 Render = Callable[[RunData, Path], None]
 PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Overview", ":material/water:", overview.render),
@@ -29,9 +29,9 @@ PAGES: tuple[tuple[str, str, Render], ...] = (
 
 def main(root: Path) -> None:
     """Draw the page that is asked for."""
-    st.set_page_config(page_title="Headrace", page_icon=":material/water:", layout="wide")
+    st.set_page_config(page_title="Headrace", page_icon=str(_STATIC / "icon.svg"), layout="wide")
     st.html(STYLE)
-    st.logo(str(_LOGO), size="large")
+    st.logo(str(_STATIC / "headrace.svg"), size="large")
     pages = [
         st.Page(
             partial(show, render, root),

@@ -14,7 +14,7 @@ from dashboard.palette import BLUE, GREY, KINDS, SERIES, TEAL
 from dashboard.words import metric_label, share
 
 Chart = alt.Chart | alt.LayerChart
-HEIGHT = 190
+HEIGHT = 240
 SMOOTH_FROM = 40
 """Points from which on a series is drawn thin with its running mean on top."""
 AXES = {
@@ -56,7 +56,7 @@ def series_chart(
     up = alt.Y(
         "value:Q",
         title=None,
-        axis=alt.Axis(tickCount=4, format=".0%" if percent else "~s" if _is_big(data) else ""),
+        axis=_y_axis(data, percent),
         scale=alt.Scale(zero=_wants_zero(data)),
     )
     base = alt.Chart(data).encode(x=across, color=colour)
@@ -127,15 +127,18 @@ def timeline_chart(bars: pd.DataFrame, *, start: float) -> Chart:
     """Who works when: one lane a process, bars in seconds since `start` (epoch seconds)."""
     lanes = lane_order(bars)
     data = bars.assign(begin=bars["start"] - start, stop=bars["end"] - start)
+    data["kind"] = data["kind"].str.replace("_", " ")
     data["seconds"] = data["stop"] - data["begin"]
     kinds = [kind for kind in KINDS if kind in set(data["kind"])]
     base = alt.Chart(data).encode(
-        x=alt.X("begin:Q", title="seconds since the start", scale=alt.Scale(nice=False)),
+        x=alt.X(
+            "begin:Q", title="seconds since the start", scale=alt.Scale(nice=False, zero=False)
+        ),
         y=alt.Y("lane:N", sort=lanes, title=None, axis=alt.Axis(labelLimit=160, ticks=False)),
         color=alt.Color(
             "kind:N",
             scale=alt.Scale(domain=kinds, range=[KINDS[kind] for kind in kinds]),
-            legend=_legend(),
+            legend=_legend("square"),
         ),
         tooltip=[
             alt.Tooltip("lane:N", title="who"),
@@ -145,10 +148,10 @@ def timeline_chart(bars: pd.DataFrame, *, start: float) -> Chart:
             alt.Tooltip("seconds:Q", title="for (s)", format=".2f"),
         ],
     )
-    is_load = alt.datum.kind == "weight_load"
-    work = base.transform_filter(~is_load).mark_bar(height=18, cornerRadius=3, opacity=0.9)
-    loads = base.transform_filter(is_load).mark_tick(thickness=2, height=30, opacity=1)
-    return _layered(work.encode(x2="stop:Q"), loads).properties(height=46 + 40 * len(lanes))
+    is_load = alt.datum.kind == "weight load"
+    work = base.transform_filter(~is_load).mark_bar(height=20, cornerRadius=3, opacity=0.9)
+    loads = base.transform_filter(is_load).mark_tick(thickness=2, height=28, opacity=1)
+    return _layered(work.encode(x2="stop:Q"), loads).properties(height=130 + 34 * len(lanes))
 
 
 def lane_order(bars: pd.DataFrame) -> list[str]:
@@ -183,6 +186,8 @@ def token_chart(tokens: pd.DataFrame, column: str, cuts: Sequence[int], height: 
             tooltip=[alt.Tooltip("position:Q"), alt.Tooltip(f"{column}:Q", format=".4f")],
         )
     )
+    if not cuts:
+        return line.properties(height=height)
     rules = (
         alt.Chart(pd.DataFrame({"position": list(cuts)}))
         .mark_rule(color=GREY, strokeDash=[4, 4])
@@ -251,13 +256,19 @@ def _colours(order: Sequence[str], bounds: Sequence[str]) -> list[str]:
     return [GREY if name in bounds else next(free, GREY) for name in order]
 
 
-def _legend() -> alt.Legend:
-    return alt.Legend(orient="top", title=None, symbolType="circle", labelLimit=220, offset=4)
+def _legend(shape: str = "stroke") -> alt.Legend:
+    return alt.Legend(
+        orient="top", title=None, symbolType=shape, symbolOpacity=1, labelLimit=220, offset=4
+    )
 
 
 def _x_axis(x: str) -> alt.Axis:
-    kind = {"update": "d", "tokens": "~s"}.get(x, "~g")
+    kind = {"update": "d", "tokens": "~s"}.get(x, ",.6~g")
     return alt.Axis(format=kind, tickCount=6, grid=False, tickMinStep=1 if x == "update" else 0)
+
+
+def _y_axis(data: pd.DataFrame, percent: bool) -> alt.Axis:
+    return alt.Axis(format=".0%" if percent else "~s" if _is_big(data) else ",.4~g", tickCount=4)
 
 
 def _is_big(data: pd.DataFrame) -> bool:

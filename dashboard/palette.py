@@ -17,7 +17,7 @@ SERIES = (BLUE, ORANGE, TEAL, PURPLE, GREY)
 
 ACCOUNTS = {"trained_policy": BLUE, "ready": TEAL, "in_flight": GREY, "dropped": ORANGE}
 """Where response tokens are."""
-KINDS = {"generation": TEAL, "update": BLUE, "evaluation": GREY, "weight_load": ORANGE}
+KINDS = {"generation": TEAL, "update": BLUE, "evaluation": GREY, "weight load": ORANGE}
 """What a part does."""
 STATUSES = {
     "training": TEAL,
@@ -66,5 +66,5 @@ STYLE = f"""<style>
   padding:.1rem .8rem;margin-bottom:.6rem}}
 .hr-empty {{border:1px dashed rgba(125,139,151,.55);border-radius:.6rem;padding:1.1rem 1.2rem;
   opacity:.85;font-size:.95rem}}
-.block-container {{padding-top:3.2rem;max-width:1380px}}
+.stMainBlockContainer {{padding:3.4rem 2.6rem 4rem;max-width:1400px}}
 </style>"""

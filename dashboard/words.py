@@ -79,6 +79,24 @@ def metric_label(name: str) -> str:
     return LABELS.get(name, name.split("/")[-1].replace("_", " "))
 
 
+def waiting_side(learner: float | None, generator: float | None) -> str:
+    """Who waits for whom, from the idle shares."""
+    waits_l, waits_g = learner or 0.0, generator or 0.0
+    if max(waits_l, waits_g) < 0.05:
+        return "Nobody waits: generators and learner keep each other busy."
+    if waits_g > waits_l + 0.05:
+        return (
+            f"Generators wait for the learner ({share(waits_g)} of training time): so many windows "
+            "are open or ready that the staleness bound lets no new one begin."
+        )
+    if waits_l > waits_g + 0.05:
+        return (
+            f"The learner waits for generators ({share(waits_l)} of training time): it trains "
+            "windows faster than they are written."
+        )
+    return f"Both sides wait about {share((waits_l + waits_g) / 2)} of training time."
+
+
 def progress(summary: dict[str, Any], stop: dict[str, Any]) -> tuple[float, str] | None:
     """How near the first stop condition is (0 to 1) and in words; None without a condition."""
     accuracy = next((row["accuracy"] for row in reversed(summary["evaluations"])), None)

@@ -48,6 +48,7 @@ _ALL = (
     MetricInfo("egae/bootstrap_share", "share", "policy windows that end unfinished, so that EGAE cuts them"),
     MetricInfo("egae/boundary_advantage", "", "mean advantage of the last token of unfinished windows", "near 0"),
     MetricInfo("egae/lambda", "", "mean lambda of the policy's advantages in force"),
+    MetricInfo("heartbeat/NAME", "s", "since the coordinator last heard the process of that name", "a few seconds"),
     MetricInfo("idle/generator", "share", "training time so far in which generators had nothing to generate", "near 0"),
     MetricInfo("idle/learner", "share", "training time so far in which the learner waited for a batch", "near 0"),
     MetricInfo("ledger/abandoned", "tokens", "trained on a lineage that was given up; outside the balance"),

@@ -52,7 +52,7 @@ def _accuracy(run: RunData, x: Axis) -> None:
     rows = run.evaluations()
     panels.card(
         "Held-out accuracy",
-        None if rows.empty else accuracy_chart(rows, x=x, height=190),
+        None if rows.empty else accuracy_chart(rows, x=x, height=240),
         "Share of held-out prompts answered correctly, by update or by training time; the band is "
         "one standard error. Healthy: rising.",
         wait=panels.awaited(run, "the first evaluation"),

@@ -1,6 +1,7 @@
 """Overview: how the run stands, what it has learned, where every token went."""
 
 import time
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,14 @@ def _run(run: RunData) -> None:
             "committed update (trained), complete and waiting for one (ready), in a window that is "
             "not complete or waits for its reward (in flight), or left out for a reason (dropped)."
         )
-    left, right = st.columns(2)
-    with left:
-        _accuracy(run)
-    with right:
-        panels.metric_card(run, "Reward", ("reward/mean",))
+    panels.grid(
+        [
+            partial(_accuracy, run),
+            partial(panels.metric_card, run, "Reward", ("reward/mean",)),
+            partial(panels.metric_card, run, "Response length", ("response_length/mean",)),
+        ],
+        columns=3,
+    )
     left, right = st.columns(2)
     with left:
         _processes(run)
@@ -82,6 +86,7 @@ def _figures(summary: dict[str, Any]) -> None:
         if first
         else "share of held-out prompts answered correctly",
         border=True,
+        height="stretch",
     )
     columns[1].metric(
         "Mean response length",
@@ -92,9 +97,15 @@ def _figures(summary: dict[str, Any]) -> None:
         delta_color="off",
         help="tokens, in the held-out evaluations",
         border=True,
+        height="stretch",
     )
     columns[2].metric(
-        "Updates", count(summary["updates"]), _skipped(summary), delta_color="off", border=True
+        "Updates",
+        count(summary["updates"]),
+        _skipped(summary),
+        delta_color="off",
+        border=True,
+        height="stretch",
     )
     columns[3].metric(
         "Tokens trained",
@@ -103,6 +114,7 @@ def _figures(summary: dict[str, Any]) -> None:
         delta_color="off",
         delta_arrow="off",
         border=True,
+        height="stretch",
     )
     columns[4].metric(
         "Mean staleness",
@@ -112,6 +124,7 @@ def _figures(summary: dict[str, Any]) -> None:
         delta_arrow="off",
         help="updates between the sampling of a token and its training",
         border=True,
+        height="stretch",
     )
 
 
@@ -123,7 +136,7 @@ def _accuracy(run: RunData) -> None:
     rows = run.evaluations()
     panels.card(
         "Held-out accuracy",
-        None if rows.empty else accuracy_chart(rows, height=190),
+        None if rows.empty else accuracy_chart(rows, height=240),
         "Share of held-out prompts answered correctly, over training time (evaluations stop that "
         "clock). The band is one standard error. Healthy: rising.",
         note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",
@@ -154,18 +167,17 @@ def process_rows(
 ) -> pd.DataFrame:
     """The process table as shown. Ages are as of the run's newest record; while the run is live,
     that record's own age is added."""
-    lag = 0.0
-    if data.is_live(line):
-        lag = max(0.0, now - (line.started_at or now) - line.wall_s)
+    is_live = data.is_live(line)
+    lag = max(0.0, now - (line.started_at or now) - line.wall_s)
     beats = [
-        None if (age := ages.get(f"heartbeat/{name}")) is None or state != "up" else age + lag
+        ages.get(f"heartbeat/{name}") if is_live and state == "up" else None
         for name, state in zip(rows["name"], rows["state"], strict=True)
     ]
     return pd.DataFrame(
         {
             "process": rows["name"],
-            "state": rows["state"],
-            "heartbeat": ["-" if beat is None else f"{beat:.1f} s" for beat in beats],
+            "state": rows["state"] if is_live else rows["state"].replace("up", "ended"),
+            "heartbeat": ["-" if beat is None else f"{beat + lag:.1f} s" for beat in beats],
             "since": [time.strftime("%H:%M:%S", time.localtime(at)) for at in rows["changed_at"]],
             "starts": rows["starts"],
             "pid": rows["pid"],

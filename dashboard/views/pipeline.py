@@ -8,7 +8,7 @@ import streamlit as st
 from dashboard import panels
 from dashboard.data import RunData
 from dashboard.figures import timeline_chart
-from dashboard.words import number, share
+from dashboard.words import number, share, waiting_side
 
 SPANS: dict[str, float | None] = {
     "last 20 s": 20.0,
@@ -29,6 +29,10 @@ def render(run: RunData, root: Path) -> None:
 
 
 def _charts(run: RunData, span: str) -> None:
+    summary = run.summary()
+    if summary["updates"]:
+        idle = summary["idle_share"]
+        st.info(waiting_side(idle["learner"], idle["generator"]), icon=":material/hourglass_top:")
     _waits(run)
     _timeline(run, span)
     panels.grid(
@@ -93,12 +97,14 @@ def _waits(run: RunData) -> None:
         share(idle["learner"]),
         help="share of training time in which the learner waited for a batch",
         border=True,
+        height="stretch",
     )
     columns[1].metric(
         "Generators idle",
         share(idle["generator"]),
         help="share of training time in which generators had nothing to generate",
         border=True,
+        height="stretch",
     )
     columns[2].metric(
         "Staleness",
@@ -108,8 +114,11 @@ def _waits(run: RunData) -> None:
         delta_arrow="off",
         help="updates between the sampling of a token and its training",
         border=True,
+        height="stretch",
     )
-    columns[3].metric("Weight version", number(summary["weight_version"]), border=True)
+    columns[3].metric(
+        "Weight version", number(summary["weight_version"]), border=True, height="stretch"
+    )
 
 
 def _timeline(run: RunData, span: str) -> None:
@@ -121,7 +130,7 @@ def _timeline(run: RunData, span: str) -> None:
     panels.card(
         "Who works when",
         None if bars.empty else timeline_chart(bars, start=run.line.started_at or 0.0),
-        "A generator's bar: it has at least one trajectory to write. The learner's: it has a "
+        "A generator's bar: it has an unfinished trajectory, held ones included. The learner's: it has a "
         "batch. Orange ticks: new weights are loaded while generation goes on. Healthy in "
         "streaming mode: no gaps in the generators' lanes and short ones in the learner's. In "
         "synchronous and windowed mode the two take turns.",

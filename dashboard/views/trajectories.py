@@ -192,7 +192,7 @@ def _tokens(detail: TrajectoryDetail) -> None:
         panels.empty("Waits for the first token of this response.")
         return
     chosen = st.segmented_control(
-        "Colour by", list(COLOURINGS), default="advantage", required=True, key="colour_by"
+        "Colour by", list(COLOURINGS), default=_default(detail), required=True, key="colour_by"
     )
     by: Colouring = chosen
     first = 0
@@ -214,6 +214,11 @@ def _tokens(detail: TrajectoryDetail) -> None:
             step = -(-len(frame) // 1500)
             cuts = [cut.position for cut in window_cuts(detail) if cut.position]
             st.altair_chart(token_chart(frame.iloc[::step], by, cuts), width="stretch")
+
+
+def _default(detail: TrajectoryDetail) -> Colouring:
+    """Advantages where the learner has seen the response."""
+    return "advantage" if (detail.tokens.trained_at_update >= 0).any() else "logprob"
 
 
 def _json(text: str) -> Any:
