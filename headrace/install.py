@@ -1,5 +1,6 @@
 """What is installed: the project's version, and which file each package comes from."""
 
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -20,6 +21,14 @@ def version() -> str:
     except PackageNotFoundError:
         source = ROOT / "pyproject.toml"
         return str(tomllib.loads(source.read_text())["project"]["version"])
+
+
+def setup_seconds() -> float | None:
+    """How long `make setup` took to install this environment, where it did."""
+    try:
+        return float(Path(sys.prefix, "headrace-setup-seconds").read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def dependency_version(name: str) -> str | None:

@@ -19,6 +19,7 @@ from headrace.config.load import build, deep_merge, load_recipe, merge_overrides
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware, detect, free_port
+from headrace.install import setup_seconds
 from headrace.launch import plan_processes
 from headrace.progress import LiveScreen, PlainScreen, Watch, duration, say
 from headrace.supervise import INTERRUPTED, OURS, USER, Outcome, Supervisor
@@ -46,7 +47,7 @@ def train(arguments: argparse.Namespace) -> int:
     if fresh and outcome.code == USER and (watch.last is None or watch.last.update == 0):
         run_folder.discard_run_folder(run_dir)
     else:
-        print_summary(console, run_dir, watch, outcome)
+        print_summary(console, run_dir, watch, outcome, fresh=fresh)
     return report(outcome, run_dir)
 
 
@@ -121,7 +122,9 @@ def supervise(
     return outcome, watch
 
 
-def print_summary(console: Console, run_dir: Path, watch: Watch, outcome: Outcome) -> None:
+def print_summary(
+    console: Console, run_dir: Path, watch: Watch, outcome: Outcome, *, fresh: bool = True
+) -> None:
     """Accuracy and length before and after, times, and where to look."""
     gauges = watch.last.gauges if watch.last else {}
     rows: list[tuple[str, str]] = []
@@ -134,8 +137,11 @@ def print_summary(console: Console, run_dir: Path, watch: Watch, outcome: Outcom
             f"{form.format(value)} {label}" for label, value in values.items() if value is not None
         ]
         rows.append((name, ", ".join(shown) or "not measured"))
-    if (first := watch.time_to_first_update_s) is not None:
+    if fresh and (first := watch.time_to_first_update_s) is not None:
         rows.append(("first update", f"{duration(first)} after the start"))
+        if (setup := setup_seconds()) is not None:
+            whole = f"{duration(setup)}, so {duration(setup + first)} from clone to first update"
+            rows.append(("set-up took", whole))
     if watch.last is not None:
         rows.append(("updates", str(watch.last.update)))
     root = "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
