@@ -8,8 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.pool import NullPool
@@ -54,6 +52,9 @@ def open_reader(run_dir: Path, url: str | None) -> Engine:
 
 def upgrade(engine: Engine) -> None:
     """Run the migrations that the database lacks."""
+    from alembic import command  # only a writer pays for it
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     with engine.connect() as connection:

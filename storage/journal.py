@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headrace.protocol.messages import Span
 from headrace.protocol.records import AnyRecord, ChunkArrived, Record, UpdateCommitted
-from storage.segments import SegmentWriter, read_batches
+from storage.segments import SegmentWriter, read_batches, segment_metadata, segment_paths
 
 _SPAN = pa.struct([("version", pa.int64()), ("start", pa.int32()), ("end", pa.int32())])
 SCHEMA = pa.schema(
@@ -83,6 +83,14 @@ def read_journal(folder: Path, first_offset: int = 0) -> Iterator[list[tuple[int
     for batch in read_batches(folder, first_offset):
         skip = max(0, first_offset - batch.column("offset")[0].as_py())
         yield list(decode(batch))[skip:]
+
+
+def run_id_of(run_dir: Path) -> str:
+    """A run's id as its journal has it; without a journal, the name of its folder."""
+    for path in segment_paths(run_dir / "journal"):
+        if run_id := segment_metadata(path).get(b"run_id"):
+            return run_id.decode()
+    return run_dir.resolve().name
 
 
 def encode(records: Sequence[Record], first_offset: int) -> pa.RecordBatch:

@@ -24,6 +24,7 @@ from headrace.protocol.records import (
     UpdateCommitted,
     WindowTrained,
 )
+from headrace.run_folder import read_config
 from storage.journal import read_journal
 
 _ENDS = ("finished", "truncated")
@@ -173,7 +174,7 @@ class _Recount:
 def recount_ledger(run_dir: Path) -> dict[str, Any]:
     """Counts of response tokens by account: generated, trained_policy, ready, in_flight, dropped
     {reason: n}, trained_value, value_waiting, value_dropped, abandoned, evaluation."""
-    config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())
+    config = read_config(run_dir)
     recount = _Recount(config)
     for batch in read_journal(run_dir / "journal"):
         for _, record in batch:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from headrace.errors import UserError
 from storage.database import open_reader
-from storage.run_store import run_id_of
+from storage.journal import run_id_of
 from storage.tables import AnySelect, Run
 
 if TYPE_CHECKING:

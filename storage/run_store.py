@@ -19,12 +19,13 @@ from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.metrics import METRICS
 from headrace.protocol.records import Record, UpdateCommitted
+from headrace.run_folder import RESOLVED, read_config, write_config
 from storage import projection
 from storage.database import open_writer
 from storage.diagnostics import DiagnosticsWriter
-from storage.journal import Journal, read_journal
+from storage.journal import Journal, read_journal, run_id_of
 from storage.projection.rows import upsert
-from storage.segments import segment_metadata, segment_paths
+from storage.segments import segment_paths
 from storage.tables import MetricInfo, Projection, Run
 
 log = logging.getLogger(__name__)
@@ -53,19 +54,16 @@ class RunStore:
         if segment_paths(run_dir / "journal"):
             raise UserError(f"{run_dir} already holds a run; resume it or choose another name")
         run_dir.mkdir(parents=True, exist_ok=True)
-        resolved = run_dir / "resolved.json"
-        if not resolved.exists():
-            resolved.write_text(config.model_dump_json(indent=2))
+        if not (run_dir / RESOLVED).exists():
+            write_config(run_dir, config)
         return cls(run_dir, run_id, config)
 
     @classmethod
     def open(cls, run_dir: Path) -> "RunStore":
         """The store of an existing run: a torn tail is cut, SQL is brought up to the journal."""
-        resolved = run_dir / "resolved.json"
-        if not resolved.exists():
-            raise UserError(f"{run_dir} is not a run folder: it has no resolved.json")
-        config = RunConfig.model_validate_json(resolved.read_text())
-        return cls(run_dir, run_id_of(run_dir), config)
+        if not (run_dir / RESOLVED).exists():
+            raise UserError(f"{run_dir} is not a run folder: it has no {RESOLVED}")
+        return cls(run_dir, run_id_of(run_dir), read_config(run_dir))
 
     def append(self, records: Sequence[Record]) -> None:
         """Make records safe, in order. StorageFullError: none of them is in the journal."""
@@ -123,14 +121,6 @@ class RunStore:
     def _fall_behind(self, error: OperationalError) -> None:
         self._is_behind = True
         log.warning("SQL is behind the journal until the next append: %s", error.orig)
-
-
-def run_id_of(run_dir: Path) -> str:
-    """A run's id as its journal has it; without a journal, the name of its folder."""
-    for path in segment_paths(run_dir / "journal"):
-        if run_id := segment_metadata(path).get(b"run_id"):
-            return run_id.decode()
-    return run_dir.resolve().name
 
 
 def _register(engine: Engine, run_id: str, config: RunConfig) -> int:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select
 
 from headrace.config.run import RunConfig
-from storage.reader import RunReader, open_run, read_config
+from headrace.run_folder import read_config
+from storage.reader import RunReader, open_run
 from storage.tables import Drop, Trajectory, Update, Window
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def dropped_windows(run_dir: Path, *, limit: int = 1000, offset: int = 0) -> "pd
     import pandas as pd
 
     reader = open_run(run_dir)
-    config = RunConfig.model_validate(read_config(run_dir))
+    config = read_config(run_dir)
     most = offset + limit
     rows = [
         *_outside_batches(reader, most),

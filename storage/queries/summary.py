@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
 
-from headrace.config.run import RunConfig
+from headrace.run_folder import read_config
 from storage.queries.metrics import latest_values
 from storage.queries.runs import run_state
 from storage.reader import RunReader, open_run
@@ -40,7 +40,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     """
     reader = open_run(run_dir)
     state = run_state(reader)
-    config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())
+    config = read_config(run_dir)
     latest = latest_values(reader)
     updates = _updates(reader, state.started_at)
     evaluations = _evaluations(reader)
