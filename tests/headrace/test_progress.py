@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from headrace.commands.training import print_summary, report
 from headrace.config.run import RunConfig
 from headrace.monitor import coordinator_of
 from headrace.progress import Facts, LiveScreen, PlainScreen, Watch, duration, time_left
 from headrace.protocol.messages import Command, Hello, Message, Status, StatusRequest
 from headrace.protocol.sockets import Router
+from headrace.supervise import INTERRUPTED, Outcome
 
 Make = Callable[..., RunConfig]
 
@@ -159,3 +161,33 @@ def test_the_address_of_a_coordinator(tmp_path: Path) -> None:
     assert coordinator_of(tmp_path) == ("tcp://127.0.0.1:7001", 12)
     path.write_text("{")
     assert coordinator_of(tmp_path) is None
+
+
+def test_the_end_of_a_run(make_config: Make, tmp_path: Path) -> None:
+    gauges = {
+        "eval/before/accuracy": 0.2031,
+        "eval/after/accuracy": 0.9,
+        "eval/before/response_length": 12.5,
+        "eval/after/response_length": 41.0,
+    }
+    watch = Watch(make_config(), Recorder())
+    watch.last = status(gauges=gauges)
+    out = io.StringIO()
+    console = Console(file=out, width=40)
+    print_summary(console, tmp_path / "runs" / "r1", watch, Outcome(INTERRUPTED))
+    text = out.getvalue()
+    assert "held-out accuracy  0.203 before, 0.900 after\n" in text
+    assert "response length    12.5 before, 41.0 after\n" in text
+    assert f"headrace train --resume r1 --root {tmp_path / 'runs'}\n" in text
+    assert "headrace export r1 trajectories" in text
+
+
+def test_a_failure_ends_with_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(Outcome(1, "learner-0 died (exit code 1)", "Traceback\nboom"), tmp_path) == 1
+    *_, tail, blank, last = capsys.readouterr().err.splitlines()
+    assert (tail, blank) == ("boom", "")
+    assert last == f"error: learner-0 died (exit code 1); logs in {tmp_path / 'logs'}"
+    assert report(Outcome(2, "error: no such row"), tmp_path) == 2
+    assert capsys.readouterr().err == "error: no such row\n"
+    assert report(Outcome(0), tmp_path) == 0
+    assert capsys.readouterr().err == ""
