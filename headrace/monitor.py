@@ -32,9 +32,7 @@ class Monitor:
     def __init__(self, config: RunConfig, address: str) -> None:
         self._dealer = BlockingDealer(Link.from_config(config.transport, address), self._name())
         self._dealer.send(
-            Hello(
-                role="monitor", name=self._name(), pid=os.getpid(), host=socket.gethostname()
-            )
+            Hello(role="monitor", name=self._name(), pid=os.getpid(), host=socket.gethostname())
         )
         self.refused: str | None = None
 
