@@ -106,6 +106,7 @@ _ALL = (
     MetricInfo("timing_s/forward", "s", "values and proximal logprobs at the update's start"),
     MetricInfo("timing_s/policy", "s", "forward, backward and steps of the policy"),
     MetricInfo("timing_s/publish", "s", "making the new weights available"),
+    MetricInfo("timing_s/round_trip", "s", "from sending the batch to hearing that it is done", "little more than timing_s/update"),
     MetricInfo("timing_s/update", "s", "the whole update in the learner"),
     MetricInfo("timing_s/value", "s", "forward, backward and steps of the value model"),
     MetricInfo("timing_s/wait_for_batch", "s", "the learner's wait before this update", "short against timing_s/update"),

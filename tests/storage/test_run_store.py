@@ -1,6 +1,8 @@
 """The store a coordinator writes through: journal and SQL always tell the same."""
 
 import shutil
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from headrace.errors import UserError
 from headrace.protocol.messages import TokenDiagnostics
-from headrace.protocol.records import Record, TrajectoryEnded, UpdateCommitted
+from headrace.protocol.records import ChunkArrived, Record, TrajectoryEnded, UpdateCommitted
 from storage import projection
 from storage.database import open_reader
 from storage.run_store import RunStore
@@ -144,6 +146,40 @@ def test_power_loss_between_journal_and_sql(tmp_path: Path) -> None:
     store = RunStore.open(run_dir)
     store.append(small_run()[-1])
     store.close()
+    assert dump(run_dir) == before
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from storage.run_store import RunStore
+from tests.storage.samples import chunk, group, run_config
+
+store = RunStore.create(Path(sys.argv[1]), "run", run_config())
+store.append([group(1)])
+for count in range(1_000_000):
+    store.append([chunk(10, count, count + 1, index=count)])
+    print(count, flush=True)
+"""
+
+
+def test_writer_killed_at_any_moment_loses_nothing_it_promised(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-c", WRITER, str(run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        promised = [int(writer.stdout.readline()) for _ in range(40)][-1]
+        writer.kill()
+        promised = int((writer.stdout.read().split() or [promised])[-1])
+    store = RunStore.open(run_dir)
+    chunks = [record for record in store.replay() if isinstance(record, ChunkArrived)]
+    store.close()
+    assert [record.chunk_index for record in chunks] == list(range(len(chunks)))
+    assert promised < len(chunks) <= promised + 2
+    before = dump(run_dir)
+    for path in run_dir.glob("headrace.sqlite*"):
+        path.unlink()
+    RunStore.open(run_dir).close()
     assert dump(run_dir) == before
 
 
