@@ -90,7 +90,7 @@ class Coordinator:
             case m.StatusRequest():
                 await hub.send(name, status(hub, self.parts, self.phases.name))
             case m.Command():
-                self.phases.stop("stopped")
+                self.phases.stop("stopped" if message.action == "stop" else "interrupted")
             case _:
                 hub.incident("warning", "unexpected_message", f"{type(message).__name__} of {name}")
 

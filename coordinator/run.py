@@ -1,8 +1,8 @@
 """Start the coordinator of a run: `python -m coordinator.run --run-dir DIR [--resume]`.
 
 Comes in: DIR/resolved.json. Goes out: DIR/coordinator.json with the address once the socket is
-bound, and everything the run writes through storage. Exit code 0 when the run ended as it should,
-1 when it failed, 2 for the user's mistake, 130 when interrupted.
+bound, and everything the run writes through storage. Exit code 0 when the run ended in good
+order (a stop or an interruption is one), 1 when it failed, 2 for the user's mistake.
 """
 
 import argparse
@@ -118,7 +118,7 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool) -> int:
     if hub.failed:
         print(hub.failed, file=sys.stderr)
         return 1
-    return 130 if coordinator.phases.outcome == "interrupted" else 0
+    return 0
 
 
 def _announce(run_dir: Path, address: str, run_id: str) -> None:

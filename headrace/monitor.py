@@ -54,7 +54,7 @@ class Monitor:
             elif isinstance(message, Refused):
                 self.refused = message.reason
 
-    def command(self, action: Literal["stop", "evaluate"]) -> None:
+    def command(self, action: Literal["stop", "interrupt"]) -> None:
         """Tell the coordinator what to do."""
         self._dealer.send(Command(action=action))
 

@@ -256,7 +256,7 @@ class Watch:
     def request_stop(self) -> None:
         """Ask the coordinator to end the run in good order."""
         if self._monitor is not None:
-            self._monitor.command("stop")
+            self._monitor.command("interrupt")
 
     def close(self) -> None:
         """Close the connection and the screen."""

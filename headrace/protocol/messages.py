@@ -351,9 +351,10 @@ class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Command(Message, frozen=True, kw_only=True, tag=True):
-    """Monitor to coordinator. stop: drain, checkpoint, end. evaluate: an evaluation now."""
+    """Monitor to coordinator. drain, checkpoint, end; the run is then `stopped`, or
+    `interrupted` when it was Ctrl-C."""
 
-    action: Literal["stop", "evaluate"]
+    action: Literal["stop", "interrupt"]
 
 
 class StatusRequest(Message, frozen=True, kw_only=True, tag=True):

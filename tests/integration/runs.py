@@ -1,0 +1,97 @@
+"""Whole runs for tests: `headrace` in processes of their own, as a user starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+QUICKSTART = REPOSITORY / "recipes" / "quickstart.toml"
+SMALL = (
+    "schedule.batch_windows=16",
+    "generator.max_num_seqs=32",
+    "generator.kv_cache_gib=0.25",
+    "evaluation.num_prompts=64",
+    "algorithm.value.warmup_updates=1",
+    "dashboard.enabled=false",
+)
+
+
+class Run:
+    """One `headrace train` and its run folder under `root`."""
+
+    def __init__(self, root: Path, *overrides: str, resume: str | None = None) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+        self.log = root / f"train-{time.monotonic_ns()}.log"
+        target = ["--resume", resume] if resume else [str(QUICKSTART), *SMALL, *overrides]
+        command = [sys.executable, "-m", "headrace", "train", "--plain", "--root", str(root)]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *target],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=REPOSITORY,
+            )
+
+    @property
+    def run_dir(self) -> Path:
+        """The only run folder under the root."""
+        (folder,) = [p for p in self.root.iterdir() if p.is_dir() and not p.is_symlink()]
+        return folder
+
+    def text(self) -> str:
+        """What it printed."""
+        return self.log.read_text(errors="replace")
+
+    def wait(self, timeout_s: float = 240.0) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout_s)
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 180.0) -> None:
+        """Wait while the run goes on; fails with what it printed when it ends before."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.1)
+
+    def supervised(self, name: str) -> int:
+        """Process id of a role."""
+        path = self.run_dir / "supervisor.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        return int([r for r in rows if r.get("name") == name and r.get("pid")][-1]["pid"])
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> None:
+        """Whatever happened: leave nothing behind."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def show(self) -> dict[str, Any]:
+        """`headrace show latest --json`."""
+        done = headrace("show", "latest", "--json", "--root", str(self.root))
+        assert done.returncode == 0, done.stderr
+        shown: dict[str, Any] = json.loads(done.stdout)
+        return shown
+
+
+def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the command line to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "headrace", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        timeout=240,
+    )

@@ -1,0 +1,184 @@
+"""The main job on real parts: vLLM, ZeroMQ, DeepSpeed, SQLAlchemy, Arrow, from the command line."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from headrace.protocol.records import BatchTaken, LineageBegan, MetricsSampled, UpdateCommitted
+from storage.ledger import recount_ledger
+from storage.run_store import RunStore
+from tests.integration.runs import Run, headrace
+
+EXPECTED = """run_id recipe wall_s time_to_first_update_s reward response_length trajectories
+    weight_version staleness idle_share"""
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A run of a few updates that ended by itself, garbage thrown at its socket meanwhile."""
+    run = Run(tmp_path_factory.mktemp("runs"), "stop.updates=6", "learner.precision=float32")
+    try:
+        run.until(lambda: "coordinator.json" in _files(run))
+        _throw_garbage(run.run_dir)
+        assert run.wait() == 0, run.text()
+        yield run
+    finally:
+        run.end()
+
+
+def _files(run: Run) -> list[str]:
+    try:
+        return [p.name for p in run.run_dir.iterdir()]
+    except (ValueError, FileNotFoundError):
+        return []
+
+
+def _throw_garbage(run_dir: Path) -> None:
+    """Not a message, a wrong version, an oversized one."""
+    import json
+
+    address = json.loads((run_dir / "coordinator.json").read_text())["address"]
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 1000
+        socket.identity = b"stranger"
+        socket.connect(address)
+        socket.send_multipart([b"hello", b""])
+        socket.send_multipart([b"HR\x63" + os.urandom(40), b""])
+        socket.send_multipart([b"HR\x01\xc1", b"\0" * 64])
+
+
+def _records(run: Run) -> list[Any]:
+    store = RunStore.open(run.run_dir)
+    try:
+        return list(store.replay())
+    finally:
+        store.close()
+
+
+def test_the_run_ends_by_itself_and_tells_everything(finished: Run) -> None:
+    shown = finished.show()
+    assert shown["status"] == "finished"
+    assert shown["updates"] == 6
+    assert 0.0 < shown["eval"]["before"] < 0.6
+    assert shown["eval"]["after"] is not None
+    assert shown["tokens"]["trained_policy"] > 0
+    assert shown["tokens"]["trained_value"] > 0
+    assert shown["checkpoints"]
+    for key in EXPECTED.split():
+        assert shown[key] is not None, key
+    assert "held-out accuracy" in finished.text()
+
+
+def test_the_ledger_balances_at_every_update_and_when_counted_again(finished: Run) -> None:
+    sampled = [r for r in _records(finished) if isinstance(r, UpdateCommitted | MetricsSampled)]
+    for record in sampled:
+        m = record.metrics
+        parts = ("trained_policy", "ready", "in_flight", "dropped")
+        assert m["ledger/generated"] == sum(m[f"ledger/{part}"] for part in parts)
+    recounted = recount_ledger(finished.run_dir)
+    last = sampled[-1].metrics
+    assert recounted["generated"] == last["ledger/generated"]
+    assert recounted["trained_policy"] == last["ledger/trained_policy"]
+
+
+def test_no_token_is_trained_twice_nor_an_unfinished_value(finished: Run) -> None:
+    records = _records(finished)
+    taken = [r for r in records if isinstance(r, BatchTaken)]
+    windows = [w.window_id for batch in taken for w in batch.windows]
+    values = [i for batch in taken for i in batch.value_trajectories]
+    ended = {r.trajectory_id for r in records if type(r).__name__ == "TrajectoryEnded"}
+    assert len(windows) == len(set(windows))
+    assert len(values) == len(set(values))
+    assert set(values) <= ended
+
+
+def test_behaviour_and_learner_logprobs_agree_in_float32(finished: Run) -> None:
+    first = [
+        r.metrics["rollout/logprob_diff"]
+        for r in _records(finished)
+        if isinstance(r, UpdateCommitted) and "rollout/logprob_diff" in r.metrics
+    ]
+    assert first
+    assert np.mean(first) < 0.001
+
+
+def test_garbage_on_the_socket_was_refused_and_counted(finished: Run) -> None:
+    incidents = [r for r in _records(finished) if type(r).__name__ == "Incident"]
+    assert sum(r.kind == "message_rejected" for r in incidents) >= 3
+
+
+def test_checkpoints_load_in_transformers(finished: Run) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    newest = sorted((finished.run_dir / "checkpoints").glob("step_*"))[-1]
+    model = AutoModelForCausalLM.from_pretrained(newest / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(newest / "policy")
+    assert model.config.vocab_size >= len(tokenizer)
+    assert (newest / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["trajectories", "tokens", "metrics"])
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_exports(finished: Run, tmp_path: Path, kind: str, form: str) -> None:
+    out = tmp_path / f"{kind}.{form}"
+    command = ["export", "latest", kind, "--format", form, "--out", str(out)]
+    done = headrace(*command, "--root", str(finished.root))
+    assert done.returncode == 0, done.stderr
+    assert out.stat().st_size > 100
+    again = headrace(*command, "--root", str(finished.root))
+    assert again.returncode == 2
+    assert len(again.stderr.strip().splitlines()) == 1
+
+
+def test_a_killed_learner_comes_back_and_ctrl_c_leaves_a_resumable_run(tmp_path: Path) -> None:
+    run = Run(tmp_path / "runs", "checkpoint.every_updates=2", "stop.updates=100000")
+    try:
+        run.until(lambda: _checkpoints(run) >= 2)
+        os.kill(run.supervised("learner-0"), signal.SIGKILL)
+        seen = _checkpoints(run)
+        run.until(lambda: _checkpoints(run) > seen)
+        run.interrupt()
+        assert run.wait(120) == 130, run.text()
+        records = _records(run)
+        (rollback,) = [r for r in records if isinstance(r, LineageBegan)]
+        assert rollback.lineage == 1
+        before = run.show()
+        assert before["status"] == "interrupted"
+        _assert_balanced(before)
+    finally:
+        run.end()
+    again = Run(tmp_path / "runs", f"stop.updates={before['updates'] + 3}", resume=before["run_id"])
+    try:
+        again.until(lambda: again.show()["updates"] >= before["updates"] + 2)
+        again.interrupt()
+        assert again.wait(120) == 130, again.text()
+        after = again.show()
+        _assert_balanced(after)
+        assert after["tokens"]["trained_policy"] > before["tokens"]["trained_policy"]
+    finally:
+        again.end()
+
+
+def _checkpoints(run: Run) -> int:
+    folder = run.root
+    return max(
+        (int(p.parent.name[5:]) for p in folder.glob("*/checkpoints/step_*/manifest.json")),
+        default=0,
+    )
+
+
+def _assert_balanced(shown: dict[str, Any]) -> None:
+    tokens = shown["tokens"]
+    assert tokens["generated"] == (
+        tokens["trained_policy"]
+        + tokens["ready"]
+        + tokens["in_flight"]
+        + sum(tokens["dropped"].values())
+    )
