@@ -229,9 +229,7 @@ def micro_batches(reads: Reads, sequences: Sequence[int], place: Place) -> list[
     wanted = [s for s in sequences if tokens_of[s].size]
     lengths = [int(reads.position_of[tokens_of[s]].max()) for s in wanted]
     return [
-        _micro_batch(
-            reads, [wanted[i] for i in pack], [lengths[i] for i in pack], tokens_of, place.device
-        )
+        _micro_batch(reads, [wanted[i] for i in pack], [lengths[i] for i in pack], tokens_of, place)
         for pack in pack_sequences(lengths, budget=place.budget)
     ]
 
@@ -241,7 +239,7 @@ def _micro_batch(
     sequences: Sequence[int],
     lengths: Sequence[int],
     tokens_of: Sequence[Int64],
-    device: torch.device,
+    place: Place,
 ) -> MicroBatch:
     sizes = np.array(lengths, np.int64)
     starts = np.cumsum(sizes) - sizes
@@ -250,10 +248,16 @@ def _micro_batch(
     counts = np.array([tokens_of[s].size for s in sequences])
     position = reads.position_of[tokens]
     owner = np.repeat(np.arange(len(sequences)), counts)
+    device, places = place.device, ranges(np.zeros_like(sizes), sizes)
+    layout = layout_of(lengths, device=device)
+    if place.frozen_context:
+        first = np.array([int(reads.position_of[tokens_of[s]].min()) - 1 for s in sequences])
+        frozen = torch.from_numpy(places < np.repeat(first, sizes)).to(device)
+        layout = layout._replace(frozen=frozen)
     pack = Pack(
         token_ids=torch.from_numpy(ids.astype(np.int64)).to(device),
-        position_ids=torch.from_numpy(ranges(np.zeros_like(sizes), sizes)).to(device),
-        layout=layout_of(lengths, device=device),
+        position_ids=torch.from_numpy(places).to(device),
+        layout=layout,
         reads=torch.from_numpy(starts[owner] + position - 1).to(device),
         targets=torch.from_numpy(reads.targets[tokens]).to(device),
     )

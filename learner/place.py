@@ -20,6 +20,7 @@ class Place:
         rank, world: this rank among all.
         dtype: of losses and what surrounds them (float64 for a float64 model).
         budget: most tokens of a micro-batch.
+        frozen_context: no gradient flows through what stands before a sequence's first read.
         seed: of everything random in an update.
         forward_together: ranks must run the same number of forward passes (ZeRO 3 gathers
             parameters in them).
@@ -30,6 +31,7 @@ class Place:
     world: int = 1
     dtype: torch.dtype = torch.float32
     budget: int = 4096
+    frozen_context: bool = False
     seed: int = 0
     forward_together: bool = False
 

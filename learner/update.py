@@ -7,7 +7,7 @@ whatever their shards hold; how the batch is cut into ranks and micro-batches ch
 rounding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -70,7 +70,8 @@ class Updater:
         )
         finished = value_half(shard, device=place.device)
         policy = PolicyUpdate(
-            algorithm, self._policy, place, batch, windows, totals,
+            algorithm, self._policy,
+            replace(place, frozen_context=config.context == "frozen"), batch, windows, totals,
             parts=config.policy.minibatches,
         )  # fmt: skip
         critic = None

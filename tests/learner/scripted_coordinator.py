@@ -30,8 +30,12 @@ class ScriptedCoordinator:
     def start_learner(self, ranks: int = 1) -> None:
         """Start all ranks, as the supervisor does."""
         port = free_port()
-        environment = os.environ | {"PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1",
-                                    "PYTHONPATH": os.getcwd(), "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+        environment = os.environ | {
+            "PYTHONSAFEPATH": "1",
+            "PYTHONPATH": str(Path.cwd()),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         self.processes = []
         for rank in range(ranks):
             argv = [

@@ -1,0 +1,45 @@
+"""A plain torch engine behind the learner's Engine protocol, for float64 and for comparisons."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from learner.engines import Step
+
+
+class PlainEngine:
+    """torch's own optimizer; keeps the gradient of the last step."""
+
+    def __init__(self, network: nn.Module, *, lr: float = 1e-2, clip: float = 1.0) -> None:
+        self.network = network
+        self.steps = 0
+        self.gradients: dict[str, Tensor] = {}
+        self._optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=0.0)
+        self._clip = clip
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        return self.network(*arguments, **settings)
+
+    @property
+    def lr(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        # A ratio of NaN has a gradient of 0, because it is clamped: only the loss tells.
+        (loss * torch.where(loss.detach().isfinite(), 1.0, math.nan)).backward()
+
+    def step(self) -> Step:
+        self.gradients = {
+            name: p.grad.clone()
+            for name, p in self.network.named_parameters()
+            if p.grad is not None
+        }
+        norm = float(nn.utils.clip_grad_norm_(self.network.parameters(), self._clip))
+        applied = math.isfinite(norm)
+        if applied:
+            self._optimizer.step()
+            self.steps += 1
+        self._optimizer.zero_grad()
+        return Step(applied, norm)

@@ -1,0 +1,248 @@
+"""An update does not depend on how it is cut, and T-PPO with whole windows is PPO to the bit."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headrace.config.algorithm import AlgorithmConfig
+from headrace.config.learner import LearnerConfig, OptimizerConfig
+from headrace.config.model import ModelConfig
+from headrace.protocol.messages import Batch
+from learner.advantages import gae
+from learner.algorithm import Algorithm, build_algorithm
+from learner.forward import PolicyNetwork, ValueNetwork
+from learner.models import load_critic, load_policy
+from learner.place import Place
+from learner.segments import Segments
+from learner.update import Outcome, Updater
+from tests.learner.plain_engine import PlainEngine
+from tests.learner.recorded import batch_of, record, save_tiny_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return ModelConfig(path=str(save_tiny_model(tmp_path_factory.mktemp("model"))))
+
+
+def tppo(**changes: object) -> Algorithm:
+    config = {
+        "advantages": {"kind": "egae", "length_adaptive_alpha": 0.05, "gae_lambda_policy": 0.9},
+        "value": {"value_clip_low": 0.5, "value_clip_high": 0.6},
+        "penalties": {"positive_nll_coef": 0.1, "entropy_coef": 0.01},
+        **changes,
+    }
+    return build_algorithm(AlgorithmConfig.model_validate(config), window=16)
+
+
+class Learner:
+    """A policy and a critic in float64 behind plain engines."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        algorithm: Algorithm,
+        *,
+        budget: int = 4096,
+        chunk: int = 4096,
+        minibatches: int = 1,
+        context: str = "full",
+    ) -> None:
+        kind = {"dtype": torch.float64, "device": CPU}
+        self.policy = PlainEngine(PolicyNetwork(load_policy(model, **kind), logits_chunk=chunk))
+        critic = load_critic(model, **kind)
+        torch.manual_seed(7)
+        nn.init.normal_(critic.score.weight, std=0.3)
+        self.critic = PlainEngine(ValueNetwork(critic))
+        settings = OptimizerConfig(minibatches=minibatches)
+        config = LearnerConfig(policy=settings, value=settings, context=context)
+        place = Place(device=CPU, dtype=torch.float64, budget=budget)
+        has_critic = algorithm.value is not None
+        self.updater = Updater(
+            algorithm, self.policy, self.critic if has_critic else None, config, place
+        )
+
+    def run(self, batch: Batch) -> Outcome:
+        return self.updater.run(batch)
+
+    def weights(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for e in (self.policy, self.critic)
+                          for p in e.network.parameters()])  # fmt: skip
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        tppo(),
+        tppo(aggregate="sample_mean", ratio={"kind": "decoupled"}),
+        tppo(advantages={"kind": "egae", "boundary": "bootstrap"}, ratio={"kind": "tis"}),
+        tppo(value={"gae_lambda_value": 0.9, "aggregate": "token_mean"}),
+    ],
+    ids=["tppo", "decoupled", "bootstrap", "lambda-target"],
+)
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_the_cut_into_micro_batches_changes_nothing(
+    model: ModelConfig, algorithm: Algorithm, minibatches: int
+) -> None:
+    """One micro-batch or many, logits at once or in pieces of five tokens."""
+    learners = [
+        Learner(model, algorithm, budget=budget, chunk=chunk, minibatches=minibatches)
+        for budget, chunk in ((100_000, 4096), (90, 5))
+    ]
+    for update in (1, 2):
+        batch = batch_of(*record(seed=update), update=update)
+        whole, cut = (learner.run(batch) for learner in learners)
+        assert whole.metrics["actor/steps"] == minibatches
+        for name, value in whole.metrics.items():
+            if not name.startswith(("timing_s/", "perf/")):
+                assert cut.metrics[name] == pytest.approx(value, rel=1e-8, abs=1e-10), name
+    assert relative(learners[1].weights(), learners[0].weights()) < 1e-12
+
+
+def test_start_values_are_those_of_the_first_weights(model: ModelConfig) -> None:
+    """Whatever number of optimizer steps follows, and whoever runs the sequence forward."""
+    batch = batch_of(*record(seed=5))
+    found = [
+        Learner(model, tppo(), minibatches=minibatches).run(batch).diagnostics
+        for minibatches in (1, 4)
+    ]
+    for one, four in zip(*found, strict=True):
+        np.testing.assert_allclose(one.values, four.values, rtol=1e-6)
+        np.testing.assert_allclose(one.advantages, four.advantages, rtol=1e-4, atol=1e-6)
+
+
+def test_windows_of_one_trajectory_share_a_sequence(model: ModelConfig) -> None:
+    """Three windows of one response cost the tokens of one."""
+    windows, _ = record(seed=1, trajectories=6, longest=48, unfinished=0.0)
+    outcome = Learner(model, tppo()).run(batch_of(windows, []))
+    tokens = sum(w.end - w.start for w in windows)
+    context = sum({w.trajectory_id: w.prompt_length - 1 for w in windows}.values())
+    assert outcome.metrics["perf/context_share"] == pytest.approx(context / (tokens + context))
+
+
+def test_a_batch_without_windows_moves_the_critic_alone(model: ModelConfig) -> None:
+    """Value warm-up; and a batch without finished responses moves the policy alone."""
+    learner = Learner(model, tppo())
+    windows, values = record(seed=2)
+    alone = learner.run(batch_of([], values, value_epochs=3))
+    assert (alone.policy_moved, alone.skipped) == (False, None)
+    assert (learner.policy.steps, learner.critic.steps) == (0, 3)
+    assert learner.run(batch_of(windows, [])).policy_moved
+    assert (learner.policy.steps, learner.critic.steps) == (1, 3)
+
+
+def test_a_loss_that_is_not_finite_is_named(model: ModelConfig) -> None:
+    """A behaviour logprob of minus infinity that nobody masked."""
+    windows, values = record(seed=2)
+    bad = windows[0].logprobs.copy()
+    bad[:] = np.nan
+    mask = np.ones_like(windows[0].loss_mask)
+    windows[0] = msgspec.structs.replace(windows[0], logprobs=bad, loss_mask=mask)
+    learner = Learner(model, tppo())
+    before = learner.policy.network.state_dict()["model.model.norm.weight"].clone()
+    outcome = learner.run(batch_of(windows, values))
+    assert not outcome.policy_moved
+    assert "policy is not finite (1 of 1" in str(outcome.skipped)
+    after = learner.policy.network.state_dict()["model.model.norm.weight"]
+    assert torch.equal(before, after)
+
+
+def test_same_version_means_the_whole_prefix(model: ModelConfig) -> None:
+    """The mismatch of engines counts first windows up to the first token of another version."""
+    windows, _ = record(seed=3, version=4)
+    wanted = sum(int(w.loss_mask.sum()) for w in windows if w.start == 0)
+    learner = Learner(model, tppo())
+    outcome = learner.run(batch_of(windows, [], version=4))
+    assert outcome.metrics["rollout/logprob_diff"] > 0
+    assert wanted > 0
+    assert "rollout/logprob_diff" not in learner.run(batch_of(windows, [], version=5)).metrics
+
+
+def test_group_advantages_need_no_critic(model: ModelConfig) -> None:
+    """The coordinator's advantage reaches every token of its window."""
+    algorithm = tppo(advantages={"kind": "group"}, value=None)
+    windows, _ = record(seed=4)
+    given = [msgspec.structs.replace(w, advantage=float(i)) for i, w in enumerate(windows)]
+    learner = Learner(model, algorithm)
+    outcome = learner.run(batch_of(given, []))
+    assert learner.critic.steps == 0
+    for i, diagnostics in enumerate(outcome.diagnostics):
+        assert (diagnostics.advantages == i).all()
+        assert np.isnan(diagnostics.values).all()
+
+
+def test_frozen_context_passes_no_gradient_to_the_prefix(model: ModelConfig) -> None:
+    """The forward pass is the same; tokens that occur in the context alone get no gradient."""
+    windows, _ = record(seed=6, trajectories=3, longest=40, unfinished=0.0)
+    later = [w for w in windows if w.start >= 16]
+    seen = np.unique(np.concatenate([w.token_ids[w.prompt_length + w.start - 1 : -1]
+                                     for w in later]))  # fmt: skip
+    untied = {"advantages": {"kind": "group"}, "value": None, "penalties": {}}
+    gradients = {}
+    for context in ("full", "frozen"):
+        learner = Learner(model, tppo(**untied), context=context)
+        given = [msgspec.structs.replace(w, advantage=1.0) for w in later]
+        outcome = learner.run(batch_of(given, []))
+        gradients[context] = learner.policy.gradients, outcome.metrics["actor/pg_loss"]
+    full, frozen = gradients["full"], gradients["frozen"]
+    assert full[1] == frozen[1]
+    name = "model.model.layers.0.self_attn.k_proj.weight"
+    assert relative(frozen[0][name], full[0][name]) > 1e-3
+    assert seen.size < 32
+
+
+def ppo_with_gae(algorithm: Algorithm, lam: float) -> Algorithm:
+    """Textbook PPO: every window is a whole response and its advantages are plain GAE."""
+
+    def advantages(
+        rewards: Tensor, values: Tensor | None, segments: Segments, given: Tensor
+    ) -> Tensor:
+        assert values is not None
+        stops = segments.cu_lengths.tolist()
+        return torch.cat(
+            [gae(rewards[a:b], values[a:b], gamma=1.0, lam=lam) for a, b in pairwise(stops)]
+        )
+
+    fixed: Callable[[Tensor, Tensor], Tensor] = partial(_fixed, lam)
+    return replace(algorithm, advantages=advantages, lambdas=fixed)
+
+
+def _fixed(lam: float, length: Tensor, finished: Tensor) -> Tensor:
+    return torch.full_like(length, lam, dtype=torch.float64)
+
+
+def test_tppo_with_whole_windows_is_ppo_to_the_bit(model: ModelConfig) -> None:
+    """Staleness 0 and a window that no response reaches: forward, advantages, losses, gradients
+    and weights in float64 are those of PPO with GAE."""
+    plain = tppo(advantages={"kind": "egae", "gae_lambda_policy": 0.95, "boundary": "copy"})
+    pair = [
+        Learner(model, algorithm, budget=200, minibatches=2)
+        for algorithm in (plain, ppo_with_gae(plain, 0.95))
+    ]
+    for update in (1, 2, 3):
+        windows, values = record(seed=update, window=64, longest=40, unfinished=0.0)
+        assert all(w.finished and w.start == 0 for w in windows)
+        batch = batch_of(windows, values, update=update)
+        ours, theirs = (learner.run(batch) for learner in pair)
+        for a, b in zip(ours.diagnostics, theirs.diagnostics, strict=True):
+            for name in ("logprobs", "values", "advantages"):
+                assert getattr(a, name).tobytes() == getattr(b, name).tobytes()
+        for name in ("actor/pg_loss", "critic/vf_loss"):
+            assert ours.metrics[name] == theirs.metrics[name]
+        for engine in ("policy", "critic"):
+            a, b = (getattr(learner, engine).gradients for learner in pair)
+            assert a.keys() == b.keys()
+            assert all(torch.equal(a[name], b[name]) for name in a)
+        assert torch.equal(pair[0].weights(), pair[1].weights())
