@@ -177,17 +177,22 @@ def histogram(values: pd.DataFrame, column: str, *, title: str, height: int = 15
 
 def token_chart(tokens: pd.DataFrame, column: str, cuts: Sequence[int], height: int = 150) -> Chart:
     """A quantity along the response (columns position and `column`), window cuts as grey rules."""
-    line = (
+    line: alt.Chart = (
         alt.Chart(tokens.dropna(subset=[column]))
         .mark_line(color=BLUE, strokeWidth=1.6)
         .encode(
-            x=alt.X("position:Q", title="position in the response", scale=alt.Scale(nice=False)),
+            x=alt.X(
+                "position:Q",
+                title="position in the response",
+                axis=alt.Axis(format="d", tickMinStep=1, grid=False),
+                scale=alt.Scale(nice=False),
+            ),
             y=alt.Y(f"{column}:Q", title=None, axis=alt.Axis(tickCount=4)),
             tooltip=[alt.Tooltip("position:Q"), alt.Tooltip(f"{column}:Q", format=".4f")],
         )
     )
     if not cuts:
-        return line.properties(height=height)
+        return _layered(line).properties(height=height)
     rules = (
         alt.Chart(pd.DataFrame({"position": list(cuts)}))
         .mark_rule(color=GREY, strokeDash=[4, 4])
@@ -280,4 +285,4 @@ def _wants_zero(data: pd.DataFrame) -> bool:
     if data.empty:
         return True
     low, high = float(data["value"].min()), float(data["value"].max())
-    return low >= 0 and low < 0.5 * high
+    return low >= 0 and low < 0.7 * high

@@ -8,11 +8,11 @@ hangs on colour alone: there is a word or a position besides.
 LIGHT_BACKGROUND = "#FFFFFF"
 DARK_BACKGROUND = "#0F171D"
 
-BLUE = "#2E86C1"
-ORANGE = "#D97706"
-TEAL = "#1B9E83"
-PURPLE = "#A463B5"
-GREY = "#7D8B97"
+BLUE = "#2E6BE0"
+ORANGE = "#B85F0A"
+TEAL = "#14A374"
+PURPLE = "#CC72C2"
+GREY = "#666E77"
 SERIES = (BLUE, ORANGE, TEAL, PURPLE, GREY)
 
 ACCOUNTS = {"trained_policy": BLUE, "ready": TEAL, "in_flight": GREY, "dropped": ORANGE}
@@ -28,8 +28,15 @@ STATUSES = {
 }
 """How a run stands; anything else is grey."""
 
+
+def tint(colour: str, alpha: float) -> str:
+    """A palette colour as CSS with an opacity."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha:.2f})"
+
+
 STYLE = f"""<style>
-.hr-line {{display:flex;flex-wrap:wrap;align-items:baseline;gap:.35rem .8rem;
+.hr-line {{display:flex;flex-wrap:wrap;align-items:center;gap:.35rem .8rem;
   font-variant-numeric:tabular-nums}}
 .hr-line h1 {{font-size:1.7rem;font-weight:650;padding:0;margin:0;letter-spacing:-.01em}}
 .hr-pill {{display:inline-flex;align-items:center;gap:.45em;border:1px solid currentColor;
@@ -56,7 +63,7 @@ STYLE = f"""<style>
 .hr-tokens span {{border-radius:3px;padding:.2em .01em}}
 .hr-tokens span.out {{border-bottom:2px dotted {GREY}}}
 .hr-tokens .cut {{display:inline-block;font-size:.7rem;line-height:1.25;padding:0 .5em;
-  margin:0 .3em;border-left:3px solid {PURPLE};background:rgba(164,99,181,.14);
+  margin:0 .3em;border-left:3px solid {PURPLE};background:{tint(PURPLE, 0.16)};
   border-radius:0 4px 4px 0;vertical-align:middle;user-select:none;white-space:nowrap}}
 .hr-scale {{display:flex;align-items:center;gap:.6em;font-size:.84rem;margin-bottom:.4rem;
   font-variant-numeric:tabular-nums}}

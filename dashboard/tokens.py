@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dashboard.palette import BLUE, ORANGE, PURPLE, TEAL, tint
 from storage.queries import TrajectoryDetail
 
 Colouring = Literal["logprob", "value", "advantage", "version"]
@@ -24,10 +25,8 @@ COLOURINGS: dict[Colouring, str] = {
 }
 MAX_TOKENS = 2000
 """Most tokens on the page at once."""
-_BLUE, _ORANGE, _TEAL = (46, 134, 193), (217, 119, 6), (27, 158, 131)
-_VERSIONS = (_BLUE, _ORANGE, _TEAL, (164, 99, 181))
+_VERSIONS = (BLUE, ORANGE, TEAL, PURPLE)
 _STRONGEST = 0.62
-Rgb = tuple[int, int, int]
 _VISIBLE = {"\n": "\u21b5\n", "\r": "\u240d", "\t": "\u21e5\t", "": "\u2205"}
 
 
@@ -77,13 +76,13 @@ def background(value: float, by: Colouring, scale: Scale) -> str | None:
     if not math.isfinite(value):
         return None
     if by == "version":
-        return _css(_VERSIONS[int(value) % len(_VERSIONS)], 0.3)
+        return tint(_VERSIONS[int(value) % len(_VERSIONS)], 0.3)
     if by == "advantage":
         strength = min(1.0, abs(value) / scale.high)
-        return _css(_BLUE if value >= 0 else _ORANGE, strength * _STRONGEST)
+        return tint(BLUE if value >= 0 else ORANGE, strength * _STRONGEST)
     strength = (value - scale.low) / (scale.high - scale.low)
-    rgb = _ORANGE if by == "logprob" else _TEAL
-    return _css(rgb, min(1.0, max(0.0, strength)) * _STRONGEST)
+    colour = ORANGE if by == "logprob" else TEAL
+    return tint(colour, min(1.0, max(0.0, strength)) * _STRONGEST)
 
 
 def window_cuts(detail: TrajectoryDetail) -> list[Cut]:
@@ -160,11 +159,7 @@ def _version_keys(versions: Sequence[int]) -> str:
     shown = versions[:12]
     keys = "".join(
         f'<span><span class="hr-dot" style="background:'
-        f'{_css(_VERSIONS[v % len(_VERSIONS)], 0.6)}"></span>{v}</span>'
+        f'{tint(_VERSIONS[v % len(_VERSIONS)], 0.6)}"></span>{v}</span>'
         for v in shown
     )
     return f"weights {keys}" + (" ..." if len(versions) > len(shown) else "")
-
-
-def _css(rgb: Rgb, alpha: float) -> str:
-    return f"rgba({rgb[0]},{rgb[1]},{rgb[2]},{alpha:.2f})"

@@ -130,8 +130,8 @@ def _timeline(run: RunData, span: str) -> None:
     panels.card(
         "Who works when",
         None if bars.empty else timeline_chart(bars, start=run.line.started_at or 0.0),
-        "A generator's bar: it has an unfinished trajectory, held ones included. The learner's: it has a "
-        "batch. Orange ticks: new weights are loaded while generation goes on. Healthy in "
+        "A generator's bar: it has an unfinished trajectory, held ones included. The learner's: "
+        "it has a batch. Orange ticks: new weights are loaded while generation goes on. Healthy in "
         "streaming mode: no gaps in the generators' lanes and short ones in the learner's. In "
         "synchronous and windowed mode the two take turns.",
         note=note,

@@ -1,0 +1,19 @@
+"""One scripted run for all tests of the pages."""
+
+from pathlib import Path
+
+import pytest
+import streamlit as st
+
+from tests.dashboard.scripted_run import write_run
+
+
+@pytest.fixture(scope="session")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 24 updates with a rollback; its parent folder is the root."""
+    return write_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_caches() -> None:
+    st.cache_data.clear()

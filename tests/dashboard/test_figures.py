@@ -1,0 +1,154 @@
+"""Charts as Vega-Lite sees them, without Streamlit."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dashboard import figures
+from dashboard.palette import GREY, KINDS, SERIES
+
+
+def series(points: int, *names: str) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {"x": float(x), "name": name, "value": 10.0 * i + x}
+            for x in range(points)
+            for i, name in enumerate(names)
+        ]
+    )
+
+
+def layers_of(chart: figures.Chart) -> list[dict[str, Any]]:
+    """The layers of the specification; making it checks it against Vega-Lite's schema."""
+    spec: dict[str, Any] = chart.to_dict()
+    layers: list[dict[str, Any]] = spec.get("layer", [spec])
+    return layers
+
+
+def mark_of(layer: dict[str, Any]) -> dict[str, Any]:
+    mark = layer["mark"]
+    return mark if isinstance(mark, dict) else {"type": mark}
+
+
+def test_few_points_are_one_line_and_the_pointer() -> None:
+    layers = layers_of(figures.series_chart(series(20, "reward/mean")))
+    assert [mark_of(layer)["type"] for layer in layers] == ["line", "rule"]
+    assert layers[0]["encoding"]["color"]["legend"] is None
+
+
+def test_many_points_get_a_running_mean() -> None:
+    layers = layers_of(figures.series_chart(series(100, "reward/mean")))
+    assert [layer["encoding"]["y"]["field"] for layer in layers[:2]] == ["value", "smooth"]
+    assert mark_of(layers[0])["opacity"] < 1
+
+
+def test_colours_follow_the_order_of_the_names_and_bounds_are_grey() -> None:
+    names = ("schedule/in_play", "schedule/bound")
+    chart = figures.series_chart(series(5, *names), names=names, bounds=names[1:])
+    scale = layers_of(chart)[0]["encoding"]["color"]["scale"]
+    assert scale == {"domain": ["in play", "bound"], "range": [SERIES[0], GREY]}
+    assert any("strokeDash" in mark_of(layer) for layer in layers_of(chart))
+
+
+def test_the_pointer_names_every_series() -> None:
+    names = ("actor/grad_norm", "critic/grad_norm")
+    pointer = layers_of(figures.series_chart(series(5, *names), names=names))[-1]
+    assert [tip["title"] for tip in pointer["encoding"]["tooltip"]] == [
+        "update",
+        "policy",
+        "value model",
+    ]
+
+
+def test_shares_are_percent() -> None:
+    chart = figures.series_chart(series(5, "actor/pg_clipfrac"), unit="share")
+    assert layers_of(chart)[0]["encoding"]["y"]["axis"]["format"] == ".0%"
+
+
+def test_missing_values_and_names_are_left_out() -> None:
+    frame = series(6, "reward/mean")
+    frame.loc[2, "value"] = np.nan
+    chart = figures.series_chart(frame, names=("reward/mean", "reward/std"))
+    (data,) = [rows for rows in chart.to_dict()["datasets"].values() if "smooth" in rows[0]]
+    assert [row["x"] for row in data] == [0, 1, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("longest", "title", "last"),
+    [
+        (250.0, "training time (s)", 250.0),
+        (600.0, "training time (min)", 10.0),
+        (36000.0, "training time (h)", 10.0),
+    ],
+)
+def test_time_axes_take_a_fitting_unit(longest: float, title: str, last: float) -> None:
+    frame = pd.DataFrame({"x": [0.0, longest], "name": "a", "value": 1.0})
+    scaled, found = figures.scaled_axis(frame, "train_time")
+    assert found == title
+    assert scaled["x"].iloc[-1] == pytest.approx(last)
+
+
+def test_a_running_mean_stays_within_the_values_and_keeps_names_apart() -> None:
+    frame = series(50, "a", "b")
+    smooth = figures.running_mean(frame)
+    for name in ("a", "b"):
+        mine = frame["name"] == name
+        assert smooth[mine].between(frame[mine]["value"].min(), frame[mine]["value"].max()).all()
+        assert smooth[mine].iloc[0] == frame[mine]["value"].iloc[0]
+
+
+def evaluations() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "label": ["before", "during", "after"],
+            "update": [0, 10, 20],
+            "train_time_s": [0.0, 40.0, 80.0],
+            "accuracy": [0.25, 0.5, 1.0],
+            "num_prompts": [1024, 1024, 1024],
+            "response_length": [20.0, 30.0, 60.0],
+        }
+    )
+
+
+def test_accuracy_has_a_band_of_one_standard_error_within_0_and_1() -> None:
+    spec = figures.accuracy_chart(evaluations(), x="update").to_dict()
+    (rows,) = spec["datasets"].values()
+    assert rows[1]["high"] - rows[1]["accuracy"] == pytest.approx((0.25 / 1024) ** 0.5)
+    assert rows[2]["high"] == 1.0
+    assert [row["x"] for row in rows] == [0, 10, 20]
+    assert [row["text"] for row in rows] == ["25.0 %", "50.0 %", "100.0 %"]
+
+
+def bars() -> pd.DataFrame:
+    rows = [
+        ("learner", "update", 102.0, 103.0, "update 1"),
+        ("generator-1", "generation", 100.0, 110.0, ""),
+        ("generator-0", "generation", 100.0, 110.0, ""),
+        ("generator-0", "weight_load", 103.0, 103.1, "version 1"),
+        ("evaluation", "evaluation", 110.0, 112.0, "after (update 1)"),
+    ]
+    return pd.DataFrame(rows, columns=["lane", "kind", "start", "end", "label"])
+
+
+def test_timeline_lanes_go_from_generators_to_the_learner() -> None:
+    assert figures.lane_order(bars()) == ["generator-0", "generator-1", "learner", "evaluation"]
+
+
+def test_timeline_counts_from_the_start_and_colours_by_kind() -> None:
+    chart = figures.timeline_chart(bars(), start=100.0)
+    spec = chart.to_dict()
+    (rows,) = spec["datasets"].values()
+    assert (rows[0]["begin"], rows[0]["stop"], rows[0]["seconds"]) == (2.0, 3.0, 1.0)
+    scale = layers_of(chart)[0]["encoding"]["color"]["scale"]
+    assert dict(zip(scale["domain"], scale["range"], strict=True)) == KINDS
+
+
+def test_token_chart_marks_the_cuts() -> None:
+    tokens = pd.DataFrame({"position": range(10), "value": [0.1] * 10})
+    marks = [
+        mark_of(layer)["type"] for layer in layers_of(figures.token_chart(tokens, "value", [4]))
+    ]
+    assert marks == ["line", "rule"]
+    assert len(layers_of(figures.token_chart(tokens, "value", []))) == 1

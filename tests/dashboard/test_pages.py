@@ -1,0 +1,218 @@
+"""Every page through Streamlit's own test harness: no exception, and the store's numbers."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+import dashboard
+from dashboard.picker import LATEST
+from dashboard.views.overview import process_rows
+from dashboard.views.trajectories import range_filter
+from dashboard.words import count, share
+from headrace.protocol.records import RunPhase
+from storage import queries
+from storage.run_store import RunStore
+from tests.dashboard.scripted_run import EVALUATIONS, MARKUP_ID, make_config, write_run
+
+APP = Path(dashboard.__file__).parent / "app.py"
+TIMEOUT_S = 60
+
+
+def page(name: str, root: str, run: str) -> None:
+    """One page of one run, without the picker around it."""
+    import importlib
+    from pathlib import Path
+
+    from dashboard import data
+
+    view = importlib.import_module(f"dashboard.views.{name}")
+    view.render(data.RunData(data.run_line(run)), Path(root))
+
+
+@pytest.fixture
+def open_page(run_dir: Path) -> Callable[..., AppTest]:
+    def opened(name: str, run: Path = run_dir) -> AppTest:
+        test = AppTest.from_function(
+            page, args=(name, str(run.parent), str(run)), default_timeout=TIMEOUT_S
+        )
+        return test
+
+    return opened
+
+
+def metrics_of(test: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in test.metric}
+
+
+def html_of(test: AppTest) -> str:
+    return "\n".join(str(element.proto.body) for element in test.get("html"))
+
+
+def test_the_app_opens_the_newest_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["app.py", str(run_dir.parent)])
+    test = AppTest.from_file(str(APP), default_timeout=TIMEOUT_S).run()
+    assert not test.exception
+    assert test.selectbox[0].value == LATEST
+    assert run_dir.name in html_of(test)
+    test.selectbox[0].select(run_dir.name).run()
+    assert not test.exception
+    assert test.query_params["run"] == run_dir.name
+
+
+def test_a_root_without_runs_says_what_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["app.py", str(tmp_path)])
+    test = AppTest.from_file(str(APP), default_timeout=TIMEOUT_S).run()
+    assert not test.exception
+    assert "headrace train recipes/quickstart.toml" in html_of(test)
+
+
+def test_overview_shows_the_summary(open_page: Callable[..., AppTest], run_dir: Path) -> None:
+    test = open_page("overview").run()
+    assert not test.exception
+    summary = queries.run_summary(run_dir)
+    shown = metrics_of(test)
+    assert shown["Held-out accuracy"] == share(EVALUATIONS["after"])
+    assert shown["Updates"] == count(summary["updates"]) == "24"
+    assert shown["Tokens trained"] == count(summary["tokens"]["trained_policy"])
+    html = html_of(test)
+    assert f"<b>{count(summary['tokens']['generated'])}</b><span>generated" in html
+    assert "adds up to the token" in html
+    assert "learner-0 is lost" in html
+    processes, _, runs = (frame.value for frame in test.dataframe)
+    assert set(processes["process"]) == {"generator-0", "learner-0", "reward-0"}
+    assert list(runs["run"]) == [run_dir.name]
+
+
+def test_the_ledger_shown_is_what_the_journal_says(run_dir: Path) -> None:
+    tokens = queries.run_summary(run_dir)["tokens"]
+    again = queries.recount_ledger(run_dir)
+    for account in ("generated", "trained_policy", "ready", "in_flight"):
+        assert tokens[account] == again[account], account
+    assert {k: v for k, v in tokens["dropped"].items() if v} == again["dropped"]
+
+
+@pytest.mark.parametrize("axis", ["update", "train_time", "wall", "tokens"])
+def test_learning_over_every_axis(open_page: Callable[..., AppTest], axis: str) -> None:
+    test = open_page("learning")
+    test.session_state["learning_axis"] = axis
+    test.run()
+    assert not test.exception
+    assert len(test.get("arrow_vega_lite_chart") or test.get("vega_lite_chart")) == 12
+    assert any("Healthy: falls slowly" in caption.value for caption in test.caption)
+
+
+@pytest.mark.parametrize("span", ["last 20 s", "whole run"])
+def test_pipeline(open_page: Callable[..., AppTest], run_dir: Path, span: str) -> None:
+    test = open_page("pipeline")
+    test.session_state["pipeline_span"] = span
+    test.run()
+    assert not test.exception
+    idle = queries.run_summary(run_dir)["idle_share"]
+    assert metrics_of(test)["Learner idle"] == share(idle["learner"])
+    assert "The learner waits for generators" in test.info[0].value
+
+
+def test_trajectories_filter_and_read(open_page: Callable[..., AppTest], run_dir: Path) -> None:
+    test = open_page("trajectories").run()
+    assert not test.exception
+    total = queries.trajectory_page(run_dir, filters={"purpose": "train"}).total
+    assert f"of {count(total)} trajectories" in test.caption[0].value
+    test.number_input(key="reward_from").set_value(1.0)
+    test.number_input(key="length_from").set_value(60)
+    test.multiselect(key="statuses").set_value(["finished"])
+    test.run()
+    assert not test.exception
+    rows = test.dataframe[0].value
+    assert len(rows) > 0
+    assert (rows["reward"] == 1).all()
+    assert (rows["length"] >= 60).all()
+    assert metrics_of(test)["Reward"] == "1"
+
+
+def test_search_in_responses_finds_markup_and_shows_it_as_text(
+    open_page: Callable[..., AppTest],
+) -> None:
+    test = open_page("trajectories")
+    test.session_state["search_place"] = "response"
+    test.session_state["search"] = "<b>bold"
+    test.run()
+    assert not test.exception
+    assert list(test.dataframe[0].value["trajectory_id"]) == [MARKUP_ID]
+    html = html_of(test)
+    assert "<img" not in html
+    assert "<b>bold" not in html
+
+
+@pytest.mark.parametrize("by", ["logprob", "value", "advantage", "version"])
+def test_every_colouring(open_page: Callable[..., AppTest], by: str) -> None:
+    test = open_page("trajectories")
+    test.query_params["trajectory"] = "200"
+    test.session_state["colour_by"] = by
+    test.run()
+    assert not test.exception
+    assert "Trajectory 200" in html_of(test)
+    assert 'class="hr-tokens"' in html_of(test)
+
+
+def test_siblings_are_one_click_away(open_page: Callable[..., AppTest]) -> None:
+    test = open_page("trajectories")
+    test.query_params["trajectory"] = "200"
+    test.run()
+    test.button(key="sibling_201").click().run()
+    assert not test.exception
+    assert "Trajectory 201" in html_of(test)
+
+
+def test_an_unknown_trajectory_is_said_to_be_unknown(open_page: Callable[..., AppTest]) -> None:
+    test = open_page("trajectories")
+    test.query_params["trajectory"] = "999999"
+    test.run()
+    assert not test.exception
+    assert "has no trajectory 999999" in html_of(test)
+
+
+@pytest.mark.parametrize("name", ["overview", "learning", "pipeline", "trajectories"])
+def test_a_run_that_has_only_begun_says_what_it_waits_for(
+    open_page: Callable[..., AppTest], tmp_path: Path, name: str
+) -> None:
+    run = tmp_path / "young-20260101-000000-0000"
+    store = RunStore.create(run, run.name, make_config(tmp_path))
+    store.append([RunPhase(at=time.time(), phase="starting")])
+    test = open_page(name, run).run()
+    assert not test.exception
+    assert "Waits for" in html_of(test)
+    store.close()
+
+
+def test_a_live_run_shows_progress_and_heartbeats(
+    open_page: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, started=time.time() - 15, updates=3, roll_back_after=None, end=False)
+    test = open_page("overview", run).run()
+    assert not test.exception
+    assert "hr-pill live" in html_of(test)
+    assert set(test.dataframe[0].value["state"]) == {"up"}
+
+
+def test_heartbeats_grow_older_while_nothing_is_written(run_dir: Path) -> None:
+    rows = queries.process_table(run_dir).assign(state="up")
+    ages: dict[str, float | None] = {"heartbeat/learner-0": 1.5}
+    line = queries.run_line(run_dir)
+    live = replace(line, status="training")
+    now = (line.started_at or 0) + line.wall_s + 10
+    shown = process_rows(rows, ages, live, now).set_index("process")
+    assert shown.loc["learner-0", "heartbeat"] == "11.5 s"
+    assert shown.loc["reward-0", "heartbeat"] == "-"
+    assert set(process_rows(rows, ages, line, now)["state"]) == {"ended"}
+
+
+def test_ranges_become_filters() -> None:
+    assert range_filter("length", 10, None) == ["length >= 10"]
+    assert range_filter("reward", -0.5, 1) == ["reward >= -0.5", "reward <= 1"]
