@@ -113,6 +113,10 @@ class VllmEngine:
         self._engine: Any = None
         self._live: dict[str, _Live] = {}
         self._loading = asyncio.Lock()
+        self._open = asyncio.Event()
+        """Cleared while weights load: nothing is submitted then."""
+        self._open.set()
+        self._submitting = 0
         self._last_good: Path | None = None
         self._broken = False
         self._prefill_tokens = 0
@@ -226,17 +230,21 @@ class VllmEngine:
         from vllm.exceptions import VLLMValidationError
         from vllm.inputs import tokens_input
 
-        async with self._loading:
-            if live.aborted:
-                return None
-            live.version, live.submitted = self.version, True
-            prompt = tokens_input(request.prompt_ids, cache_salt=f"v{self.version}")
-            try:
-                return await self._engine.add_request(
-                    request.request_id, prompt, self.sampling_params(request)
-                )
-            except VLLMValidationError as error:
-                raise RequestError(str(error)) from error
+        while not self._open.is_set():
+            await self._open.wait()
+        if live.aborted:
+            return None
+        live.version, live.submitted = self.version, True
+        prompt = tokens_input(request.prompt_ids, cache_salt=f"v{self.version}")
+        self._submitting += 1
+        try:
+            return await self._engine.add_request(
+                request.request_id, prompt, self.sampling_params(request)
+            )
+        except VLLMValidationError as error:
+            raise RequestError(str(error)) from error
+        finally:
+            self._submitting -= 1
 
     async def abort(self, request_id: str) -> None:
         """End a stream early."""
@@ -253,20 +261,29 @@ class VllmEngine:
             reason = await asyncio.to_thread(self._layout.mismatch, path)
             if reason is not None:
                 raise WeightsRefusedError(reason)
-            paused = time.perf_counter()
-            await self._pause()
-            taken = await self._replace(path)
-            if taken:
-                self._mark_boundaries(version)
-                self._last_good = path
-            await self._engine.resume_generation()
-            now = time.perf_counter()
-            self._pause_s += now - paused
-            if not taken:
-                raise WeightsRefusedError(
-                    f"{path} could not be loaded; version {self.version} is back"
-                )
-            return LoadReport(now - paused, now - began)
+            self._open.clear()
+            try:
+                gap = await self._swap(path, version)
+            finally:
+                self._open.set()
+            return LoadReport(gap, time.perf_counter() - began)
+
+    async def _swap(self, path: Path, version: int) -> float:
+        """Pause, replace, mark the boundary, resume; seconds of standing still."""
+        while self._submitting:
+            await asyncio.sleep(0)
+        paused = time.perf_counter()
+        await self._pause()
+        taken = await self._replace(path)
+        if taken:
+            self._mark_boundaries(version)
+            self._last_good = path
+        await self._engine.resume_generation()
+        gap = time.perf_counter() - paused
+        self._pause_s += gap
+        if not taken:
+            raise WeightsRefusedError(f"{path} could not be loaded; version {self.version} is back")
+        return gap
 
     async def _pause(self) -> None:
         core = self._engine.engine_core
