@@ -111,7 +111,7 @@ class Recorder:
         pass
 
 
-def test_a_watch_asks_and_passes_a_stop_on(make_config: Make) -> None:
+def test_a_watch_asks_and_passes_an_interrupt_on(make_config: Make) -> None:
     received: list[Message] = []
     address: list[str] = []
     done = threading.Event()
@@ -151,7 +151,7 @@ def test_a_watch_asks_and_passes_a_stop_on(make_config: Make) -> None:
     assert isinstance(hello, Hello)
     assert hello.role == "monitor"
     assert isinstance(received[-1], Command)
-    assert received[-1].action == "stop"
+    assert received[-1].action == "interrupt"
 
 
 def test_the_address_of_a_coordinator(tmp_path: Path) -> None:
