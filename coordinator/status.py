@@ -17,7 +17,9 @@ def waits(hub: Hub, parts: Parts) -> dict[str, float]:
         waits.append(f"generators to load version {hub.state.version}")
     if not peers.rewards:
         waits.append("a reward worker to join")
-    if peers.learner is None:
+    if hub.config.evaluation.only:
+        pass
+    elif peers.learner is None:
         waits.append("the learner to join")
     elif not parts.training.ready:
         waits.append("the learner to publish its weights")

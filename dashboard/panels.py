@@ -40,6 +40,18 @@ def live(run: RunData, body: Callable[[RunData], None]) -> None:
     section()
 
 
+def wait_for_change(run: RunData) -> None:
+    """Draw the whole page again as soon as the run has written something."""
+    before = data.stamp_of(run.line)
+
+    @st.fragment(run_every=REFRESH_S if data.is_live(run.line) else None)
+    def watch() -> None:
+        if data.stamp_of(data.run_line(str(run.line.run_dir))) != before:
+            st.rerun()
+
+    watch()
+
+
 def empty(text: str) -> None:
     """A quiet box that says what is awaited."""
     st.html(f'<div class="hr-empty">{escape(text)}</div>')

@@ -78,13 +78,18 @@ def _figures(summary: dict[str, Any]) -> None:
     first = rows[0] if len(rows) > 1 else {}
     columns = st.columns(5)
     accuracy, length = last.get("accuracy"), last.get("response_length")
+    if first and accuracy is not None:
+        change: str | None = f"{100 * (accuracy - first['accuracy']):+.1f} points"
+    else:
+        change = f"{last['label']} training" if last else None
     columns[0].metric(
         "Held-out accuracy",
         share(accuracy),
-        f"{100 * (accuracy - first['accuracy']):+.1f} points" if first and accuracy else None,
-        help=f"{share(first['accuracy'])} before training"
-        if first
-        else "share of held-out prompts answered correctly",
+        change,
+        delta_color="normal" if first else "off",
+        delta_arrow="auto" if first else "off",
+        help="share of held-out prompts answered correctly"
+        + (f"; {share(first['accuracy'])} before training" if first else ""),
         border=True,
         height="stretch",
     )

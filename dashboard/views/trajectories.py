@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import panels
-from dashboard.data import RunData
+from dashboard.data import RunData, is_live
 from dashboard.figures import token_chart
 from dashboard.tokens import (
     COLOURINGS,
@@ -50,14 +50,18 @@ PARAMETER = "trajectory"
 
 def render(run: RunData, root: Path) -> None:
     """The page. It is not redrawn by itself: a reader's place would be lost."""
-    st.title("Trajectories")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.title("Trajectories")
+        if is_live(run.line):
+            st.button("Refresh", icon=":material/refresh:")
     page = _filtered(run)
     if not page.total:
-        panels.empty(
-            "No trajectory matches."
-            if run.summary()["trajectories"]["issued"]
-            else panels.awaited(run, "the first trajectory")
-        )
+        if run.summary()["trajectories"]["issued"]:
+            panels.empty("No trajectory matches.")
+        else:
+            panels.empty(panels.awaited(run, "the first trajectory"))
+            panels.wait_for_change(run)
+            return
     chosen = _choose(page)
     if chosen is None:
         return
@@ -73,7 +77,7 @@ def _filtered(run: RunData) -> TrajectoryPage:
     """The filter bar, and the rows that pass."""
     with st.container(border=True):
         top = st.columns([3, 1.4, 2.4, 1.4])
-        text = top[0].text_input("Search", placeholder="text in ...", key="search")
+        text = top[0].text_input("Search", placeholder="any text", key="search")
         place = top[1].selectbox("in", ["prompt", "response"], key="search_place")
         statuses = top[2].multiselect("Status", STATUSES, key="statuses", placeholder="any")
         sort = top[3].selectbox("Sort by", list(SORTS), key="sort")
@@ -204,7 +208,7 @@ def _tokens(detail: TrajectoryDetail) -> None:
     st.html(scale_html(detail, by))
     st.html(token_html(detail, by, first))
     st.caption(
-        f"{COLOURINGS[by]} Purple marks begin a window; dotted tokens were left out of the loss. "
+        f"{COLOURINGS[by]} Pink marks begin a window; dotted tokens were left out of the loss. "
         "Point at a token for its numbers."
     )
     if by != "version":

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlalchemy import ColumnElement, Integer, and_, cast, func, select
+from sqlalchemy import CTE, ColumnElement, Integer, and_, cast, func, select
 
 from headrace.metrics import METRICS, MetricInfo
 from storage.reader import RunReader, open_run
@@ -19,8 +19,9 @@ Axis = Literal["update", "train_time", "wall", "tokens"]
 def metric_names(run_dir: Path) -> list[str]:
     """Names of all metrics a run has, sorted."""
     reader = open_run(run_dir)
-    query = select(Metric.name).where(Metric.run == reader.key).distinct().order_by(Metric.name)
-    return [name for (name,) in reader.rows(query)]
+    names = _names(reader.key, "")
+    found = reader.rows(select(names.c.name).where(names.c.name.is_not(None)))
+    return sorted(name for (name,) in found)
 
 
 def metric_info() -> dict[str, MetricInfo]:
@@ -107,21 +108,29 @@ def latest_metrics(run_dir: Path, prefix: str = "") -> dict[str, float | None]:
 
 def latest_values(reader: RunReader, prefix: str = "") -> dict[str, float | None]:
     """`latest_metrics` of a run that is open."""
+    names = _names(reader.key, prefix)
     newest = (
-        select(Metric.name, func.max(Metric.offset).label("offset"))
-        .where(Metric.run == reader.key, Metric.name.startswith(prefix, autoescape=True))
-        .group_by(Metric.name)
-        .subquery()
+        select(func.max(Metric.offset))
+        .where(Metric.run == reader.key, Metric.name == names.c.name)
+        .scalar_subquery()
     )
     query = select(Metric.name, Metric.value).join(
-        newest,
-        and_(
-            Metric.run == reader.key,
-            Metric.name == newest.c.name,
-            Metric.offset == newest.c.offset,
-        ),
+        names,
+        and_(Metric.run == reader.key, Metric.name == names.c.name, Metric.offset == newest),
     )
     return {name: value for name, value in reader.rows(query)}
+
+
+def _names(run: int, prefix: str) -> CTE:
+    """Distinct names that begin with `prefix`, each found by one step in the primary key: a scan
+    would read every value of a long run."""
+    mine = (Metric.run == run, Metric.name.startswith(prefix, autoescape=True))
+    first = select(func.min(Metric.name).label("name")).where(*mine, Metric.name >= prefix)
+    names = first.cte("names", recursive=True)
+    following = (
+        select(func.min(Metric.name)).where(*mine, Metric.name > names.c.name).scalar_subquery()
+    )
+    return names.union_all(select(following).where(names.c.name.is_not(None)))
 
 
 def _start(reader: RunReader) -> float:

@@ -224,3 +224,20 @@ async def test_failing_rewards_stop_the_run_with_the_reason(tmp_path: Path) -> N
     assert "rewards in a row failed" in (coordinator.run_dir / "coordinator.log").read_text()
     phases = [r.phase for r in records_of(coordinator.run_dir) if isinstance(r, RunPhase)]
     assert phases[-1] == "failed"
+
+
+async def test_a_run_in_which_nobody_moves_ends_and_names_what_it_waits_for(tmp_path: Path) -> None:
+    transport = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 60.0, "stall_timeout_s": 2.0}
+    coordinator = CoordinatorProcess(tmp_path / "run-1", run_config(transport=transport))
+    address = coordinator.start()
+    silent = ScriptedLearner(address, "learner-0")
+    silent.die_at = 1
+    peers = [
+        ScriptedGenerator(address, "generator-0", capacity=8),
+        ScriptedReward(address, "reward-0"),
+        silent,
+    ]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 1
+    log = (coordinator.run_dir / "coordinator.log").read_text()
+    assert "nobody makes progress: the learner's update 1 for" in log
