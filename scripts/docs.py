@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = ROOT / "docs" / "configuration.md"
+METRICS = ROOT / "docs" / "metrics.md"
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)[^)]*\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -41,9 +42,10 @@ def broken_links(page: Path) -> list[str]:
 def made_pages() -> dict[Path, str]:
     """Pages that are made from code, with the text they should have."""
     sys.path.insert(0, str(ROOT))
-    from headrace.config.document import page
+    from headrace import metric_document
+    from headrace.config import document
 
-    return {CONFIGURATION: page()}
+    return {CONFIGURATION: document.page(), METRICS: metric_document.page()}
 
 
 def write_pages() -> int:

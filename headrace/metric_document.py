@@ -1,0 +1,64 @@
+"""docs/metrics.md, made from `headrace.metrics`.
+
+In: the table of metrics. Out: one page of Markdown, a section a prefix. `scripts/docs.py` writes
+the page and says when it is stale.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from headrace.metrics import METRICS, MetricInfo
+
+HEAD = """\
+# Metrics
+
+<!-- Made by scripts/docs.py from headrace/metrics.py. Do not edit: change the table instead. -->
+
+Every number that a run writes down, with its unit, what it means, and what it looks like when all
+is well. A healthy range is a first look, not a law. Where no unit is given the number is plain;
+a `share` lies between 0 and 1.
+
+A metric comes once for every committed update, or about once a second as a gauge between updates,
+or both. In SQL they are rows of `metrics` (see [storage](storage.md)); `metric_info` holds this
+page's table; `headrace export RUN metrics` writes them to a file. Prefixes `actor/`, `critic/`,
+`response_length/`, `timing_s/` and `perf/` and the names under them are verl's where verl has them.
+"""
+
+SECTIONS = {
+    "actor": "The policy's loss and optimizer, from the learner, once an update.",
+    "critic": "The value model's loss, outputs and targets, from the learner, once an update.",
+    "egae": "What happens at the cuts of unfinished windows.",
+    "heartbeat": "Signs of life; `NAME` is a process such as `generator-0`. A gauge.",
+    "idle": "Who waits for whom. The side that waits much has too much hardware.",
+    "ledger": "Where every journaled response token is. generated = trained_policy + ready + "
+    "in_flight + dropped, to the token, at every update. See [data path](data-path.md).",
+    "perf": "Throughput, and how much of the computation was of use.",
+    "response_length": "Responses that ended since the last update. Early in a stream only short "
+    "ones have ended.",
+    "reward": "Rewards that arrived since the last update.",
+    "rollout": "How far the generator's logprobs are from the learner's, and how far the policy "
+    "has moved since the tokens were sampled.",
+    "schedule": "What the scheduler counts when it lets windows begin and makes batches.",
+    "staleness": "Updates between the sampling and the training of tokens.",
+    "timing_s": "Where the time of an update goes.",
+    "value": "What the critic believed where a response was cut.",
+    "weights": "How far behind the generators are.",
+}
+"""What the prefixes have in common."""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *_sections()])
+
+
+def _sections() -> Iterator[str]:
+    for prefix, infos in groupby(METRICS.values(), key=lambda info: info.name.split("/")[0]):
+        lines = [f"## {prefix}/", "", SECTIONS[prefix], "", "| metric | unit | meaning | healthy |"]
+        lines += ["|---|---|---|---|", *map(_row, infos), ""]
+        yield "\n".join(lines)
+
+
+def _row(info: MetricInfo) -> str:
+    cells = (f"`{info.name}`", info.unit, info.meaning, info.healthy)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
