@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import CTE, ColumnElement, Integer, and_, cast, func, select
+from sqlalchemy.orm import aliased
 
 from headrace.metrics import METRICS, MetricInfo
 from storage.reader import RunReader, open_run
@@ -19,7 +20,7 @@ Axis = Literal["update", "train_time", "wall", "tokens"]
 def metric_names(run_dir: Path) -> list[str]:
     """Names of all metrics a run has, sorted."""
     reader = open_run(run_dir)
-    names = _names(reader.key, "")
+    names = _names(reader.key)
     found = reader.rows(select(names.c.name).where(names.c.name.is_not(None)))
     return sorted(name for (name,) in found)
 
@@ -108,27 +109,35 @@ def latest_metrics(run_dir: Path, prefix: str = "") -> dict[str, float | None]:
 
 def latest_values(reader: RunReader, prefix: str = "") -> dict[str, float | None]:
     """`latest_metrics` of a run that is open."""
-    names = _names(reader.key, prefix)
+    names, older = _names(reader.key), aliased(Metric)
     newest = (
-        select(func.max(Metric.offset))
-        .where(Metric.run == reader.key, Metric.name == names.c.name)
+        select(func.max(older.offset))
+        .where(older.run == reader.key, older.name == names.c.name)
+        .correlate(names)
         .scalar_subquery()
     )
-    query = select(Metric.name, Metric.value).join(
-        names,
-        and_(Metric.run == reader.key, Metric.name == names.c.name, Metric.offset == newest),
+    query = (
+        select(Metric.name, Metric.value)
+        .select_from(names)
+        .join(Metric, and_(Metric.name == names.c.name, Metric.offset == newest))
+        .where(Metric.run == reader.key, names.c.name.startswith(prefix, autoescape=True))
     )
     return {name: value for name, value in reader.rows(query)}
 
 
-def _names(run: int, prefix: str) -> CTE:
-    """Distinct names that begin with `prefix`, each found by one step in the primary key: a scan
+def _names(run: int) -> CTE:
+    """Distinct names and one null at the end. Each is one step in the primary key, because a scan
     would read every value of a long run."""
-    mine = (Metric.run == run, Metric.name.startswith(prefix, autoescape=True))
-    first = select(func.min(Metric.name).label("name")).where(*mine, Metric.name >= prefix)
-    names = first.cte("names", recursive=True)
+    names = (
+        select(func.min(Metric.name).label("name"))
+        .where(Metric.run == run)
+        .cte("names", recursive=True)
+    )
     following = (
-        select(func.min(Metric.name)).where(*mine, Metric.name > names.c.name).scalar_subquery()
+        select(func.min(Metric.name))
+        .where(Metric.run == run, Metric.name > names.c.name)
+        .correlate(names)
+        .scalar_subquery()
     )
     return names.union_all(select(following).where(names.c.name.is_not(None)))
 
