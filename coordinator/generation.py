@@ -36,9 +36,14 @@ class Generation:
     # -- generators come and go -------------------------------------------------------------------
 
     async def join(self, hello: Hello) -> None:
-        """A generator said Hello (again): whatever it held before is free."""
-        self.lose(hello.name)
-        self._hub.peers.generators[hello.name] = GeneratorPeer(hello)
+        """A generator said Hello. The same process may say it again (its engine is ready now, or it
+        heard nothing for a while) and keeps its leases; another process of its name has none."""
+        known = self._hub.peers.generators.get(hello.name)
+        if known is not None and known.hello.pid == hello.pid:
+            known.hello = hello
+        else:
+            self.lose(hello.name)
+            self._hub.peers.generators[hello.name] = GeneratorPeer(hello)
         if self.notice is not None:
             await self._hub.send(hello.name, self.notice)
 

@@ -48,6 +48,8 @@ class Intake:
                     f"{sender}, trajectory {chunk.trajectory_id}: {problem}",
                 )
                 self._release(sender, chunk)
+                if chunk.finish is None:
+                    holds.append((chunk.lease_id, -1))
                 continue
             self._take(sender, trajectory, chunk)
             if trajectory.ended:

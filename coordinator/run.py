@@ -25,7 +25,7 @@ from coordinator.state import State
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import WeightNotice
-from headrace.protocol.records import BatchReturned, VersionPublished
+from headrace.protocol.records import VersionPublished
 from headrace.protocol.sockets import Router
 from storage.run_store import RunStore
 
@@ -39,13 +39,21 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
     def rejected(name: str, why: str) -> None:
         hub.incident("warning", "message_rejected", f"{name}: {why}")
 
-    router = Router(
-        transport.host,
-        transport.port,
-        max_bytes=int(transport.max_message_mib * 2**20),
-        curve_keys=transport.curve_keys,
-        on_reject=rejected,
-    )
+    def bind(port: int) -> Router:
+        return Router(
+            transport.host,
+            port,
+            max_bytes=int(transport.max_message_mib * 2**20),
+            curve_keys=transport.curve_keys,
+            on_reject=rejected,
+        )
+
+    try:
+        router = bind(transport.port or (_last_port(run_dir) if resume else 0))
+    except UserError:
+        if transport.port:
+            raise
+        router = bind(0)
     state = State(config)
     store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, run_id, config)
     if resume:
@@ -70,20 +78,20 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
     return coordinator, store
 
 
+def _last_port(run_dir: Path) -> int:
+    """The port of the coordinator that died: who is still there finds the new one at it."""
+    announced = run_dir / "coordinator.json"
+    if not announced.exists():
+        return 0
+    return int(json.loads(announced.read_text())["address"].rsplit(":", 1)[1])
+
+
 def _replay(store: RunStore, state: State) -> None:
-    """Rebuild the state; leases died with the last coordinator, and so did the batch it had out."""
+    """Rebuild the state; leases died with the last coordinator. What became of the batch it had out
+    the learner's Hello will tell."""
     for record in store.replay():
         state.apply(record)
     state.forget_leases()
-    if state.taken is not None:
-        returned = BatchReturned(
-            at=time.time(),
-            update=state.taken.update,
-            lineage=state.lineage,
-            reason="the coordinator was restarted",
-        )
-        state.apply(returned)
-        store.append([returned])
 
 
 def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:

@@ -32,7 +32,10 @@ class Scoring:
             self._queue.append(trajectory.trajectory_id)
 
     def join(self, hello: Hello) -> None:
-        """A worker said Hello (again)."""
+        """A worker said Hello; the same process may say it again and keeps what it is scoring."""
+        known = self._hub.peers.rewards.get(hello.name)
+        if known is not None and known.hello.pid == hello.pid:
+            return
         self.lose(hello.name)
         self._hub.peers.rewards[hello.name] = RewardPeer(hello)
 

@@ -45,6 +45,8 @@ class State:
         self.ready: OrderedDict[int, Window] = OrderedDict()
         self.value_queue: OrderedDict[int, Trajectory] = OrderedDict()
         self.taken: BatchTaken | None = None
+        self.returned: BatchTaken | None = None
+        """The batch that came back last, until another leaves."""
         self.committed: dict[int, BatchTaken] = {}
         """Batches committed on this lineage since the last checkpoint that nothing precedes."""
         self.next_group = 0
@@ -233,7 +235,7 @@ class State:
 
     def _take(self, record: BatchTaken) -> None:
         assert self.taken is None, "a batch is out already"
-        self.taken = record
+        self.taken, self.returned = record, None
         self.update = record.update
         for item in record.windows:
             window = self.window(item.trajectory_id, item.index)
@@ -246,6 +248,7 @@ class State:
         """What the learner had is ready again, in its old order."""
         assert self.taken is not None
         batch, self.taken = self.taken, None
+        self.returned = batch
         self.update = batch.update - 1
         self._requeue(batch)
 
@@ -314,7 +317,9 @@ class State:
         self.lineage, self.update = record.lineage, record.update
 
     def forget_leases(self) -> None:
-        """After a replay: leases died with the coordinator, and evaluations begin anew."""
+        """After a replay: leases died with the coordinator, and evaluations begin anew. Some lease
+        ids may have been given out and not journaled, so the count jumps."""
+        self.next_lease += 1_000_000
         for trajectory in list(self.trajectories.values()):
             if trajectory.purpose == "eval":
                 del self.trajectories[trajectory.trajectory_id]

@@ -55,6 +55,7 @@ class Training:
     async def join(self, hello: Hello, welcome: Welcome) -> None:
         """A learner said Hello: bring the ledger to the update its weights are from."""
         hub, state = self._hub, self._hub.state
+        self._commit_unreported(hello)
         self.lose("restarted")
         if hello.update != state.update or (state.update and hello.resumed_from):
             hub.note(
@@ -77,6 +78,28 @@ class Training:
                 config=welcome.config,
                 publish_as=version,
             ),
+        )
+
+    def _commit_unreported(self, hello: Hello) -> None:
+        """The learner's weights hold a batch whose UpdateDone never came (it died, or the
+        coordinator did, between checkpoint and report): it is trained, and must not be again."""
+        state = self._hub.state
+        batch = state.taken or state.returned
+        if batch is None or hello.update != batch.update:
+            return
+        if state.taken is None:
+            self._hub.note(batch)
+        self._hub.note(
+            UpdateCommitted(
+                at=time.time(),
+                update=batch.update,
+                lineage=batch.lineage,
+                version=batch.version,
+                train_time_s=self._hub.clock.now(),
+                trained_tokens=0,
+                metrics={},
+                diagnostics=[],
+            )
         )
 
     def lose(self, reason: str) -> None:

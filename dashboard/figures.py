@@ -273,7 +273,7 @@ def _x_axis(x: str) -> alt.Axis:
 
 
 def _y_axis(data: pd.DataFrame, percent: bool) -> alt.Axis:
-    return alt.Axis(format=".0%" if percent else "~s" if _is_big(data) else ",.4~g", tickCount=4)
+    return alt.Axis(format=".2~%" if percent else "~s" if _is_big(data) else ",.4~g", tickCount=4)
 
 
 def _is_big(data: pd.DataFrame) -> bool:

@@ -93,7 +93,7 @@ def _runs(lengths: Sequence[int], ratio: float) -> list[tuple[int, int]]:
     shortest = longest = lengths[0]
     for i, length in enumerate(lengths):
         low, high = min(shortest, length), max(longest, length)
-        if low < ratio * high:
+        if i > first and low < ratio * high:
             runs.append((first, i))
             first, low, high = i, length, length
         shortest, longest = low, high

@@ -72,9 +72,9 @@ class StepLog:
     grad_norm: float = 0.0
     losses: list[Tensor] = field(default_factory=list)
     tokens: int = 0
-    padded: int = 0
     trained: int = 0
     reads: int = 0
+    fillers: int = 0
 
     @property
     def taken(self) -> int:
@@ -92,7 +92,8 @@ class StepLog:
         """Note a forward pass, of which `reads` tokens have a loss (0: no loss at all)."""
         size = pack.token_ids.numel()
         self.tokens += size
-        self.padded += pack.layout.padded_from.numel()
+        if not pack.reads.numel():
+            self.fillers += size
         if reads:
             self.trained += size
             self.reads += reads

@@ -139,7 +139,7 @@ def _log_tally(prefix: str, log: StepLog) -> Tally:
     counts = {
         "loss": losses.to(torch.float64),
         "tokens": torch.tensor(float(log.tokens), dtype=torch.float64),
-        "padded": torch.tensor(float(log.padded), dtype=torch.float64),
+        "fillers": torch.tensor(float(log.fillers), dtype=torch.float64),
         "trained": torch.tensor(float(log.trained), dtype=torch.float64),
         "reads": torch.tensor(float(log.reads), dtype=torch.float64),
     }
@@ -191,10 +191,10 @@ def _loss_figures(
 def _work_figures(sums: Mapping[str, float], totals: Totals) -> dict[str, float]:
     """Of the tokens that went through a model: how many there were, in a loss, not padding."""
     tokens = sums["actor/tokens"] + sums.get("critic/tokens", 0.0)
-    padded = sums["actor/padded"] + sums.get("critic/padded", 0.0)
+    fillers = sums["actor/fillers"] + sums.get("critic/fillers", 0.0)
     figures = {"perf/loss_tokens": float(totals.policy_tokens), "perf/computed_tokens": tokens}
-    if padded:
-        figures["perf/useful_share"] = tokens / padded
+    if tokens:
+        figures["perf/useful_share"] = 1.0 - fillers / tokens
     if sums["actor/trained"]:
         figures["perf/context_share"] = 1.0 - sums["actor/reads"] / sums["actor/trained"]
     return figures

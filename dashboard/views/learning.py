@@ -13,7 +13,8 @@ from storage.queries.metrics import Axis
 
 CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Reward", ("reward/mean",)),
-    ("Response length", ("response_length/mean", "response_length/max")),
+    ("Response length", ("response_length/mean",)),
+    ("Longest response", ("response_length/max",)),
     ("Entropy", ("actor/entropy",)),
     ("KL", ("actor/ppo_kl", "rollout/mismatch_kl")),
     (
@@ -26,6 +27,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Gradient norms", ("actor/grad_norm", "critic/grad_norm")),
     ("Responses cut at the limit", ("response_length/clip_ratio",)),
     ("Effective sample size", ("rollout/ess",)),
+    ("Generator against learner", ("rollout/logprob_diff",)),
 )
 
 

@@ -131,8 +131,8 @@ def _choose(page: TrajectoryPage) -> int | None:
             column_config={
                 "trajectory_id": st.column_config.NumberColumn("id", format="%d", width="small"),
                 "group_id": st.column_config.NumberColumn("group", format="%d", width="small"),
-                "min_version": st.column_config.NumberColumn("first weights", width="small"),
-                "max_version": st.column_config.NumberColumn("last weights", width="small"),
+                "min_version": st.column_config.NumberColumn("first weights"),
+                "max_version": st.column_config.NumberColumn("last weights"),
                 "prompt": st.column_config.TextColumn(width="large"),
             },
         )

@@ -9,26 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
+from dashboard.views.learning import CHARTS
 from dashboard.words import count
 from headrace.hardware import free_port
 from headrace.launch import dashboard_argv, role_environment
 from storage import queries
+from tests.dashboard.chromium import open_chromium
 from tests.dashboard.scripted_run import MARKUP, MARKUP_ID
 from tests.services import find_chromium
 
 pytestmark = pytest.mark.browser
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PATIENCE_MS = 60_000
 
 
@@ -62,16 +54,13 @@ def _answers(url: str) -> bool:
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    chromium = find_chromium()
-    if chromium is None:
+    if find_chromium() is None:
         pytest.skip("no Chromium on this machine: install the package chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=ARGUMENTS)
+    with open_chromium() as browser:
         page = browser.new_page(viewport={"width": 1440, "height": 1200})
         page.set_default_timeout(PATIENCE_MS)
         expect.set_options(timeout=PATIENCE_MS)
         yield page
-        browser.close()
 
 
 def test_overview_shows_the_run(page: Page, address: str, run_dir: Path) -> None:
@@ -90,7 +79,7 @@ def test_overview_shows_the_run(page: Page, address: str, run_dir: Path) -> None
 def test_pages_are_reached_from_the_left_and_draw_charts(page: Page, address: str) -> None:
     page.goto(address)
     page.get_by_role("link", name="Learning").click()
-    expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(12)
+    expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(len(CHARTS) + 1)
     page.get_by_role("link", name="Pipeline").click()
     expect(page.get_by_text("Who works when")).to_be_visible()
     expect(page.get_by_test_id("stException")).to_have_count(0)

@@ -64,7 +64,7 @@ def test_the_pointer_names_every_series() -> None:
 
 def test_shares_are_percent() -> None:
     chart = figures.series_chart(series(5, "actor/pg_clipfrac"), unit="share")
-    assert layers_of(chart)[0]["encoding"]["y"]["axis"]["format"] == ".0%"
+    assert layers_of(chart)[0]["encoding"]["y"]["axis"]["format"] == ".2~%"
 
 
 def test_missing_values_and_names_are_left_out() -> None:
