@@ -21,6 +21,7 @@ from headrace.config.algorithm import (
     RatioConfig,
     ValueTargetConfig,
 )
+from headrace.errors import UserError
 from learner.advantages import credited_length, length_adaptive_lambda, packed_egae, whiten
 from learner.aggregation import sample_mean_weights, token_mean_weights
 from learner.policy_losses import PolicyLoss, clipped_surrogate, reinforce
@@ -103,8 +104,15 @@ class Algorithm:
 
 
 def build_algorithm(config: AlgorithmConfig, *, window: int) -> Algorithm:
-    """The functions that a configuration names; `window` is the most tokens of one window."""
+    """The functions that a configuration names; `window` is the most tokens of one window.
+
+    Raises UserError where advantages by critic are asked for without a value model.
+    """
     advantages = config.advantages
+    if isinstance(advantages, EgaeConfig) and config.value is None:
+        raise UserError(
+            "algorithm.advantages.kind = egae needs a value model: add [algorithm.value]"
+        )
     return Algorithm(
         lambdas=_lambdas(advantages, window),
         advantages=_advantages(advantages),

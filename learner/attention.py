@@ -161,13 +161,15 @@ def packed_attention(
     offset = 0
     for rows, length in layout.blocks:
         stop = offset + rows * length
-        block = [_block(x[offset:stop], rows, length) for x in (q, k, v)]
+        bq, bk, bv = (_block(x[offset:stop], rows, length) for x in (q, k, v))
         band = _band(length, sliding_window, query.device)
         if band is None and explicit and length <= EXPLICIT_LENGTH:
-            out = _explicit(*block, scaling=scaling)
+            out = _explicit(bq, bk, bv, scaling=scaling)
         else:
             out = scaled_dot_product_attention(
-                *block,
+                bq,
+                bk,
+                bv,
                 attn_mask=band,
                 is_causal=band is None,
                 scale=scaling,

@@ -5,7 +5,6 @@ head is zero, so that an untrained critic says 0 everywhere; what is saved is lo
 transformers (`AutoModelForCausalLM`, `AutoModelForTokenClassification`) as it is.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.utils import is_flash_attn_2_available
+from transformers.utils import logging as transformers_logging
 
 from headrace.config.model import ModelConfig
 from headrace.errors import UserError
@@ -57,6 +57,9 @@ def _load(
     settings: dict[str, Any],
 ) -> PreTrainedModel:
     register()
+    # A head that the checkpoint lacks is what we ask for, not worth a table in the log.
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     flash = device.type == "cuda" and is_flash_attn_2_available()
     trust = config.trust_remote_code
     try:
@@ -74,18 +77,3 @@ def _load(
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(f"cannot load the model {path}: {lines[0]}") from error
     return model.to(device)
-
-
-def check_window(config: ModelConfig, *, longest: int) -> None:
-    """Raise UserError where prompt and response together do not fit the model's positions."""
-    limit = getattr(AutoConfig.from_pretrained(config.path), "max_position_embeddings", None)
-    if limit is not None and longest > limit:
-        raise UserError(
-            f"prompt and response may reach {longest} tokens, but {config.path} has positions for "
-            f"{limit}; lower task.max_prompt_length or task.max_response_length"
-        )
-
-
-def is_local(path: str) -> bool:
-    """Whether a model is a folder on this machine."""
-    return Path(path).is_dir()

@@ -1,0 +1,138 @@
+"""The learner's update against a plain loop, in loss tokens a second: `headrace bench learner`.
+
+Ours: DeepSpeed, packing, metrics and diagnostics, everything but sockets and storage. Reference:
+`benchmarks.padded_loop`. Same model, trajectories and precision, one thread, interleaved repeats;
+loss tokens are those of both halves. Target: a ratio of at least 0.9.
+"""
+
+import argparse
+import json
+import socket
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from benchmarks.learner_load import MODEL, demo_batch
+from benchmarks.padded_loop import PaddedLoop
+from headrace.config.algorithm import AlgorithmConfig
+from headrace.config.learner import LearnerConfig, OptimizerConfig
+from headrace.config.model import ModelConfig
+from headrace.protocol.messages import Batch
+from learner.algorithm import build_algorithm
+from learner.engines import DeepSpeedEngine, join_ranks
+from learner.forward import PolicyNetwork, ValueNetwork
+from learner.models import load_critic, load_policy
+from learner.place import Place
+from learner.update import Outcome, Updater
+
+POLICY_LR, VALUE_LR = 1e-4, 5e-4
+
+
+def build_updater(*, budget: int) -> Updater:
+    """Our update with the demonstration's settings."""
+    device = torch.device("cpu")
+    if not torch.distributed.is_initialized():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        join_ranks(rank=0, world_size=1, port=port, device=device)
+    model = ModelConfig(path=str(MODEL))
+    config = LearnerConfig(policy=OptimizerConfig(lr=POLICY_LR), value=OptimizerConfig(lr=VALUE_LR))
+    algorithm = AlgorithmConfig.model_validate({"advantages": {"kind": "egae"}, "value": {}})
+    bf16 = torch.bfloat16
+    policy = PolicyNetwork(load_policy(model, dtype=torch.float32, device=device), autocast=bf16)
+    critic = ValueNetwork(load_critic(model, dtype=torch.float32, device=device), autocast=bf16)
+    return Updater(
+        build_algorithm(algorithm, window=240),
+        DeepSpeedEngine(policy, config.policy, config),
+        DeepSpeedEngine(critic, config.value, config),
+        config,
+        Place(device=device, budget=budget),
+    )
+
+
+def loss_tokens(batch: Batch) -> int:
+    """Tokens in the losses of both halves."""
+    shard = batch.shards[0]
+    return sum(w.end - w.start for w in shard.windows) + sum(
+        v.token_ids.size - v.prompt_length for v in shard.values
+    )
+
+
+def speed(run: Callable[[Batch], object], batch: Batch) -> tuple[float, float]:
+    """Loss tokens a second, of wall clock and of processor time."""
+    wall, busy = time.perf_counter(), time.process_time()
+    run(batch)
+    tokens = loss_tokens(batch)
+    return tokens / (time.perf_counter() - wall), tokens / (time.process_time() - busy)
+
+
+def compare(*, repeats: int, trajectories: int, window: int, budget: int) -> dict[str, object]:
+    """Interleaved repeats of both; each uses the same batch."""
+    ours = build_updater(budget=budget)
+    plain = PaddedLoop(MODEL, budget=budget, lr=(POLICY_LR, VALUE_LR))
+    pairs = []
+    outcomes: list[Outcome] = []
+    for repeat in range(-1, repeats):
+        batch = demo_batch(trajectories=trajectories, window=window, seed=repeat + 1)
+        pair = speed(lambda b: outcomes.append(ours.run(b)), batch), speed(plain.run, batch)
+        if repeat >= 0:
+            pairs.append(pair)
+    wall = [a[0] / b[0] for a, b in pairs]
+    busy = [a[1] / b[1] for a, b in pairs]
+    return {
+        "name": "learner",
+        "ratio": statistics.median(wall),
+        "ratio_min": min(wall),
+        "ratio_max": max(wall),
+        "repeats": repeats,
+        "cpu_time_ratio": statistics.median(busy),
+        "tokens_per_s": statistics.median(a[0] for a, _ in pairs),
+        "reference_tokens_per_s": statistics.median(b[0] for _, b in pairs),
+        "useful_share": outcomes[-1].metrics["perf/useful_share"],
+        "reference_useful_share": plain.useful / plain.computed,
+        "trajectories": trajectories,
+        "window": window,
+        "micro_batch_tokens": budget,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def parse(argv: Sequence[str], name: str) -> argparse.Namespace:
+    """Options that the learner's benchmarks share."""
+    parser = argparse.ArgumentParser(prog=f"headrace bench {name}")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--trajectories", type=int, default=256)
+    parser.add_argument("--window", type=int, default=240)
+    parser.add_argument("--budget", type=int, default=4096)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
+    options = parse(argv, "learner")
+    torch.set_num_threads(options.threads)
+    result = compare(
+        repeats=options.repeats,
+        trajectories=options.trajectories,
+        window=options.window,
+        budget=options.budget,
+    )
+    if not options.json:
+        print(
+            f"ours {result['tokens_per_s']:.0f}, plain loop {result['reference_tokens_per_s']:.0f} "
+            f"loss tokens a second: ratio {result['ratio']:.2f} "
+            f"({result['ratio_min']:.2f} to {result['ratio_max']:.2f}), target 0.9"
+        )
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(main(sys.argv[1:]))
