@@ -23,10 +23,17 @@ from learner.attention import ATTENTION, register
 
 
 def load_policy(
-    config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    frozen_context: bool = False,
 ) -> PreTrainedModel:
-    """The starting policy. Raises UserError where there is no such model."""
-    return _load(AutoModelForCausalLM, config.path, config, dtype, device, {})
+    """The starting policy. Raises UserError where there is no such model. `frozen_context`: needs
+    our own attention even where a faster one is installed."""
+    return _load(
+        AutoModelForCausalLM, config.path, config, dtype, device, {}, flash=not frozen_context
+    )
 
 
 def load_critic(
@@ -55,12 +62,14 @@ def _load(
     dtype: torch.dtype,
     device: torch.device,
     settings: dict[str, Any],
+    *,
+    flash: bool = True,
 ) -> PreTrainedModel:
     register()
     # A head that the checkpoint lacks is what we ask for, not worth a table in the log.
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    flash = device.type == "cuda" and is_flash_attn_2_available()
+    flash = flash and device.type == "cuda" and is_flash_attn_2_available()
     trust = config.trust_remote_code
     try:
         shape = AutoConfig.from_pretrained(path, trust_remote_code=trust)

@@ -67,7 +67,9 @@ class Trainer:
             )
         dtype = torch.bfloat16 if learner.precision == "bfloat16" else torch.float32
         autocast = torch.bfloat16 if learner.precision == "bf16_autocast" else None
-        self._policy_model = load_policy(models, dtype=dtype, device=device)
+        self._policy_model = load_policy(
+            models, dtype=dtype, device=device, frozen_context=learner.context == "frozen"
+        )
         self._tokenizer = AutoTokenizer.from_pretrained(config.model.path)
         policy = PolicyNetwork(
             self._policy_model,
