@@ -33,9 +33,8 @@ SECTIONS = {
     "ledger": "Where every journaled response token is. generated = trained_policy + ready + "
     "in_flight + dropped, to the token, at every update. See [data path](data-path.md).",
     "perf": "Throughput, and how much of the computation was of use.",
-    "response_length": "Responses that ended since the last update. Early in a stream only short "
-    "ones have ended.",
-    "reward": "Rewards that arrived since the last update.",
+    "response_length": "How long responses are. Early in a stream only short ones have ended.",
+    "reward": "What the verifier said.",
     "rollout": "How far the generator's logprobs are from the learner's, and how far the policy "
     "has moved since the tokens were sampled.",
     "schedule": "What the scheduler counts when it lets windows begin and makes batches.",
