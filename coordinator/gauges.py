@@ -10,7 +10,7 @@ import time
 
 from coordinator.hub import Hub
 from coordinator.trajectories import Trajectory
-from headrace.protocol.records import BatchTaken
+from headrace.protocol.records import BatchTaken, WindowTrained
 
 
 class Gauges:
@@ -18,61 +18,48 @@ class Gauges:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._lengths: list[int] = []
-        self._truncated = 0
-        self._rewards: list[float] = []
-        self._issued_lengths_mean = 0.0
+        self._arrived: list[int] = []
+        self._idle_before = 0.0
         self._last_at = time.monotonic()
         self._last_generated = 0
         self._last_trained = 0
         self._started_idle: dict[str, tuple[float, float]] = {}
         self.latest: dict[str, float] = {}
-        self.recent_reward = 0.0
-        self.recent_length = 0.0
 
     def scored(self, trajectory: Trajectory) -> None:
         """A training trajectory has its reward."""
-        self._lengths.append(trajectory.length)
-        self._truncated += trajectory.status == "truncated"
-        if trajectory.reward is not None:
-            self._rewards.append(trajectory.reward)
+        self._arrived.append(trajectory.length)
 
     def at_dispatch(self, taken: BatchTaken) -> dict[str, float]:
-        """What the scheduler sees when a batch leaves."""
-        windows = taken.windows
+        """A batch leaves: what it holds, and what the scheduler sees."""
+        state, idle = self._hub.state, self._hub.clock.idle()
         metrics = {
-            "schedule/batch_windows": float(len(windows)),
-            "schedule/ready_windows": float(len(self._hub.state.ready)),
+            "schedule/batch_windows": float(len(taken.windows)),
+            "schedule/ready_windows": float(len(state.ready)),
             "schedule/in_play": float(self._hub.scheduler.in_play()),
             "schedule/bound": float(self._hub.scheduler.bound),
-            "timing_s/wait_for_batch": self._hub.clock.idle(),
+            "timing_s/wait_for_batch": idle - self._idle_before,
         }
-        if windows:
-            metrics["schedule/unfinished_share"] = statistics.fmean(
-                not self._final(w.trajectory_id, w.end) for w in windows
-            )
-        return metrics
+        self._idle_before = idle
+        ending = [t for w in taken.windows if (t := self._ends_in(w)) is not None]
+        if taken.windows:
+            unfinished = len(taken.windows) - len(ending)
+            metrics["schedule/unfinished_share"] = unfinished / len(taken.windows)
+        else:
+            ending = [state.trajectories[i] for i in taken.value_trajectories]
+        return metrics | _outcomes(ending)
 
-    def _final(self, trajectory_id: int, end: int) -> bool:
-        trajectory = self._hub.state.trajectories[trajectory_id]
-        return trajectory.ended and end == trajectory.length
+    def _ends_in(self, window: WindowTrained) -> Trajectory | None:
+        """The trajectory whose last window this is."""
+        trajectory = self._hub.state.trajectories[window.trajectory_id]
+        return trajectory if trajectory.ended and window.end == trajectory.length else None
 
     def at_commit(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of the coordinator at an update's commit; counters start anew."""
         own = self._ledger() | self._rates() | self.idle_shares()
-        if self._lengths:
-            own["response_length/mean"] = statistics.fmean(self._lengths)
-            own["response_length/max"] = float(max(self._lengths))
-            own["response_length/min"] = float(min(self._lengths))
-            own["response_length/clip_ratio"] = self._truncated / len(self._lengths)
-            self.recent_length = own["response_length/mean"]
-        if self._rewards:
-            own["reward/mean"] = statistics.fmean(self._rewards)
-            own["reward/std"] = statistics.pstdev(self._rewards)
-            own["reward/max"] = max(self._rewards)
-            own["reward/min"] = min(self._rewards)
-            self.recent_reward = own["reward/mean"]
-        self._lengths, self._rewards, self._truncated = [], [], 0
+        if self._arrived:
+            own["rollout/finished_length"] = statistics.fmean(self._arrived)
+        self._arrived = []
         self.latest = self.latest | metrics | own
         return own
 
@@ -152,3 +139,23 @@ class Gauges:
                 ),
             }
         )
+
+
+def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
+    """Lengths and rewards of the trajectories that end in a batch."""
+    if not trajectories:
+        return {}
+    lengths = [t.length for t in trajectories]
+    rewards = [t.reward for t in trajectories if t.reward is not None]
+    return {
+        "response_length/mean": statistics.fmean(lengths),
+        "response_length/max": float(max(lengths)),
+        "response_length/min": float(min(lengths)),
+        "response_length/clip_ratio": statistics.fmean(
+            t.status == "truncated" for t in trajectories
+        ),
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "reward/max": max(rewards),
+        "reward/min": min(rewards),
+    }

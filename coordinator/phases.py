@@ -1,4 +1,4 @@
-"""The phases of a run: starting, evaluating, training, draining, closing, closed.
+"""The phases of a run: starting, evaluating, training, draining, closing, leaving, closed.
 
 Comes in: `advance` after every message and ten times a second. Goes out: what each phase lets
 happen (leases, batches, evaluations, the last checkpoint) and the records that say so. Draining
@@ -19,7 +19,8 @@ from headrace.protocol.messages import Shutdown
 from headrace.protocol.records import MetricsSampled, RunPhase, TokensDropped
 
 log = logging.getLogger(__name__)
-Phase = Literal["starting", "evaluating", "training", "draining", "closing", "closed"]
+Phase = Literal["starting", "evaluating", "training", "draining", "closing", "leaving", "closed"]
+GOODBYE_S = 10.0
 
 
 class Phases:
@@ -34,12 +35,13 @@ class Phases:
         self._evaluated_at = 0
         self._checkpoint_asked = False
         self._skips_told = 0
+        self._leaving_since = 0.0
         self._lock = asyncio.Lock()
 
     @property
     def name(self) -> str:
         """The phase, or how the run ended."""
-        return self.outcome if self.phase == "closed" else self.phase
+        return self.outcome if self.phase in ("leaving", "closed") else self.phase
 
     def begin(self) -> None:
         """The run exists."""
@@ -56,7 +58,7 @@ class Phases:
             await self._advance()
 
     async def _advance(self) -> None:
-        if self.hub.failed and self.phase not in ("closing", "closed"):
+        if self.hub.failed and self.phase not in ("closing", "leaving", "closed"):
             self.outcome = "failed"
             self.hub.incident("error", "run_failed", self.hub.failed)
             self._enter("closing", self.hub.failed)
@@ -78,6 +80,10 @@ class Phases:
                     await self._after_drain()
             case "closing":
                 await self._advance_closing()
+            case "leaving":
+                here = len(self.hub.peers.everyone()) - len(self.hub.peers.monitors)
+                if not here or time.monotonic() - self._leaving_since > GOODBYE_S:
+                    self.phase = "closed"
             case _:
                 pass
 
@@ -221,7 +227,8 @@ class Phases:
         hub.recorder.write(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
         hub.recorder.write(RunPhase(at=time.time(), phase=self.outcome, detail=hub.failed or ""))
         await hub.recorder.flush()
-        self.phase = "closed"
+        self.phase = "leaving"
+        self._leaving_since = time.monotonic()
         for name in list(hub.peers.monitors):
             await hub.send(name, status(hub, self.parts, self.name))
         await hub.broadcast(Shutdown(reason=hub.failed or self.outcome))

@@ -85,6 +85,7 @@ _ALL = (
     MetricInfo("reward/min", "", "smallest reward since the last update"),
     MetricInfo("reward/std", "", "standard deviation of rewards since the last update", "above 0"),
     MetricInfo("rollout/ess", "share", "effective sample size of the importance weights over trained tokens", "above 0.5"),
+    MetricInfo("rollout/finished_length", "tokens", "mean length of responses that finished since the last update", "close to response_length/mean once the stream is warm"),
     MetricInfo("rollout/logprob_diff", "nats", "mean |learner - generator| logprob where the whole prefix has the learner's version", "below 0.001 in fp32, 0.05 in bf16"),
     MetricInfo("rollout/logprob_diff_max", "nats", "largest such difference"),
     MetricInfo("rollout/mismatch_kl", "nats", "KL from generator to learner at the same version", "near 0"),
