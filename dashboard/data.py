@@ -18,7 +18,7 @@ from storage.queries.metrics import Axis
 
 POINTS = 600
 """Most points of one line of a chart."""
-FINAL = ("finished", "failed", "interrupted", "lost")
+FINAL = ("finished", "failed", "interrupted", "stopped", "lost")
 _FRESH_S = 1.0
 
 

@@ -25,6 +25,7 @@ STATUSES = {
     "failed": ORANGE,
     "lost": ORANGE,
     "interrupted": ORANGE,
+    "stopped": ORANGE,
 }
 """How a run stands; anything else is grey."""
 

@@ -39,12 +39,34 @@ class WeightLoader:
     def headrace_load(self: Any, path: str) -> None:
         """Replace all weights. A live linear layer on a CPU holds packed weights and no longer the
         plain ones, so vLLM's layer-wise reload is the only safe way in."""
-        _forget_failed_load(self.get_model())
+        model = self.get_model()
+        if not hasattr(self, "_headrace_tied"):
+            self._headrace_tied = _tied_layers(model)
+        _forget_failed_load(model)
         self.reload_weights(weights_iterator=_tensors(path))
+        for follower, owner in self._headrace_tied:
+            follower.weight = owner.weight
+            follower.quant_method.process_weights_after_loading(follower)
 
     def headrace_pid(self) -> int:
         """Process id of the engine, for supervision and tests."""
         return os.getpid()
+
+
+def _tied_layers(model: Any) -> list[tuple[Any, Any]]:
+    """(follower, owner) of layers that share one weight, such as an output head tied to the
+    embedding. The reload fills the owner only, and on a CPU the follower has packed a copy of the
+    old weight into its matrix product: without being tied again it would answer from it."""
+    owners: dict[int, Any] = {}
+    pairs: list[tuple[Any, Any]] = []
+    for layer in model.modules():
+        weight = layer._parameters.get("weight") if hasattr(layer, "_parameters") else None
+        if weight is None or not weight.numel():
+            continue
+        owner = owners.setdefault(id(weight), layer)
+        if owner is not layer and hasattr(layer, "quant_method"):
+            pairs.append((layer, owner))
+    return pairs
 
 
 def _forget_failed_load(model: Any) -> None:

@@ -23,7 +23,7 @@ from storage.tables import (
     WeightVersion,
 )
 
-FINAL_PHASES = ("finished", "failed", "interrupted")
+FINAL_PHASES = ("finished", "failed", "interrupted", "stopped")
 
 
 def add_drops(connection: Connection, run: int, records: list[Placed]) -> None:

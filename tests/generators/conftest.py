@@ -12,7 +12,8 @@ END_TOKEN = 2
 
 
 def make_model(seed: int) -> LlamaForCausalLM:
-    """Hidden 64, 2 layers, wide initialisation so that distributions differ between seeds."""
+    """Hidden 64, 2 layers, wide initialisation so that distributions differ between seeds; its
+    output head is tied to the embedding, which a weight load must not forget."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -25,7 +26,7 @@ def make_model(seed: int) -> LlamaForCausalLM:
             head_dim=32,
             max_position_embeddings=512,
             initializer_range=0.2,
-            tie_word_embeddings=False,
+            tie_word_embeddings=True,
             pad_token_id=0,
             bos_token_id=1,
             eos_token_id=END_TOKEN,
@@ -35,7 +36,8 @@ def make_model(seed: int) -> LlamaForCausalLM:
 
 def save_weights(model: LlamaForCausalLM, path: Path) -> Path:
     """The model's weights as one safetensors file, as the learner publishes them."""
-    save_file({k: v.contiguous() for k, v in model.state_dict().items()}, str(path))
+    weights = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    save_file(weights, str(path))
     return path
 
 
