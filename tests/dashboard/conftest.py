@@ -1,5 +1,7 @@
 """One scripted run for all tests of the pages."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,11 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _fresh_caches() -> None:
     st.cache_data.clear()
+
+
+@pytest.fixture(autouse=True)
+def _own_main_module() -> Iterator[None]:
+    """AppTest leaves its script as `__main__`; what spawns processes later would run it again."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
