@@ -229,6 +229,7 @@ async def measure(args: argparse.Namespace, model: Path, cpus: set[int]) -> dict
         end_token_ids=(),
         max_num_seqs=args.in_flight,
         dtype=args.dtype,
+        stream_interval=args.stream_interval,
         on_gpu=has_gpu(),
     )
     engine = VllmEngine(settings, weight_layout(str(model), config))
@@ -301,6 +302,7 @@ async def _compare(
         "tokens": args.tokens,
         "window": args.window,
         "dtype": args.dtype,
+        "stream_interval": args.stream_interval,
     }
 
 
@@ -332,6 +334,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=256, help="length of every response")
     parser.add_argument("--window", type=int, default=64, help="window, and largest chunk")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of measurements")
+    parser.add_argument(
+        "--stream-interval", type=int, default=8, help="tokens vLLM gathers before it hands over"
+    )
     parser.add_argument("--dtype", default="float32", help="the engine's precision")
     parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     args = parser.parse_args(argv)

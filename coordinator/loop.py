@@ -186,6 +186,8 @@ class Coordinator:
                         ),
                     )
                 )
+            if self.hub.recorder.disk_full:
+                self.hub.progress()  # Waiting for room is named, and no reason to give up.
             if now - self.hub.progress_at > transport.stall_timeout_s:
                 named = waits(self.hub, self.parts).items()
                 stuck = ", ".join(f"{what} for {age:.0f} s" for what, age in named)

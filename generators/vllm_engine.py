@@ -56,7 +56,7 @@ class VllmSettings:
     gpu_memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
     enforce_eager: bool = True
-    stream_interval: int = 1
+    stream_interval: int = 8
     recompute_on_update: bool = False
     trust_remote_code: bool = False
     on_gpu: bool = False

@@ -47,8 +47,9 @@ class GeneratorConfig(StrictModel):
     enforce_eager: bool = True
     """Run without torch.compile and CUDA graphs. On a CPU compiling costs 15 s at start."""
 
-    stream_interval: int = Field(default=1, ge=1)
-    """Tokens vLLM gathers before it hands them over; above 1 versions are read at the end."""
+    stream_interval: int = Field(default=8, ge=1)
+    """Tokens of a trajectory that vLLM gathers before it hands them over: fewer wake-ups, the same
+    tokens; their weight versions stay exact."""
 
     kv_on_update: Literal["keep", "recompute"] = "keep"
     """What becomes of keys and values in streaming mode when new weights arrive: keep them (they

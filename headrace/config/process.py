@@ -53,7 +53,7 @@ class CheckpointConfig(StrictModel):
     """Updates between checkpoints; one is always written at the end. None: only at the end."""
 
     keep_last: int = Field(default=2, ge=1)
-    """How many stay on disk besides the best."""
+    """How many stay on disk."""
 
 
 class StorageConfig(StrictModel):
