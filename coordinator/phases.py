@@ -16,7 +16,12 @@ from coordinator.hub import Hub
 from coordinator.parts import Parts
 from coordinator.status import status
 from headrace.protocol.messages import Shutdown
-from headrace.protocol.records import MetricsSampled, RunPhase, TokensDropped
+from headrace.protocol.records import (
+    MetricsSampled,
+    RunPhase,
+    TokensDropped,
+    TrajectoryEnded,
+)
 
 log = logging.getLogger(__name__)
 Phase = Literal["starting", "evaluating", "training", "draining", "closing", "leaving", "closed"]
@@ -249,5 +254,14 @@ class Phases:
                         end=trajectory.length,
                         reason="discarded_at_end",
                         tokens=left,
+                    )
+                )
+            if not trajectory.ended:
+                self.hub.note(
+                    TrajectoryEnded(
+                        at=time.time(),
+                        trajectory_id=trajectory.trajectory_id,
+                        status="aborted",
+                        length=trajectory.length,
                     )
                 )
