@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig
+from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig, TisRatioConfig
 from headrace.config.memory import ModelShape, gpu_memory, host_memory, model_shape
 from headrace.config.run import RunConfig
 from headrace.config.task import DatasetConfig
@@ -40,6 +40,29 @@ def _egae(config: RunConfig) -> EgaeConfig | None:
 def _needs_group(config: RunConfig) -> bool:
     group = _group(config)
     return group is not None and group.baseline in ("mean", "leave_one_out")
+
+
+def _lambda_stays(config: RunConfig) -> bool:
+    """The length-adaptive lambda is at its floor for every length that there can be."""
+    egae = _egae(config)
+    if egae is None or egae.length_adaptive_alpha is None:
+        return False
+    longest = config.task.max_response_length
+    return egae.gae_lambda_policy >= 1.0 - 1.0 / (egae.length_adaptive_alpha * longest)
+
+
+def _cuts_responses(config: RunConfig) -> bool:
+    return config.window < config.task.max_response_length
+
+
+def _tis(config: RunConfig) -> TisRatioConfig | None:
+    ratio = config.algorithm.ratio
+    return ratio if isinstance(ratio, TisRatioConfig) else None
+
+
+def _warmup(config: RunConfig) -> int:
+    value = config.algorithm.value
+    return value.warmup_updates if value is not None else 0
 
 
 RULES: tuple[Rule, ...] = (
@@ -82,6 +105,117 @@ RULES: tuple[Rule, ...] = (
         lambda c: _group(c) is not None and c.schedule.unit == "window",
         '"window" does not go with advantages of kind "group": the reward of an unfinished '
         'trajectory is not known; use "group" or "trajectory"',
+    ),
+    Rule(
+        "schedule.unit",
+        lambda c: _needs_group(c) and c.schedule.unit == "trajectory",
+        '"trajectory" tears groups apart: a baseline of the group needs "group", or use '
+        'algorithm.advantages.baseline = "none"',
+    ),
+    Rule(
+        "schedule.unit",
+        lambda c: c.schedule.unit != "window" and _cuts_responses(c),
+        '"{c.schedule.unit}" goes with whole responses, and schedule.window = {c.window} cuts them '
+        'at {c.window} of {c.task.max_response_length} tokens: use "window", or leave '
+        "schedule.window out",
+    ),
+    Rule(
+        "schedule.unit",
+        lambda c: _egae(c) is not None
+        and c.schedule.unit == "group"
+        and c.algorithm.admit == "all",
+        '"group" makes a critic wait for whole groups that it does not look at; use "window" '
+        "(num_generations may stay), or choose among groups with algorithm.admit = "
+        '"mixed_groups"',
+    ),
+    Rule(
+        "algorithm.admit",
+        lambda c: c.algorithm.admit == "mixed_groups" and c.schedule.num_generations < 2,
+        '"mixed_groups" needs groups: a single response is never mixed; use '
+        "schedule.num_generations of 2 or more",
+    ),
+    Rule(
+        "algorithm.admit",
+        lambda c: c.algorithm.admit == "mixed_groups" and c.schedule.unit != "group",
+        '"mixed_groups" judges complete groups; use schedule.unit = "group"',
+    ),
+    Rule(
+        "algorithm.advantages.scale",
+        lambda c: (group := _group(c)) is not None
+        and group.baseline == "none"
+        and group.scale != "none",
+        '"{c.algorithm.advantages.scale}" divides by a spread around a baseline that is not '
+        'taken away; use "none" (and whiten = true to scale over the batch)',
+    ),
+    Rule(
+        "algorithm.advantages.length_adaptive_alpha",
+        _lambda_stays,
+        "{c.algorithm.advantages.length_adaptive_alpha:g} keeps lambda at its floor "
+        "gae_lambda_policy = {c.algorithm.advantages.gae_lambda_policy:g} for every length up to "
+        "max_response_length = {c.task.max_response_length}: use a larger alpha, a lower floor, "
+        "or leave it out",
+    ),
+    Rule(
+        "algorithm.ratio.level",
+        lambda c: (tis := _tis(c)) is not None and tis.level == "sequence" and _cuts_responses(c),
+        '"sequence" is the weight of a whole response, and windows of {c.window} tokens are parts '
+        'of one; use "token", or leave schedule.window out',
+    ),
+    Rule(
+        "algorithm.ratio.geometric_filter",
+        lambda c: (tis := _tis(c)) is not None
+        and tis.geometric_filter is not None
+        and _cuts_responses(c),
+        "judges whole responses, and windows of {c.window} tokens are parts of one; leave it out, "
+        "or leave schedule.window out",
+    ),
+    Rule(
+        "algorithm.ratio.geometric_filter",
+        lambda c: (tis := _tis(c)) is not None
+        and tis.geometric_filter is not None
+        and not 0 < tis.geometric_filter[0] <= 1 <= tis.geometric_filter[1],
+        "should be [low, high] with 0 < low <= 1 <= high, for example [0.999, 1.001]",
+    ),
+    Rule(
+        "algorithm.kl.estimator",
+        lambda c: (kl := c.algorithm.kl) is not None
+        and kl.where == "loss"
+        and kl.estimator == "k1",
+        '"k1" as a loss has a gradient of 0 on average; use "k2" or "k3", or algorithm.kl.where = '
+        '"reward"',
+    ),
+    Rule(
+        "algorithm.overlong.cache",
+        lambda c: (long := c.algorithm.overlong) is not None
+        and long.cache is not None
+        and long.cache > c.task.max_response_length,
+        "{c.algorithm.overlong.cache} is longer than task.max_response_length = "
+        "{c.task.max_response_length}; the penalty grows over the last so many tokens of it",
+    ),
+    Rule(
+        "algorithm.overlong",
+        lambda c: (long := c.algorithm.overlong) is not None
+        and long.cache is None
+        and not long.filter,
+        "does nothing without cache or filter = true; set one, or leave the section out",
+    ),
+    Rule(
+        "model.critic_path",
+        lambda c: c.model.critic_path is not None and c.algorithm.value is None,
+        "names a value model, and this algorithm has none; leave it out, or add [algorithm.value]",
+    ),
+    Rule(
+        "algorithm.value.warmup_explained_variance",
+        lambda c: (value := c.algorithm.value) is not None
+        and value.warmup_explained_variance is not None
+        and not value.warmup_updates,
+        "ends a warm-up early, and there is none: set algorithm.value.warmup_updates to its most "
+        "updates",
+    ),
+    Rule(
+        "stop.after_warmup",
+        lambda c: c.stop.after_warmup and not _warmup(c),
+        "needs a warm-up of a value model: set algorithm.value.warmup_updates",
     ),
     Rule(
         "schedule.num_generations",
@@ -151,7 +285,7 @@ def check_recipe(config: RunConfig) -> None:
 def never_ends(config: RunConfig) -> bool:
     """Whether a run goes on until somebody stops it."""
     stop = config.stop
-    limits = (stop.updates, stop.train_time_s, stop.tokens, stop.accuracy)
+    limits = (stop.updates, stop.train_time_s, stop.tokens, stop.accuracy, stop.after_warmup)
     return not config.evaluation.only and not any(limits)
 
 
