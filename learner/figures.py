@@ -100,8 +100,12 @@ def figures_of(
 
 
 def engine_figures(prefix: str, engine: Engine, log: StepLog) -> dict[str, float]:
-    """Learning rate, applied steps and the last step's gradient norm."""
-    figures = {f"{prefix}/steps": float(log.applied), f"{prefix}/lr": engine.lr}
+    """Learning rate, steps applied and thrown away, and the last step's gradient norm."""
+    figures = {
+        f"{prefix}/steps": float(log.applied),
+        f"{prefix}/skipped_steps": float(log.dropped),
+        f"{prefix}/lr": engine.lr,
+    }
     if log.taken:
         figures[f"{prefix}/grad_norm"] = log.grad_norm
     return figures

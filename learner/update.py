@@ -115,12 +115,40 @@ class Updater:
         metrics["perf/tokens_per_s"] = (
             metrics.pop("perf/computed_tokens") / metrics["timing_s/update"]
         )
+        skipped = _skipped(policy.log, critic.log if critic else StepLog())
+        if skipped is not None:
+            skipped += self._causes(windows, policy, critic, values, raw)
         return Outcome(
             metrics=metrics,
             diagnostics=_diagnostics(windows, policy.start, values, advantages),
             policy_moved=policy.log.applied > 0,
-            skipped=_skipped(policy.log, critic.log if critic else StepLog()),
+            skipped=skipped,
         )
+
+    def _causes(
+        self,
+        windows: PolicyHalf,
+        policy: PolicyUpdate,
+        critic: CriticUpdate | None,
+        values: Tensor | None,
+        raw: Tensor,
+    ) -> str:
+        """Which inputs of the loss are not finite on any rank; empty if all of them are, so that it
+        was the loss itself or its gradient."""
+        mask = windows.mask
+        seen = {
+            "generator's logprobs": windows.behaviour[mask],
+            "learner's logprobs": policy.start[mask],
+            "reference's logprobs": mask.new_ones(0) if policy.reference is None
+            else policy.reference[mask],
+            "values": mask.new_ones(0) if values is None else values,
+            "advantages": raw[mask],
+            "value targets": mask.new_ones(0) if critic is None else critic.targets,
+        }  # fmt: skip
+        counts = torch.stack([(~x.isfinite()).sum() for x in seen.values()])
+        found = self._place.total(counts).tolist()
+        named = [f"{name} ({n})" for name, n in zip(seen, found, strict=True) if n]
+        return f"; not finite already: {', '.join(named)}" if named else ""
 
     def _advantages(
         self, windows: PolicyHalf, policy: PolicyUpdate, critic: CriticUpdate | None

@@ -179,6 +179,8 @@ def test_a_loss_that_is_not_finite_is_named(model: ModelConfig) -> None:
     outcome = learner.run(batch_of(windows, values))
     assert not outcome.policy_moved
     assert "policy is not finite (1 of 1" in str(outcome.skipped)
+    assert f"not finite already: generator's logprobs ({mask.size})" in str(outcome.skipped)
+    assert outcome.metrics["actor/skipped_steps"] == 1
     after = learner.policy.network.state_dict()["model.model.norm.weight"]
     assert torch.equal(before, after)
 
