@@ -8,24 +8,20 @@ recipe's name is read anywhere.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from headrace.config.algorithm import (
     AlgorithmConfig,
-    BehaviourRatioConfig,
     ClippedLossConfig,
-    DecoupledRatioConfig,
     EgaeConfig,
     GroupAdvantageConfig,
     KlConfig,
     OverlongConfig,
     PolicyLossConfig,
-    RatioConfig,
     ReinforceLossConfig,
-    TisRatioConfig,
     ValueTargetConfig,
 )
 from headrace.errors import UserError
@@ -34,14 +30,7 @@ from learner.aggregation import fixed_length_weights, sample_mean_weights, token
 from learner.groups import Groups, group_advantages
 from learner.penalties import kl_divergence
 from learner.policy_losses import PolicyLoss, clipped_surrogate, reinforce
-from learner.ratios import (
-    Ratio,
-    behaviour_ratio,
-    decoupled_ratio,
-    geometric_filter,
-    interpolated_proximal,
-    tis_ratio,
-)
+from learner.ratio_slot import RatioFunction, build_ratio, reads_proximal
 from learner.segments import Segments, discounted_suffix_sums, segment_ids, tokens_left
 from learner.shaping import overlong_penalty
 from learner.targets import ValueTargets, lambda_returns
@@ -75,32 +64,6 @@ class AggregateFunction(Protocol):
         self, mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float,
         sample_tokens: Tensor,
     ) -> Tensor: ...  # fmt: skip
-
-
-class Tokens(NamedTuple):
-    """N tokens as a ratio sees them; those of one window are all there.
-
-    Attributes:
-        new: [N] logprobs, with gradient.
-        start: [N] logprobs under the weights of the update's start.
-        behaviour: [N] logprobs of the sampler.
-        versions: [N] weight versions that sampled.
-        mask: [N] bool.
-        segment_ids: [N] int, the window of each token, of `num_segments`.
-        learner_version: of the weights of the update's start.
-    """
-
-    new: Tensor
-    start: Tensor
-    behaviour: Tensor
-    versions: Tensor
-    mask: Tensor
-    segment_ids: Tensor
-    num_segments: int
-    learner_version: int
-
-
-RatioFunction = Callable[[Tokens], Ratio]
 
 
 @dataclass(frozen=True)
@@ -187,11 +150,8 @@ def build_algorithm(
         normalise=partial(_normalise, whitened=advantages.whiten, clamp=advantages.clamp),
         uses_critic=isinstance(advantages, EgaeConfig),
         asks_at_cuts=isinstance(advantages, EgaeConfig) and advantages.boundary == "bootstrap",
-        ratio=_ratio(config.ratio),
-        uses_proximal=isinstance(config.ratio, TisRatioConfig)
-        or (
-            isinstance(config.ratio, DecoupledRatioConfig) and config.ratio.proximal == "recomputed"
-        ),
+        ratio=build_ratio(config.ratio),
+        uses_proximal=reads_proximal(config.ratio),
         policy_loss=_policy_loss(config.policy_loss),
         aggregate=_aggregate(config.aggregate, longest),
         entropy_coef=config.penalties.entropy_coef,
@@ -297,42 +257,6 @@ def _normalise(
     if whitened:
         return whiten(advantages, mask, clamp=clamp, batch_moments=batch_moments)
     return advantages if clamp is None else advantages.clamp(min=-clamp, max=clamp)
-
-
-def _ratio(config: RatioConfig) -> RatioFunction:
-    match config:
-        case BehaviourRatioConfig():
-            return lambda x: behaviour_ratio(x.new, x.behaviour, x.mask)
-        case DecoupledRatioConfig():
-            return partial(_decoupled, config=config)
-        case TisRatioConfig():
-            return partial(_tis, config=config)
-
-
-def _decoupled(x: Tokens, *, config: DecoupledRatioConfig) -> Ratio:
-    proximal = x.start
-    if config.proximal == "interpolated":
-        proximal = interpolated_proximal(
-            x.start, x.behaviour, x.versions, learner_version=x.learner_version
-        )
-    return decoupled_ratio(
-        x.new, proximal, x.behaviour, x.mask, cap=config.cap, over_cap=config.over_cap
-    )
-
-
-def _tis(x: Tokens, *, config: TisRatioConfig) -> Ratio:
-    ids, samples = x.segment_ids, x.num_segments
-    ratio = tis_ratio(
-        x.new, x.start, x.behaviour, x.mask, cap=config.cap, over_cap=config.over_cap,
-        level=config.level, segment_ids=ids, num_segments=samples,
-    )  # fmt: skip
-    if config.geometric_filter is None:
-        return ratio
-    low, high = config.geometric_filter
-    kept = geometric_filter(x.start, x.behaviour, x.mask, ids, samples, low=low, high=high)
-    return ratio._replace(
-        weight=torch.where(kept, ratio.weight, 0.0), over_cap=ratio.over_cap | (x.mask & ~kept)
-    )
 
 
 def _policy_loss(config: PolicyLossConfig) -> Callable[[Tensor, Tensor], PolicyLoss]:

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from headrace.protocol.messages import Batch, PolicyWindow
 from learner.aggregation import token_mean_weights, weighted_sum
-from learner.algorithm import Algorithm, Tokens
+from learner.algorithm import Algorithm
 from learner.batch import MicroBatch, PolicyHalf, Totals, deal, steps_of
 from learner.engines import Engine, StepLog
 from learner.inference import infer
 from learner.penalties import entropy_bonus, positive_likelihood, positive_mask
 from learner.place import Place
 from learner.policy_losses import PolicyLoss
+from learner.ratio_slot import Tokens
 from learner.ratios import Ratio
 from learner.reads import Reads, policy_reads, with_earlier_tokens
 from learner.segments import segment_ids, segment_sums

@@ -1,4 +1,4 @@
-"""Whole runs of a real coordinator with scripted peers: critic-free by groups, value pretraining."""
+"""Whole runs of a real coordinator and scripted peers: critic-free by groups, pretraining."""
 
 import asyncio
 from pathlib import Path

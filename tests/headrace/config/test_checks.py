@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from headrace.config.checks import (
-    RULES,
     check_dataset,
     check_machine,
     check_model,
@@ -18,6 +17,7 @@ from headrace.config.checks import (
 from headrace.config.hub import is_hub_name, with_local_model
 from headrace.config.load import load_recipe
 from headrace.config.memory import gpu_memory, host_memory, model_shape
+from headrace.config.rules import RULES
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import GIB, Gpu, Hardware, port_is_free
