@@ -137,7 +137,7 @@ def _policy_window(
         reward=_reward(trajectory) if final else 0.0,
         group_rewards=np.array([_reward(t) for t in rivals], np.float32),
         group_lengths=np.array([t.length for t in rivals], np.int32),
-        group_index=rivals.index(trajectory) if rivals else 0,
+        group_index=sum(t.trajectory_id < trajectory.trajectory_id for t in rivals),
     )
 
 
