@@ -165,7 +165,7 @@ class PolicyUpdate:
         pack, tokens = micro
         algorithm = self._algorithm
         new, entropy = self._engine(pack, entropy_gradient=algorithm.entropy_coef != 0.0)
-        self.log.count(pack, reads=tokens.numel())
+        self.log.count(pack, reads=int((tokens < self._size).sum()))
         facts = Tokens(
             new=new,
             start=self._start_of(tokens, new.detach()),
