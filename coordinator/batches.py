@@ -16,7 +16,7 @@ import numpy.typing as npt
 from coordinator.schedule import Selection
 from coordinator.state import State
 from coordinator.trajectories import Trajectory, Window
-from headrace.config.algorithm import EgaeConfig
+from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig
 from headrace.config.run import RunConfig
 from headrace.protocol.messages import PolicyWindow, Shard, ValueTrajectory
 from headrace.protocol.records import BatchTaken, WindowTrained
@@ -52,10 +52,13 @@ def mask_window(trajectory: Trajectory, window: Window, state: State, config: Ru
     advantages = config.algorithm.advantages
     margin = advantages.boundary_mask if isinstance(advantages, EgaeConfig) and not final else 0
     logprobs = trajectory.logprobs[window.start : window.end]
+    overlong = config.algorithm.overlong
+    too_long = overlong is not None and overlong.filter and trajectory.status == "truncated"
     reasons = (
         ("non_finite", ~np.isfinite(logprobs)),
         ("stale", lags > config.schedule.max_staleness),
         ("boundary_mask", np.arange(size) >= size - margin),
+        ("overlong", np.full(size, too_long)),
     )
     mask = np.ones(size, np.bool_)
     dropped: Counter[str] = Counter()
@@ -89,13 +92,16 @@ def prepare(selection: Selection, state: State, config: RunConfig) -> Prepared:
         )
         if tokens:
             lags.append(masked.lags)
-            windows.append(_policy_window(trajectory, window, masked))
+            windows.append(_policy_window(trajectory, window, masked, state, config))
+    kl = config.algorithm.kl
+    penalised = kl is not None and kl.where == "reward"
     values = [
         ValueTrajectory(
             trajectory_id=t.trajectory_id,
             prompt_length=t.prompt_ids.size,
             token_ids=np.concatenate([t.prompt_ids, t.tokens]),
             reward=_reward(t),
+            logprobs=t.logprobs if penalised else np.zeros(0, np.float32),
         )
         for t in selection.value_trajectories
     ]
@@ -110,9 +116,12 @@ def prepare(selection: Selection, state: State, config: RunConfig) -> Prepared:
     return Prepared(balance(windows, values, config.learner.ranks), taken, _lag_metrics(lags))
 
 
-def _policy_window(trajectory: Trajectory, window: Window, masked: Masked) -> PolicyWindow:
+def _policy_window(
+    trajectory: Trajectory, window: Window, masked: Masked, state: State, config: RunConfig
+) -> PolicyWindow:
     final = trajectory.ended and window.end == trajectory.length
     logprobs = trajectory.logprobs[window.start : window.end]
+    rivals = _rivals(trajectory, state, config)
     return PolicyWindow(
         window_id=window.window_id,
         trajectory_id=trajectory.trajectory_id,
@@ -126,7 +135,20 @@ def _policy_window(trajectory: Trajectory, window: Window, masked: Masked) -> Po
         loss_mask=masked.loss_mask,
         finished=final,
         reward=_reward(trajectory) if final else 0.0,
+        group_rewards=np.array([_reward(t) for t in rivals], np.float32),
+        group_lengths=np.array([t.length for t in rivals], np.int32),
+        group_index=sum(t.trajectory_id < trajectory.trajectory_id for t in rivals),
     )
+
+
+def _rivals(trajectory: Trajectory, state: State, config: RunConfig) -> list[Trajectory]:
+    """Whose scores a critic-free advantage is made from: the scored members of the group where
+    the unit is one, else the trajectory alone."""
+    if not isinstance(config.algorithm.advantages, GroupAdvantageConfig):
+        return []
+    if config.schedule.unit != "group":
+        return [trajectory]
+    return [t for t in state.members(trajectory.group_id) if t.reward_status == "ok"]
 
 
 def _reward(trajectory: Trajectory) -> float:

@@ -71,16 +71,20 @@ class Coordinator:
             case m.Goodbye():
                 self._leave(name, message.failed)
             case m.Chunks():
-                for trajectory in await self.parts.intake.receive(name, message):
+                ended = await self.parts.intake.receive(name, message)
+                for trajectory in ended:
                     self.parts.scoring.add(trajectory)
+                self.parts.training.admit(ended)
             case m.GeneratorReport():
                 self.parts.generation.report(name, message)
             case m.WeightsLoaded():
                 self.parts.generation.loaded(name, message)
             case m.Scores():
-                for trajectory in self.parts.scoring.receive(name, message):
+                scored = self.parts.scoring.receive(name, message)
+                for trajectory in scored:
                     if trajectory.purpose == "train":
                         self.parts.gauges.scored(trajectory)
+                self.parts.training.admit(scored)
             case m.WeightNotice():
                 await self.parts.training.published(message)
             case m.UpdateDone():

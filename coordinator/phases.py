@@ -172,6 +172,8 @@ class Phases:
             return f"{stop.train_time_s:g} s of training"
         if stop.tokens is not None and state.ledger.accounts["trained_policy"] >= stop.tokens:
             return f"{stop.tokens} tokens trained"
+        if stop.after_warmup and not self.hub.scheduler.warming:
+            return "the value model's warm-up is over"
         last = [e.accuracy for e in state.evaluations if e.label == "during"][-2:]
         if stop.accuracy is not None and len(last) == 2 and min(last) >= stop.accuracy:
             return f"accuracy {last[-1]:.3f} twice"

@@ -49,9 +49,11 @@ class Scheduler:
 
     def restart(self) -> None:
         """The learner is at another update than it was: begin the round and the warm-up there."""
-        value = self.config.algorithm.value
+        value, first = self.config.algorithm.value, self.state.first_policy_update
         self.round = set()
-        self.warming = value is not None and self.state.update < value.warmup_updates
+        # The warm-up may have ended early, by explained variance.
+        over = first is not None and self.state.update >= first - 1
+        self.warming = value is not None and self.state.update < value.warmup_updates and not over
         self.warm_updates = min(self.state.update, value.warmup_updates) if value else 0
 
     # -- generation -------------------------------------------------------------------------------
@@ -107,9 +109,14 @@ class Scheduler:
         idle = self._without_lease()
         if self.round:
             return [t for t in idle if t.trajectory_id in self.round][:free], 0
-        if self.state.taken is not None or (self.state.ready and not self.warming):
-            return [], 0
         slots = self.config.schedule.batch_windows
+        if self.state.taken is not None:
+            return [], 0
+        if self.state.ready and not self.warming:
+            if not self._refills():
+                return [], 0
+            # Groups that were filtered out are replaced under the same weights.
+            slots -= len(self.state.ready)
         carried = idle[:slots]
         self.round = {t.trajectory_id for t in carried}
         groups = -(-(slots - len(carried)) // self.config.schedule.num_generations)
@@ -174,12 +181,29 @@ class Scheduler:
         size = self.config.schedule.batch_windows
         if self.lockstep:
             # Windows left over from a warm-up or a dead learner need no new round.
-            return ready[:size] if self._round_over() or not self.round else []
-        if len(ready) < size or self._opening_waits() or self._stale_unit_waits():
+            if self.round and not self._round_over():
+                return []
+            return [] if self._refills() else self._units(ready, size)
+        if self._opening_waits() or self._stale_unit_waits():
             return []
-        if self.config.schedule.unit == "group":
-            return self._whole_groups(ready, size)
-        return ready[:size]
+        if len(ready) < size and not self._nothing_to_come():
+            return []
+        return self._units(ready, size)
+
+    def _units(self, ready: list[Window], size: int) -> list[Window]:
+        whole = self.config.schedule.unit == "group"
+        return self._whole_groups(ready, size) if whole else ready[:size]
+
+    def _refills(self) -> bool:
+        """Lockstep with dynamic sampling: the round goes on until it has a batch."""
+        admits_all = self.config.algorithm.admit == "all"
+        return not admits_all and len(self.state.ready) < self.config.schedule.batch_windows
+
+    def _nothing_to_come(self) -> bool:
+        """What is ready fills the bound so far that no further group may begin (trajectories that
+        could not be scored left holes): waiting would be for ever."""
+        size = self.config.schedule.num_generations
+        return not self.state.active and not self.may_begin(self.in_play(), size)
 
     def _whole_groups(self, ready: list[Window], size: int) -> list[Window]:
         """Oldest groups first, whole ones only, until the batch is full."""
@@ -217,11 +241,14 @@ class Scheduler:
         if self.config.schedule.stale != "wait":
             return False
         oldest = self.state.version - self.config.schedule.max_staleness
-        for trajectory in self.state.running():
+        for trajectory in self.state.active.values():
             if trajectory.window_open and trajectory.lease_id is not None:
                 spans = trajectory.spans_between(trajectory.open_start, trajectory.length)
                 if spans and min(span.version for span in spans) <= oldest:
                     return True
+            # Complete, but its reward or the rest of its group is not there yet.
+            if any(w.state == "waiting" and w.min_version <= oldest for w in trajectory.windows):
+                return True
         return False
 
     def _value_half(self) -> list[Trajectory]:

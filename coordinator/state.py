@@ -37,6 +37,7 @@ class State:
     def __init__(self, config: RunConfig) -> None:
         self.window_size = config.window
         self.unit = config.schedule.unit
+        self.has_value = config.algorithm.value is not None
         self.ledger = Ledger()
         self.trajectories: dict[int, Trajectory] = {}
         self.groups: dict[int, Group] = {}
@@ -57,6 +58,8 @@ class State:
         self.lineage = 0
         self.version = -1
         self.issued_version = -1
+        self.first_policy_update: int | None = None
+        """The first update on this lineage that trained the policy: the warm-up was over."""
         self.train_time_s = 0.0
         self.evaluations: list[EvaluationDone] = []
         self.issued = 0
@@ -188,17 +191,18 @@ class State:
         trajectory.reward, trajectory.reward_status = record.reward, record.status
         if trajectory.purpose == "eval":
             return
-        if record.status == "ok":
+        if record.status == "ok" and self.has_value:
             self.ledger.finish_value(trajectory.length)
             self.value_queue[trajectory.trajectory_id] = trajectory
         self._settle_group(trajectory)
 
-    def _members(self, trajectory: Trajectory) -> list[Trajectory]:
-        return [self.trajectories[i] for i in self.groups[trajectory.group_id].trajectory_ids]
+    def members(self, group_id: int) -> list[Trajectory]:
+        """The trajectories of a group."""
+        return [self.trajectories[i] for i in self.groups[group_id].trajectory_ids]
 
     def _settle_group(self, trajectory: Trajectory) -> None:
         """A trajectory got its reward or failed: see which windows that makes ready."""
-        for member in self._members(trajectory) if self.unit == "group" else [trajectory]:
+        for member in self.members(trajectory.group_id) if self.unit == "group" else [trajectory]:
             for window in member.windows:
                 if window.state == "waiting":
                     self._settle(member, window)
@@ -218,7 +222,7 @@ class State:
         else:
             good = trajectory.reward_status == "ok" and all(
                 m.reward_status is not None or m.status == "failed"
-                for m in self._members(trajectory)
+                for m in self.members(trajectory.group_id)
             )
         if good:
             window.state = "ready"
@@ -269,6 +273,8 @@ class State:
         assert self.taken.update == record.update
         batch, self.taken = self.taken, None
         self.committed[record.update] = batch
+        if batch.windows and self.first_policy_update is None:
+            self.first_policy_update = record.update
         self.train_time_s = record.train_time_s
         for item in batch.windows:
             window = self.window(item.trajectory_id, item.index)
@@ -315,6 +321,8 @@ class State:
                 )
             self._requeue(batch)
         self.lineage, self.update = record.lineage, record.update
+        if self.first_policy_update is not None and record.update < self.first_policy_update - 1:
+            self.first_policy_update = None
 
     def forget_leases(self) -> None:
         """After a replay: leases died with the coordinator, and evaluations begin anew. Some lease
@@ -336,10 +344,22 @@ class State:
         } | {i for batch in self.committed.values() for i in batch.value_trajectories}
         for group in list(self.groups.values()):
             members = [self.trajectories[i] for i in group.trajectory_ids]
-            if all(_consumed(t) and t.trajectory_id not in reachable for t in members):
+            if all(self._consumed(t) and t.trajectory_id not in reachable for t in members):
                 for trajectory in members:
                     del self.trajectories[trajectory.trajectory_id]
                 del self.groups[group.group_id]
+
+    def _consumed(self, trajectory: Trajectory) -> bool:
+        """Nothing of it can be trained any more."""
+        if not trajectory.ended:
+            return False
+        if trajectory.purpose == "eval":
+            return trajectory.reward_status is not None or trajectory.status == "failed"
+        windows_done = all(w.state in ("trained", "dropped") for w in trajectory.windows)
+        value_done = not self.has_value or (
+            trajectory.value_update is not None and trajectory.value_update >= 0
+        )
+        return windows_done and (value_done or trajectory.reward_status not in (None, "ok"))
 
 
 def _outcome(
@@ -352,14 +372,3 @@ def _outcome(
     yield trained, "trained_policy", ""
     for reason, tokens in dropped.items():
         yield tokens, "dropped", reason
-
-
-def _consumed(trajectory: Trajectory) -> bool:
-    """Nothing of it can be trained any more."""
-    if not trajectory.ended:
-        return False
-    if trajectory.purpose == "eval":
-        return trajectory.reward_status is not None or trajectory.status == "failed"
-    windows_done = all(w.state in ("trained", "dropped") for w in trajectory.windows)
-    value_done = trajectory.value_update is not None and trajectory.value_update >= 0
-    return windows_done and (value_done or trajectory.reward_status not in (None, "ok"))

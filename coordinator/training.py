@@ -12,11 +12,14 @@ import time
 
 import msgspec
 
+from coordinator.admission import Admission
 from coordinator.batches import prepare
 from coordinator.gauges import Gauges
 from coordinator.generation import Generation
 from coordinator.hub import Hub
 from coordinator.peers import Peer
+from coordinator.shares import DropShares
+from coordinator.trajectories import Trajectory
 from headrace.protocol.messages import (
     Batch,
     CheckpointDone,
@@ -28,12 +31,16 @@ from headrace.protocol.messages import (
 )
 from headrace.protocol.records import (
     BatchReturned,
+    BatchTaken,
     CheckpointWritten,
     LineageBegan,
     TokensDropped,
     UpdateCommitted,
     VersionPublished,
 )
+
+MANY_BATCHES = 10
+"""So many batches of groups filtered in a row are worth a word."""
 
 
 class Training:
@@ -45,6 +52,8 @@ class Training:
         self._gauges = gauges
         self._batch_metrics: dict[str, float] = {}
         self._sent_at = 0.0
+        self._admission = Admission(hub.state)
+        self._shares = DropShares()
         self.ready = False
         """The learner has published its weights and waits for a batch."""
         self.checkpoint_update = -1
@@ -68,6 +77,7 @@ class Training:
                 )
             )
             hub.scheduler.restart()
+        self.admit(self._admission.unjudged())
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
         await hub.send(
@@ -139,6 +149,25 @@ class Training:
 
     # -- updates ----------------------------------------------------------------------------------
 
+    def admit(self, ended: list[Trajectory]) -> None:
+        """Trajectories have their scores, or will never have one: with dynamic sampling, groups
+        that teach nothing are dropped."""
+        hub = self._hub
+        if hub.config.algorithm.admit == "all":
+            return
+        for drop in list(self._admission.judge(ended)):
+            hub.note(drop)
+        schedule = hub.config.schedule
+        many = MANY_BATCHES * max(1, schedule.batch_windows // schedule.num_generations)
+        if self._admission.in_a_row >= many:
+            hub.incident(
+                "warning",
+                "nothing_admitted",
+                f"{self._admission.in_a_row} groups in a row had equal scores and were filtered: "
+                "the task is too easy or too hard for this policy (algorithm.admit)",
+            )
+            self._admission.in_a_row = 0
+
     def dispatch(self) -> bool:
         """Send the next batch if there is one; True if it was."""
         hub, learner = self._hub, self._hub.peers.learner
@@ -155,6 +184,8 @@ class Training:
                     tokens=window.tokens,
                 )
             )
+            length = hub.state.trajectories[window.trajectory_id].length
+            self._shares.add(window.trajectory_id, length, trained=0, left_out=window.tokens)
         selection = hub.scheduler.next_batch()
         if selection is None:
             return False
@@ -173,10 +204,23 @@ class Training:
             cut=self.cut(update),
         )
         self._batch_metrics = prepared.metrics | self._gauges.at_dispatch(prepared.taken)
+        self._batch_metrics |= self._share_metrics(prepared.taken)
         self._sent_at = time.monotonic()
         hub.clock.learner_waits(False)
         hub.recorder.after(lambda: self._send(learner.hello.name, batch))
         return True
+
+    def _share_metrics(self, taken: BatchTaken) -> dict[str, float]:
+        """Of what the batch trains and leaves out, and what was dropped since the last one."""
+        for window in taken.windows:
+            self._shares.add(
+                window.trajectory_id,
+                self._hub.state.trajectories[window.trajectory_id].length,
+                trained=window.trained,
+                left_out=sum(window.dropped.values()),
+            )
+        admits_all = self._hub.config.algorithm.admit == "all"
+        return self._shares.take() | ({} if admits_all else self._admission.take())
 
     async def _send(self, name: str, batch: Batch) -> None:
         taken = self._hub.state.taken

@@ -4,7 +4,8 @@ The mathematics comes first and stands alone: its files import torch and one ano
 and floats, and know neither DeepSpeed nor configuration. To read it, in this order:
 
     segments          the packed layout: windows laid end to end
-    advantages        GAE, EGAE at a cut, length-adaptive lambda, group baselines, whitening
+    advantages        GAE, EGAE at a cut, length-adaptive lambda, whitening
+    groups            critic-free: each response against the others to its prompt
     targets           what the critic should have said
     ratios            how far the policy moved, what a stale token is worth
     staleness         how old a token is
@@ -14,7 +15,7 @@ and floats, and know neither DeepSpeed nor configuration. To read it, in this or
     aggregation       from token losses to one number that no split of the batch changes
     shaping           overlong penalty, groups worth training on
     diagnostics       sums to be added over micro-batches and ranks
-    diagnostic_table  what each resulting figure means, and how it is made from the sums
+    diagnostic_table  how each figure is made from the sums (headrace.metrics says what it means)
 
 `learner.algorithm` composes these into a recipe; `learner.update` calls the composition;
 `learner.loop` is the process.

@@ -228,11 +228,9 @@ def group_normalized(
 
     Source: GRPO; DAPO section 2. The papers leave the std open; verl's is the sample's with 1e-6.
     """
-    centred, ids, counts = _centred(rewards, groups)
+    centred, ids, counts = centred_rewards(rewards, groups)
     if std != "none":
-        squares = torch.zeros_like(counts).index_add(0, ids, centred.square())
-        freedom = counts - 1.0 if std == "sample" else counts
-        spread = (squares / freedom.clamp(min=1.0)).sqrt()[ids] + eps
+        spread = group_deviation(centred, ids, counts, sample=std == "sample") + eps
         centred = torch.where(centred == 0.0, 0.0, centred / spread)
     return centred.to(torch.promote_types(rewards.dtype, torch.float32))
 
@@ -250,7 +248,7 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
 
     Source: RLOO, Ahmadian et al. 2024.
     """
-    centred, ids, counts = _centred(rewards, groups)
+    centred, ids, counts = centred_rewards(rewards, groups)
     advantages = centred * (counts / (counts - 1.0).clamp(min=1.0))[ids]
     return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
 
@@ -303,7 +301,7 @@ def _vector(x: Tensor | Sequence[float]) -> Tensor:
     return torch.as_tensor(x)
 
 
-def _centred(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def centred_rewards(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """[N] reward minus group mean, [N] group index from 0, [groups] float64 sizes."""
     names, ids = torch.unique(groups, return_inverse=True)
     x = rewards.to(torch.float64)
@@ -315,3 +313,10 @@ def _centred(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     lowest = zeros.scatter_reduce(0, ids, x, "amin", include_self=False)
     centred = torch.where((highest == lowest)[ids], 0.0, centred)
     return centred, ids, counts
+
+
+def group_deviation(centred: Tensor, ids: Tensor, counts: Tensor, *, sample: bool) -> Tensor:
+    """[N] standard deviation of each member's group, of `centred_rewards`; n - 1 if `sample`."""
+    squares = torch.zeros_like(counts).index_add(0, ids, centred.square())
+    freedom = counts - 1.0 if sample else counts
+    return (squares / freedom.clamp(min=1.0)).sqrt()[ids]

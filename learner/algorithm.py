@@ -15,28 +15,39 @@ from torch import Tensor
 
 from headrace.config.algorithm import (
     AlgorithmConfig,
+    ClippedLossConfig,
     EgaeConfig,
     GroupAdvantageConfig,
+    KlConfig,
+    OverlongConfig,
     PolicyLossConfig,
-    RatioConfig,
+    ReinforceLossConfig,
     ValueTargetConfig,
 )
 from headrace.errors import UserError
 from learner.advantages import credited_length, length_adaptive_lambda, packed_egae, whiten
-from learner.aggregation import sample_mean_weights, token_mean_weights
+from learner.aggregation import fixed_length_weights, sample_mean_weights, token_mean_weights
+from learner.groups import Groups, group_advantages
+from learner.penalties import kl_divergence
 from learner.policy_losses import PolicyLoss, clipped_surrogate, reinforce
-from learner.ratios import Ratio, behaviour_ratio, decoupled_ratio, tis_ratio
-from learner.segments import Segments, segment_ids
+from learner.ratio_slot import RatioFunction, build_ratio, reads_proximal
+from learner.segments import Segments, discounted_suffix_sums, segment_ids, tokens_left
+from learner.shaping import overlong_penalty
 from learner.targets import ValueTargets, lambda_returns
 from learner.value_losses import ValueLoss, clipped_squared_error, squared_error
 
 
 class AdvantageFunction(Protocol):
-    """(rewards [T], values [T], windows, given [S]) -> raw advantages [T]; `given` are advantages
-    that the coordinator computed from whole groups."""
+    """(rewards [T], token rewards [T], values [T], windows, groups) -> raw advantages [T].
+    `rewards` stand on last tokens; `token_rewards` are what each token earns besides (KL)."""
 
     def __call__(
-        self, rewards: Tensor, values: Tensor | None, segments: Segments, given: Tensor
+        self,
+        rewards: Tensor,
+        token_rewards: Tensor,
+        values: Tensor | None,
+        segments: Segments,
+        groups: Groups,
     ) -> Tensor: ...
 
 
@@ -55,8 +66,14 @@ class AggregateFunction(Protocol):
     ) -> Tensor: ...  # fmt: skip
 
 
-RatioFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Ratio]
-"""(new, proximal, behaviour, mask), all [T]."""
+@dataclass(frozen=True)
+class KlSlots:
+    """Divergence from the reference: (new [N], reference [N]) -> [N], times `coef`, in the loss or
+    in the reward."""
+
+    estimate: Callable[[Tensor, Tensor], Tensor]
+    coef: float
+    in_reward: bool
 
 
 @dataclass(frozen=True)
@@ -77,19 +94,24 @@ class Algorithm:
     """Every slot of an algorithm.
 
     Attributes:
+        window: most tokens of one window.
         lambdas: ([S] length so far, [S] finished) -> [S] lambda of the policy's advantages.
+        shape_rewards: ([N] scores, [N] response lengths) -> [N] rewards.
         advantages, normalise: rewards to what the loss sees.
         uses_critic: advantages read values.
         asks_at_cuts: advantages read V(s_l) of cut windows.
-        ratio: new, proximal, behaviour logprobs and mask to ratio and weight.
-        uses_proximal: the ratio reads proximal logprobs.
+        ratio: logprobs to ratio and weight.
+        uses_proximal: the ratio reads logprobs recomputed at the update's start.
         policy_loss: log ratio and advantages to token losses.
         aggregate: token losses to weights.
         entropy_coef, positive_nll_coef: weights of further terms.
+        kl: divergence from the reference, None without one.
         value: None for critic-free algorithms.
     """
 
+    window: int
     lambdas: Callable[[Tensor, Tensor], Tensor]
+    shape_rewards: Callable[[Tensor, Tensor], Tensor]
     advantages: AdvantageFunction
     normalise: NormaliseFunction
     uses_critic: bool
@@ -100,32 +122,62 @@ class Algorithm:
     aggregate: AggregateFunction
     entropy_coef: float
     positive_nll_coef: float
+    kl: KlSlots | None
     value: ValueSlots | None
 
 
-def build_algorithm(config: AlgorithmConfig, *, window: int) -> Algorithm:
-    """The functions that a configuration names; `window` is the most tokens of one window.
+def build_algorithm(
+    config: AlgorithmConfig, *, window: int, max_length: int | None = None
+) -> Algorithm:
+    """The functions that a configuration names.
+
+    Args:
+        window: most tokens of one window.
+        max_length: most tokens of a response; None: `window`.
 
     Raises UserError where advantages by critic are asked for without a value model.
     """
-    advantages = config.advantages
+    advantages, longest = config.advantages, max_length or window
     if isinstance(advantages, EgaeConfig) and config.value is None:
         raise UserError(
             "algorithm.advantages.kind = egae needs a value model: add [algorithm.value]"
         )
     return Algorithm(
+        window=window,
         lambdas=_lambdas(advantages, window),
+        shape_rewards=_shape(config.overlong, longest),
         advantages=_advantages(advantages),
         normalise=partial(_normalise, whitened=advantages.whiten, clamp=advantages.clamp),
         uses_critic=isinstance(advantages, EgaeConfig),
         asks_at_cuts=isinstance(advantages, EgaeConfig) and advantages.boundary == "bootstrap",
-        ratio=_ratio(config.ratio),
-        uses_proximal=config.ratio.kind != "behaviour",
+        ratio=build_ratio(config.ratio),
+        uses_proximal=reads_proximal(config.ratio),
         policy_loss=_policy_loss(config.policy_loss),
-        aggregate=_aggregate(config.aggregate),
+        aggregate=_aggregate(config.aggregate, longest),
         entropy_coef=config.penalties.entropy_coef,
         positive_nll_coef=config.penalties.positive_nll_coef,
-        value=None if config.value is None else _value(config.value, _gamma(advantages)),
+        kl=None if config.kl is None else _kl(config.kl),
+        value=None if config.value is None else _value(config.value, _gamma(advantages), longest),
+    )
+
+
+def _shape(config: OverlongConfig | None, longest: int) -> Callable[[Tensor, Tensor], Tensor]:
+    if config is None or config.cache is None:
+        return lambda scores, _lengths: scores
+    cache, factor = config.cache, config.factor
+
+    def shaped(scores: Tensor, lengths: Tensor) -> Tensor:
+        penalty = overlong_penalty(lengths, max_length=longest, cache=cache, factor=factor)
+        return scores + penalty.to(scores.dtype)
+
+    return shaped
+
+
+def _kl(config: KlConfig) -> KlSlots:
+    return KlSlots(
+        estimate=partial(kl_divergence, estimator=config.estimator),
+        coef=config.coef,
+        in_reward=config.where == "reward",
     )
 
 
@@ -159,19 +211,37 @@ def _advantages(config: EgaeConfig | GroupAdvantageConfig) -> AdvantageFunction:
             gamma, boundary = config.gamma, config.boundary
 
             def by_critic(
-                rewards: Tensor, values: Tensor | None, segments: Segments, given: Tensor
+                rewards: Tensor,
+                token_rewards: Tensor,
+                values: Tensor | None,
+                segments: Segments,
+                groups: Groups,
             ) -> Tensor:
                 if values is None:
                     raise ValueError("advantages by critic need values")
-                return packed_egae(rewards, values, segments, gamma=gamma, boundary=boundary)
+                earned = rewards + token_rewards
+                return packed_egae(earned, values, segments, gamma=gamma, boundary=boundary)
 
             return by_critic
         case GroupAdvantageConfig():
+            baseline, scale = config.baseline, config.scale
 
             def by_group(
-                rewards: Tensor, values: Tensor | None, segments: Segments, given: Tensor
+                rewards: Tensor,
+                token_rewards: Tensor,
+                values: Tensor | None,
+                segments: Segments,
+                groups: Groups,
             ) -> Tensor:
-                return given[segment_ids(segments)].to(rewards.dtype)
+                if bool((groups.members < 0).any()):
+                    raise ValueError("advantages by group need the rewards of each window's group")
+                made = group_advantages(groups.rewards, groups.ids, baseline=baseline, scale=scale)
+                ids = segment_ids(segments)
+                own = made[groups.members][ids].to(rewards.dtype)
+                later = discounted_suffix_sums(
+                    token_rewards, torch.ones_like(token_rewards), tokens_left(segments)
+                )
+                return own + later
 
             return by_group
 
@@ -189,30 +259,20 @@ def _normalise(
     return advantages if clamp is None else advantages.clamp(min=-clamp, max=clamp)
 
 
-def _ratio(config: RatioConfig) -> RatioFunction:
-    match config.kind:
-        case "behaviour":
-            return lambda new, _proximal, behaviour, mask: behaviour_ratio(new, behaviour, mask)
-        case "decoupled":
-            return partial(decoupled_ratio, cap=config.cap, over_cap=config.over_cap)
-        case "tis":
-            return partial(tis_ratio, cap=config.cap, over_cap=config.over_cap)
-
-
 def _policy_loss(config: PolicyLossConfig) -> Callable[[Tensor, Tensor], PolicyLoss]:
-    match config.kind:
-        case "clipped":
+    match config:
+        case ClippedLossConfig():
             return partial(
                 clipped_surrogate,
                 clip_low=config.clip_ratio_low,
                 clip_high=config.clip_ratio_high,
                 dual_clip=config.dual_clip,
             )
-        case "reinforce":
+        case ReinforceLossConfig():
             return reinforce
 
 
-def _aggregate(kind: str) -> AggregateFunction:
+def _aggregate(kind: str, longest: int) -> AggregateFunction:
     def token_mean(
         mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
     ) -> Tensor:
@@ -225,10 +285,17 @@ def _aggregate(kind: str) -> AggregateFunction:
             mask, segment_ids, global_samples=samples, sample_tokens=sample_tokens
         )
 
-    return token_mean if kind == "token_mean" else sample_mean
+    def fixed_length(
+        mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
+    ) -> Tensor:
+        return fixed_length_weights(mask, global_samples=samples, length=longest)
+
+    return {"token_mean": token_mean, "sample_mean": sample_mean, "fixed_length": fixed_length}[
+        kind
+    ]
 
 
-def _value(config: ValueTargetConfig, gamma: float) -> ValueSlots:
+def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
     lam, low, high = config.gae_lambda_value, config.value_clip_low, config.value_clip_high
     unbounded = float("inf")
 
@@ -244,7 +311,7 @@ def _value(config: ValueTargetConfig, gamma: float) -> ValueSlots:
     return ValueSlots(
         targets=partial(lambda_returns, gamma=gamma, lam=lam),
         loss=clipped if has_clip else plain,
-        aggregate=_aggregate(config.aggregate),
+        aggregate=_aggregate(config.aggregate, longest),
         reads_old=has_clip,
         targets_read_old=lam != 1.0,
     )

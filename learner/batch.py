@@ -15,14 +15,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace.protocol.messages import Batch, PolicyWindow, Shard, ValueTrajectory
+from headrace.protocol.messages import Batch, PolicyWindow, Shard
 from learner.attention import layout_of
 from learner.forward import Pack
+from learner.groups import Groups
 from learner.packing import balanced_parts, pack_sequences, ranges
 from learner.place import Place
+from learner.reads import Int64, Reads, is_right, policy_reads, value_reads
 from learner.segments import Segments, segments_of
 
-Int64 = npt.NDArray[np.int64]
+Shape = Callable[[Tensor, Tensor], Tensor]
+"""(scores [N], response lengths [N]) -> rewards [N]."""
 
 
 class MicroBatch(NamedTuple):
@@ -30,26 +33,6 @@ class MicroBatch(NamedTuple):
 
     pack: Pack
     tokens: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Reads:
-    """Tokens of interest, in flat order, and the sequences they stand in.
-
-    Attributes:
-        trajectories: the trajectory of each sequence, without repeats.
-        token_ids: prompt and response of each sequence, as far as it is known.
-        sequence_of: [N] the sequence of each token.
-        position_of: [N] its place in that sequence. One past the end asks for the state after
-            the last token.
-        targets: [N] the tokens themselves (0 where only a value is asked for).
-    """
-
-    trajectories: list[int]
-    token_ids: list[npt.NDArray[np.int32]]
-    sequence_of: Int64
-    position_of: Int64
-    targets: Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +45,10 @@ class PolicyHalf:
         segments: the windows, each with its lambda.
         mask: [T] bool, tokens in the loss.
         behaviour: [T] float32 logprobs of the sampler.
-        rewards: [T] float32, 0 but at the end of a finished response.
-        scores: [S] float32, the reward of each window's response (0 if unfinished).
-        given: [S] float32, the group's advantage (NaN where there is none).
+        rewards: [T] float32, 0 but at the end of a finished response; shaped.
+        scores: [S] float32, the verifier's score of each window's response (0 if unfinished).
+        versions: [T] int64, the weight version that sampled each token.
+        groups: the scores of whole groups, for critic-free advantages.
         same_version: [T] bool, whole prefix sampled by the learner's version.
     """
 
@@ -75,22 +59,25 @@ class PolicyHalf:
     behaviour: Tensor
     rewards: Tensor
     scores: Tensor
-    given: Tensor
+    versions: Tensor
+    groups: Groups
     same_version: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class ValueHalf:
-    """This rank's finished trajectories: all their response tokens, [T], in S responses."""
+    """This rank's finished trajectories: all their response tokens, [T], in S responses.
+    `rewards` [T] are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent)."""
 
     reads: Reads
     segments: Segments
     rewards: Tensor
+    behaviour: Tensor
 
 
 class Totals(NamedTuple):
-    """Counts over all shards: tokens and samples in the loss of each half, and tokens of right
-    answers."""
+    """Counts over all shards: tokens and samples in the loss of each half, and response tokens of
+    right answers, those of earlier windows included."""
 
     policy_tokens: int
     policy_samples: int
@@ -104,50 +91,12 @@ def totals_of(batch: Batch) -> Totals:
     windows = [w for shard in batch.shards for w in shard.windows]
     values = [v for shard in batch.shards for v in shard.values]
     counts = [int(w.loss_mask.sum()) for w in windows]
-    positive = [c for c, w in zip(counts, windows, strict=True) if w.finished and w.reward > 0]
     return Totals(
         policy_tokens=sum(counts),
         policy_samples=sum(c > 0 for c in counts),
-        positive_tokens=sum(positive),
+        positive_tokens=sum(w.end for w in windows if is_right(w)),
         value_tokens=sum(v.token_ids.size - v.prompt_length for v in values),
         value_samples=sum(v.token_ids.size > v.prompt_length for v in values),
-    )
-
-
-def policy_reads(windows: Sequence[PolicyWindow]) -> Reads:
-    """The tokens of windows; those of one trajectory share the sequence of the longest."""
-    sequence: dict[int, int] = {}
-    token_ids: list[npt.NDArray[np.int32]] = []
-    owner = np.empty(len(windows), np.int64)
-    for i, window in enumerate(windows):
-        known = sequence.setdefault(window.trajectory_id, len(token_ids))
-        if known == len(token_ids):
-            token_ids.append(window.token_ids)
-        elif window.token_ids.size > token_ids[known].size:
-            token_ids[known] = window.token_ids
-        owner[i] = known
-    starts = np.array([w.prompt_length + w.start for w in windows], np.int64)
-    counts = np.array([w.end - w.start for w in windows], np.int64)
-    trained = [w.token_ids[w.prompt_length + w.start : w.prompt_length + w.end] for w in windows]
-    return Reads(
-        list(sequence),
-        token_ids,
-        np.repeat(owner, counts),
-        ranges(starts, counts),
-        np.concatenate([np.zeros(0, np.int64), *trained], dtype=np.int64),
-    )
-
-
-def value_reads(values: Sequence[ValueTrajectory]) -> Reads:
-    """All response tokens of finished trajectories."""
-    starts = np.array([v.prompt_length for v in values], np.int64)
-    counts = np.array([v.token_ids.size for v in values], np.int64) - starts
-    return Reads(
-        [v.trajectory_id for v in values],
-        [v.token_ids for v in values],
-        np.repeat(np.arange(len(values), dtype=np.int64), counts),
-        ranges(starts, counts),
-        np.zeros(int(counts.sum()), np.int64),
     )
 
 
@@ -156,6 +105,7 @@ def policy_half(
     *,
     version: int,
     lambdas: Callable[[Tensor, Tensor], Tensor],
+    shape: Shape,
     device: torch.device,
 ) -> PolicyHalf:
     """The windows of a shard; `version` is the learner's at the update's start, `lambdas` gives
@@ -169,10 +119,9 @@ def policy_half(
     )
     segments = segments._replace(lam=lambdas(segments.length_so_far, segments.finished))
     scores = np.array([w.reward if w.finished else 0.0 for w in windows], np.float32)
-    rewards = np.zeros(sum(lengths), np.float32)
-    last = np.cumsum(lengths, dtype=np.int64) - 1
-    rewards[last[finished]] = scores[finished]
-    given = np.array([np.nan if w.advantage is None else w.advantage for w in windows], np.float32)
+    shaped = shape(torch.from_numpy(scores).to(device), segments.length_so_far)
+    rewards = torch.zeros(sum(lengths), dtype=torch.float32, device=device)
+    rewards[segments.cu_lengths[1:][segments.finished] - 1] = shaped[segments.finished]
     fresh = [_fresh_tokens(w, version) for w in windows]
     offsets = ranges(np.zeros(len(windows), np.int64), np.array(lengths, np.int64))
     return PolicyHalf(
@@ -181,11 +130,42 @@ def policy_half(
         segments=segments,
         mask=_joined([w.loss_mask for w in windows], np.uint8, device).bool(),
         behaviour=_joined([w.logprobs for w in windows], np.float32, device),
-        rewards=torch.from_numpy(rewards).to(device),
+        rewards=rewards,
         scores=torch.from_numpy(scores).to(device),
-        given=torch.from_numpy(given).to(device),
+        versions=_versions(windows, device),
+        groups=groups_of(windows, shape=shape, device=device),
         same_version=torch.from_numpy(offsets < np.repeat(np.array(fresh), lengths)).to(device),
     )
+
+
+def groups_of(windows: Sequence[PolicyWindow], *, shape: Shape, device: torch.device) -> Groups:
+    """Every group of the windows once, its scores shaped."""
+    first: dict[int, int] = {}
+    ids: list[int] = []
+    rewards, lengths = [np.zeros(0, np.float32)], [np.zeros(0, np.int32)]
+    members = np.full(len(windows), -1, np.int64)
+    for i, window in enumerate(windows):
+        if not window.group_rewards.size:
+            continue
+        if window.group_id not in first:
+            first[window.group_id] = len(ids)
+            rewards.append(window.group_rewards)
+            lengths.append(window.group_lengths)
+            ids += [window.group_id] * window.group_rewards.size
+        members[i] = first[window.group_id] + window.group_index
+    scores = torch.from_numpy(np.concatenate(rewards)).to(device)
+    shaped = shape(scores, torch.from_numpy(np.concatenate(lengths)).to(device))
+    return Groups(
+        shaped, torch.tensor(ids, dtype=torch.int64, device=device),
+        torch.from_numpy(members).to(device),
+    )  # fmt: skip
+
+
+def _versions(windows: Sequence[PolicyWindow], device: torch.device) -> Tensor:
+    spans = [span for w in windows for span in w.spans]
+    versions = np.array([s.version for s in spans], np.int64)
+    counts = np.array([s.end - s.start for s in spans], np.int64)
+    return torch.from_numpy(np.repeat(versions, counts)).to(device)
 
 
 def _fresh_tokens(window: PolicyWindow, version: int) -> int:
@@ -206,17 +186,23 @@ def _joined(parts: Sequence[npt.NDArray], dtype: type, device: torch.device) -> 
     return torch.from_numpy(joined.astype(dtype, copy=False)).to(device)
 
 
-def value_half(shard: Shard, *, device: torch.device) -> ValueHalf:
+def value_half(shard: Shard, *, shape: Shape, device: torch.device) -> ValueHalf:
     """The finished trajectories of a shard."""
     lengths = [v.token_ids.size - v.prompt_length for v in shard.values]
-    rewards = np.zeros(sum(lengths), np.float32)
-    answered = [n > 0 for n in lengths]
-    last = np.cumsum(lengths, dtype=np.int64) - 1
-    rewards[last[answered]] = np.array([v.reward for v in shard.values], np.float32)[answered]
+    segments = segments_of(lengths, finished=[True] * len(lengths), device=device)
+    scores = torch.tensor([v.reward for v in shard.values], dtype=torch.float32, device=device)
+    shaped, answered = shape(scores, segments.length_so_far), segments.length_so_far > 0
+    rewards = torch.zeros(sum(lengths), dtype=torch.float32, device=device)
+    rewards[segments.cu_lengths[1:][answered] - 1] = shaped[answered]
+    behaviour = [
+        v.logprobs if v.logprobs.size else np.full(n, np.nan, np.float32)
+        for v, n in zip(shard.values, lengths, strict=True)
+    ]
     return ValueHalf(
         reads=value_reads(shard.values),
-        segments=segments_of(lengths, finished=[True] * len(lengths), device=device),
-        rewards=torch.from_numpy(rewards).to(device),
+        segments=segments,
+        rewards=rewards,
+        behaviour=_joined(behaviour, np.float32, device),
     )
 
 

@@ -17,20 +17,12 @@ from torch import Tensor
 from headrace.protocol.messages import Batch, PolicyWindow
 from learner.aggregation import weighted_sum
 from learner.algorithm import ValueSlots
-from learner.batch import (
-    MicroBatch,
-    Reads,
-    Totals,
-    ValueHalf,
-    deal,
-    policy_reads,
-    steps_of,
-    value_reads,
-)
+from learner.batch import MicroBatch, Totals, ValueHalf, deal, steps_of
 from learner.engines import Engine, StepLog
 from learner.inference import infer
 from learner.packing import ranges
 from learner.place import Place
+from learner.reads import Reads, policy_reads, value_reads
 from learner.segments import segment_ids, segment_lengths
 
 STREAM = 1

@@ -96,12 +96,20 @@ def tally_policy(
 
 
 @torch.no_grad()
-def tally_weights(ratio: Ratio, proximal: Tensor, behaviour: Tensor, mask: Tensor) -> Tally:
+def tally_weights(
+    ratio: Ratio,
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    *,
+    dropped: Tensor | None = None,
+) -> Tally:
     """Importance weights of proximal against behaviour, as used and before the cap.
 
-    All tensors [T]. The weights in the loss (`ratio.weight`) give ESS and mean; the uncapped
-    rho gives the tails.
+    All tensors [T]. The weights (`ratio.weight`) give ESS and mean; the uncapped rho gives the
+    tails. `dropped` [T] bool: tokens that train with weight 0; None: where the weight is 0.
     """
+    lost = ratio.weight == 0 if dropped is None else dropped
     weight = ratio.weight.to(torch.float64)
     rho = log_ratio(proximal, behaviour, mask).to(torch.float64).exp()
     sums = {
@@ -109,7 +117,7 @@ def tally_weights(ratio: Ratio, proximal: Tensor, behaviour: Tensor, mask: Tenso
         "weight/sum": _sum(weight, mask),
         "weight/squared": _sum(weight.square(), mask),
         "weight/over_cap": _count(mask & ratio.over_cap),
-        "weight/dropped": _count(mask & (weight == 0)),
+        "weight/dropped": _count(mask & lost),
     }
     for bound in TAIL_BOUNDS:
         sums[f"weight/above_{bound:g}"] = _count(mask & (rho > bound))
@@ -134,6 +142,25 @@ def tally_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Tally:
         },
         maxima={"mismatch/absolute": _max(difference.abs(), mask)},
     )
+
+
+@torch.no_grad()
+def tally_reference(new: Tensor, reference: Tensor, mask: Tensor) -> Tally:
+    """How far the policy has moved from the reference: k3 of KL(new || reference), all [T]."""
+    log_r = log_ratio(reference, new, mask).to(torch.float64)
+    return Tally(
+        sums={
+            "reference/tokens": _count(mask),
+            "reference/k3": _sum(torch.expm1(log_r) - log_r, mask),
+        },
+        maxima={},
+    )
+
+
+def window_cuts(segments: Segments, *, window: int) -> Tensor:
+    """[T] bool: last tokens of earlier, unfinished windows in whole responses (segments)."""
+    position = trajectory_positions(segments) + 1
+    return (position % window == 0) & (tokens_left(segments) > 0)
 
 
 @torch.no_grad()

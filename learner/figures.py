@@ -23,30 +23,15 @@ from learner.diagnostics import (
     tally_egae,
     tally_mismatch,
     tally_policy,
+    tally_reference,
     tally_values,
     tally_weights,
+    window_cuts,
 )
 from learner.engines import Engine, StepLog
 from learner.place import Place
 from learner.policy_update import PolicyUpdate, joined
 from learner.ratios import Ratio, log_ratio
-
-# Figures of `learner.diagnostic_table` under the names that metrics have.
-_NAMES = {
-    "actor/approx_kl": "actor/ppo_kl",
-    "actor/clip_low": "actor/pg_clipfrac_lower",
-    "actor/clip_dual": "actor/pg_clipfrac_dual",
-    "actor/entropy": "actor/entropy",
-    "critic/explained_variance": "critic/vf_explained_var",
-    "rollout/mismatch_kl": "rollout/mismatch_kl",
-    "rollout/logprob_diff_mean": "rollout/logprob_diff",
-    "rollout/logprob_diff_max": "rollout/logprob_diff_max",
-    "rollout/ess": "rollout/ess",
-    "egae/cut_window_share": "egae/bootstrap_share",
-    "egae/boundary_advantage": "egae/boundary_advantage",
-    "egae/lambda_mean": "egae/lambda",
-    "egae/value_at_cut": "value/at_cut",
-}
 
 
 class Stopwatch:
@@ -78,12 +63,14 @@ def figures_of(
     values: Tensor | None,
     raw_advantages: Tensor,
     advantages: Tensor,
+    window: int,
     totals: Totals,
     place: Place,
 ) -> dict[str, float]:
     """All figures of the update but times and the engines' own state.
 
     Args:
+        window: most tokens of a window: where a finished response was cut before.
         values: [T] V at the windows' tokens, None without a critic.
         raw_advantages, advantages: [T] before and after whitening and clamping.
     """
@@ -93,7 +80,10 @@ def figures_of(
         tallies.append(tally_egae(values, raw_advantages, windows.segments, boundary_tokens=1))
     if critic is not None:
         known = ~critic.old.isnan()
-        tallies.append(tally_values(critic.old, critic.targets, known, finished.segments))
+        cuts = window_cuts(finished.segments, window=window)
+        tallies.append(
+            tally_values(critic.old, critic.targets, known, finished.segments, cuts=cuts)
+        )
         tallies.append(_spread("critic/returns", critic.targets, known))
         tallies.append(_spread("critic/values", critic.old, known))
         if values is not None and totals.policy_tokens:
@@ -102,11 +92,7 @@ def figures_of(
     merged = _over_ranks(merge(tallies), place)
     sums = {name: value.item() for name, value in merged.sums.items()}
     maxima = {name: value.item() for name, value in merged.maxima.items()}
-    found = finalise(merged)
-    figures = {ours: found[name] for name, ours in _NAMES.items() if name in found}
-    if sums["policy/tokens"]:
-        clipped = sums["policy/clipped_low"] + sums["policy/clipped_high"]
-        figures["actor/pg_clipfrac"] = clipped / sums["policy/tokens"]
+    figures = finalise(merged)
     figures |= _spread_figures(sums, maxima)
     figures |= _loss_figures(sums, policy.log, critic.log if critic else None)
     figures |= _work_figures(sums, totals)
@@ -114,8 +100,12 @@ def figures_of(
 
 
 def engine_figures(prefix: str, engine: Engine, log: StepLog) -> dict[str, float]:
-    """Learning rate, applied steps and the last step's gradient norm."""
-    figures = {f"{prefix}/steps": float(log.applied), f"{prefix}/lr": engine.lr}
+    """Learning rate, steps applied and thrown away, and the last step's gradient norm."""
+    figures = {
+        f"{prefix}/steps": float(log.applied),
+        f"{prefix}/skipped_steps": float(log.dropped),
+        f"{prefix}/lr": engine.lr,
+    }
     if log.taken:
         figures[f"{prefix}/grad_norm"] = log.grad_norm
     return figures
@@ -126,12 +116,15 @@ def _policy_tallies(windows: PolicyHalf, policy: PolicyUpdate) -> list[Tally]:
     behaviour = windows.behaviour.to(policy.start.dtype)
     known = windows.mask & ~policy.start.isnan()
     difference = log_ratio(policy.start, behaviour, known)
-    weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), torch.zeros_like(known))
-    return [
+    weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), policy.over_cap)
+    tallies = [
         tally_policy(seen.ratio, seen.loss, seen.advantages, seen.mask, entropy=seen.entropy),
-        tally_weights(weights, policy.start, behaviour, known),
+        tally_weights(weights, policy.start, behaviour, known, dropped=policy.dropped),
         tally_mismatch(policy.start, behaviour, known & windows.same_version & policy.exact),
     ]
+    if policy.reference is not None:
+        tallies.append(tally_reference(policy.start, policy.reference, known))
+    return tallies
 
 
 def _log_tally(prefix: str, log: StepLog) -> Tally:

@@ -5,21 +5,29 @@ Promise: on all ranks the same number of forward passes, where the engine needs 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from learner.batch import Reads, empty_micro_batch, micro_batches
-from learner.engines import Engine, StepLog
+from learner.batch import empty_micro_batch, micro_batches
+from learner.engines import StepLog
 from learner.place import Place
+from learner.reads import Reads
 
 
 @torch.no_grad()
 def infer(
-    engine: Engine, reads: Reads, sequences: Sequence[int], place: Place, *, log: StepLog
+    engine: Callable[..., Any],
+    reads: Reads,
+    sequences: Sequence[int],
+    place: Place,
+    *,
+    log: StepLog,
 ) -> Tensor:
-    """[N] logprobs or values of the reads in `sequences`, under the engine's weights now."""
+    """[N] logprobs or values of the reads in `sequences`, by an engine's or network's forward pass
+    under its weights now."""
     found = torch.full((reads.position_of.size,), math.nan, dtype=place.dtype, device=place.device)
     micros = micro_batches(reads, sequences, place)
     micros += [empty_micro_batch(place.device)] * (place.most(len(micros)) - len(micros))

@@ -7,29 +7,24 @@ reads them.
 """
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from headrace.protocol.messages import Batch
+from headrace.protocol.messages import Batch, PolicyWindow
 from learner.aggregation import token_mean_weights, weighted_sum
 from learner.algorithm import Algorithm
-from learner.batch import (
-    MicroBatch,
-    PolicyHalf,
-    Totals,
-    deal,
-    policy_reads,
-    steps_of,
-)
+from learner.batch import MicroBatch, PolicyHalf, Totals, deal, steps_of
 from learner.engines import Engine, StepLog
 from learner.inference import infer
 from learner.penalties import entropy_bonus, positive_likelihood, positive_mask
 from learner.place import Place
 from learner.policy_losses import PolicyLoss
+from learner.ratio_slot import Tokens
 from learner.ratios import Ratio
+from learner.reads import Reads, policy_reads, with_earlier_tokens
 from learner.segments import segment_ids, segment_sums
 
 STREAM = 0
@@ -48,10 +43,11 @@ class Seen(NamedTuple):
 class PolicyUpdate:
     """The policy's part of one update.
 
+    Behind the windows' T tokens stand, where the likelihood of right answers is asked for, those
+    of their earlier windows: E tokens with a likelihood and neither ratio nor advantage.
+
     Attributes:
-        start: [T] logprobs under the weights of the update's start; where `exact` is False, those
-            of the token's first forward pass, some optimizer steps later.
-        exact: [T] bool.
+        reference: [T] logprobs of the reference, None without one.
         seen: what the loss saw, of all optimizer steps.
         log: the optimizer steps.
     """
@@ -66,38 +62,80 @@ class PolicyUpdate:
         totals: Totals,
         *,
         parts: int,
+        reference: Callable[..., Any] | None = None,
     ) -> None:
-        """`parts`: optimizer steps in one pass over the windows."""
+        """`parts`: optimizer steps in one pass over the windows. `reference`: the starting policy,
+        where the algorithm asks for a divergence from it."""
         self._algorithm, self._engine, self._place = algorithm, engine, place
-        self._update, self._windows, self._totals = batch.update, windows, totals
-        self._parts = parts
+        self._update, self._version = batch.update, batch.version
+        self._windows, self._totals, self._parts = windows, totals, parts
+        self._ask_reference = reference
         self._reads_of_ranks = [
-            windows.reads if r == place.rank else policy_reads(shard.windows)
+            self._reads_of(windows.reads, windows.windows)
+            if r == place.rank
+            else self._reads_of(policy_reads(shard.windows), shard.windows)
             for r, shard in enumerate(batch.shards)
         ]
+        self._reads = self._reads_of_ranks[place.rank]
         self._dealt, self._plan = self._deal(epoch=0)
-        self._ids = segment_ids(windows.segments)
-        sizes = windows.segments.finished.numel()
-        self._sample_tokens = segment_sums(windows.mask, self._ids, sizes)
-        self._positive = positive_mask(
-            windows.mask, windows.scores, windows.segments.finished, self._ids
-        )
-        self._behaviour = windows.behaviour.to(place.dtype)
-        self.start = torch.full_like(self._behaviour, math.nan)
-        self.exact = torch.zeros_like(windows.mask)
+        ids, self._samples = segment_ids(windows.segments), windows.segments.finished.numel()
+        self._size = ids.numel()
+        everything = torch.ones_like(windows.mask)
+        right = positive_mask(everything, windows.scores, windows.segments.finished, ids)
+        self._ids = self._with_earlier(ids, 0)
+        self._mask = self._with_earlier(windows.mask, False)
+        self._positive = self._with_earlier(right, True)
+        self._behaviour = self._with_earlier(windows.behaviour.to(place.dtype), 0.0)
+        self._versions = self._with_earlier(windows.versions, self._version)
+        self._sample_tokens = segment_sums(windows.mask, ids, self._samples)
+        self._start = torch.full_like(self._behaviour, math.nan)
+        self._exact = torch.zeros_like(self._mask)
+        self._over_cap, self._dropped = torch.zeros_like(self._mask), torch.zeros_like(self._mask)
+        self.reference: Tensor | None = None
+        self._reference = torch.zeros_like(self._behaviour)
         self.seen: list[Seen] = []
         self.log = StepLog()
 
+    @property
+    def start(self) -> Tensor:
+        """[T] logprobs under the weights of the update's start; where `exact` is False, those of
+        the token's first forward pass, some optimizer steps later."""
+        return self._start[: self._size]
+
+    @property
+    def exact(self) -> Tensor:
+        """[T] bool: `start` is really of the update's start."""
+        return self._exact[: self._size]
+
+    @property
+    def over_cap(self) -> Tensor:
+        """[T] bool: the weight was truncated or the token dropped for it."""
+        return self._over_cap[: self._size]
+
+    @property
+    def dropped(self) -> Tensor:
+        """[T] bool: tokens of the mask that trained with weight 0."""
+        return self._dropped[: self._size]
+
     def begin(self) -> None:
-        """Proximal logprobs of what the first optimizer step does not run itself."""
+        """Proximal logprobs of what the first optimizer step does not run itself, and the
+        reference's."""
         if self._algorithm.uses_proximal:
-            trajectories = self._windows.reads.trajectories
+            trajectories = self._reads.trajectories
             later = [s for s, t in enumerate(trajectories) if self._dealt[t] > 0]
-            self.start = infer(self._engine, self._windows.reads, later, self._place, log=self.log)
-            self.exact = ~self.start.isnan()
+            self._start = infer(self._engine, self._reads, later, self._place, log=self.log)
+            self._exact = ~self._start.isnan()
+        if self._ask_reference is not None:
+            reads = self._windows.reads
+            everything = range(len(reads.token_ids))
+            self.reference = infer(
+                self._ask_reference, reads, everything, self._place, log=self.log
+            )
+            self._reference = self._with_earlier(self.reference, 0.0)
 
     def train(self, advantages: Tensor, *, epochs: int) -> None:
         """All optimizer steps of the update; `advantages` [T] as the loss sees them."""
+        advantages = self._with_earlier(advantages, 0.0)
         for epoch in range(epochs):
             if epoch and self._parts > 1:
                 _, self._plan = self._deal(epoch=epoch)
@@ -113,44 +151,73 @@ class PolicyUpdate:
         dealt = deal(self._reads_of_ranks, parts=self._parts, seed=seed)
         return dealt, steps_of(self._reads_of_ranks, dealt, self._place, parts=self._parts)
 
+    def _reads_of(self, reads: Reads, windows: Sequence[PolicyWindow]) -> Reads:
+        earlier = self._algorithm.positive_nll_coef != 0.0
+        return with_earlier_tokens(reads, windows) if earlier else reads
+
+    def _with_earlier(self, x: Tensor, fill: float) -> Tensor:
+        """x [T] and `fill` for the E tokens behind it."""
+        missing = self._reads.position_of.size - x.numel()
+        return torch.cat([x, x.new_full((missing,), fill)])
+
     def _loss(self, micro: MicroBatch, advantages: Tensor) -> Tensor:
         """The micro-batch's part of the optimizer step's loss."""
         pack, tokens = micro
-        algorithm, totals = self._algorithm, self._totals
+        algorithm = self._algorithm
         new, entropy = self._engine(pack, entropy_gradient=algorithm.entropy_coef != 0.0)
-        self.log.count(pack, reads=tokens.numel())
-        start = self._start_of(tokens, new.detach())
-        mask, ids = self._windows.mask[tokens], self._ids[tokens]
-        ratio = algorithm.ratio(new, start, self._behaviour[tokens], mask)
-        token_loss = algorithm.policy_loss(ratio.log_ratio, advantages[tokens])
+        self.log.count(pack, reads=int((tokens < self._size).sum()))
+        facts = Tokens(
+            new=new,
+            start=self._start_of(tokens, new.detach()),
+            behaviour=self._behaviour[tokens],
+            versions=self._versions[tokens],
+            mask=self._mask[tokens],
+            segment_ids=self._ids[tokens],
+            num_segments=self._samples,
+            learner_version=self._version,
+        )
+        ratio = algorithm.ratio(facts)
+        seen_advantages = advantages[tokens]
+        token_loss = algorithm.policy_loss(ratio.log_ratio, seen_advantages)
+        loss = self._terms(facts, tokens, ratio.weight * token_loss.loss, entropy)
+        self._over_cap[tokens] = ratio.over_cap
+        self._dropped[tokens] = facts.mask & (ratio.weight == 0)
+        detached = Ratio(ratio.log_ratio.detach(), ratio.weight, ratio.over_cap)
+        silent = token_loss._replace(loss=token_loss.loss.detach())
+        self.seen.append(Seen(detached, silent, seen_advantages, facts.mask, entropy.detach()))
+        return loss * self._parts
+
+    def _terms(self, facts: Tokens, tokens: Tensor, surrogate: Tensor, entropy: Tensor) -> Tensor:
+        """The surrogate and whatever is added to it, each over its own tokens."""
+        algorithm, totals = self._algorithm, self._totals
         weights = algorithm.aggregate(
-            mask,
-            ids,
+            facts.mask,
+            facts.segment_ids,
             tokens=totals.policy_tokens,
             samples=totals.policy_samples,
             sample_tokens=self._sample_tokens,
         )
-        loss = weighted_sum(ratio.weight * token_loss.loss, weights)
+        loss = weighted_sum(surrogate, weights)
         if algorithm.entropy_coef:
-            share = token_mean_weights(mask, global_tokens=totals.policy_tokens)
+            share = token_mean_weights(facts.mask, global_tokens=totals.policy_tokens)
             loss = loss + algorithm.entropy_coef * weighted_sum(entropy_bonus(entropy), share)
         if algorithm.positive_nll_coef:
             positive = self._positive[tokens]
             share = token_mean_weights(positive, global_tokens=totals.positive_tokens)
-            likelihood = weighted_sum(positive_likelihood(new), share)
+            likelihood = weighted_sum(positive_likelihood(facts.new), share)
             loss = loss + algorithm.positive_nll_coef * likelihood
-        detached = Ratio(ratio.log_ratio.detach(), ratio.weight, ratio.over_cap)
-        silent = token_loss._replace(loss=token_loss.loss.detach())
-        self.seen.append(Seen(detached, silent, advantages[tokens], mask, entropy.detach()))
-        return loss * self._parts
+        if algorithm.kl is not None and not algorithm.kl.in_reward:
+            divergence = algorithm.kl.estimate(facts.new, self._reference[tokens])
+            loss = loss + algorithm.kl.coef * weighted_sum(divergence, weights)
+        return loss
 
     def _start_of(self, tokens: Tensor, now: Tensor) -> Tensor:
         """Logprobs at the update's start, of which the first forward pass of a token decides."""
-        known = self.start[tokens]
+        known = self._start[tokens]
         start = torch.where(known.isnan(), now, known)
-        self.start[tokens] = start
+        self._start[tokens] = start
         if not self.log.taken:
-            self.exact[tokens] = True
+            self._exact[tokens] = True
         return start
 
 

@@ -79,7 +79,9 @@ class Trainer:
         )
         self._engines = {POLICY: DeepSpeedEngine(policy, learner.policy, learner)}
         self._models: dict[str, PreTrainedModel] = {POLICY: self._policy_model}
-        algorithm = build_algorithm(config.algorithm, window=config.window)
+        algorithm = build_algorithm(
+            config.algorithm, window=config.window, max_length=config.task.max_response_length
+        )
         if algorithm.value is not None:
             self._models[CRITIC] = load_critic(models, dtype=dtype, device=device)
             critic = ValueNetwork(self._models[CRITIC], autocast=autocast)
@@ -96,8 +98,23 @@ class Trainer:
             seed=config.seed,
             forward_together=learner.zero_stage == 3,
         )
+        reference = None
+        if algorithm.kl is not None:
+            # The run's own model, not the checkpoint's: what is diverged from never changes.
+            start = load_policy(config.model, dtype=dtype, device=device).requires_grad_(False)
+            reference = PolicyNetwork(
+                start,
+                logits_chunk=learner.logits_chunk_tokens,
+                temperature=config.generator.temperature,
+                autocast=autocast,
+            )
         self._updater = Updater(
-            algorithm, self._engines[POLICY], self._engines.get(CRITIC), learner, place
+            algorithm,
+            self._engines[POLICY],
+            self._engines.get(CRITIC),
+            learner,
+            place,
+            reference=reference,
         )
         self.update = 0
         self._version = 0

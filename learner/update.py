@@ -7,7 +7,9 @@ whatever their shards hold; how the batch is cut into ranks and micro-batches ch
 rounding.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +19,11 @@ from headrace.config.learner import LearnerConfig
 from headrace.protocol.messages import Batch, TokenDiagnostics
 from learner.advantages import moments
 from learner.algorithm import Algorithm
-from learner.batch import PolicyHalf, policy_half, totals_of, value_half
+from learner.batch import PolicyHalf, ValueHalf, policy_half, totals_of, value_half
 from learner.critic_update import CriticUpdate
 from learner.engines import Engine, StepLog
 from learner.figures import Stopwatch, engine_figures, figures_of
+from learner.inference import infer
 from learner.place import Place
 from learner.policy_update import PolicyUpdate
 
@@ -52,11 +55,17 @@ class Updater:
         critic: Engine | None,
         config: LearnerConfig,
         place: Place,
+        *,
+        reference: Callable[..., Any] | None = None,
     ) -> None:
-        """`critic` is needed where the algorithm has a value model."""
+        """`critic` is needed where the algorithm has a value model, `reference` (the forward pass
+        of a policy that never changes) where it asks for a divergence from one."""
         if (algorithm.value is None) != (critic is None):
             raise ValueError("an algorithm with a value model needs a critic, one without none")
+        if (algorithm.kl is None) != (reference is None):
+            raise ValueError("an algorithm with a divergence needs a reference, one without none")
         self._algorithm, self._policy, self._critic = algorithm, policy, critic
+        self._reference = reference
         self._config, self._place = config, place
 
     def run(self, batch: Batch) -> Outcome:
@@ -66,28 +75,30 @@ class Updater:
         shard = batch.shards[place.rank]
         totals = totals_of(batch)
         windows = policy_half(
-            shard, version=batch.version, lambdas=algorithm.lambdas, device=place.device
-        )
-        finished = value_half(shard, device=place.device)
+            shard, version=batch.version, lambdas=algorithm.lambdas,
+            shape=algorithm.shape_rewards, device=place.device,
+        )  # fmt: skip
+        finished = value_half(shard, shape=algorithm.shape_rewards, device=place.device)
         policy = PolicyUpdate(
             algorithm, self._policy,
             replace(place, frozen_context=config.context == "frozen"), batch, windows, totals,
-            parts=config.policy.minibatches,
+            parts=config.policy.minibatches, reference=self._reference,
         )  # fmt: skip
+        with watch.measure("forward"):
+            policy.begin()
+            finished = self._with_penalty(finished, policy.log)
         critic = None
         if algorithm.value is not None and self._critic is not None:
             critic = CriticUpdate(
                 algorithm.value, self._critic, place, batch, finished, totals,
                 parts=config.value.minibatches,
             )  # fmt: skip
-        with watch.measure("forward"):
-            policy.begin()
         with watch.measure("value"):
             if critic is not None:
                 asked = windows.windows if algorithm.uses_critic else []
                 critic.begin(asked, at_cuts=algorithm.asks_at_cuts)
         with watch.measure("advantages"):
-            values, raw, advantages = self._advantages(windows, critic)
+            values, raw, advantages = self._advantages(windows, policy, critic)
         with watch.measure("value"):
             if critic is not None:
                 critic.train(epochs=batch.value_epochs)
@@ -95,7 +106,8 @@ class Updater:
             policy.train(advantages, epochs=config.policy.epochs)
         metrics = figures_of(
             windows, finished, policy, critic,
-            values=values, raw_advantages=raw, advantages=advantages, totals=totals, place=place,
+            values=values, raw_advantages=raw, advantages=advantages, window=algorithm.window,
+            totals=totals, place=place,
         ) | engine_figures("actor", self._policy, policy.log)  # fmt: skip
         if critic is not None and self._critic is not None:
             metrics |= engine_figures("critic", self._critic, critic.log)
@@ -103,29 +115,80 @@ class Updater:
         metrics["perf/tokens_per_s"] = (
             metrics.pop("perf/computed_tokens") / metrics["timing_s/update"]
         )
+        skipped = _skipped(policy.log, critic.log if critic else StepLog())
+        if skipped is not None:
+            skipped += self._causes(windows, policy, critic, values, raw)
         return Outcome(
             metrics=metrics,
             diagnostics=_diagnostics(windows, policy.start, values, advantages),
             policy_moved=policy.log.applied > 0,
-            skipped=_skipped(policy.log, critic.log if critic else StepLog()),
+            skipped=skipped,
         )
 
+    def _causes(
+        self,
+        windows: PolicyHalf,
+        policy: PolicyUpdate,
+        critic: CriticUpdate | None,
+        values: Tensor | None,
+        raw: Tensor,
+    ) -> str:
+        """Which inputs of the loss are not finite on any rank; empty if all of them are, so that it
+        was the loss itself or its gradient."""
+        mask = windows.mask
+        seen = {
+            "generator's logprobs": windows.behaviour[mask],
+            "learner's logprobs": policy.start[mask],
+            "reference's logprobs": mask.new_ones(0) if policy.reference is None
+            else policy.reference[mask],
+            "values": mask.new_ones(0) if values is None else values,
+            "advantages": raw[mask],
+            "value targets": mask.new_ones(0) if critic is None else critic.targets,
+        }  # fmt: skip
+        counts = torch.stack([(~x.isfinite()).sum() for x in seen.values()])
+        found = self._place.total(counts).tolist()
+        named = [f"{name} ({n})" for name, n in zip(seen, found, strict=True) if n]
+        return f"; not finite already: {', '.join(named)}" if named else ""
+
     def _advantages(
-        self, windows: PolicyHalf, critic: CriticUpdate | None
+        self, windows: PolicyHalf, policy: PolicyUpdate, critic: CriticUpdate | None
     ) -> tuple[Tensor | None, Tensor, Tensor]:
         """Values, raw advantages and what the loss sees, all [T]."""
         algorithm, place = self._algorithm, self._place
         values, at_cuts = None, None
         if critic is not None and algorithm.uses_critic:
             values, at_cuts = critic.values_of(windows.windows, at_cuts=algorithm.asks_at_cuts)
+        rewards = windows.rewards.to(place.dtype)
+        # A non-finite behaviour logprob came as 0 and masked.
+        sampled = windows.mask | (windows.behaviour != 0)
         raw = algorithm.advantages(
-            windows.rewards.to(place.dtype),
+            rewards,
+            self._penalty(windows.behaviour, policy.reference, sampled),
             values,
             windows.segments._replace(bootstrap_value=at_cuts),
-            windows.given,
+            windows.groups,
         )
         whole = place.total(moments(raw, windows.mask))
         return values, raw, algorithm.normalise(raw, windows.mask, whole)
+
+    def _penalty(self, behaviour: Tensor, reference: Tensor | None, sampled: Tensor) -> Tensor:
+        """[T] what each token earns by its divergence from the reference: 0 or less on average."""
+        kl, dtype = self._algorithm.kl, self._place.dtype
+        if kl is None or reference is None or not kl.in_reward:
+            return torch.zeros_like(behaviour, dtype=dtype)
+        divergence = kl.estimate(behaviour.to(dtype), reference)
+        return torch.where(sampled, -kl.coef * divergence, 0.0)
+
+    def _with_penalty(self, finished: ValueHalf, log: StepLog) -> ValueHalf:
+        """The value targets' rewards hold the same penalty as the advantages'."""
+        kl, reference = self._algorithm.kl, self._reference
+        if kl is None or reference is None or not kl.in_reward or self._algorithm.value is None:
+            return finished
+        everything = range(len(finished.reads.token_ids))
+        logprobs = infer(reference, finished.reads, everything, self._place, log=log)
+        sampled = finished.behaviour.isfinite()
+        penalty = self._penalty(finished.behaviour, logprobs, sampled)
+        return replace(finished, rewards=finished.rewards + penalty.to(finished.rewards.dtype))
 
 
 def _skipped(policy: StepLog, critic: StepLog) -> str | None:

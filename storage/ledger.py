@@ -48,6 +48,7 @@ class _Recount:
     def __init__(self, config: RunConfig) -> None:
         self.window = config.window
         self.unit = config.schedule.unit
+        self.has_value = config.algorithm.value is not None
         self.responses: dict[int, _Response] = {}
         self.groups: dict[int, list[int]] = {}
         self.evaluation = 0
@@ -112,7 +113,7 @@ class _Recount:
                 account, reasons = self._account(response, start, end)
                 dropped.update(reasons)
                 counts[account] += end - start - sum(reasons.values())
-            if response.reward_status == "ok":
+            if self.has_value and response.reward_status == "ok":
                 counts[f"value_{response.value}"] += response.length
         return {
             "generated": counts["generated"],

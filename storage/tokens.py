@@ -78,8 +78,10 @@ def _loss_mask(
     logprobs: Float32, versions: Int64, dropped: Mapping[str, int]
 ) -> npt.NDArray[np.uint8]:
     """Which tokens a window trained, from how many it left out: the non-finite ones, then the
-    oldest, then the last before the cut."""
+    oldest, then the last before the cut, or all that was left of an overlong response."""
     mask = np.ones(len(logprobs), np.bool_)
+    if dropped.get("overlong"):
+        return np.zeros(len(logprobs), np.uint8)
     if dropped.get("non_finite"):
         mask &= np.isfinite(logprobs)
     if dropped.get("stale"):

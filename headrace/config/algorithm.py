@@ -45,8 +45,9 @@ class GroupAdvantageConfig(StrictModel):
     baseline: Literal["mean", "leave_one_out", "none"] = "mean"
     """What is subtracted from a trajectory's reward."""
 
-    scale: Literal["std", "none"] = "std"
-    """Divide by the group's standard deviation (sample std + 1e-6)."""
+    scale: Literal["sample_std", "population_std", "none"] = "sample_std"
+    """Divide by the group's standard deviation + 1e-6: of a sample (n - 1, as verl and DAPO's code
+    do), of a population (n), or not at all (Dr. GRPO, RLOO)."""
 
     whiten: bool = False
     """Whiten over the batch's trained tokens as well (REINFORCE++)."""
@@ -83,26 +84,56 @@ class ValueTargetConfig(StrictModel):
     """End the warm-up early once the explained variance reaches this."""
 
 
-class RatioConfig(StrictModel):
-    """Which logprobs anchor the importance ratio."""
+class BehaviourRatioConfig(StrictModel):
+    """Ratio to the sampler's logprobs, weight 1: plain PPO around whatever sampled the token."""
 
-    kind: Literal["behaviour", "decoupled", "tis"] = "behaviour"
-    """behaviour: ratio to the sampler's logprobs. decoupled: clip to proximal logprobs recomputed
-    at the update's start, weighted by proximal/behaviour. tis: the same weight truncated from above
-    (engine mismatch correction)."""
+    kind: Literal["behaviour"]
+
+
+class DecoupledRatioConfig(StrictModel):
+    """Ratio to proximal logprobs, weighted by proximal over behaviour (decoupled PPO, AReaL)."""
+
+    kind: Literal["decoupled"]
+
+    proximal: Literal["recomputed", "interpolated"] = "recomputed"
+    """recomputed: logprobs under the weights of the update's start. interpolated: between the
+    sampler's and the learner's by the token's age, without a forward pass (A-3PO)."""
 
     cap: float = Field(default=2.0, gt=0)
-    """Largest proximal/behaviour weight."""
+    """Largest weight."""
 
     over_cap: Literal["clamp", "mask"] = "clamp"
-    """Tokens over the cap are clamped to it or masked."""
+    """Tokens over the cap are clamped to it or get weight 0."""
 
 
-class PolicyLossConfig(StrictModel):
-    """The clipped surrogate."""
+class TisRatioConfig(StrictModel):
+    """Ratio to recomputed logprobs, weighted by these over the sampler's, truncated from above."""
 
-    kind: Literal["clipped", "reinforce"] = "clipped"
-    """clipped: PPO's surrogate. reinforce: logprob times advantage."""
+    kind: Literal["tis"]
+
+    level: Literal["token", "sequence"] = "token"
+    """sequence: every token gets the product of its whole response (needs whole responses)."""
+
+    cap: float = Field(default=2.0, gt=0)
+    """Largest weight (token 1.5 to 5, sequence 2 to 10)."""
+
+    over_cap: Literal["clamp", "mask"] = "clamp"
+    """clamp is TIS; mask gives weight 0 to what is over the cap (MIS)."""
+
+    geometric_filter: tuple[float, float] | None = None
+    """Leave out responses whose geometric mean of the weight lies outside, for example
+    [0.999, 1.001] (needs whole responses). None: no filter."""
+
+
+RatioConfig = Annotated[
+    BehaviourRatioConfig | DecoupledRatioConfig | TisRatioConfig, Field(discriminator="kind")
+]
+
+
+class ClippedLossConfig(StrictModel):
+    """PPO's clipped surrogate."""
+
+    kind: Literal["clipped"]
 
     clip_ratio_low: float = Field(default=0.2, gt=0, lt=1)
     """epsilon below 1."""
@@ -114,6 +145,43 @@ class PolicyLossConfig(StrictModel):
     """Bound of the loss for negative advantages at large ratios. None: no dual clip."""
 
 
+class ReinforceLossConfig(StrictModel):
+    """Logprob times advantage: plain policy gradient, nothing clipped."""
+
+    kind: Literal["reinforce"]
+
+
+PolicyLossConfig = Annotated[ClippedLossConfig | ReinforceLossConfig, Field(discriminator="kind")]
+
+
+class KlConfig(StrictModel):
+    """Divergence from a reference: the policy that the run began with (`model.path`), frozen."""
+
+    coef: float = Field(gt=0)
+    """Its weight."""
+
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """k1: log ratio. k2: half its square. k3: unbiased and never negative (Schulman 2020)."""
+
+    where: Literal["loss", "reward"] = "loss"
+    """loss: a term of the policy's loss (GRPO). reward: taken from each token's reward, for
+    advantages and value targets alike (RLHF's PPO, REINFORCE++)."""
+
+
+class OverlongConfig(StrictModel):
+    """What long responses cost (DAPO section 3.4); the verifier's own score stays as it is."""
+
+    cache: int | None = Field(default=None, ge=1)
+    """The penalty grows from 0 to -1 over the last so many tokens before max_response_length.
+    None: no penalty."""
+
+    factor: float = Field(default=1.0, gt=0)
+    """Multiplies the penalty."""
+
+    filter: bool = False
+    """Leave responses that met the length limit out of the policy loss."""
+
+
 class PenaltyConfig(StrictModel):
     """Terms added to the policy loss."""
 
@@ -121,7 +189,8 @@ class PenaltyConfig(StrictModel):
     """Weight of the entropy bonus."""
 
     positive_nll_coef: float = Field(default=0.0, ge=0)
-    """Weight of the likelihood of tokens of right answers (VAPO eq. 9-10; 0.1 there)."""
+    """Weight of the likelihood of right answers, over all their response tokens, earlier windows
+    included (VAPO eq. 9-10; 0.1 there)."""
 
 
 class AlgorithmConfig(StrictModel):
@@ -136,14 +205,26 @@ class AlgorithmConfig(StrictModel):
     value: ValueTargetConfig | None = None
     """The value model. None: critic-free."""
 
-    ratio: RatioConfig = RatioConfig()
+    admit: Literal["all", "mixed_groups"] = "all"
+    """mixed_groups: drop groups whose trajectories all have the same score, before shaping, and
+    issue others in their place (DAPO's dynamic sampling)."""
+
+    overlong: OverlongConfig | None = None
+    """What long responses cost. None: nothing."""
+
+    ratio: RatioConfig = BehaviourRatioConfig(kind="behaviour")
     """The importance ratio."""
 
-    policy_loss: PolicyLossConfig = PolicyLossConfig()
+    policy_loss: PolicyLossConfig = ClippedLossConfig(kind="clipped")
     """The surrogate loss."""
 
-    aggregate: Literal["token_mean", "sample_mean"] = "token_mean"
-    """How token losses of the policy become one number."""
+    aggregate: Literal["token_mean", "sample_mean", "fixed_length"] = "token_mean"
+    """How token losses of the policy become one number: the mean over the batch's tokens; over
+    samples of the mean over their tokens; over samples of the sum divided by max_response_length
+    (Dr. GRPO)."""
 
     penalties: PenaltyConfig = PenaltyConfig()
     """Terms added to the policy loss."""
+
+    kl: KlConfig | None = None
+    """Divergence from the starting policy. None: not asked for."""

@@ -1,138 +1,19 @@
 """Checks across sections, and of what a configuration needs from the machine.
 
-`RULES` are facts about the values alone: one line each, a key, when it is wrong, and what to say.
-`check_machine` looks at folders, files, ports and memory. Both raise UserError with one line.
+`headrace.config.rules` are facts about the values alone. `check_machine` looks at folders, files,
+ports and memory. Both raise UserError with one line.
 """
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig
 from headrace.config.memory import ModelShape, gpu_memory, host_memory, model_shape
+from headrace.config.rules import RULES
 from headrace.config.run import RunConfig
 from headrace.config.task import DatasetConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware, port_is_free
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-
-
-class Rule(NamedTuple):
-    """A combination of values that cannot work."""
-
-    key: str
-    broken: Callable[[RunConfig], bool]
-    advice: str
-    """A format string with the configuration as `c`."""
-
-
-def _group(config: RunConfig) -> GroupAdvantageConfig | None:
-    advantages = config.algorithm.advantages
-    return advantages if isinstance(advantages, GroupAdvantageConfig) else None
-
-
-def _egae(config: RunConfig) -> EgaeConfig | None:
-    advantages = config.algorithm.advantages
-    return advantages if isinstance(advantages, EgaeConfig) else None
-
-
-def _needs_group(config: RunConfig) -> bool:
-    group = _group(config)
-    return group is not None and group.baseline in ("mean", "leave_one_out")
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "schedule.window",
-        lambda c: c.window > c.task.max_response_length,
-        "{c.window} is longer than task.max_response_length = {c.task.max_response_length}; choose "
-        "a divisor of it, or leave it out for whole responses",
-    ),
-    Rule(
-        "schedule.window",
-        lambda c: c.task.max_response_length % c.window != 0,
-        "{c.window} does not divide task.max_response_length = {c.task.max_response_length}; the "
-        "last window would be cut short",
-    ),
-    Rule(
-        "algorithm.advantages.boundary_mask",
-        lambda c: (egae := _egae(c)) is not None and egae.boundary_mask >= c.window,
-        "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens",
-    ),
-    Rule(
-        "generator.chunk_tokens",
-        lambda c: c.chunk_tokens > c.window,
-        "{c.chunk_tokens} is longer than a window of {c.window} tokens",
-    ),
-    Rule(
-        "algorithm.value",
-        lambda c: _egae(c) is not None and c.algorithm.value is None,
-        'missing: advantages of kind "egae" come from a value model; add [algorithm.value], or use '
-        'algorithm.advantages.kind = "group"',
-    ),
-    Rule(
-        "algorithm.value",
-        lambda c: _group(c) is not None and c.algorithm.value is not None,
-        'advantages of kind "group" use no value model; remove [algorithm.value] (or set it to '
-        '"null")',
-    ),
-    Rule(
-        "schedule.unit",
-        lambda c: _group(c) is not None and c.schedule.unit == "window",
-        '"window" does not go with advantages of kind "group": the reward of an unfinished '
-        'trajectory is not known; use "group" or "trajectory"',
-    ),
-    Rule(
-        "schedule.num_generations",
-        lambda c: _needs_group(c) and c.schedule.num_generations < 2,
-        "1 leaves no group to compare with; use 2 or more, or algorithm.advantages.baseline = "
-        '"none"',
-    ),
-    Rule(
-        "schedule.batch_windows",
-        lambda c: (_needs_group(c) or c.schedule.unit == "group")
-        and c.schedule.batch_windows % c.schedule.num_generations != 0,
-        "{c.schedule.batch_windows} is no multiple of schedule.num_generations = "
-        "{c.schedule.num_generations}, so groups would be torn",
-    ),
-    Rule(
-        "stop.accuracy",
-        lambda c: c.stop.accuracy is not None and c.evaluation.every_updates is None,
-        "needs evaluation.every_updates",
-    ),
-    Rule(
-        "learner.offload_optimizer",
-        lambda c: c.learner.offload_optimizer and c.learner.zero_stage == 0,
-        "needs learner.zero_stage of 1 or more",
-    ),
-    Rule(
-        "reward.function",
-        lambda c: (c.reward.kind == "function") != (c.reward.function is not None),
-        'goes together with reward.kind = "function"',
-    ),
-    Rule(
-        "transport.curve_keys",
-        lambda c: not _loopback(c.transport.host) and c.transport.curve_keys is None,
-        "missing: {c.transport.host} can be reached from other machines; make keys with `headrace "
-        "keys DIR` and name the folder here",
-    ),
-    Rule(
-        "transport.heartbeat_timeout_s",
-        lambda c: c.transport.heartbeat_timeout_s < 3 * c.transport.heartbeat_s,
-        "{c.transport.heartbeat_timeout_s:g} should be at least three heartbeats of "
-        "{c.transport.heartbeat_s:g} s",
-    ),
-    Rule(
-        "evaluation.before",
-        lambda c: c.evaluation.only and not c.evaluation.before,
-        "must be true with evaluation.only",
-    ),
-)  # fmt: skip
-
-
-def _loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def problems(config: RunConfig) -> list[str]:
@@ -151,7 +32,7 @@ def check_recipe(config: RunConfig) -> None:
 def never_ends(config: RunConfig) -> bool:
     """Whether a run goes on until somebody stops it."""
     stop = config.stop
-    limits = (stop.updates, stop.train_time_s, stop.tokens, stop.accuracy)
+    limits = (stop.updates, stop.train_time_s, stop.tokens, stop.accuracy, stop.after_warmup)
     return not config.evaluation.only and not any(limits)
 
 

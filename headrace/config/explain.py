@@ -6,7 +6,7 @@ value with its unit, and where it comes from. Nothing is measured; everything is
 
 from typing import NamedTuple
 
-from headrace.config.algorithm import EgaeConfig
+from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig
 from headrace.config.checks import never_ends
 from headrace.config.memory import ModelShape, gpu_memory, host_memory
 from headrace.config.run import RunConfig
@@ -70,6 +70,8 @@ def facts(config: RunConfig) -> list[Fact]:
     ]
     found += _staleness(config)
     found += _lambda(config)
+    found += _groups(config)
+    found += _overlong(config)
     if config.algorithm.value is not None and config.algorithm.value.warmup_updates:
         found.append(
             Fact(
@@ -111,23 +113,61 @@ def _staleness(config: RunConfig) -> list[Fact]:
 
 
 def _lambda(config: RunConfig) -> list[Fact]:
+    """Lambda at typical lengths, and what of the last token's reward the first one hears."""
     advantages = config.algorithm.advantages
     if not isinstance(advantages, EgaeConfig):
         return []
-    alpha = advantages.length_adaptive_alpha
-    if alpha is None:
-        return [Fact("lambda", advantages.gae_lambda_policy, "", "fixed")]
+    alpha, floor = advantages.length_adaptive_alpha, advantages.gae_lambda_policy
     longest = config.task.max_response_length
-    floor = advantages.gae_lambda_policy
-    return [
-        Fact(
-            f"lambda at {length} tokens",
-            round(max(floor, adaptive_lambda(alpha, length)), 4),
-            "",
-            "1 - 1 / (alpha x length), not below gae_lambda_policy",
-        )
-        for length in sorted({max(1, longest // 16), max(1, longest // 4), longest})
-    ]
+    found = [Fact("lambda", floor, "", "fixed")] if alpha is None else []
+    for length in sorted({max(1, longest // 16), max(1, longest // 4), longest}):
+        lam = floor if alpha is None else max(floor, adaptive_lambda(alpha, length))
+        if alpha is not None:
+            meaning = "1 - 1 / (alpha x length), not below gae_lambda_policy"
+            found.append(Fact(f"lambda at {length} tokens", round(lam, 4), "", meaning))
+        reach = (advantages.gamma * lam) ** (length - 1)
+        meaning = "of the final reward in the first advantage, one window, a critic of 0"
+        found.append(Fact(f"reward after {length} tokens", float(f"{reach:.3g}"), "", meaning))
+    if alpha is not None and advantages.half_window_credit and config.window < longest:
+        so_far = config.window
+        lam = max(floor, adaptive_lambda(alpha, so_far + config.window // 2))
+        meaning = "an unfinished window counts half a window longer"
+        found.append(Fact(f"lambda at {so_far} tokens, unfinished", round(lam, 4), "", meaning))
+    return found
+
+
+def _groups(config: RunConfig) -> list[Fact]:
+    schedule, advantages = config.schedule, config.algorithm.advantages
+    found = []
+    if isinstance(advantages, GroupAdvantageConfig) and advantages.baseline != "none":
+        size = schedule.num_generations
+        meaning = "of a right answer alone in its group, reward 1 against 0"
+        found.append(Fact("largest advantage", round(_lone(advantages, size), 4), "", meaning))
+    if config.algorithm.admit == "mixed_groups":
+        meaning = "groups of equal scores are dropped and others issued in their place"
+        found.append(Fact("dynamic sampling", "mixed groups", "", meaning))
+    return found
+
+
+def _lone(advantages: GroupAdvantageConfig, size: int) -> float:
+    """The advantage of reward 1 among size - 1 of 0."""
+    centred = 1.0 if advantages.baseline == "leave_one_out" else 1.0 - 1.0 / size
+    squares = (size - 1) / size
+    match advantages.scale:
+        case "none":
+            return centred
+        case "population_std":
+            return centred / float((squares / size) ** 0.5)
+        case "sample_std":
+            return centred / float((squares / (size - 1)) ** 0.5)
+
+
+def _overlong(config: RunConfig) -> list[Fact]:
+    overlong, longest = config.algorithm.overlong, config.task.max_response_length
+    if overlong is None or overlong.cache is None:
+        return []
+    meaning = f"grows to {-overlong.factor:g} at {longest} tokens"
+    return [Fact("overlong penalty from", longest - overlong.cache, "tokens", meaning)]
 
 
 def _stops(config: RunConfig) -> str:
@@ -137,6 +177,7 @@ def _stops(config: RunConfig) -> str:
         f"{stop.train_time_s:g} s of training" if stop.train_time_s else "",
         f"{stop.tokens:,} trained tokens" if stop.tokens else "",
         f"accuracy {stop.accuracy:g} twice" if stop.accuracy else "",
+        "the end of the value model's warm-up" if stop.after_warmup else "",
     ]
     if config.evaluation.only:
         return "after the evaluation"

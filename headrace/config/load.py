@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.keys import key_names, kind_of, models_of
 from headrace.config.peers import translate
 from headrace.config.run import RunConfig
@@ -108,7 +109,7 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
 
 def build(table: Table, *, source: str, overridden: dict[str, str] | None = None) -> RunConfig:
     """Validate tables; the first mistake becomes one line."""
-    data = _with_nulls(table)
+    data = _with_kinds(_with_nulls(table))
     try:
         return RunConfig.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
@@ -123,6 +124,17 @@ def _with_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_nulls(inner) for key, inner in value.items()}
     return None if value == NULL else value
+
+
+def _with_kinds(data: Table) -> Table:
+    """Slots of the algorithm that have a default kind need not name it."""
+    algorithm = data.get("algorithm")
+    for name, field in AlgorithmConfig.model_fields.items():
+        kind = getattr(field.default, "kind", None)
+        part = algorithm.get(name) if isinstance(algorithm, dict) else None
+        if kind is not None and isinstance(part, dict):
+            part.setdefault("kind", kind)
+    return data
 
 
 def _describe(problem: ErrorDetails, data: Table, source: str, overridden: dict[str, str]) -> str:

@@ -92,7 +92,8 @@ class Estimate:
 
 
 def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Weights, gradients and optimizer state of one rank, policy and value model together."""
+    """Weights, gradients and optimizer state of one rank, policy and value model together, and the
+    frozen reference where there is one."""
     learner, ranks = config.learner, config.learner.ranks
     models = 2 if config.algorithm.value is not None else 1
     weights, gradients, moments = 4.0, 4.0, 8.0
@@ -100,8 +101,9 @@ def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
         weights, gradients, moments = 2.0, 2.0, 12.0
     moments /= ranks if learner.zero_stage >= 1 else 1
     gradients /= ranks if learner.zero_stage >= 2 else 1
+    reference = weights if config.algorithm.kl is not None else 0.0
     weights /= ranks if learner.zero_stage >= 3 else 1
-    return int(models * shape.parameters * (weights + gradients + moments))
+    return int(shape.parameters * (models * (weights + gradients + moments) + reference))
 
 
 def activation_bytes(config: RunConfig, shape: ModelShape) -> int:

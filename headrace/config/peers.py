@@ -35,8 +35,14 @@ PEER_KEYS: dict[str, PeerKey] = {
     "generate_max_len": PeerKey("OpenRLHF", "task.max_response_length"),
     "gradient_accumulation_steps": PeerKey("TRL", "learner.micro_batch_tokens"),
     "group_size": PeerKey("prime-rl", "schedule.num_generations"),
-    "init_kl_coef": PeerKey("OpenRLHF", "no key (there is no KL penalty; the clip bounds steps)"),
-    "kl_coef": PeerKey("verl", "no key (there is no KL penalty; the clip bounds steps)"),
+    "init_kl_coef": PeerKey("OpenRLHF", "algorithm.kl.coef (with algorithm.kl.where)"),
+    "kl_coef": PeerKey("verl", 'algorithm.kl.coef with algorithm.kl.where = "reward"'),
+    "kl_loss_coef": PeerKey("verl", 'algorithm.kl.coef with algorithm.kl.where = "loss"'),
+    "kl_loss_type": PeerKey("verl", "algorithm.kl.estimator (kl is k1, mse k2, low_var_kl k3)"),
+    "filter_groups": PeerKey("verl", 'algorithm.admit = "mixed_groups"'),
+    "dynamic_sampling_filter_path": PeerKey("slime", 'algorithm.admit = "mixed_groups"'),
+    "overlong_buffer": PeerKey("verl", "algorithm.overlong.cache and algorithm.overlong.factor"),
+    "tis_imp_ratio_cap": PeerKey("verl", 'algorithm.ratio.cap with algorithm.ratio.kind = "tis"'),
     "lam": PeerKey(
         "verl", "algorithm.advantages.gae_lambda_policy and algorithm.value.gae_lambda_value"
     ),

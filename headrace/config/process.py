@@ -45,6 +45,10 @@ class StopConfig(StrictModel):
     accuracy: float | None = Field(default=None, gt=0, le=1)
     """Held-out accuracy in two successive evaluations (needs `evaluation.every_updates`)."""
 
+    after_warmup: bool = False
+    """End when the value model's warm-up is over. Its critic, in the last checkpoint, is then the
+    `model.critic_path` of other runs (value pretraining)."""
+
 
 class CheckpointConfig(StrictModel):
     """Checkpoints: how often and how many stay."""

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -272,18 +272,24 @@ class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     loss_mask: npt.NDArray[np.uint8]
     finished: bool
     reward: float
-    advantage: float | None = None
-    """Critic-free recipes: the group's advantage of this trajectory (reward statistics are the
-    coordinator's, because it alone sees whole groups)."""
+    group_rewards: Float32 = msgspec.field(default_factory=lambda: np.zeros(0, np.float32))
+    """Critic-free recipes: the scores of all scored trajectories of the group, this one included
+    (only the coordinator sees whole groups; the learner makes advantages of them). Else empty."""
+    group_lengths: Int32 = msgspec.field(default_factory=lambda: np.zeros(0, np.int32))
+    """Their response lengths, in the same order."""
+    group_index: int = 0
+    """Which of them this trajectory is."""
 
 
 class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished trajectory for the value model: prompt + whole response."""
+    """One finished trajectory for the value model: prompt + whole response. `logprobs` are the
+    sampler's, of the response; they are sent where the reward holds a KL penalty, else empty."""
 
     trajectory_id: int
     prompt_length: int
     token_ids: Int32
     reward: float
+    logprobs: Float32 = msgspec.field(default_factory=lambda: np.zeros(0, np.float32))
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ DropReason = Literal[
     "boundary_mask",
     "stale",
     "filtered",
+    "overlong",
     "value_warmup",
     "reward_failed",
     "non_finite",

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.admission import Admission
 from coordinator.batches import Prepared, prepare
 from coordinator.schedule import Scheduler
 from coordinator.state import State
@@ -43,6 +44,7 @@ class World:
         self.config = config
         self.state = State(config)
         self.scheduler = Scheduler(config, self.state)
+        self.admission = Admission(self.state)
         self.records: list[Record] = []
         self.note(VersionPublished(at=0.0, version=0, lineage=0, update=0, num_bytes=0))
 
@@ -141,6 +143,9 @@ class World:
                 reward=reward,
             )
         )
+        if self.config.algorithm.admit != "all":
+            for drop in list(self.admission.judge([trajectory])):
+                self.note(drop)
 
     def take(self) -> Prepared | None:
         """The next batch, taken."""

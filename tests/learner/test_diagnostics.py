@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.metrics import METRICS
 from learner.diagnostic_table import DIAGNOSTICS, finalise
 from learner.diagnostics import (
     Tally,
@@ -15,8 +16,10 @@ from learner.diagnostics import (
     tally_egae,
     tally_mismatch,
     tally_policy,
+    tally_reference,
     tally_values,
     tally_weights,
+    window_cuts,
 )
 from learner.policy_losses import clipped_surrogate
 from learner.ratios import behaviour_ratio, decoupled_ratio
@@ -81,14 +84,28 @@ def test_a_rank_without_tokens_has_the_same_names_and_no_figures() -> None:
     assert as_vectors(Tally({}, {}))[0].shape == (0,)
 
 
-def test_every_figure_is_defined_once_with_a_meaning_and_a_band() -> None:
+def test_every_figure_is_a_metric_with_a_meaning_and_a_healthy_band() -> None:
+    """One name, one meaning, one band, in one place: headrace.metrics."""
     names = [row.name for row in DIAGNOSTICS]
     assert len(names) == len(set(names))
-    for row in DIAGNOSTICS:
-        assert row.meaning
-        assert row.unit
-        low, high = row.healthy
-        assert low is None or high is None or low < high
+    for name in names:
+        assert METRICS[name].meaning
+        assert METRICS[name].healthy, name
+
+
+def test_reference_figure() -> None:
+    new, reference = f64([-1.0, -2.0, -5.0]), f64([-1.5, -1.9, -1.0])
+    made = finalise(tally_reference(new, reference, torch.tensor([True, True, False])))
+    k3 = [math.exp(-d) + d - 1 for d in (0.5, -0.1)]
+    assert made == pytest.approx({"actor/reference_kl": sum(k3) / 2})
+
+
+def test_cuts_of_whole_responses() -> None:
+    """Windows of 2: a response of 5 was cut after tokens 1 and 3, one of 4 after 1 alone."""
+    segments = segments_of([5, 4, 1], finished=[True, True, True])
+    cuts = window_cuts(segments, window=2)
+    assert cuts.nonzero().flatten().tolist() == [1, 3, 6]
+    assert not window_cuts(segments, window=8).any()
 
 
 def test_policy_figures() -> None:
@@ -105,10 +122,11 @@ def test_policy_figures() -> None:
     k3 = [r - 1 - math.log(r) for r in (1.0, 1.5, 0.5, 15.0)]
     assert made == pytest.approx(
         {
-            "actor/approx_kl": sum(k3) / 4,
-            "actor/clip_low": 0.25,
-            "actor/clip_high": 0.25,
-            "actor/clip_dual": 0.25,
+            "actor/ppo_kl": sum(k3) / 4,
+            "actor/pg_clipfrac": 0.5,
+            "actor/pg_clipfrac_lower": 0.25,
+            "actor/pg_clipfrac_upper": 0.25,
+            "actor/pg_clipfrac_dual": 0.25,
             "actor/ratio_max": 15.0,
             "actor/entropy": 0.6,
             "actor/advantage_mean": 0.0,
@@ -150,7 +168,7 @@ def test_mismatch_figures() -> None:
     assert made == pytest.approx(
         {
             "rollout/mismatch_kl": sum(k3) / 2,
-            "rollout/logprob_diff_mean": 0.3,
+            "rollout/logprob_diff": 0.3,
             "rollout/logprob_diff_max": 0.5,
         }
     )
@@ -164,7 +182,7 @@ def test_value_figures() -> None:
     cuts = torch.tensor([False, True, False, False, False, True])
     made = finalise(tally_values(values, targets, mask, segments, cuts=cuts))
     errors = (values - targets)[:5].tolist()
-    assert made["critic/explained_variance"] == pytest.approx(
+    assert made["critic/vf_explained_var"] == pytest.approx(
         reference.explained_variance(values[:5].tolist(), targets[:5].tolist()), abs=1e-12
     )
     assert made["critic/value_bias"] == pytest.approx(sum(errors) / 5)
@@ -190,11 +208,9 @@ def test_value_figures() -> None:
 def test_explained_variance_of_equal_returns_is_absent() -> None:
     values, returns = f64([0.1, 0.3, 0.2]), f64([0.1, 0.1, 0.1])
     mask, segments = torch.ones(3, dtype=torch.bool), segments_of([3], finished=[True])
-    assert "critic/explained_variance" not in finalise(
-        tally_values(values, returns, mask, segments)
-    )
+    assert "critic/vf_explained_var" not in finalise(tally_values(values, returns, mask, segments))
     perfect = finalise(tally_values(values, values, mask, segments))
-    assert perfect["critic/explained_variance"] == 1.0
+    assert perfect["critic/vf_explained_var"] == 1.0
     assert "value/cut_bias" not in perfect
 
 
@@ -210,13 +226,13 @@ def test_egae_figures() -> None:
     made = finalise(tally_egae(values, advantages, segments, boundary_tokens=2))
     assert made == pytest.approx(
         {
-            "egae/bootstrapped_share": 5 / 7,
-            "egae/cut_window_share": 2 / 3,
-            "egae/value_at_cut": 0.1,
+            "egae/bootstrap_tokens": 5 / 7,
+            "egae/bootstrap_share": 2 / 3,
+            "value/at_cut": 0.1,
             "egae/boundary_advantage": -0.1,
             "egae/boundary_advantage_abs": 0.5 / 3,
             "egae/advantage_abs": 6.5 / 7,
-            "egae/lambda_mean": 2.44 / 3,
+            "egae/lambda": 2.44 / 3,
             "egae/lambda_to_64": 1.45 / 2,
             "egae/lambda_to_256": 0.99,
         }

@@ -12,6 +12,7 @@ FOLDER = Path(learner.__file__).parent
 MATHEMATICS = (
     "segments",
     "advantages",
+    "groups",
     "targets",
     "ratios",
     "staleness",

@@ -5,12 +5,14 @@ import json
 import signal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
+from headrace.config.run import RunConfig
 from headrace.protocol.messages import (
     CheckpointDone,
     CheckpointRequest,
@@ -154,6 +156,48 @@ def test_restart_goes_on_to_the_bit(tmp_path: Path) -> None:
             assert notice.sha256 == before.sha256
         coordinator.processes[0].send_signal(signal.SIGTERM)
         assert coordinator.expect(Goodbye).failed is None
+        assert coordinator.wait() == [0]
+
+
+@pytest.mark.slow
+def test_the_reference_stays_the_starting_policy(tmp_path: Path) -> None:
+    """Critic-free with a divergence: 0 before the first step, and the same after a restart from a
+    checkpoint, which is another policy."""
+    table = run_config(save_tiny_model(tmp_path / "model")).model_dump(mode="json")
+    table["algorithm"] = {
+        "advantages": {"kind": "group", "baseline": "none", "scale": "none"},
+        "kl": {"coef": 0.1},
+    }
+    config = RunConfig.model_validate(table)
+    windows, _ = record(seed=1)
+    alone = [
+        msgspec.structs.replace(
+            w, group_id=w.window_id, group_rewards=np.ones(1, np.float32),
+            group_lengths=np.full(1, w.end, np.int32),
+        )
+        for w in windows
+    ]  # fmt: skip
+    with ScriptedCoordinator(config, tmp_path / "run-4") as coordinator:
+        coordinator.start_learner()
+        greet(coordinator, 0)
+        coordinator.send(batch_of(alone, [], update=1, version=0, checkpoint=True))
+        first = coordinator.expect(UpdateDone)
+        coordinator.send(batch_of(alone, [], update=2, version=1))
+        second = coordinator.expect(UpdateDone)
+        assert first.skipped is second.skipped is None
+        kl = [done.metrics["actor/reference_kl"] for done in (first, second)]
+        assert kl[1] > 10 * kl[0] >= 0.0
+        assert not any(name.startswith("critic/v") for name in first.metrics)
+        coordinator.processes[0].send_signal(signal.SIGKILL)
+        coordinator.processes[0].wait()
+
+        coordinator.start_learner()
+        greet(coordinator, 9)
+        coordinator.send(batch_of(alone, [], update=2, version=9))
+        again = coordinator.expect(UpdateDone)
+        assert again.metrics["actor/reference_kl"] == pytest.approx(kl[1], rel=1e-5)
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
         assert coordinator.wait() == [0]
 
 

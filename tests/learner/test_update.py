@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
-from headrace.protocol.messages import Batch
+from headrace.protocol.messages import Batch, PolicyWindow, Span
 from learner.advantages import gae
 from learner.algorithm import Algorithm, build_algorithm
+from learner.engines import StepLog
 from learner.forward import PolicyNetwork, ValueNetwork
+from learner.groups import Groups
+from learner.inference import infer
 from learner.models import load_critic, load_policy
 from learner.place import Place
+from learner.reads import policy_reads
 from learner.segments import Segments
 from learner.update import Outcome, Updater
 from tests.learner.plain_engine import PlainEngine
@@ -66,9 +70,16 @@ class Learner:
         config = LearnerConfig(policy=settings, value=settings, context=context)
         place = Place(device=CPU, dtype=torch.float64, budget=budget)
         has_critic = algorithm.value is not None
+        self.reference = None
+        if algorithm.kl is not None:
+            other = load_policy(model, **kind)
+            torch.manual_seed(11)
+            nn.init.normal_(other.model.norm.weight, mean=1.0, std=0.2)
+            self.reference = PolicyNetwork(other, logits_chunk=chunk)
         self.updater = Updater(
-            algorithm, self.policy, self.critic if has_critic else None, config, place
-        )
+            algorithm, self.policy, self.critic if has_critic else None, config, place,
+            reference=self.reference,
+        )  # fmt: skip
 
     def run(self, batch: Batch) -> Outcome:
         return self.updater.run(batch)
@@ -87,10 +98,23 @@ def relative(a: Tensor, b: Tensor) -> float:
     [
         tppo(),
         tppo(aggregate="sample_mean", ratio={"kind": "decoupled"}),
+        tppo(aggregate="fixed_length", ratio={"kind": "decoupled", "proximal": "interpolated"}),
         tppo(advantages={"kind": "egae", "boundary": "bootstrap"}, ratio={"kind": "tis"}),
+        tppo(ratio={"kind": "tis", "level": "sequence", "geometric_filter": [0.5, 2.0]}),
+        tppo(kl={"coef": 0.1, "where": "loss"}, overlong={"cache": 8}),
+        tppo(kl={"coef": 0.1, "where": "reward", "estimator": "k1"}),
         tppo(value={"gae_lambda_value": 0.9, "aggregate": "token_mean"}),
     ],
-    ids=["tppo", "decoupled", "bootstrap", "lambda-target"],
+    ids=[
+        "tppo",
+        "decoupled",
+        "interpolated",
+        "bootstrap",
+        "sequence",
+        "kl-loss",
+        "kl-reward",
+        "lambda-target",
+    ],
 )
 @pytest.mark.parametrize("minibatches", [1, 3])
 def test_the_cut_into_micro_batches_changes_nothing(
@@ -155,6 +179,8 @@ def test_a_loss_that_is_not_finite_is_named(model: ModelConfig) -> None:
     outcome = learner.run(batch_of(windows, values))
     assert not outcome.policy_moved
     assert "policy is not finite (1 of 1" in str(outcome.skipped)
+    assert f"not finite already: generator's logprobs ({mask.size})" in str(outcome.skipped)
+    assert outcome.metrics["actor/skipped_steps"] == 1
     after = learner.policy.network.state_dict()["model.model.norm.weight"]
     assert torch.equal(before, after)
 
@@ -170,17 +196,123 @@ def test_same_version_means_the_whole_prefix(model: ModelConfig) -> None:
     assert "rollout/logprob_diff" not in learner.run(batch_of(windows, [], version=5)).metrics
 
 
-def test_group_advantages_need_no_critic(model: ModelConfig) -> None:
-    """The coordinator's advantage reaches every token of its window."""
+def in_groups(windows: list[PolicyWindow], size: int = 3) -> list[PolicyWindow]:
+    """Windows as groups of responses with rewards and lengths of their own."""
+    rng = np.random.default_rng(1)
+    grouped = []
+    for i, window in enumerate(windows):
+        group = i // size
+        members = len(windows[group * size : (group + 1) * size])
+        scores = np.random.default_rng(group).random(members).astype(np.float32)
+        grouped.append(
+            msgspec.structs.replace(
+                window,
+                group_id=group,
+                group_rewards=scores,
+                group_lengths=rng.integers(1, 40, members).astype(np.int32),
+                group_index=i % size,
+                finished=True,
+                reward=float(scores[i % size]),
+            )
+        )
+    return grouped
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_group_advantages_need_no_critic(model: ModelConfig, ranks: int) -> None:
+    """Each token has its response's advantage in the whole group, whatever the shard holds."""
     algorithm = tppo(advantages={"kind": "group"}, value=None)
-    windows, _ = record(seed=4)
-    given = [msgspec.structs.replace(w, advantage=float(i)) for i, w in enumerate(windows)]
+    windows = in_groups(record(seed=4, longest=16)[0])
     learner = Learner(model, algorithm)
-    outcome = learner.run(batch_of(given, []))
+    shard = batch_of(windows, [], ranks=ranks).shards[0].windows
+    outcome = learner.run(batch_of(shard, []))
     assert learner.critic.steps == 0
-    for i, diagnostics in enumerate(outcome.diagnostics):
-        assert (diagnostics.advantages == i).all()
+    for window, diagnostics in zip(shard, outcome.diagnostics, strict=True):
+        rewards = window.group_rewards.astype(np.float64)
+        spread = rewards.std(ddof=1) + 1e-6 if rewards.size > 1 else 1e-6
+        expected = (rewards[window.group_index] - rewards.mean()) / spread
+        np.testing.assert_allclose(diagnostics.advantages, expected, rtol=1e-5, atol=1e-6)
         assert np.isnan(diagnostics.values).all()
+
+
+def test_overlong_responses_pay_before_the_group_is_compared(model: ModelConfig) -> None:
+    """A group of equal scores and unequal lengths has advantages; the score itself is kept."""
+    algorithm = build_algorithm(
+        AlgorithmConfig.model_validate(
+            {
+                "advantages": {"kind": "group", "scale": "none"},
+                "overlong": {"cache": 8},
+                "penalties": {"positive_nll_coef": 0.1},
+            }
+        ),
+        window=16,
+    )
+    windows = [w for w in record(seed=4, longest=16, unfinished=0.0)[0] if w.start == 0][:2]
+    lengths = np.array([8, 12], np.int32)
+    pair = [
+        msgspec.structs.replace(
+            w, group_id=0, group_rewards=np.ones(2, np.float32), group_lengths=lengths,
+            group_index=i, reward=1.0,
+        )
+        for i, w in enumerate(windows)
+    ]  # fmt: skip
+    outcome = Learner(model, algorithm).run(batch_of(pair, []))
+    assert [d.advantages[0] for d in outcome.diagnostics] == pytest.approx([0.25, -0.25])
+
+
+def test_a_divergence_in_the_reward_is_paid_by_the_tokens_before_it(model: ModelConfig) -> None:
+    """Critic-free: A_t = group advantage - coef * sum of the divergence from t on."""
+    plain = {"advantages": {"kind": "group", "baseline": "none", "scale": "none"}, "value": None}
+    windows = in_groups(record(seed=4, longest=16, unfinished=0.0)[0], size=1)
+    windows = [w for w in windows if w.start == 0]
+    penalised = tppo(**plain, kl={"coef": 0.5, "where": "reward", "estimator": "k1"})
+    learner = Learner(model, penalised)
+    outcome = learner.run(batch_of(windows, []))
+    assert outcome.metrics["actor/reference_kl"] > 0
+    place, reads = Place(device=CPU, dtype=torch.float64), policy_reads(windows)
+    assert learner.reference is not None
+    known = infer(learner.reference, reads, range(len(windows)), place, log=StepLog()).numpy()
+    start = 0
+    for window, diagnostics in zip(windows, outcome.diagnostics, strict=True):
+        ratio = window.logprobs - known[start : start + window.end]
+        start += window.end
+        paid = 0.5 * np.cumsum(ratio[::-1])[::-1]
+        np.testing.assert_allclose(diagnostics.advantages, window.reward - paid, rtol=1e-5)
+
+
+def test_right_answers_are_likely_over_all_their_windows(model: ModelConfig) -> None:
+    """The positive term has the tokens of earlier windows too: its gradient is that of the mean
+    over the whole response, as if it were one window."""
+    algorithm = tppo(
+        advantages={"kind": "group", "baseline": "none", "scale": "none"},
+        value=None,
+        penalties={"positive_nll_coef": 1.0},
+    )
+    windows, _ = record(seed=1, trajectories=4, longest=48, unfinished=0.0)
+    last = {w.trajectory_id: w for w in windows}
+    ends = [
+        msgspec.structs.replace(
+            w, reward=1.0, loss_mask=np.ones_like(w.loss_mask),
+            group_rewards=np.zeros(1, np.float32), group_lengths=np.ones(1, np.int32),
+        )
+        for w in last.values()
+    ]  # fmt: skip
+    assert any(w.start for w in ends)
+    rng = np.random.default_rng(0)
+    whole = [
+        msgspec.structs.replace(
+            w, start=0, logprobs=rng.normal(-3.4, 0.3, w.end).astype(np.float32),
+            spans=[Span(1, 0, w.end)], loss_mask=np.ones(w.end, np.uint8),
+        )
+        for w in ends
+    ]  # fmt: skip
+    made = []
+    for batch in (batch_of(ends, []), batch_of(whole, [])):
+        learner = Learner(model, algorithm)
+        learner.run(batch)
+        made.append(learner.policy.gradients)
+    for name, gradient in made[0].items():
+        assert relative(gradient, made[1][name]) < 1e-9, name
 
 
 def test_frozen_context_passes_no_gradient_to_the_prefix(model: ModelConfig) -> None:
@@ -189,11 +321,18 @@ def test_frozen_context_passes_no_gradient_to_the_prefix(model: ModelConfig) -> 
     later = [w for w in windows if w.start >= 16]
     seen = np.unique(np.concatenate([w.token_ids[w.prompt_length + w.start - 1 : -1]
                                      for w in later]))  # fmt: skip
-    untied = {"advantages": {"kind": "group"}, "value": None, "penalties": {}}
+    alone = {"kind": "group", "baseline": "none", "scale": "none"}
+    untied = {"advantages": alone, "value": None, "penalties": {}}
     gradients = {}
     for context in ("full", "frozen"):
         learner = Learner(model, tppo(**untied), context=context)
-        given = [msgspec.structs.replace(w, advantage=1.0) for w in later]
+        given = [
+            msgspec.structs.replace(
+                w, group_id=i, group_rewards=np.ones(1, np.float32),
+                group_lengths=np.ones(1, np.int32),
+            )
+            for i, w in enumerate(later)
+        ]  # fmt: skip
         outcome = learner.run(batch_of(given, []))
         gradients[context] = learner.policy.gradients, outcome.metrics["actor/pg_loss"]
     full, frozen = gradients["full"], gradients["frozen"]
@@ -207,7 +346,11 @@ def ppo_with_gae(algorithm: Algorithm, lam: float) -> Algorithm:
     """Textbook PPO: every window is a whole response and its advantages are plain GAE."""
 
     def advantages(
-        rewards: Tensor, values: Tensor | None, segments: Segments, given: Tensor
+        rewards: Tensor,
+        token_rewards: Tensor,
+        values: Tensor | None,
+        segments: Segments,
+        groups: Groups,
     ) -> Tensor:
         assert values is not None
         stops = segments.cu_lengths.tolist()

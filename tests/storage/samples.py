@@ -40,7 +40,7 @@ def run_config(**changes: Any) -> RunConfig:
         "name": "sample",
         "model": {"path": "no-such-model"},
         "task": {"kind": "chain_sums", "max_response_length": 24},
-        "algorithm": {"advantages": {"kind": "egae", "gamma": 0.5}},
+        "algorithm": {"advantages": {"kind": "egae", "gamma": 0.5}, "value": {}},
         "schedule": {"window": WINDOW},
     }
     for name, section in changes.items():

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from headrace.config.checks import (
-    RULES,
     check_dataset,
     check_machine,
     check_model,
@@ -18,6 +17,7 @@ from headrace.config.checks import (
 from headrace.config.hub import is_hub_name, with_local_model
 from headrace.config.load import load_recipe
 from headrace.config.memory import gpu_memory, host_memory, model_shape
+from headrace.config.rules import RULES
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import GIB, Gpu, Hardware, port_is_free
@@ -25,7 +25,12 @@ from tests.headrace.conftest import write_model
 
 Make = Callable[..., RunConfig]
 PLENTY = Hardware((0, 1), 64 * GIB, 64 * GIB)
-GROUP = ("algorithm.advantages.kind=group", "algorithm.value=null", "schedule.unit=group")
+GROUP = (
+    "algorithm.advantages.kind=group", "algorithm.value=null", "schedule.unit=group",
+    "schedule.window=null",
+)  # fmt: skip
+MIXED = ("algorithm.admit=mixed_groups",)
+TIS = ("algorithm.ratio.kind=tis",)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,32 @@ GROUP = ("algorithm.advantages.kind=group", "algorithm.value=null", "schedule.un
             [*GROUP, "schedule.num_generations=7"],
             "schedule.batch_windows: 64 is no multiple of schedule.num_generations = 7",
         ),
+        (
+            [*GROUP, "schedule.unit=trajectory", "schedule.num_generations=8"],
+            '"trajectory" tears groups apart',
+        ),
+        ([*GROUP, "schedule.window=60"], "schedule.window = 60 cuts them at 60 of 240 tokens"),
+        (["schedule.unit=trajectory"], "schedule.window = 60 cuts them at 60 of 240 tokens"),
+        (["schedule.unit=group", "schedule.window=null"], "makes a critic wait for whole groups"),
+        ([*GROUP, *MIXED], 'algorithm.admit: "mixed_groups" needs groups'),
+        ([*MIXED, "schedule.num_generations=4"], "judges complete groups"),
+        (
+            [*GROUP, "algorithm.advantages.baseline=none"],
+            'algorithm.advantages.scale: "sample_std" divides by a spread',
+        ),
+        (
+            ["algorithm.advantages.length_adaptive_alpha=0.05"],
+            "0.05 keeps lambda at its floor gae_lambda_policy = 0.95 for every length up to",
+        ),
+        ([*TIS, "algorithm.ratio.level=sequence"], "windows of 60 tokens are parts of one"),
+        ([*TIS, "algorithm.ratio.geometric_filter=[0.999, 1.001]"], "judges whole responses"),
+        ([*TIS, "algorithm.ratio.geometric_filter=[1.1, 1.2]"], "should be [low, high] with"),
+        (["algorithm.kl.coef=0.1", "algorithm.kl.estimator=k1"], '"k1" as a loss has a gradient'),
+        (["algorithm.overlong.cache=241"], "241 is longer than task.max_response_length = 240"),
+        (["algorithm.overlong.factor=2"], "does nothing without cache or filter"),
+        ([*GROUP, "model.critic_path=critic"], "model.critic_path: names a value model"),
+        (["algorithm.value.warmup_explained_variance=0.5"], "ends a warm-up early"),
+        (["stop.after_warmup=true"], "needs a warm-up of a value model"),
         (["stop.accuracy=0.9"], "stop.accuracy: needs evaluation.every_updates"),
         (["learner.offload_optimizer=true"], "needs learner.zero_stage"),
         (["reward.kind=function"], "reward.function: goes together"),
@@ -68,6 +99,15 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     assert problems(group) == []
     whole = make_config("schedule.mode=synchronous", "schedule.window=100")
     assert problems(whole) == []
+    corrected = make_config(
+        *GROUP, *MIXED, *TIS, "schedule.num_generations=4", "algorithm.ratio.level=sequence",
+        "algorithm.ratio.geometric_filter=[0.999, 1.001]", "algorithm.overlong.cache=48",
+        "algorithm.kl.coef=0.1", "schedule.stale=wait",
+    )  # fmt: skip
+    assert problems(corrected) == []
+    pretraining = make_config("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
+    assert problems(pretraining) == []
+    assert not never_ends(pretraining)
     assert len({rule.advice for rule in RULES}) == len(RULES)
 
 

@@ -30,7 +30,7 @@ from headrace.errors import UserError
         ),
         ("actor.clip_ratio=0.2", "verl's clip_ratio is algorithm.policy_loss.clip_ratio_low"),
         ("critic_warmup=4", "verl's critic_warmup is algorithm.value.warmup_updates here"),
-        ("algorithm.kl_coef=0", "verl's kl_coef has no key (there is no KL penalty"),
+        ("algorithm.kl_coef=0", "verl's kl_coef is algorithm.kl.coef"),
         ("schedule.weight_sync_steps=1", "TRL's weight_sync_steps has no key (weights go out"),
         (
             "async.max_head_offpolicyness=4",

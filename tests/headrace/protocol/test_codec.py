@@ -14,6 +14,7 @@ from headrace.protocol.codec import MAGIC, Codec, message_codec
 from headrace.protocol.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
+    Batch,
     Chunks,
     GeneratorReport,
     Heartbeat,
@@ -21,8 +22,10 @@ from headrace.protocol.messages import (
     Lease,
     Leases,
     Message,
+    PolicyWindow,
     ScoreItem,
     ScoreRequest,
+    Shard,
     Span,
     TrajectoryChunk,
 )
@@ -108,6 +111,57 @@ def test_bytes_on_the_wire_are_these() -> None:
     assert raw.hex() == "050000000600000007000000" + "00000000" + "000000bf000080bf000000c0"
 
 
+def test_a_window_with_its_group_on_the_wire() -> None:
+    """Golden: the scores and lengths of the whole group go with each window."""
+    window = PolicyWindow(
+        window_id=65536,
+        trajectory_id=1,
+        group_id=0,
+        prompt_length=1,
+        start=0,
+        end=1,
+        token_ids=np.array([4, 5], np.int32),
+        logprobs=np.array([-0.5], np.float32),
+        spans=[Span(2, 0, 1)],
+        loss_mask=np.array([1], np.uint8),
+        finished=True,
+        reward=1.0,
+        group_rewards=np.array([0.0, 1.0], np.float32),
+        group_lengths=np.array([3, 1], np.int32),
+        group_index=1,
+    )
+    batch = Batch(
+        update=1,
+        version=2,
+        publish_as=3,
+        shards=[Shard(windows=[window], values=[])],
+        value_epochs=1,
+        checkpoint=False,
+        cut="{}",
+    )
+    header, raw = message_codec(max_bytes=LIMIT).encode(batch)
+    (sent,) = msgspec.msgpack.decode(header[3:])["shards"][0]["windows"]
+    assert PROTOCOL_VERSION == 2
+    assert sent == {
+        "window_id": 65536,
+        "trajectory_id": 1,
+        "group_id": 0,
+        "prompt_length": 1,
+        "start": 0,
+        "end": 1,
+        "token_ids": ["i", 0, 2],
+        "logprobs": ["f", 8, 1],
+        "spans": [[2, 0, 1]],
+        "loss_mask": ["b", 16, 1],
+        "finished": True,
+        "reward": 1.0,
+        "group_rewards": ["f", 24, 2],
+        "group_lengths": ["i", 32, 2],
+        "group_index": 1,
+    }
+    assert raw[24:].hex() == "000000000000803f" + "0300000001000000"
+
+
 def test_arrays_are_read_only_views_of_the_frame() -> None:
     codec = message_codec(max_bytes=LIMIT)
     header, raw = codec.encode(a_chunk())
@@ -164,7 +218,7 @@ def rejected(*frames: bytes) -> str:
 def test_another_version_is_named() -> None:
     header, raw = message_codec(max_bytes=LIMIT).encode(Heartbeat())
     other = b"HR" + bytes([PROTOCOL_VERSION + 1]) + header[3:]
-    assert rejected(other, raw) == f"protocol version {PROTOCOL_VERSION + 1}, this is 1"
+    assert rejected(other, raw) == "protocol version 3, this is 2"
 
 
 def test_frames_that_are_no_message() -> None:

@@ -1,0 +1,262 @@
+"""Rules of a configuration: combinations of values that cannot work, and what to change.
+
+In: a configuration. Out: `RULES`, one a contradiction: a key, when it is wrong, and what to say.
+They are facts about the values alone; what a machine must have is in `headrace.config.checks`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig, TisRatioConfig
+from headrace.config.run import RunConfig
+
+
+class Rule(NamedTuple):
+    """A combination of values that cannot work."""
+
+    key: str
+    broken: Callable[[RunConfig], bool]
+    advice: str
+    """A format string with the configuration as `c`."""
+
+
+def _group(config: RunConfig) -> GroupAdvantageConfig | None:
+    advantages = config.algorithm.advantages
+    return advantages if isinstance(advantages, GroupAdvantageConfig) else None
+
+
+def _egae(config: RunConfig) -> EgaeConfig | None:
+    advantages = config.algorithm.advantages
+    return advantages if isinstance(advantages, EgaeConfig) else None
+
+
+def _needs_group(config: RunConfig) -> bool:
+    group = _group(config)
+    return group is not None and group.baseline in ("mean", "leave_one_out")
+
+
+def _lambda_stays(config: RunConfig) -> bool:
+    """The length-adaptive lambda is at its floor for every length that there can be."""
+    egae = _egae(config)
+    if egae is None or egae.length_adaptive_alpha is None:
+        return False
+    longest = config.task.max_response_length
+    return egae.gae_lambda_policy >= 1.0 - 1.0 / (egae.length_adaptive_alpha * longest)
+
+
+def _cuts_responses(config: RunConfig) -> bool:
+    return config.window < config.task.max_response_length
+
+
+def _tis(config: RunConfig) -> TisRatioConfig | None:
+    ratio = config.algorithm.ratio
+    return ratio if isinstance(ratio, TisRatioConfig) else None
+
+
+def _warmup(config: RunConfig) -> int:
+    value = config.algorithm.value
+    return value.warmup_updates if value is not None else 0
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "schedule.window",
+        lambda c: c.window > c.task.max_response_length,
+        "{c.window} is longer than task.max_response_length = {c.task.max_response_length}; choose "
+        "a divisor of it, or leave it out for whole responses",
+    ),
+    Rule(
+        "schedule.window",
+        lambda c: c.task.max_response_length % c.window != 0,
+        "{c.window} does not divide task.max_response_length = {c.task.max_response_length}; the "
+        "last window would be cut short",
+    ),
+    Rule(
+        "algorithm.advantages.boundary_mask",
+        lambda c: (egae := _egae(c)) is not None and egae.boundary_mask >= c.window,
+        "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens",
+    ),
+    Rule(
+        "generator.chunk_tokens",
+        lambda c: c.chunk_tokens > c.window,
+        "{c.chunk_tokens} is longer than a window of {c.window} tokens",
+    ),
+    Rule(
+        "algorithm.value",
+        lambda c: _egae(c) is not None and c.algorithm.value is None,
+        'missing: advantages of kind "egae" come from a value model; add [algorithm.value], or use '
+        'algorithm.advantages.kind = "group"',
+    ),
+    Rule(
+        "algorithm.value",
+        lambda c: _group(c) is not None and c.algorithm.value is not None,
+        'advantages of kind "group" use no value model; remove [algorithm.value] (or set it to '
+        '"null")',
+    ),
+    Rule(
+        "schedule.unit",
+        lambda c: _group(c) is not None and c.schedule.unit == "window",
+        '"window" does not go with advantages of kind "group": the reward of an unfinished '
+        'trajectory is not known; use "group" or "trajectory"',
+    ),
+    Rule(
+        "schedule.unit",
+        lambda c: _needs_group(c) and c.schedule.unit == "trajectory",
+        '"trajectory" tears groups apart: a baseline of the group needs "group", or use '
+        'algorithm.advantages.baseline = "none"',
+    ),
+    Rule(
+        "schedule.unit",
+        lambda c: c.schedule.unit != "window" and _cuts_responses(c),
+        '"{c.schedule.unit}" goes with whole responses, and schedule.window = {c.window} cuts them '
+        'at {c.window} of {c.task.max_response_length} tokens: use "window", or leave '
+        "schedule.window out",
+    ),
+    Rule(
+        "schedule.unit",
+        lambda c: _egae(c) is not None
+        and c.schedule.unit == "group"
+        and c.algorithm.admit == "all",
+        '"group" makes a critic wait for whole groups that it does not look at; use "window" '
+        "(num_generations may stay), or choose among groups with algorithm.admit = "
+        '"mixed_groups"',
+    ),
+    Rule(
+        "algorithm.admit",
+        lambda c: c.algorithm.admit == "mixed_groups" and c.schedule.num_generations < 2,
+        '"mixed_groups" needs groups: a single response is never mixed; use '
+        "schedule.num_generations of 2 or more",
+    ),
+    Rule(
+        "algorithm.admit",
+        lambda c: c.algorithm.admit == "mixed_groups" and c.schedule.unit != "group",
+        '"mixed_groups" judges complete groups; use schedule.unit = "group"',
+    ),
+    Rule(
+        "algorithm.advantages.scale",
+        lambda c: (group := _group(c)) is not None
+        and group.baseline == "none"
+        and group.scale != "none",
+        '"{c.algorithm.advantages.scale}" divides by a spread around a baseline that is not '
+        'taken away; use "none" (and whiten = true to scale over the batch)',
+    ),
+    Rule(
+        "algorithm.advantages.length_adaptive_alpha",
+        _lambda_stays,
+        "{c.algorithm.advantages.length_adaptive_alpha:g} keeps lambda at its floor "
+        "gae_lambda_policy = {c.algorithm.advantages.gae_lambda_policy:g} for every length up to "
+        "max_response_length = {c.task.max_response_length}: use a larger alpha, a lower floor, "
+        "or leave it out",
+    ),
+    Rule(
+        "algorithm.ratio.level",
+        lambda c: (tis := _tis(c)) is not None and tis.level == "sequence" and _cuts_responses(c),
+        '"sequence" is the weight of a whole response, and windows of {c.window} tokens are parts '
+        'of one; use "token", or leave schedule.window out',
+    ),
+    Rule(
+        "algorithm.ratio.geometric_filter",
+        lambda c: (tis := _tis(c)) is not None
+        and tis.geometric_filter is not None
+        and _cuts_responses(c),
+        "judges whole responses, and windows of {c.window} tokens are parts of one; leave it out, "
+        "or leave schedule.window out",
+    ),
+    Rule(
+        "algorithm.ratio.geometric_filter",
+        lambda c: (tis := _tis(c)) is not None
+        and tis.geometric_filter is not None
+        and not 0 < tis.geometric_filter[0] <= 1 <= tis.geometric_filter[1],
+        "should be [low, high] with 0 < low <= 1 <= high, for example [0.999, 1.001]",
+    ),
+    Rule(
+        "algorithm.kl.estimator",
+        lambda c: (kl := c.algorithm.kl) is not None
+        and kl.where == "loss"
+        and kl.estimator == "k1",
+        '"k1" as a loss has a gradient of 0 on average; use "k2" or "k3", or algorithm.kl.where = '
+        '"reward"',
+    ),
+    Rule(
+        "algorithm.overlong.cache",
+        lambda c: (long := c.algorithm.overlong) is not None
+        and long.cache is not None
+        and long.cache > c.task.max_response_length,
+        "{c.algorithm.overlong.cache} is longer than task.max_response_length = "
+        "{c.task.max_response_length}; the penalty grows over the last so many tokens of it",
+    ),
+    Rule(
+        "algorithm.overlong",
+        lambda c: (long := c.algorithm.overlong) is not None
+        and long.cache is None
+        and not long.filter,
+        "does nothing without cache or filter = true; set one, or leave the section out",
+    ),
+    Rule(
+        "model.critic_path",
+        lambda c: c.model.critic_path is not None and c.algorithm.value is None,
+        "names a value model, and this algorithm has none; leave it out, or add [algorithm.value]",
+    ),
+    Rule(
+        "algorithm.value.warmup_explained_variance",
+        lambda c: (value := c.algorithm.value) is not None
+        and value.warmup_explained_variance is not None
+        and not value.warmup_updates,
+        "ends a warm-up early, and there is none: set algorithm.value.warmup_updates to its most "
+        "updates",
+    ),
+    Rule(
+        "stop.after_warmup",
+        lambda c: c.stop.after_warmup and not _warmup(c),
+        "needs a warm-up of a value model: set algorithm.value.warmup_updates",
+    ),
+    Rule(
+        "schedule.num_generations",
+        lambda c: _needs_group(c) and c.schedule.num_generations < 2,
+        "1 leaves no group to compare with; use 2 or more, or algorithm.advantages.baseline = "
+        '"none"',
+    ),
+    Rule(
+        "schedule.batch_windows",
+        lambda c: (_needs_group(c) or c.schedule.unit == "group")
+        and c.schedule.batch_windows % c.schedule.num_generations != 0,
+        "{c.schedule.batch_windows} is no multiple of schedule.num_generations = "
+        "{c.schedule.num_generations}, so groups would be torn",
+    ),
+    Rule(
+        "stop.accuracy",
+        lambda c: c.stop.accuracy is not None and c.evaluation.every_updates is None,
+        "needs evaluation.every_updates",
+    ),
+    Rule(
+        "learner.offload_optimizer",
+        lambda c: c.learner.offload_optimizer and c.learner.zero_stage == 0,
+        "needs learner.zero_stage of 1 or more",
+    ),
+    Rule(
+        "reward.function",
+        lambda c: (c.reward.kind == "function") != (c.reward.function is not None),
+        'goes together with reward.kind = "function"',
+    ),
+    Rule(
+        "transport.curve_keys",
+        lambda c: not _loopback(c.transport.host) and c.transport.curve_keys is None,
+        "missing: {c.transport.host} can be reached from other machines; make keys with `headrace "
+        "keys DIR` and name the folder here",
+    ),
+    Rule(
+        "transport.heartbeat_timeout_s",
+        lambda c: c.transport.heartbeat_timeout_s < 3 * c.transport.heartbeat_s,
+        "{c.transport.heartbeat_timeout_s:g} should be at least three heartbeats of "
+        "{c.transport.heartbeat_s:g} s",
+    ),
+    Rule(
+        "evaluation.before",
+        lambda c: c.evaluation.only and not c.evaluation.before,
+        "must be true with evaluation.only",
+    ),
+)  # fmt: skip
+
+
+def _loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

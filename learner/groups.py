@@ -1,0 +1,62 @@
+"""Groups: what critic-free advantages need to know about the other responses to a prompt.
+
+In: the rewards of whole groups. Out: an advantage for each member. Promise: statistics are of whole
+groups; which of their members are in this micro-batch, rank or batch plays no part.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learner.advantages import centred_rewards, group_deviation
+
+Baseline = Literal["mean", "leave_one_out", "none"]
+Scale = Literal["sample_std", "population_std", "none"]
+SCALE_EPS = 1e-6
+
+
+class Groups(NamedTuple):
+    """N members of groups, each group laid out once.
+
+    Attributes:
+        rewards: [N] float32, shaped rewards.
+        ids: [N] int64, equal for the members of one group.
+        members: [S] int64, which of the N each window's own response is; -1 where it has no group.
+    """
+
+    rewards: Tensor
+    ids: Tensor
+    members: Tensor
+
+
+@torch.no_grad()
+def group_advantages(
+    rewards: Tensor, groups: Tensor, *, baseline: Baseline, scale: Scale
+) -> Tensor:
+    """A_i = (R_i - b_i) / (std of its group + 1e-6).
+
+    Args:
+        rewards: [N] reward of each member.
+        groups: [N] int, equal for the members of one group.
+        baseline: "mean" of the group (GRPO, DAPO), "leave_one_out" the mean of the others (RLOO),
+            or "none" (REINFORCE).
+        scale: "sample_std" (n - 1), "population_std" (n), or "none": not divided.
+
+    Returns:
+        [N]; 0 where a baseline is asked for and there is nothing to compare with.
+
+    Source: GRPO; DAPO section 2; RLOO, Ahmadian et al. 2024. The papers leave the std open.
+    """
+    centred, ids, counts = centred_rewards(rewards, groups)
+    match baseline:
+        case "mean":
+            advantages = centred
+        case "leave_one_out":
+            advantages = centred * (counts / (counts - 1.0).clamp(min=1.0))[ids]
+        case "none":
+            advantages = rewards.to(torch.float64)
+    if scale != "none":
+        spread = group_deviation(centred, ids, counts, sample=scale == "sample_std")
+        advantages = torch.where(advantages == 0.0, 0.0, advantages / (spread + SCALE_EPS))
+    return advantages.to(torch.promote_types(rewards.dtype, torch.float32))

@@ -1,0 +1,122 @@
+"""Whole runs of a real coordinator and scripted peers: critic-free by groups, pretraining."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace.metrics import METRICS
+from headrace.protocol import messages as m
+from headrace.protocol.records import CheckpointWritten, MetricsSampled, RunPhase, UpdateCommitted
+from storage.ledger import recount_ledger
+from tests.coordinator.peers import (
+    CoordinatorProcess,
+    ScriptedGenerator,
+    ScriptedLearner,
+    ScriptedPeer,
+    ScriptedReward,
+)
+from tests.coordinator.test_loop import assert_balanced, records_of, run_config
+
+SIZE = 4
+
+
+class GroupReward(ScriptedReward):
+    """Every third group is all right, the others are mixed."""
+
+    async def answer(self, message: m.Message) -> None:
+        if isinstance(message, m.ScoreRequest):
+            scores = [
+                m.Score(
+                    trajectory_id=item.trajectory_id,
+                    status="ok",
+                    reward=float(item.trajectory_id // SIZE % 3 == 0 or item.trajectory_id % 2),
+                )
+                for item in message.items
+            ]
+            await self.dealer.send(m.Scores(scores=scores))
+
+
+async def run(
+    tmp_path: Path, *, reward: type[ScriptedReward], mode: str = "streaming", **sections: object
+) -> tuple[Path, list[m.Batch]]:
+    """The run's folder and its batches, after it has ended well."""
+    coordinator = CoordinatorProcess(tmp_path / "run-1", run_config(mode, **sections))
+    address = coordinator.start()
+    peers: list[ScriptedPeer] = [
+        ScriptedGenerator(address, "generator-0", capacity=8),
+        reward(address, "reward-0"),
+        ScriptedLearner(address, "learner-0"),
+    ]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 0
+    return coordinator.run_dir, [s for s in peers[2].seen if isinstance(s, m.Batch)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "stale"), [("synchronous", "mask"), ("streaming", "mask"), ("streaming", "wait")]
+)
+async def test_groups_with_dynamic_sampling(tmp_path: Path, mode: str, stale: str) -> None:
+    """Batches keep coming, of whole mixed groups; what was filtered is in the books."""
+    run_dir, batches = await run(
+        tmp_path,
+        reward=GroupReward,
+        mode=mode,
+        algorithm={"advantages": {"kind": "group"}, "value": None, "admit": "mixed_groups"},
+        schedule={
+            "mode": mode, "unit": "group", "num_generations": SIZE, "batch_windows": 8,
+            "stale": stale, "max_staleness": 1,
+        },
+    )  # fmt: skip
+    records = records_of(run_dir)
+    assert_balanced(records)
+    updates = [r for r in records if isinstance(r, UpdateCommitted)]
+    assert [r.update for r in updates] == [1, 2, 3, 4, 5, 6]
+    seen: set[int] = set()
+    for batch in batches:
+        windows = [w for shard in batch.shards for w in shard.windows]
+        for window in windows:
+            assert window.window_id not in seen
+            seen.add(window.window_id)
+            assert window.group_rewards.size == SIZE
+            assert len(set(window.group_rewards.tolist())) == 2
+            assert window.group_rewards[window.group_index] == window.reward
+        by_group: dict[int, list[int]] = {}
+        for window in windows:
+            by_group.setdefault(window.group_id, []).append(window.group_index)
+        assert all(sorted(members) == [0, 1, 2, 3] for members in by_group.values())
+    metrics = updates[-1].metrics
+    assert metrics["ledger/dropped/filtered"] > 0
+    assert metrics["ledger/value_finished"] == 0
+    assert 0 < metrics["schedule/admitted_share"] <= 1
+    assert {name for name in metrics if name not in METRICS} == set()
+    if mode == "synchronous":
+        assert metrics["staleness/max"] == 0
+    last = [r for r in records if isinstance(r, MetricsSampled)][-1].metrics
+    again = recount_ledger(run_dir)
+    assert again["generated"] == last["ledger/generated"]
+    assert again["trained_policy"] == last["ledger/trained_policy"]
+    assert again["dropped"]["filtered"] == last["ledger/dropped/filtered"]
+
+
+async def test_value_pretraining_is_a_run_of_its_own(tmp_path: Path) -> None:
+    """It ends with the warm-up, has trained no policy token, and leaves a checkpoint."""
+    run_dir, batches = await run(
+        tmp_path,
+        reward=ScriptedReward,
+        algorithm={
+            "advantages": {"kind": "egae"},
+            "value": {"warmup_updates": 3, "warmup_epochs": 2},
+        },
+        stop={"after_warmup": True},
+        evaluation={"num_prompts": 4, "before": False, "after": False},
+    )
+    records = records_of(run_dir)
+    assert [b.update for b in batches] == [1, 2, 3]
+    assert all(not shard.windows and shard.values for b in batches for shard in b.shards)
+    phases = [r for r in records if isinstance(r, RunPhase)]
+    assert any("warm-up is over" in r.detail for r in phases)
+    assert any(isinstance(r, CheckpointWritten) for r in records)
+    last = [r for r in records if isinstance(r, MetricsSampled)][-1].metrics
+    assert last["ledger/trained_policy"] == 0
+    assert last["ledger/trained_value"] > 0

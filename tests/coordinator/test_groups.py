@@ -1,0 +1,278 @@
+"""Groups: dynamic sampling (golden case G8), what goes with each window, streaming by groups."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.admission import is_mixed
+from coordinator.shares import DropShares
+from coordinator.state import State
+from coordinator.trajectories import Trajectory
+from headrace.protocol.messages import PolicyWindow
+from headrace.protocol.records import TokensDropped
+from tests.coordinator.test_state import assert_books_match
+from tests.coordinator.world import World, make_config
+
+SIZE = 4
+"""Trajectories of a group."""
+
+
+def group_world(mode: str = "synchronous", *, batch: int = 12, **changes: object) -> World:
+    algorithm: dict[str, object] = {"advantages": {"kind": "group"}, "value": None}
+    schedule: dict[str, object] = {
+        "mode": mode, "window": None, "unit": "group", "batch_windows": batch,
+        "num_generations": SIZE, "max_staleness": 1,
+    }  # fmt: skip
+    for name, value in changes.items():
+        (algorithm if name in ("admit", "overlong", "kl") else schedule)[name] = value
+    return World(make_config(algorithm=algorithm, schedule=schedule))
+
+
+def answer(world: World, trajectory: Trajectory, reward: float | None, tokens: int = 3) -> None:
+    world.chunk(trajectory, tokens, "stop")
+    world.reward(trajectory, reward)
+
+
+def play_group(world: World, members: list[Trajectory], right: int) -> None:
+    for i, trajectory in enumerate(members):
+        answer(world, trajectory, float(i < right))
+
+
+def windows_of(world: World) -> list[PolicyWindow]:
+    prepared = world.take()
+    assert prepared is not None
+    return [w for shard in prepared.shards for w in shard.windows]
+
+
+def filtered(world: World) -> list[int]:
+    drops = [r for r in world.records if isinstance(r, TokensDropped) and r.reason == "filtered"]
+    return sorted({world.state.trajectories[d.trajectory_id].group_id for d in drops})
+
+
+RIGHT = [4, 1, 0, 3, 2, 2]
+"""Golden case G8: right answers in groups p1 to p6."""
+
+
+def test_dynamic_sampling_golden_case_8_in_rounds() -> None:
+    """p1 and p3 are dropped, p2, p4 and p5 fill the batch; p6 is never begun."""
+    world = group_world(admit="mixed_groups")
+    leased: list[Trajectory] = world.fill(12)
+    assert len(leased) == 12
+    seen = 0
+    while (prepared := world.take()) is None:
+        groups = sorted({t.group_id for t in leased})
+        for group_id in groups:
+            play_group(world, world.state.members(group_id), RIGHT[group_id])
+            seen += 1
+        if (prepared := world.take()) is not None:
+            break
+        leased = world.fill(12)
+        assert leased, "replacements are issued under the same weights"
+    assert seen == 5
+    trained = {world.state.trajectories[w.trajectory_id].group_id for w in prepared.taken.windows}
+    assert trained == {1, 3, 4}
+    assert filtered(world) == [0, 2]
+    assert world.state.ledger.dropped == {"filtered": 2 * SIZE * 3}
+    assert world.state.ledger.balance() == 0
+    assert world.admission.take() == {
+        "schedule/filtered_groups": 2.0,
+        "schedule/admitted_share": pytest.approx(3 / 5),
+    }
+
+
+def test_dynamic_sampling_golden_case_8_in_a_stream() -> None:
+    """The same in `streaming`: what is dropped makes room at once; p6 waits for the next batch."""
+    world = group_world("streaming", admit="mixed_groups")
+    assert len({t.group_id for t in world.fill(100)}) == 6
+    in_play = world.scheduler.in_play()
+    for group_id, right in enumerate(RIGHT):
+        play_group(world, world.state.members(group_id), right)
+    assert world.scheduler.in_play() == in_play - 2 * SIZE
+    assert {t.group_id for t in world.fill(100)} == {6, 7}
+    prepared = world.take()
+    assert prepared is not None
+    trained = {world.state.trajectories[w.trajectory_id].group_id for w in prepared.taken.windows}
+    assert trained == {1, 3, 4}
+    assert filtered(world) == [0, 2]
+    ready = {world.state.trajectories[w.trajectory_id].group_id for w in world.state.ready.values()}
+    assert ready == {5}
+
+
+def test_groups_are_judged_by_scores_before_shaping() -> None:
+    """Equal scores of unequal lengths are dropped, overlong penalty or not."""
+    world = group_world(admit="mixed_groups", overlong={"cache": 4})
+    for i, trajectory in enumerate(world.fill(4)):
+        answer(world, trajectory, 1.0, tokens=6 + i)
+    assert filtered(world) == [0]
+
+
+def test_a_group_without_two_scores_is_not_mixed() -> None:
+    world = group_world()
+    members = world.fill(4)
+    assert not is_mixed(members)
+    answer(world, members[0], 1.0)
+    answer(world, members[1], None)
+    assert not is_mixed(members)
+    answer(world, members[2], 0.0)
+    assert is_mixed(members)
+
+
+def test_what_a_dead_coordinator_had_not_judged_is_judged_after_the_replay() -> None:
+    world = group_world(admit="mixed_groups")
+    play_group(world, world.fill(4), right=4)
+    kept = [r for r in world.records if not isinstance(r, TokensDropped)]
+    again = World(world.config)
+    again.state = State(world.config)
+    again.admission.state = again.state
+    for record in kept:
+        again.note(record)
+    assert again.state.ready
+    for drop in list(again.admission.judge(again.admission.unjudged())):
+        again.note(drop)
+    assert not again.state.ready
+    assert again.admission.unjudged() == []
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(0, 10_000), st.sampled_from(["mask", "wait"]),
+    st.sampled_from(["all", "mixed_groups"]),
+)  # fmt: skip
+def test_a_stream_of_groups_never_stalls(seed: int, stale: str, admit: str) -> None:
+    """Whatever the scores, lengths and failures: batches keep coming, whole groups, books even."""
+    rng = random.Random(seed)
+    world = group_world("streaming", batch=8, stale=stale, admit=admit)
+    batches = 0
+    for step in range(600):
+        world.fill(12 - sum(t.lease_id is not None for t in world.state.running()))
+        assert world.scheduler.in_play() <= world.scheduler.bound
+        live = [t for t in world.state.running() if t.lease_id is not None]
+        for trajectory in live[:5]:
+            long = rng.random() < 0.25 and trajectory.length < 9
+            world.chunk(trajectory, 3, None if long else "stop")
+            if not long:
+                world.reward(trajectory, rng.choice([None, *[0.0, 1.0] * 5]))
+        prepared = world.take()
+        if prepared is not None:
+            batches += 1
+            groups = [world.state.trajectories[w.trajectory_id] for w in prepared.taken.windows]
+            for group_id in {t.group_id for t in groups}:
+                scored = [
+                    t.trajectory_id
+                    for t in world.state.members(group_id)
+                    if t.reward_status == "ok"
+                ]
+                assert scored == sorted(t.trajectory_id for t in groups if t.group_id == group_id)
+            world.commit()
+        assert world.state.ledger.balance() == 0
+        if batches == 3:
+            break
+        assert live or prepared is not None, f"nothing happens at step {step}"
+    assert batches == 3
+    assert_books_match(world.state)
+
+
+def test_a_window_carries_its_whole_group() -> None:
+    """Scores and lengths of all scored members; the learner makes the advantage of them."""
+    world = group_world(batch=4)
+    members = world.fill(4)
+    for i, trajectory in enumerate(members):
+        answer(world, trajectory, None if i == 1 else float(i), tokens=3 + i)
+    windows = sorted(windows_of(world), key=lambda w: w.trajectory_id)
+    assert [w.trajectory_id for w in windows] == [0, 2, 3]
+    for index, window in enumerate(windows):
+        assert window.group_rewards.tolist() == [0.0, 2.0, 3.0]
+        assert window.group_lengths.tolist() == [3, 5, 6]
+        assert window.group_index == index
+        assert window.group_rewards[window.group_index] == window.reward
+
+
+def test_without_a_baseline_a_trajectory_stands_alone() -> None:
+    config = make_config(
+        algorithm={"advantages": {"kind": "group", "baseline": "none", "scale": "none"},
+                   "value": None},
+        schedule={"mode": "synchronous", "window": None, "unit": "trajectory", "batch_windows": 2},
+    )  # fmt: skip
+    world = World(config)
+    for trajectory in world.fill(2):
+        answer(world, trajectory, 1.0)
+    assert [w.group_rewards.tolist() for w in windows_of(world)] == [[1.0], [1.0]]
+    # Nobody trains a value model: nothing waits for one.
+    assert not world.state.value_queue
+    world.commit()
+    world.state.forget(1)
+    assert not world.state.trajectories
+
+
+def test_critic_recipes_carry_no_group() -> None:
+    world = World(make_config(schedule={"mode": "synchronous", "batch_windows": 1}))
+    (trajectory,) = world.fill(1)
+    answer(world, trajectory, 1.0)
+    (window,) = windows_of(world)
+    assert window.group_rewards.size == window.group_lengths.size == 0
+
+
+def test_overlong_responses_are_left_out_where_asked_for() -> None:
+    world = group_world(batch=4, overlong={"filter": True})
+    members = world.fill(4)
+    world.chunk(members[0], 12, "length")
+    world.reward(members[0], 0.0)
+    for trajectory in members[1:]:
+        answer(world, trajectory, 1.0)
+    windows = windows_of(world)
+    assert sorted(w.trajectory_id for w in windows) == [1, 2, 3]
+    assert windows[0].group_rewards.tolist() == [0.0, 1.0, 1.0, 1.0]
+    world.commit()
+    assert world.state.ledger.dropped == {"overlong": 12}
+
+
+def test_sampler_logprobs_go_with_value_targets_where_the_reward_has_a_divergence() -> None:
+    for kl, expected in ((None, 0), ({"coef": 0.1, "where": "reward"}, 3)):
+        world = World(
+            make_config(algorithm={"kl": kl}, schedule={"mode": "synchronous", "batch_windows": 1})
+        )
+        (trajectory,) = world.fill(1)
+        answer(world, trajectory, 1.0)
+        prepared = world.take()
+        assert prepared is not None
+        assert prepared.shards[0].values[0].logprobs.size == expected
+
+
+def test_drop_shares_by_length() -> None:
+    """Twenty responses of 1 to 20 tokens; those over 16 were left out."""
+    shares = DropShares()
+    for length in range(1, 21):
+        over = length > 16
+        shares.add(length, length, trained=0 if over else length, left_out=length if over else 0)
+    made = shares.take()
+    found = [made[f"staleness/drop_share/decile_{k}"] for k in range(10)]
+    assert found == [0.0] * 8 + [1.0] * 2
+    lengths = [made[f"staleness/length/decile_{k}"] for k in range(10)]
+    assert lengths == list(np.arange(1.5, 21, 2))
+    assert shares.take() == {}
+
+
+def test_a_warm_up_that_ended_early_is_over_after_a_restart() -> None:
+    config = make_config(
+        schedule={"mode": "streaming", "batch_windows": 2, "max_staleness": 4},
+        algorithm={"advantages": {"kind": "egae"},
+                   "value": {"warmup_updates": 9, "warmup_explained_variance": 0.5}},
+    )  # fmt: skip
+    world = World(config)
+
+    def update(explained: float) -> None:
+        for trajectory in world.fill(2):
+            answer(world, trajectory, 1.0)
+        assert world.take() is not None
+        world.commit()
+        world.scheduler.committed(explained)
+
+    update(0.9)
+    assert not world.scheduler.warming
+    update(0.9)
+    assert world.state.first_policy_update == 2
+    world.scheduler.restart()
+    assert not world.scheduler.warming
