@@ -17,6 +17,7 @@ from tests.integration.runs import Run, headrace
 
 EXPECTED = """run_id recipe wall_s time_to_first_update_s reward response_length trajectories
     weight_version staleness idle_share"""
+DIFFERENCE = "rollout/logprob_diff"
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
@@ -149,6 +150,9 @@ def test_a_killed_learner_comes_back_and_ctrl_c_leaves_a_resumable_run(tmp_path:
         records = _records(run)
         (rollback,) = [r for r in records if isinstance(r, LineageBegan)]
         assert rollback.lineage == 1
+        updates = [r.metrics for r in records if isinstance(r, UpdateCommitted)]
+        differences = [m[DIFFERENCE] for m in updates if DIFFERENCE in m]
+        assert differences[0] < 0.05  # The learner runs in bfloat16 autocast here.
         before = run.show()
         assert before["status"] == "interrupted"
         _assert_balanced(before)
