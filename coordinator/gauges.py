@@ -86,12 +86,8 @@ class Gauges:
         self._last_generated = self._hub.state.ledger.generated
         for name, generator in self._hub.peers.generators.items():
             if generator.report:
-                total = self._total(name)
-                idle, whole = self._started_idle.get(name, (0.0, 0.0))
-                self._started_idle[name] = (
-                    max(idle, generator.report.idle_s) if name not in self._started_idle else idle,
-                    max(whole, total) if name not in self._started_idle else whole,
-                )
+                began = (generator.report.idle_s, self._total(name))
+                self._started_idle.setdefault(name, began)
 
     def _total(self, name: str) -> float:
         report = self._hub.peers.generators[name].report

@@ -151,12 +151,12 @@ class Scheduler:
         """The next batch, or None when the learner has to wait."""
         if self.state.taken is not None:
             return None
-        values = self._value_half()
         value = self.config.algorithm.value
         if self.warming:
             assert value is not None
             if self.lockstep and not self._round_over():
                 return None
+            values = self._value_half()
             if not values or not self._enough_to_warm():
                 self.round = set()
                 return None
@@ -168,7 +168,7 @@ class Scheduler:
             if self.lockstep and self._round_over():
                 self.round = set()
             return None
-        return Selection(windows, values, self.config.learner.value.epochs)
+        return Selection(windows, self._value_half(), self.config.learner.value.epochs)
 
     def _enough_to_warm(self) -> bool:
         """Without a token budget a warm-up batch is as many trajectories as a batch has windows."""
@@ -177,20 +177,22 @@ class Scheduler:
         return met or len(self.state.value_queue) >= schedule.batch_windows
 
     def _policy_half(self) -> list[Window]:
-        ready = sorted(self.state.ready.values(), key=lambda w: (w.min_version, w.order))
-        size = self.config.schedule.batch_windows
         if self.lockstep:
             # Windows left over from a warm-up or a dead learner need no new round.
             if self.round and not self._round_over():
                 return []
-            return [] if self._refills() else self._units(ready, size)
+            return [] if self._refills() else self._units()
         if self._opening_waits() or self._stale_unit_waits():
             return []
-        if len(ready) < size and not self._nothing_to_come():
+        few = len(self.state.ready) < self.config.schedule.batch_windows
+        if few and not self._nothing_to_come():
             return []
-        return self._units(ready, size)
+        return self._units()
 
-    def _units(self, ready: list[Window], size: int) -> list[Window]:
+    def _units(self) -> list[Window]:
+        """What a full batch takes of the ready windows, oldest first."""
+        ready = sorted(self.state.ready.values(), key=lambda w: (w.min_version, w.order))
+        size = self.config.schedule.batch_windows
         whole = self.config.schedule.unit == "group"
         return self._whole_groups(ready, size) if whole else ready[:size]
 
