@@ -151,7 +151,7 @@ class Generation:
         total = config.task.max_response_length
         evaluation = trajectory.purpose == "eval"
         border = trajectory.open_start + config.window
-        stops = self._hub.scheduler.lockstep and not evaluation
+        stops = self._hub.scheduler.stops_at_border and not evaluation
         sampling = config.evaluation if evaluation else config.generator
         return Lease(
             lease_id=state.next_lease,

@@ -42,6 +42,8 @@ class Scheduler:
     def __post_init__(self) -> None:
         schedule = self.config.schedule
         self.lockstep = schedule.mode != "streaming"
+        # At staleness 0 no window begins while the learner works: a request ends at its border.
+        self.stops_at_border = self.lockstep or schedule.max_staleness == 0
         self.bound = (schedule.max_staleness + 1) * schedule.batch_windows
         self.restart()
         if schedule.warm_start == "full" and self.state.update == 0 and not self.lockstep:
@@ -108,7 +110,9 @@ class Scheduler:
         """The slots of a round: carried trajectories, then new groups; later the unleased rest."""
         idle = self._without_lease()
         if self.round:
-            return [t for t in idle if t.trajectory_id in self.round][:free], 0
+            # Whoever is at its border waits for the next weights.
+            due = [t for t in idle if t.trajectory_id in self.round and t.window_open]
+            return due[:free], 0
         slots = self.config.schedule.batch_windows
         if self.state.taken is not None:
             return [], 0
@@ -118,6 +122,8 @@ class Scheduler:
             # Groups that were filtered out are replaced under the same weights.
             slots -= len(self.state.ready)
         carried = idle[:slots]
+        for trajectory in carried:
+            trajectory.window_open = True
         self.round = {t.trajectory_id for t in carried}
         groups = -(-(slots - len(carried)) // self.config.schedule.num_generations)
         return carried[:free], groups
