@@ -46,7 +46,7 @@ SAME = [
     pytest.param("streaming", "streaming again", id="same seed = same numbers"),
 ]
 OF_THE_CLOCK = ("timing_s/", "idle/", "heartbeat/", "weights/")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     }
     try:
         for run in started.values():
-            assert run.wait(500) == 0, run.text()
+            assert run.wait(800) == 0, run.text()
         yield started
     finally:
         for run in started.values():
