@@ -27,3 +27,13 @@ def small(*, pretraining: int | None, updates: int = POLICY_UPDATES) -> tuple[st
         "algorithm.value.warmup_epochs=4",
         "algorithm.value.warmup_explained_variance=null",
     )
+
+
+TRACKING = (
+    "model.path=../models/tracking-cold",
+    "task.kind=tracking",
+    "task.max_terms=24",
+    "task.max_prompt_length=80",
+    "task.max_response_length=200",
+)
+"""The task on which credit assignment inside the answer matters, for recipes/algorithms."""
