@@ -17,6 +17,7 @@ from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import Int32, Purpose
 from headrace.protocol.records import GroupIssued
+from tasks.chain_sums import LABELS
 from tasks.rows import Row
 from tasks.source import PromptSource, build_source
 
@@ -49,6 +50,8 @@ class Prompts:
         )
         self._source: PromptSource = build_source(config.task, config.seed)
         self.skipped = 0
+        if config.task.kind == "chain_sums":
+            self._check_labels(LABELS[: config.task.max_terms])
 
     def encode(self, row: Row) -> Encoded:
         """The prompt as the policy sees it: through the chat template if there is to be one."""
@@ -72,6 +75,14 @@ class Prompts:
     def decode(self, token_ids: Int32) -> str:
         """Response text without special tokens."""
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def _check_labels(self, labels: str) -> None:
+        unknown = self._tokenizer.unk_token_id
+        if unknown is not None and unknown in self._tokenizer(labels)["input_ids"]:
+            raise UserError(
+                f"the tokenizer of {self._config.model.path} lacks labels of problems with "
+                f"{len(labels)} terms: lower task.max_terms or take a model made for them"
+            )
 
     def next_group(self, position: int, group_id: int, trajectory_id: int) -> GroupIssued:
         """The group of the first usable row at or after `position`."""

@@ -25,7 +25,7 @@ from typing import Literal
 from headrace.errors import UserError
 from tasks.rows import Row, prompt_hash
 
-LABELS = string.ascii_lowercase + string.ascii_uppercase[:20]
+LABELS = string.ascii_letters
 MAX_TERMS = len(LABELS)
 MIN_TERMS = 3
 TAIL_EXPONENT = 1.6
@@ -35,9 +35,9 @@ HELD_OUT_SHARE = 8
 Style = Literal["direct", "jumps", "fine", "other"]
 Split = Literal["train", "eval"]
 
-_TERM = re.compile(r"([a-zA-T])([1-9])")
-_PROMPT = re.compile(r"(?:[a-zA-T][1-9])+=")
-_STEP = re.compile(r"((?:[a-zA-T]\d)+)\+\d=\d;")
+_TERM = re.compile(r"([a-zA-Z])([1-9])")
+_PROMPT = re.compile(r"(?:[a-zA-Z][1-9])+=")
+_STEP = re.compile(r"((?:[a-zA-Z]\d)+)\+\d=\d;")
 _ANSWER = re.compile(r"#(\d)$")
 
 

@@ -1,6 +1,6 @@
 """The demo task's tokenizer: one character, one token.
 
-In: nothing. Out: a Hugging Face fast tokenizer with 64 entries, which AutoTokenizer and vLLM load
+In: nothing. Out: a Hugging Face fast tokenizer with 70 entries, which AutoTokenizer and vLLM load
 from `tokenizer.json` like any other. Encoding adds no special token, so a prompt of n characters is
 n tokens, and decoding puts the characters side by side without spaces.
 """

@@ -25,6 +25,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from transformers.utils.logging import disable_progress_bar
 
 from tasks.chain_sums import (
+    MIN_TERMS,
+    TAIL_EXPONENT,
     Mixture,
     is_held_out,
     prompt_row,
@@ -38,11 +40,27 @@ from tasks.policy_check import check_policy, print_check
 
 MIXTURE = Mixture(direct=0.58, jumps=0.25)
 STEPS = 1400
-FIRST_PHASE = 0.48
 BATCH = 32
 LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 40
 IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """What the model is shown. The defaults made `recipes/models/chain-sums-cold`.
+
+    `first_phase` is a share of the steps. `long_shares` are the shares of each phase's examples
+    whose number of terms is uniform from 2 to `max_terms`; the others have 3 to 10 terms in the
+    first phase and follow the task's law in the second.
+    """
+
+    max_terms: int = 32
+    min_terms: int = MIN_TERMS
+    tail_exponent: float = TAIL_EXPONENT
+    mixture: Mixture = MIXTURE
+    first_phase: float = 0.48
+    long_shares: tuple[float, float] = (0.25, 0.12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +103,34 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausal
 
 
 def training_texts(
-    seed: int, steps: int, *, max_terms: int = 32
+    seed: int, steps: int, curriculum: Curriculum
 ) -> Iterator[list[tuple[str, str]]]:
     """`steps` batches of (prompt, response), none of the prompts held out."""
     rng = Random(f"cold-start/{seed}")
-    first = int(steps * FIRST_PHASE)
+    first = int(steps * curriculum.first_phase)
+    max_terms = curriculum.max_terms
     for step in range(steps):
+        long_share = curriculum.long_shares[step >= first]
         batch: list[tuple[str, str]] = []
         for i in range(BATCH):
-            long_share, short_terms = (0.25, rng.randint(3, 10)) if step < first else (0.12, 0)
+            short_terms = rng.randint(3, 10) if step < first else 0
             if rng.random() < long_share:
                 digits = _training_digits(rng, rng.randint(2, max_terms))
             elif short_terms:
-                digits = _training_digits(rng, short_terms)
+                digits = _training_digits(rng, min(short_terms, max_terms))
             else:
-                row = prompt_row(step * BATCH + i, seed, max_terms=max_terms)
+                row = prompt_row(
+                    step * BATCH + i,
+                    seed,
+                    max_terms=max_terms,
+                    min_terms=curriculum.min_terms,
+                    tail=curriculum.tail_exponent,
+                )
                 digits = read_prompt(str(row.prompt))
-            written = write_fine(digits) if step < first else sample_response(digits, rng, MIXTURE)
+            if step < first:
+                written = write_fine(digits)
+            else:
+                written = sample_response(digits, rng, curriculum.mixture)
             batch.append((write_prompt(digits), written))
         yield batch
 
@@ -159,7 +188,12 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps: int, seed: int
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    curriculum: Curriculum,
+    *,
+    steps: int,
+    seed: int,
 ) -> None:
     """Train `model` in place, with a progress bar."""
     equals = int(tokenizer.convert_tokens_to_ids("="))
@@ -174,8 +208,8 @@ def train(
     )
     with Progress(*columns) as progress:
         bar = progress.add_task("cold start", total=steps)
-        for step, texts in enumerate(training_texts(seed, steps)):
-            weight = 4.0 if step < int(steps * FIRST_PHASE) else 2.0
+        for step, texts in enumerate(training_texts(seed, steps, curriculum)):
+            weight = 4.0 if step < int(steps * curriculum.first_phase) else 2.0
             examples = [
                 Example([*tokenizer.encode(prompt + response), tokenizer.eos_token_id], len(prompt))
                 for prompt, response in texts
@@ -198,26 +232,69 @@ def train(
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, save, measure the saved weights, print the figures."""
+    usual = Curriculum()
     parser = argparse.ArgumentParser(description="Make the demo's cold-started policy.")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--steps", type=int, default=STEPS, help="supervised steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eval-prompts", type=int, default=2048, help="held-out prompts; 0 skips")
+    parser.add_argument("--max-terms", type=int, default=usual.max_terms, help="longest problem")
+    parser.add_argument("--min-terms", type=int, default=usual.min_terms, help="shortest problem")
+    parser.add_argument(
+        "--tail-exponent", type=float, default=usual.tail_exponent, help="of the number of terms"
+    )
+    parser.add_argument(
+        "--direct", type=float, default=MIXTURE.direct, help="share of bare answers"
+    )
+    parser.add_argument(
+        "--jumps", type=float, default=MIXTURE.jumps, help="share of answers in jumps"
+    )
+    parser.add_argument(
+        "--first-phase",
+        type=float,
+        default=usual.first_phase,
+        help="share of the steps that show written-out answers only",
+    )
+    parser.add_argument(
+        "--long-shares",
+        type=float,
+        nargs=2,
+        default=usual.long_shares,
+        help="share of prompts of any length, in each phase",
+    )
     options = parser.parse_args(arguments)
+    curriculum = Curriculum(
+        options.max_terms,
+        options.min_terms,
+        options.tail_exponent,
+        Mixture(options.direct, options.jumps),
+        options.first_phase,
+        tuple(options.long_shares),
+    )
     disable_progress_bar()
 
     torch.set_num_threads(1)
     began = time.monotonic()
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, options.seed)
-    train(model, tokenizer, steps=options.steps, seed=options.seed)
+    train(model, tokenizer, curriculum, steps=options.steps, seed=options.seed)
     seconds = time.monotonic() - began
     model.to(torch.bfloat16).save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     print(f"{options.steps} steps in {seconds:.0f} s -> {options.out}")
     if options.eval_prompts:
         saved = LlamaForCausalLM.from_pretrained(options.out, dtype=torch.float32)
-        print_check(check_policy(saved, tokenizer, prompts=options.eval_prompts, seed=options.seed))
+        check = check_policy(
+            saved,
+            tokenizer,
+            prompts=options.eval_prompts,
+            seed=options.seed,
+            max_tokens=7 * curriculum.max_terms + 16,
+            max_terms=curriculum.max_terms,
+            min_terms=curriculum.min_terms,
+            tail=curriculum.tail_exponent,
+        )
+        print_check(check)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tasks.chain_sums import evaluation_rows, is_correct, style_of
+from tasks.chain_sums import MIN_TERMS, TAIL_EXPONENT, evaluation_rows, is_correct, style_of
 from tasks.rows import Row
+
+TERMS = ((2, 2), (3, 3), (4, 4), (5, 6), (7, 10), (11, 16), (17, 19), (20, 32), (33, 45), (46, 52))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,13 @@ def check_policy(
     seed: int,
     max_tokens: int = 240,
     max_terms: int = 32,
+    min_terms: int = MIN_TERMS,
+    tail: float = TAIL_EXPONENT,
     greedy: bool = False,
 ) -> PolicyCheck:
     """Answer `prompts` held-out prompts once each."""
     by_length: dict[int, list[Row]] = defaultdict(list)
-    for row in evaluation_rows(prompts, max_terms=max_terms):
+    for row in evaluation_rows(prompts, max_terms=max_terms, min_terms=min_terms, tail=tail):
         by_length[len(row.prompt)].append(row)
     generator = torch.Generator().manual_seed(seed)
     answers: list[Answer] = []
@@ -121,8 +125,10 @@ def print_check(check: PolicyCheck) -> None:
     for style in ("direct", "jumps", "fine", "other"):
         if check.share(style):
             print(f"  {style:<7} share {check.share(style):.3f} right {check.accuracy(style):.3f}")
-    for low, high in ((3, 3), (4, 4), (5, 6), (7, 10), (11, 16), (17, 19), (20, 32)):
+    for low, high in TERMS:
         terms = range(low, high + 1)
+        if not any(answer.row.info["terms"] in terms for answer in check.answers):
+            continue
         print(
             f"  {low:>2}-{high:<2} terms: right {check.accuracy(terms=terms):.3f}, "
             f"fine {check.accuracy('fine', terms):.3f}, length {check.mean_tokens(terms):.0f}"
