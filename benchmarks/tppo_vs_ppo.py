@@ -37,6 +37,8 @@ RECIPE = "recipes/long-tail.toml"
 SHARE_OF_FINAL = 0.95
 SUCCESSIVE = 2
 WINDOWS = 3
+EVALUATE_EVERY = 320
+"""Windows or responses trained between two evaluations."""
 ARMS = ("synchronous", "windowed", "streaming", "whole")
 
 
@@ -49,7 +51,7 @@ class Setting:
     min_terms: int = 2
     max_terms: int = 52
     tail_exponent: float = 1.3
-    tokens: int = 160_000
+    tokens: int = 120_000
     """Tokens that the policy trains on."""
 
     def overrides(self) -> tuple[str, ...]:
@@ -65,21 +67,19 @@ class Setting:
             f"task.tail_exponent={self.tail_exponent}",
             f"task.max_response_length={window * WINDOWS}",
             f"stop.tokens={self.tokens}",
+            f"evaluation.every_updates={max(1, EVALUATE_EVERY // self.batch)}",
         )
 
     def arm(self, mode: str) -> Arm:
         """The arm `mode` in this setting."""
-        # An update of windows holds fewer tokens than one of responses: as many evaluations a token
-        every = max(1, 256 // self.batch)
         schedule = {
-            "synchronous": ("schedule.mode=synchronous", f"evaluation.every_updates={every}"),
-            "windowed": ("schedule.mode=windowed", f"evaluation.every_updates={every}"),
-            "streaming": ("schedule.mode=streaming", f"evaluation.every_updates={every}"),
+            "synchronous": ("schedule.mode=synchronous",),
+            "windowed": ("schedule.mode=windowed",),
+            "streaming": ("schedule.mode=streaming",),
             "whole": (
                 "schedule.mode=streaming",
                 "schedule.unit=trajectory",
                 "schedule.window=null",
-                f"evaluation.every_updates={every}",
             ),
         }
         return Arm(f"{self.name}/{mode}", RECIPE, (*self.overrides(), *schedule[mode]))
