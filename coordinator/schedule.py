@@ -5,9 +5,9 @@ which trajectories to lease, how many new groups, which windows and value trajec
 next batch. Promises: in `streaming`, windows in play (being generated, waiting, ready, or with
 the learner) never exceed (max_staleness + 1) * batch_windows except by windows that were already
 under way when their trajectory was held; in lockstep modes a round has batch_windows windows
-(fewer, where carried trajectories leave no room for a group), carried trajectories first, all
-sampled by one version. What a batch holds, and in which order, is no matter of who arrived first in
-lockstep modes and in a stream of staleness 0, which makes the same batches.
+(fewer by less than a group where carried trajectories leave no room for one), carried trajectories
+first, all sampled by one version; what a batch holds, and in which order, is not a matter of who
+arrived first in lockstep modes, nor in a stream of staleness 0, which makes the same batches.
 """
 
 from collections.abc import Iterable

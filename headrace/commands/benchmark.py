@@ -13,7 +13,7 @@ from headrace.roles import resolve
 
 
 def available(folder: Path = ROOT / "benchmarks") -> list[str]:
-    """Names of the benchmarks in the source tree, modules with a `main`, with hyphens."""
+    """Names of the benchmarks, hyphens for underscores: modules of the tree with a `main`."""
     return sorted(
         path.stem.replace("_", "-")
         for path in folder.glob("*.py")
