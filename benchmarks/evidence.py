@@ -167,10 +167,11 @@ def draw_vcppo(path: Path) -> None:
 def draw_vcppo_sweeps(path: Path) -> None:
     arms = rows_of(vcppo.STUDY)
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
-    lambdas = {0.90: "lambda 0.90", 0.95: "vcppo", 0.98: "lambda 0.98", 0.99: "lambda 0.99",
-               1.0: "lambda 1.00"}  # fmt: skip
-    steps = {0: "ppo, decoupled", 2: "pretraining 2", 4: "pretraining 4", 8: "vcppo",
-             24: "pretraining 24", 48: "pretraining 48"}  # fmt: skip
+    cured = "low, both cures"
+    lambdas = {float(lam): f"lambda {lam}" for lam in ("0.90", "0.98", "0.99", "1.00")}
+    steps = {float(count): f"pretraining {count}" for count in (2, 4, 24, 48)}
+    lambdas = dict(sorted({**lambdas, 0.95: cured}.items()))
+    steps = dict(sorted({**steps, 0.0: "low, decoupled", 8.0: cured}.items()))
     for axes, sweep, label in ((left, lambdas, "lambda"), (right, steps, "pretraining updates")):
         _sweep(axes, arms, sweep, "mean", index=0, label="mean accuracy")
         _sweep(axes, arms, sweep, "final", index=1, label="final accuracy")

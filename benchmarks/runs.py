@@ -16,6 +16,7 @@ from typing import Any
 
 from headrace.errors import RunFailedError
 from headrace.hardware import detect
+from headrace.launch import ROOT
 from storage.queries import metric_series
 
 Summary = dict[str, Any]
@@ -26,6 +27,7 @@ def train(recipe: str, overrides: Sequence[str], *, root: Path, name: str) -> Su
 
     `name` must be new in `root`: the run is found by it. RunFailedError when it ended badly.
     """
+    root = root.resolve()
     root.mkdir(parents=True, exist_ok=True)
     log = root / f"{name}.log"
     command = [
@@ -33,13 +35,14 @@ def train(recipe: str, overrides: Sequence[str], *, root: Path, name: str) -> Su
         "--root", str(root), f"name={name}", *overrides,
     ]  # fmt: skip
     with log.open("wb") as file:
-        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
+        code = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT).returncode
     if code != 0:
         tail = log.read_text(errors="replace")[-2000:]
         raise RunFailedError(f"{' '.join(command)} ended with {code}:\n{tail}")
     (run_id,) = [p.name for p in root.iterdir() if p.is_dir() and p.name.startswith(f"{name}-")]
     shown = subprocess.run(
         [sys.executable, "-m", "headrace", "show", run_id, "--json", "--root", str(root)],
+        cwd=ROOT,
         capture_output=True,
         check=True,
     )
