@@ -3,7 +3,7 @@
 Comes in: the state, the free slots of the generators, whether the learner is free. Goes out:
 which trajectories to lease, how many new groups, which windows and value trajectories make the
 next batch. Promises: in `streaming`, windows in play (being generated, waiting, ready, or with
-the learner) never exceed (max_staleness + 1) * batch_windows except by windows that were already
+the learner) never exceed `ScheduleConfig.bound` except by windows that were already
 under way when their trajectory was held; in lockstep modes a round has batch_windows windows
 (fewer by less than a group where carried trajectories leave no room for one), carried trajectories
 first, all sampled by one version; what a batch holds, and in which order, is not a matter of who
@@ -45,7 +45,7 @@ class Scheduler:
         schedule = self.config.schedule
         self.lockstep = schedule.mode != "streaming"
         self._rounds = self.lockstep or schedule.max_staleness == 0
-        self.bound = (schedule.max_staleness + 1) * schedule.batch_windows
+        self.bound = schedule.bound
         self.restart()
         if schedule.warm_start == "full" and self.state.update == 0 and not self.lockstep:
             self.opening = set()

@@ -93,7 +93,7 @@ def _staleness(config: RunConfig) -> list[Fact]:
             Fact("staleness", 0, "updates", f"{schedule.mode}: generation waits for each update"),
             Fact("slots", schedule.batch_windows, "trajectories", "generated side by side"),
         ]
-    bound = (schedule.max_staleness + 1) * schedule.batch_windows
+    bound = schedule.bound
     seats = config.generator.count * config.generator.max_num_seqs
     return [
         Fact("staleness bound", schedule.max_staleness, "updates", "sampling to training, at most"),
@@ -101,7 +101,7 @@ def _staleness(config: RunConfig) -> list[Fact]:
             "back-pressure",
             bound,
             "windows",
-            "open plus ready at most: (max_staleness + 1) x batch_windows",
+            "open plus ready at most: (max_staleness + 1) x batch_windows, or max_in_play",
         ),
         Fact(
             "in flight",

@@ -72,6 +72,13 @@ RULES: tuple[Rule, ...] = (
         "last window would be cut short",
     ),
     Rule(
+        "schedule.max_in_play",
+        lambda c: c.schedule.max_in_play is not None
+        and c.schedule.max_in_play < c.schedule.batch_windows + c.schedule.num_generations,
+        "{c.schedule.max_in_play} leaves no room beside a batch of {c.schedule.batch_windows} "
+        "windows; use more, or leave it out",
+    ),
+    Rule(
         "algorithm.advantages.boundary_mask",
         lambda c: (egae := _egae(c)) is not None and egae.boundary_mask >= c.window,
         "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens",

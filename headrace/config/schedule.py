@@ -35,6 +35,11 @@ class ScheduleConfig(StrictModel):
     max_staleness: int = Field(default=2, ge=0)
     """Most updates between the sampling of a window's tokens and its training."""
 
+    max_in_play: int | None = Field(default=None, ge=1)
+    """Most windows being generated, waiting, ready or with the learner in streaming mode, where that
+    is less than (max_staleness + 1) * batch_windows: tokens are young on average, and the first
+    ones of a long window may still be as old as max_staleness says. None: no other bound."""
+
     stale: Literal["mask", "wait"] = "mask"
     """What happens to tokens over the bound: they are masked and counted as dropped, or the learner
     waits for the unit before it moves on."""
@@ -42,3 +47,9 @@ class ScheduleConfig(StrictModel):
     warm_start: Literal["stream", "full"] = "stream"
     """stream: the first batches hold what finishes first (short answers). full: the first batch
     waits until every trajectory issued at the start has a complete window."""
+
+    @property
+    def bound(self) -> int:
+        """Most windows in play in streaming mode."""
+        by_staleness = (self.max_staleness + 1) * self.batch_windows
+        return min(by_staleness, self.max_in_play or by_staleness)

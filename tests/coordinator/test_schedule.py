@@ -62,13 +62,23 @@ def test_successive_batching_golden_case_14() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(st.integers(1, 12), min_size=30, max_size=60), st.integers(0, 3), st.integers(1, 5))
+@given(
+    st.lists(st.integers(1, 12), min_size=30, max_size=60),
+    st.integers(0, 3),
+    st.none() | st.integers(4, 9),
+    st.integers(1, 5),
+)
 def test_streaming_bound_ledger_and_each_token_once(
-    lengths: list[int], staleness: int, chunk: int
+    lengths: list[int], staleness: int, in_play: int | None, chunk: int
 ) -> None:
     """Whatever the lengths: windows in play stay under the bound, no token is trained twice."""
     config = make_config(
-        schedule={"mode": "streaming", "max_staleness": staleness, "batch_windows": 3}
+        schedule={
+            "mode": "streaming",
+            "max_staleness": staleness,
+            "max_in_play": in_play,
+            "batch_windows": 3,
+        }
     )
     world = World(config)
     trained: set[tuple[int, int]] = set()
