@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from tasks.chain_sums import LABELS, write_fine, write_prompt
-from tasks.character_tokenizer import VOCABULARY, build_tokenizer
+from tasks.chain_sums import CHAIN_SUMS, LABELS, write_fine, write_prompt
+from tasks.character_tokenizer import build_tokenizer, vocabulary
 
-TOKENIZER = build_tokenizer()
+VOCABULARY = vocabulary(CHAIN_SUMS.characters)
+TOKENIZER = build_tokenizer(CHAIN_SUMS.characters)
 digit_lists = st.lists(st.integers(1, 9), min_size=1, max_size=len(LABELS))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tasks.chain_sums import is_held_out, prompt_row, style_of
+from tasks.chain_sums import CHAIN_SUMS, style_of
 from tasks.character_tokenizer import build_tokenizer
 from tasks.cold_start import (
     Example,
@@ -21,8 +21,11 @@ from tasks.cold_start import (
     weighted_loss,
 )
 from tasks.policy_check import check_policy, sample
+from tasks.procedural import is_held_out, prompt_row
+from tasks.tracking import TRACKING, wrong_steps
 
-SHIPPED = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
+MODELS = Path(__file__).parents[2] / "recipes" / "models"
+SHIPPED = MODELS / "chain-sums-cold"
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +34,8 @@ def _one_thread() -> None:
 
 
 def test_training_data_has_two_phases_and_nothing_held_out() -> None:
-    batches = list(training_texts(seed=0, steps=20))
-    assert [batches, len(batches)] == [list(training_texts(seed=0, steps=20)), 20]
+    batches = list(training_texts(CHAIN_SUMS, seed=0, steps=20))
+    assert [batches, len(batches)] == [list(training_texts(CHAIN_SUMS, seed=0, steps=20)), 20]
     prompts = [prompt for batch in batches for prompt, _ in batch]
     assert not any(map(is_held_out, prompts))
     first = {style_of(response) for batch in batches[:9] for _, response in batch}
@@ -52,7 +55,7 @@ def test_buckets_keep_every_example_and_bound_the_padding() -> None:
 
 
 def test_the_loss_counts_response_tokens_and_weighs_results() -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(CHAIN_SUMS.characters)
     model = build_model(tokenizer, seed=0)
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
@@ -80,10 +83,10 @@ def test_the_learning_rate_warms_up_holds_and_decays() -> None:
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(CHAIN_SUMS.characters)
     models = [build_model(tokenizer, seed) for seed in (1, 1, 2)]
     for model, seed in zip(models, (1, 1, 2), strict=True):
-        train(model, tokenizer, steps=3, seed=seed)
+        train(model, tokenizer, CHAIN_SUMS, steps=3, seed=seed)
     first, again, other = (model.lm_head.weight for model in models)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -118,20 +121,39 @@ def test_the_sampler_agrees_with_a_plain_forward_pass() -> None:
 def test_the_shipped_weights_are_a_mixture_with_something_to_learn() -> None:
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32)
-    check = check_policy(model, tokenizer, prompts=1024, seed=0)
+    check = check_policy(model, tokenizer, CHAIN_SUMS, prompts=1024, seed=0)
     assert 0.15 <= check.accuracy() <= 0.32
     assert 10 <= check.mean_tokens() <= 22
     assert check.share("direct") == pytest.approx(0.58, abs=0.08)
     assert check.share("other") <= 0.02
     assert check.accuracy("direct") <= 0.2
     assert check.accuracy("fine", range(3, 17)) >= 0.95
-    greedy = check_policy(model, tokenizer, prompts=1024, seed=0, greedy=True)
+    greedy = check_policy(model, tokenizer, CHAIN_SUMS, prompts=1024, seed=0, greedy=True)
     assert greedy.accuracy() <= 0.3
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) <= 4 * 2**20
 
 
 def test_the_shipped_model_holds_the_longest_problem() -> None:
     config = AutoModelForCausalLM.from_pretrained(SHIPPED).config
-    longest = max(len(prompt_row(i, 0).prompt) for i in range(1000))
+    longest = max(len(prompt_row(CHAIN_SUMS, i, 0).prompt) for i in range(1000))
     assert longest == 65
     assert config.max_position_embeddings >= longest + 240
+
+
+def test_the_shipped_tracking_policy_slips_in_every_fifth_step() -> None:
+    folder = MODELS / "tracking-cold"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    check = check_policy(model, tokenizer, TRACKING, prompts=512, seed=0)
+    steps = [
+        wrong
+        for answer in check.answers
+        for wrong in wrong_steps(str(answer.row.prompt), answer.text)
+    ]
+    assert 0.15 <= sum(steps) / len(steps) <= 0.25
+    assert 0.2 <= check.accuracy() <= 0.4
+    assert check.share("other") <= 0.03
+    # It knows better: the likeliest answer has hardly a wrong step.
+    greedy = check_policy(model, tokenizer, TRACKING, prompts=512, seed=0, greedy=True)
+    assert greedy.accuracy() >= 0.85
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 4 * 2**20
