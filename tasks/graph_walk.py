@@ -1,7 +1,7 @@
 """The procedural task of walks: find the goal of a small directed graph, one step at a time.
 
-In: an index and a seed. Out: prompts such as `cb;ba;bc;AB;cA;BA;#a=c`, walks that a supervised model
-is taught, and the score of a walk. All are pure functions of their arguments.
+In: an index and a seed. Out: prompts such as `;cb;AB;ba;cA;bc#a=c`, walks that a supervised model is
+taught, and the score of a walk. All are pure functions of their arguments.
 
 A prompt lists the edges in random order (`cb` leads from `c` to `b`), then the goal after `#` and
 the start after `=`. An answer is the nodes that follow the start, a character a step: `bcba`. It is
@@ -26,8 +26,8 @@ from typing import Literal
 
 from tasks.procedural import Phase, ProceduralTask
 
-FIRM = string.ascii_lowercase
-MARSH = string.ascii_uppercase[:20]
+FIRM = string.ascii_lowercase[:16]
+MARSH = string.ascii_uppercase[:8]
 FEWEST_NODES = 4
 MARSH_NODES = 6
 FATAL_SHARE = 0.3
@@ -39,7 +39,7 @@ LONGEST_LESSON = 239
 Ending = Literal["goal", "stuck", "short", "illegal"]
 Edge = tuple[str, str]
 
-_PROMPT = re.compile(r"((?:[a-zA-T]{2};)+)#([a-z])=([a-z])")
+_PROMPT = re.compile(r"((?:;[a-pA-H]{2})+)#([a-p])=([a-p])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ def _setback(rng: Random, nodes: list[str], i: int, onward: str) -> str:
 
 
 def write_prompt(graph: Graph) -> str:
-    """`cb;ba;bc;#a=c`: the edges, the goal, the start."""
-    edges = "".join(f"{node}{onward};" for node, onward in graph.edges)
+    """`;cb;AB;ba;cA;bc#a=c`: the edges, the goal, the start."""
+    edges = "".join(f";{node}{onward}" for node, onward in graph.edges)
     return f"{edges}#{graph.goal}={graph.start}"
 
 
@@ -94,7 +94,7 @@ def read_prompt(prompt: str) -> Graph:
     match = _PROMPT.fullmatch(prompt)
     if match is None:
         raise ValueError(f"not a graph to walk: {prompt!r}")
-    edges = tuple((pair[0], pair[1]) for pair in match[1].split(";")[:-1])
+    edges = tuple((pair[0], pair[1]) for pair in match[1].split(";")[1:])
     return Graph(edges, goal=match[2], start=match[3])
 
 

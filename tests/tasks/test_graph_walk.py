@@ -21,10 +21,12 @@ from tasks.graph_walk import (
 )
 from tasks.procedural import evaluation_rows, is_held_out, prompt_row
 
-PROMPT = "cb;ba;bc;AB;cA;BA;#a=c"
+PROMPT = ";cb;AB;ba;cA;bc#a=c"
 
 graphs = st.builds(
-    lambda seed, nodes: draw_graph(Random(seed), nodes), st.integers(0, 2**32), st.integers(1, GRAPH_WALK.most_terms)
+    lambda seed, nodes: draw_graph(Random(seed), nodes),
+    st.integers(0, 2**32),
+    st.integers(1, GRAPH_WALK.most_terms),
 )
 
 
@@ -32,7 +34,7 @@ def test_the_example() -> None:
     graph = read_prompt(PROMPT)
     assert graph.goal == "a"
     assert graph.start == "c"
-    assert graph.successors() == {"a": [], "b": ["a", "c"], "c": ["b", "A"], "A": ["B"], "B": ["A"]}
+    assert graph.successors() == {"a": [], "b": ["a", "c"], "c": ["b", "A"], "A": ["B"], "B": []}
     assert write_prompt(graph) == PROMPT
     assert shortest_walk(graph) == "ba"
 
@@ -42,7 +44,9 @@ def test_a_prompt_reads_back(graph: Graph) -> None:
     assert read_prompt(write_prompt(graph)) == graph
 
 
-@pytest.mark.parametrize("text", ["", "#a=c", "cb;#a=", "cb;ba#a=c", "c1;#a=c", "cb;#A=c", PROMPT + "b"])
+@pytest.mark.parametrize(
+    "text", ["", "#a=c", ";cb#a=", "cb;ba#a=c", ";c1#a=c", ";cb#A=c", PROMPT + "b"]
+)
 def test_other_texts_are_not_prompts(text: str) -> None:
     with pytest.raises(ValueError, match="not a graph"):
         read_prompt(text)
@@ -69,7 +73,9 @@ def test_every_node_has_two_ways_on_but_the_goal_and_one_of_marsh(graph: Graph) 
     assert graph.goal in ends
     assert len(ends) == 2
     assert {len(onward) for node, onward in leads.items() if node not in ends} == {2}
-    assert all(len(set(onward)) == len(onward) and node not in onward for node, onward in leads.items())
+    assert all(
+        len(set(onward)) == len(onward) and node not in onward for node, onward in leads.items()
+    )
     assert sum(onward.count(graph.goal) for onward in leads.values()) == 1
 
 
@@ -85,7 +91,7 @@ def test_a_sampled_walk_is_legal_and_ends_at_the_goal_or_stuck(graph: Graph, see
 
 
 def test_no_sampled_walk_is_longer_than_asked() -> None:
-    graph = draw_graph(Random(0), 20)
+    graph = draw_graph(Random(0), 16)
     assert max(len(sample_walk(graph, Random(i), max_steps=12)) for i in range(200)) == 12
 
 
@@ -97,7 +103,7 @@ def test_no_sampled_walk_is_longer_than_asked() -> None:
         ("", "short", 0.0),
         ("bcb", "short", 0.0),
         ("bcA", "short", 1 / 3),
-        ("AB", "short", 1.0),
+        ("AB", "stuck", 1.0),
         ("a", "illegal", 0.0),
         ("bab", "illegal", 0.0),
         ("ba#", "illegal", 0.0),
@@ -111,10 +117,6 @@ def test_the_ending_of_a_walk_decides_its_score(walk: str, ending: str, lost: fl
         "legal": float(ending != "illegal"),
         "lost": pytest.approx(lost),
     }
-
-
-def test_stuck_is_where_no_edge_leads_on() -> None:
-    assert ending_of(read_prompt("ab;bc;aA;bA;#c=a"), "bA") == "stuck"
 
 
 def test_a_score_without_a_graph_is_an_error() -> None:
