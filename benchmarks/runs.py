@@ -5,6 +5,7 @@ file, one finished run a row under its key, so that an interrupted study goes on
 """
 
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -15,14 +16,15 @@ from typing import Any
 
 from headrace.errors import RunFailedError
 from headrace.hardware import detect
+from storage.queries import metric_series
 
 Summary = dict[str, Any]
 
 
 def train(recipe: str, overrides: Sequence[str], *, root: Path, name: str) -> Summary:
-    """Run a recipe to its end; its `headrace show --json`. RunFailedError when it ended badly.
+    """Run a recipe to its end; its `headrace show --json` and, as `folder`, its run folder.
 
-    `name` must be new in `root`: the run is found by it.
+    `name` must be new in `root`: the run is found by it. RunFailedError when it ended badly.
     """
     root.mkdir(parents=True, exist_ok=True)
     log = root / f"{name}.log"
@@ -41,8 +43,21 @@ def train(recipe: str, overrides: Sequence[str], *, root: Path, name: str) -> Su
         capture_output=True,
         check=True,
     )
-    summary: Summary = json.loads(shown.stdout)
-    return summary
+    return {**json.loads(shown.stdout), "folder": str(root / run_id)}
+
+
+def series(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Metrics of a run: `update`, and a list for each name, None where it has no finite value."""
+    frame = metric_series(folder, names).pivot(index="x", columns="name", values="value")
+    columns = {str(name): frame[name] for name in frame.columns}
+    return {
+        "update": [int(x) for x in frame.index],
+        **{name: [_rounded(v) for v in column] for name, column in columns.items()},
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def machine() -> dict[str, Any]:

@@ -100,6 +100,9 @@ def _place_cpus(
         generators = tuple(tuple(config.generator.cpus) for _ in range(count))
     elif len(cores) == 1:
         generators = ((),) * count
+    elif config.schedule.mode != "streaming":
+        # Generators and learner take turns: each has the machine while the other waits.
+        generators = (cores,) * count
     else:
         own = max(1, min(count, len(cores) - 1))
         generators = tuple((cores[index % own],) for index in range(count))

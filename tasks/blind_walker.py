@@ -19,8 +19,8 @@ import argparse
 from pathlib import Path
 
 import torch
-from torch import nn
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from tasks.character_tokenizer import build_tokenizer
 from tasks.cold_start import build_model
@@ -65,7 +65,7 @@ def _write_embedding(model: LlamaForCausalLM) -> None:
     model.model.norm.weight[CONSTANT] = 0.0
 
 
-def _write_previous_token(attention: nn.Module) -> None:
+def _write_previous_token(attention: LlamaAttention) -> None:
     """First head: the score is highest one token back, whatever stands there."""
     angles = 10_000.0 ** (-torch.arange(12) / ROPE_PAIRS)
     query, key, value, output = _head(attention, 0)
@@ -76,7 +76,7 @@ def _write_previous_token(attention: nn.Module) -> None:
     output[PREVIOUS : PREVIOUS + CONSTANT, :CONSTANT] = 0.75 * torch.eye(CONSTANT)
 
 
-def _write_prompt_over(attention: nn.Module, equals: int) -> None:
+def _write_prompt_over(attention: LlamaAttention, equals: int) -> None:
     """Second head: attend to `=` where there is one, and raise the flag."""
     query, key, value, output = _head(attention, 1)
     query[ROPE_PAIRS - 1, CONSTANT] = 1.0
@@ -86,7 +86,7 @@ def _write_prompt_over(attention: nn.Module, equals: int) -> None:
 
 
 def _write_lookup(
-    attention: nn.Module, nodes: list[int], separators: list[int], end: int
+    attention: LlamaAttention, nodes: list[int], separators: list[int], end: int
 ) -> None:
     """First head: attend to where the previous token is the current node; to nodes of the prompt
     rather than to separators and to steps already taken. What is attended to is the next token; a
@@ -108,7 +108,7 @@ def _write_lookup(
 
 
 def _head(
-    attention: nn.Module, index: int
+    attention: LlamaAttention, index: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The query, key, value and output weights of one head, as views set to zero."""
     rows = slice(64 * index, 64 * (index + 1))

@@ -17,19 +17,19 @@ from __future__ import annotations
 
 import re
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
 from tasks.procedural import Phase, ProceduralTask
 
-LABELS = string.ascii_lowercase + string.ascii_uppercase[:20]
+LABELS = string.ascii_letters
 
 Style = Literal["direct", "jumps", "fine", "other"]
 
-_TERM = re.compile(r"([a-zA-T])([1-9])")
-_PROMPT = re.compile(r"(?:[a-zA-T][1-9])+=")
-_STEP = re.compile(r"((?:[a-zA-T]\d)+)\+\d=\d;")
+_TERM = re.compile(r"([a-zA-Z])([1-9])")
+_PROMPT = re.compile(r"(?:[a-zA-Z][1-9])+=")
+_STEP = re.compile(r"((?:[a-zA-Z]\d)+)\+\d=\d;")
 _ANSWER = re.compile(r"#(\d)$")
 
 
@@ -133,3 +133,14 @@ CHAIN_SUMS = ProceduralTask(
     teach=teach,
     style_of=style_of,
 )
+
+
+def taught_in(mixture: Mixture) -> ProceduralTask:
+    """The same task, its supervised model shown another mixture of styles."""
+
+    def teach_mixture(prompt: str, rng: Random, phase: Phase) -> str:
+        if phase == "skill":
+            return teach(prompt, rng, phase)
+        return sample_response(read_prompt(prompt), rng, mixture)
+
+    return replace(CHAIN_SUMS, teach=teach_mixture)

@@ -25,17 +25,38 @@ from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
+from tasks.chain_sums import MIXTURE, Mixture, taught_in
 from tasks.character_tokenizer import BOS, EOS, MAX_LENGTH, PAD, build_tokenizer
 from tasks.policy_check import check_policy, print_check
-from tasks.procedural import Phase, ProceduralTask, draw_prompt, prompt_row
+from tasks.procedural import (
+    Phase,
+    ProceduralTask,
+    Sizes,
+    draw_prompt,
+    prompt_row,
+)
 from tasks.source import PROCEDURAL_TASKS
 
 STEPS = 1400
-FIRST_PHASE = 0.48
 BATCH = 32
 LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 40
 IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """What the model is shown.
+
+    `first_phase` is a share of the steps. `long_shares` are the shares of each phase's examples
+    whose number of terms is uniform from 2 to the most there are; the others have 3 to 10 terms in
+    the first phase and follow `sizes` in the second.
+    """
+
+    task: ProceduralTask
+    sizes: Sizes
+    first_phase: float = 0.48
+    long_shares: tuple[float, float] = (0.25, 0.12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +98,26 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausal
     return model
 
 
-def training_texts(task: ProceduralTask, seed: int, steps: int) -> Iterator[list[tuple[str, str]]]:
+def training_texts(
+    curriculum: Curriculum, seed: int, steps: int
+) -> Iterator[list[tuple[str, str]]]:
     """`steps` batches of (prompt, response), none of the prompts held out."""
     rng = Random(f"cold-start/{seed}")
-    first = int(steps * FIRST_PHASE)
+    first = int(steps * curriculum.first_phase)
+    task, sizes = curriculum.task, curriculum.sizes
     for step in range(steps):
         phase: Phase = "skill" if step < first else "mixture"
+        long_share = curriculum.long_shares[step >= first]
         batch: list[tuple[str, str]] = []
         for i in range(BATCH):
-            long_share, short_terms = (0.25, rng.randint(3, 10)) if step < first else (0.12, 0)
+            short_terms = rng.randint(3, 10) if step < first else 0
             if rng.random() < long_share:
-                prompt = draw_prompt(task, rng, rng.randint(2, task.max_terms))
+                prompt = draw_prompt(task, rng, rng.randint(2, sizes.max_terms))
             elif short_terms:
-                prompt = draw_prompt(task, rng, short_terms)
+                prompt = draw_prompt(task, rng, min(short_terms, sizes.max_terms))
             else:
-                prompt = str(prompt_row(task, step * BATCH + i, seed).prompt)
+                row = prompt_row(task, step * BATCH + i, seed, sizes=sizes)
+                prompt = str(row.prompt)
             batch.append((prompt, task.teach(prompt, rng, phase)))
         yield batch
 
@@ -144,7 +170,7 @@ def learning_rate(step: int, steps: int) -> float:
 def train(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    task: ProceduralTask,
+    curriculum: Curriculum,
     *,
     steps: int,
     seed: int,
@@ -162,8 +188,8 @@ def train(
     )
     with Progress(*columns) as progress:
         bar = progress.add_task("cold start", total=steps)
-        for step, texts in enumerate(training_texts(task, seed, steps)):
-            weight = 4.0 if step < int(steps * FIRST_PHASE) else 2.0
+        for step, texts in enumerate(training_texts(curriculum, seed, steps)):
+            weight = 4.0 if step < int(steps * curriculum.first_phase) else 2.0
             examples = [
                 Example([*tokenizer.encode(prompt + response), tokenizer.eos_token_id], len(prompt))
                 for prompt, response in texts
@@ -192,15 +218,49 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="supervised steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eval-prompts", type=int, default=2048, help="held-out prompts; 0 skips")
+    parser.add_argument("--min-terms", type=int, help="fewest terms (default: the task's)")
+    parser.add_argument("--max-terms", type=int, help="most terms (default: the task's)")
+    parser.add_argument(
+        "--tail-exponent", type=float, help="of the number of terms (default: the task's)"
+    )
+    parser.add_argument(
+        "--mixture",
+        type=float,
+        nargs=2,
+        metavar=("DIRECT", "JUMPS"),
+        default=(MIXTURE.direct, MIXTURE.jumps),
+        help="chain_sums: shares of bare answers and of answers in jumps",
+    )
+    parser.add_argument(
+        "--first-phase",
+        type=float,
+        default=0.48,
+        help="share of the steps that show careful answers",
+    )
+    parser.add_argument(
+        "--long-shares",
+        type=float,
+        nargs=2,
+        default=(0.25, 0.12),
+        help="share of prompts of any length, in each phase",
+    )
     options = parser.parse_args(arguments)
     disable_progress_bar()
 
     torch.set_num_threads(1)
     began = time.monotonic()
     task = PROCEDURAL_TASKS[options.task]
+    if task.name == "chain_sums":
+        task = taught_in(Mixture(*options.mixture))
+    sizes = Sizes(
+        options.min_terms or task.min_terms,
+        options.max_terms or task.max_terms,
+        options.tail_exponent or task.tail_exponent,
+    )
+    curriculum = Curriculum(task, sizes, options.first_phase, tuple(options.long_shares))
     tokenizer = build_tokenizer(task.characters)
     model = build_model(tokenizer, options.seed)
-    train(model, tokenizer, task, steps=options.steps, seed=options.seed)
+    train(model, tokenizer, curriculum, steps=options.steps, seed=options.seed)
     seconds = time.monotonic() - began
     model.to(torch.bfloat16).save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
@@ -208,7 +268,13 @@ def main(arguments: list[str] | None = None) -> None:
     if options.eval_prompts:
         saved = LlamaForCausalLM.from_pretrained(options.out, dtype=torch.float32)
         check = check_policy(
-            saved, tokenizer, task, prompts=options.eval_prompts, seed=options.seed
+            saved,
+            tokenizer,
+            task,
+            prompts=options.eval_prompts,
+            seed=options.seed,
+            max_tokens=max(240, 7 * sizes.max_terms + 8),
+            sizes=sizes,
         )
         print_check(check, task)
 

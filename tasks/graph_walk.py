@@ -1,7 +1,7 @@
 """The procedural task of walks: find the goal of a small directed graph, one step at a time.
 
-In: an index and a seed. Out: prompts such as `;cb;AB;ba;cA;bc#a=c`, walks that a supervised model is
-taught, and the score of a walk. All are pure functions of their arguments.
+In: an index and a seed. Out: prompts such as `;cb;AB;ba;cA;bc#a=c`, walks that a supervised model
+is taught, and the score of a walk. All are pure functions of their arguments.
 
 A prompt lists the edges in random order (`cb` leads from `c` to `b`), then the goal after `#` and
 the start after `=`. An answer is the nodes that follow the start, a character a step: `bcba`. It is

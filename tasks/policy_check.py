@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tasks.procedural import ProceduralTask, evaluation_rows
+from tasks.procedural import ProceduralTask, Sizes, evaluation_rows
 from tasks.rows import Row
+
+TERMS = ((2, 2), (3, 3), (4, 4), (5, 6), (7, 10), (11, 16), (17, 19), (20, 32), (33, 45), (46, 52))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,12 @@ def check_policy(
     prompts: int,
     seed: int,
     max_tokens: int = 240,
+    sizes: Sizes | None = None,
     greedy: bool = False,
 ) -> PolicyCheck:
     """Answer `prompts` held-out prompts once each."""
     by_length: dict[int, list[Row]] = defaultdict(list)
-    for row in evaluation_rows(task, prompts):
+    for row in evaluation_rows(task, prompts, sizes=sizes):
         by_length[len(row.prompt)].append(row)
     generator = torch.Generator().manual_seed(seed)
     answers: list[Answer] = []
@@ -123,8 +126,10 @@ def print_check(check: PolicyCheck, task: ProceduralTask) -> None:
     for style in (*task.styles, "other"):
         if check.share(style):
             print(f"  {style:<7} share {check.share(style):.3f} right {check.accuracy(style):.3f}")
-    for low, high in ((3, 3), (4, 4), (5, 6), (7, 10), (11, 16), (17, 19), (20, task.max_terms)):
+    for low, high in TERMS:
         terms = range(low, high + 1)
+        if not any(answer.row.info["terms"] in terms for answer in check.answers):
+            continue
         print(
             f"  {low:>2}-{high:<2} terms: right {check.accuracy(terms=terms):.3f}, "
             f"{careful} {check.accuracy(careful, terms):.3f}, "

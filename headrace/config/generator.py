@@ -56,4 +56,4 @@ class GeneratorConfig(StrictModel):
     mix versions), or prefill every live prefix again with the new weights."""
 
     cpus: list[int] | None = None
-    """Cores of a generator on a CPU machine. None: the first core when there is no GPU."""
+    """Cores of a generator on a CPU machine. None: one of its own in streaming, all in lockstep."""

@@ -49,12 +49,12 @@ def test_two_cores_streaming(make_config: Make) -> None:
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "windowed"])
-def test_in_lockstep_the_learner_has_all_cores(make_config: Make, mode: str) -> None:
+def test_in_lockstep_both_sides_have_all_cores(make_config: Make, mode: str) -> None:
     config = make_config(f"schedule.mode={mode}")
     specs = plan(config, machine(2))
     assert specs["learner-0"].cpus == (0, 1)
     assert specs["learner-0"].env["OMP_NUM_THREADS"] == "2"
-    assert specs["generator-0"].cpus == (0,)
+    assert specs["generator-0"].cpus == (0, 1)
     one = plan(make_config(f"schedule.mode={mode}", "learner.lockstep_threads=1"), machine(2))
     assert one["learner-0"].env["OMP_NUM_THREADS"] == "1"
 

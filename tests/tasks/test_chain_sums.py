@@ -66,6 +66,7 @@ def test_every_written_answer_is_correct_and_its_style_recognised(
 
 def test_the_longest_careful_answer_fits_the_response_limit() -> None:
     assert len(write_fine([9] * 32)) + 1 == 227
+    assert len(write_fine([9] * CHAIN_SUMS.most_terms)) + 1 == 367
 
 
 @pytest.mark.parametrize("text", ["", "5", "#", "#5;", "a3+0=3;b5#5", "#5#", "a3+0;#5"])

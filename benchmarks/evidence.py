@@ -1,0 +1,259 @@
+"""Tables and plots of `docs/evidence.md` from the rows in `benchmarks/results`.
+
+In: the rows of all studies. Out: the parts of the page between `<!-- table NAME -->` and
+`<!-- end -->`, and one SVG a plot. Nothing is run. `--check` writes nothing and fails when the page
+is not what the rows say.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from benchmarks import dapo_parts, egae, staleness, tppo_vs_ppo, vapo_parts, vcppo
+from benchmarks.plots import (
+    STYLE,
+    accuracy_over_seconds,
+    accuracy_over_updates,
+    against,
+    by_arm,
+    curves,
+    dots,
+    length_over_updates,
+    metric_over_updates,
+    save,
+)
+from benchmarks.runs import Rows
+from benchmarks.study import Row, Study, key, table
+from benchmarks.tppo_vs_ppo import text
+from headrace.launch import ROOT
+
+PAGE = ROOT / "docs" / "evidence.md"
+IMAGES = ROOT / "docs" / "images" / "evidence"
+STUDIES = (vapo_parts.STUDY, vcppo.STUDY, egae.STUDY, staleness.STUDY, dapo_parts.STUDY)
+PART = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Arms = dict[str, list[Row]]
+
+
+def rows_of(study: Study) -> Arms:
+    """The rows that the study's arms, as they are now, have, arm by arm."""
+    found = Rows(study.rows_path).rows
+    wanted = [(arm, seed) for arm in study.arms for seed in range(study.seeds)]
+    return by_arm([found[key(arm, seed)] for arm, seed in wanted if key(arm, seed) in found])
+
+
+def study_table(study: Study) -> str:
+    """Markdown: one line an arm, medians with least and largest."""
+    plan = [(arm, seed) for arm in study.arms for seed in range(study.seeds)]
+    lines = [
+        "| arm | seeds | final accuracy | mean accuracy | final length | tokens generated |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {line['arm']} | {line['seeds']} | {text(line['final'], '.3f')} "
+        f"| {text(line['mean'], '.3f')} | {text(line['final_length'], '.0f')} "
+        f"| {text(line['generated'], ',.0f')} |"
+        for line in table(plan, Rows(study.rows_path))
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def race_table(result: Mapping[str, Any]) -> str:
+    """Markdown of `tppo-vs-ppo`: settings by arms."""
+    lines = [
+        "| setting | arm | seeds | seconds to target | tokens to target | PPO's seconds over its "
+        "own | final accuracy | longest over mean | idle generator, learner | tokens trained a "
+        "second |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, setting in result["settings"].items():
+        for mode, arm in setting["arms"].items():
+            idle = arm["idle_share"]
+            crossed = arm["seeds"] - arm["never_crossed"]
+            lines.append(
+                f"| {name}, target {setting['target']:.3f} | {mode} "
+                f"| {arm['seeds']}{'' if not arm['never_crossed'] else f' ({crossed} crossed)'} "
+                f"| {text(arm['seconds'], '.1f')} | {text(arm['tokens'], ',.0f')} "
+                f"| {text(arm['ratio'], '.2f')} | {text(arm['final'], '.3f')} "
+                f"| {text(arm['tail'], '.1f')} | {idle['generator']:.2f}, {idle['learner']:.2f} "
+                f"| {text(arm['trained_tokens_per_s'], ',.0f')} |"
+            )
+    if result["ratio"]:
+        lines += [
+            "",
+            f"In `main`, streaming T-PPO is {text(result['ratio'], '.2f')} times as fast as PPO; "
+            f"the ceiling is {text(result['ceiling'], '.2f')}, of which it has "
+            f"{text(result['of_ceiling'], '.2f')}.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def tables() -> dict[str, str]:
+    """Every part of the page that is made, by name."""
+    race = tppo_vs_ppo.summarise(Rows(tppo_vs_ppo.STUDY.rows_path).rows)
+    return {
+        tppo_vs_ppo.STUDY.name: race_table(race),
+        **{study.name: study_table(study) for study in STUDIES},
+    }
+
+
+def page(old: str) -> str:
+    """The page with its made parts as the rows say. KeyError for a part of an unknown name."""
+    parts = tables()
+    return PART.sub(lambda match: match[1] + parts[match[2]] + match[3], old)
+
+
+def pick(arms: Arms, *names: str) -> Arms:
+    """Those of the arms that have rows."""
+    return {name: arms[name] for name in names if name in arms}
+
+
+def draw_race(path: Path) -> None:
+    found = Rows(tppo_vs_ppo.STUDY.rows_path).rows
+    arms = {
+        mode: [
+            found[k] for seed in range(20) if (k := key(tppo_vs_ppo.MAIN.arm(mode), seed)) in found
+        ]
+        for mode in tppo_vs_ppo.ARMS
+    }
+    figure, axes = plt.subplots(figsize=(6.4, 3.6))
+    curves(axes, {mode: rows for mode, rows in arms.items() if rows}, accuracy_over_seconds)
+    axes.set(xlabel="seconds of training", ylabel="held-out accuracy")
+    save(figure, path)
+
+
+def draw_speedups(path: Path) -> None:
+    """Speed-up against batch and against tail."""
+    settings = tppo_vs_ppo.summarise(Rows(tppo_vs_ppo.STUDY.rows_path).rows)["settings"]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.2), sharey=True)
+    for axes, prefix in ((left, "batch"), (right, "tail")):
+        points = sorted(
+            (
+                one["batch"] if prefix == "batch" else one["arms"]["synchronous"]["tail"]["median"],
+                one["ratio"],
+            )
+            for name, one in settings.items()
+            if (name == "main" or name.startswith(prefix)) and one["ratio"]
+        )
+        if points:
+            xs = [x for x, _ in points]
+            ratios = [[r["min"], r["median"], r["max"]] for _, r in points]
+            against(axes, xs, ratios, label="streaming T-PPO over PPO", index=0)
+        axes.axhline(1.0, color="black", linewidth=0.8)
+    left.set(xlabel="trajectories in an update", ylabel="speed-up to the target", xscale="log")
+    right.set(xlabel="longest over mean response")
+    save(figure, path)
+
+
+def draw_vapo(path: Path) -> None:
+    _dots(rows_of(vapo_parts.STUDY), path)
+
+
+def draw_vcppo(path: Path) -> None:
+    arms = rows_of(vcppo.STUDY)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.4))
+    cures = pick(arms, *(arm.name for arm in vcppo.CURES))
+    curves(left, cures, length_over_updates)
+    left.set(xlabel="updates of the policy", ylabel="mean response length, tokens")
+    curves(right, cures, accuracy_over_updates)
+    right.set(xlabel="updates of the policy", ylabel="held-out accuracy")
+    save(figure, path)
+
+
+def draw_vcppo_sweeps(path: Path) -> None:
+    arms = rows_of(vcppo.STUDY)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
+    lambdas = {0.90: "lambda 0.90", 0.95: "vcppo", 0.98: "lambda 0.98", 0.99: "lambda 0.99",
+               1.0: "lambda 1.00"}  # fmt: skip
+    steps = {0: "ppo, decoupled", 2: "pretraining 2", 4: "pretraining 4", 8: "vcppo",
+             24: "pretraining 24", 48: "pretraining 48"}  # fmt: skip
+    for axes, sweep, label in ((left, lambdas, "lambda"), (right, steps, "pretraining updates")):
+        _sweep(axes, arms, sweep, "mean", index=0, label="mean accuracy")
+        _sweep(axes, arms, sweep, "final", index=1, label="final accuracy")
+        axes.set(xlabel=label)
+    save(figure, path)
+
+
+def draw_egae(path: Path) -> None:
+    _dots(rows_of(egae.STUDY), path)
+
+
+def draw_staleness(path: Path) -> None:
+    arms = rows_of(staleness.STUDY)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
+    for index, ratio in enumerate(staleness.RATIOS):
+        sweep = {float(b): f"staleness {b}, {ratio}" for b in (0, 1, 2, 4, 8)}
+        _sweep(left, arms, sweep, "mean", index=index, label=ratio)
+        _sweep(right, arms, sweep, "final", index=index, label=ratio)
+    left.set(xlabel="bound on staleness, updates", ylabel="mean accuracy")
+    right.set(xlabel="bound on staleness, updates", ylabel="final accuracy")
+    save(figure, path)
+
+
+def draw_dapo(path: Path) -> None:
+    arms = rows_of(dapo_parts.STUDY)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.8, 3.4))
+    chosen = pick(arms, "dapo", "without clip-higher", "without dynamic sampling", "grpo")
+    curves(left, chosen, metric_over_updates("actor/entropy"))
+    left.set(xlabel="updates of the policy", ylabel="entropy, nats")
+    dots(right, arms, "mean")
+    right.set(xlabel="mean accuracy")
+    save(figure, path)
+
+
+def _dots(arms: Arms, path: Path) -> None:
+    height = 0.9 + 0.27 * len(arms)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, height), sharey=True)
+    dots(left, arms, "mean")
+    dots(right, arms, "final")
+    left.set(xlabel="mean accuracy over the run")
+    right.set(xlabel="final accuracy")
+    right.invert_yaxis()
+    save(figure, path)
+
+
+def _sweep(
+    axes: Any, arms: Arms, sweep: Mapping[float, str], figure: str, *, index: int, label: str
+) -> None:
+    points = [(x, [row[figure] for row in arms[name]]) for x, name in sweep.items() if name in arms]
+    if points:
+        xs, values = zip(*points, strict=True)
+        against(axes, xs, values, label=label, index=index)
+
+
+PLOTS: dict[str, Callable[[Path], None]] = {
+    "tppo-vs-ppo": draw_race,
+    "speed-ups": draw_speedups,
+    "vapo-parts": draw_vapo,
+    "vcppo": draw_vcppo,
+    "vcppo-sweeps": draw_vcppo_sweeps,
+    "egae": draw_egae,
+    "staleness": draw_staleness,
+    "dapo-parts": draw_dapo,
+}
+
+
+def main(argv: list[str]) -> int:
+    """Write the page's parts and the plots, or check the page."""
+    parser = argparse.ArgumentParser(prog="headrace bench evidence", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, compare the page")
+    options = parser.parse_args(argv)
+    old = PAGE.read_text(encoding="utf-8")
+    new = page(old)
+    if options.check:
+        if new != old:
+            print(
+                f"{PAGE.relative_to(ROOT)} is not what the rows say; run headrace bench evidence",
+                file=sys.stderr,
+            )
+        return int(new != old)
+    PAGE.write_text(new, encoding="utf-8")
+    with plt.rc_context(STYLE):
+        for name, draw in PLOTS.items():
+            draw(IMAGES / f"{name}.svg")
+            print(f"wrote {(IMAGES / name).relative_to(ROOT)}.svg")
+    return 0

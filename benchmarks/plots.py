@@ -1,0 +1,108 @@
+"""Plots of studies: rows in, SVG files out. The same rows give the same file.
+
+Every plot shows the single seeds: thin lines or small dots, the median over them thick or large.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+Row = Mapping[str, Any]
+Points = list[tuple[float, float]]
+
+matplotlib.use("Agg")
+COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#7a6a53", "#cb912f", "#555555")
+STYLE = {
+    "svg.hashsalt": "headrace",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+def by_arm(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of each arm, in the order the arms come."""
+    arms: dict[str, list[Row]] = {}
+    for row in rows:
+        arms.setdefault(row["arm"], []).append(row)
+    return arms
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write and close a figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    plt.close(figure)
+
+
+def accuracy_over_updates(row: Row) -> Points:
+    """(updates of the policy, held-out accuracy)."""
+    return [(version, accuracy) for version, _, accuracy, _ in row["evaluations"]]
+
+
+def accuracy_over_seconds(row: Row) -> Points:
+    """(seconds of training, held-out accuracy)."""
+    return [(seconds, accuracy) for _, seconds, accuracy, _ in row["evaluations"]]
+
+
+def length_over_updates(row: Row) -> Points:
+    """(updates of the policy, mean response length on held-out prompts)."""
+    return [(version, length) for version, _, _, length in row["evaluations"]]
+
+
+def metric_over_updates(name: str) -> Callable[[Row], Points]:
+    """(updates of the policy, the metric) for a metric that rows keep."""
+
+    def points(row: Row) -> Points:
+        series = row["series"]
+        warm_up = row["updates"] - row["evaluations"][-1][0]
+        pairs = zip(series["update"], series.get(name, ()), strict=False)
+        return [(u - warm_up, v) for u, v in pairs if v is not None and u > warm_up]
+
+    return points
+
+
+def curves(axes: Axes, arms: Mapping[str, Sequence[Row]], points: Callable[[Row], Points]) -> None:
+    """A colour an arm: its seeds thin, the median at each position that all seeds have thick."""
+    for colour, (name, rows) in zip(COLOURS * 4, arms.items(), strict=False):
+        lines = [points(row) for row in rows]
+        for line in lines:
+            axes.plot(*zip(*line, strict=True), color=colour, alpha=0.25, linewidth=0.8)
+        count = min(len(line) for line in lines)
+        median = [
+            tuple(statistics.median(line[i][axis] for line in lines) for axis in (0, 1))
+            for i in range(count)
+        ]
+        axes.plot(*zip(*median, strict=True), color=colour, linewidth=2, label=name)
+    axes.legend()
+
+
+def dots(axes: Axes, arms: Mapping[str, Sequence[Row]], figure: str) -> None:
+    """One line an arm: a dot a seed, a bar at the median."""
+    names = list(arms)
+    for place, name in enumerate(names):
+        values = [row[figure] for row in arms[name]]
+        axes.plot(values, [place] * len(values), "o", color=COLOURS[0], alpha=0.45, markersize=4)
+        axes.plot([statistics.median(values)], [place], "|", color="black", markersize=13)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+
+
+def against(
+    axes: Axes, xs: Sequence[float], values: Sequence[Sequence[float]], *, label: str, index: int
+) -> None:
+    """A sweep: the seeds at each x as dots, their medians joined."""
+    colour = COLOURS[index]
+    for x, seeds in zip(xs, values, strict=True):
+        axes.plot([x] * len(seeds), seeds, "o", color=colour, alpha=0.35, markersize=4)
+    axes.plot(xs, [statistics.median(seeds) for seeds in values], color=colour, label=label)
+    axes.legend()

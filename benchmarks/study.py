@@ -1,0 +1,322 @@
+"""A study: arms (a recipe with settings) by seeds, each run a row, and the table they make.
+
+In: a `Study` and the command line. Out: rows in a JSONL file (a run that is there already is not
+run again, unless what it would do has changed), one line a finished run, a table, and with `--json`
+the table as one object. Runs are `headrace train` in processes of their own; `--jobs` of them go at
+a time, each on its share of the cores. Seeds are the outer loop, so that an interrupted study holds
+all arms at the first seeds.
+
+Figures of a run: `final`, the mean accuracy of its last two evaluations; `mean`, the area under
+accuracy against the policy's updates, which tells a fast learner from a slow one where both arrive.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import queue
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Remaining
+from rich.table import Table
+
+from benchmarks.runs import Rows, Summary, series, train
+from headrace.errors import RunFailedError
+from headrace.hardware import detect
+from headrace.launch import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+Row = dict[str, Any]
+
+SERIES = (
+    "reward/mean",
+    "rollout/finished_length",
+    "actor/entropy",
+    "actor/pg_clipfrac_upper",
+    "actor/ppo_kl",
+    "critic/vf_explained_var",
+    "staleness/mean",
+    "rollout/ess",
+    "ledger/generated",
+)
+"""Metrics that a row keeps, update by update."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to train: `recipe` (relative to the source tree) with `overrides`."""
+
+    name: str
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    seeds: int | None = None
+    """How many seeds this arm gets where it is fewer than the study's."""
+
+    def digest(self) -> str:
+        """Changes when the recipe's file or an override does."""
+        text = (ROOT / self.recipe).read_text(encoding="utf-8")
+        return hashlib.sha256("\n".join((text, *self.overrides)).encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """What `headrace bench NAME` runs."""
+
+    name: str
+    arms: tuple[Arm, ...]
+    seeds: int
+    reduced_arms: tuple[str, ...]
+    reduced_seeds: int
+
+    def plan(self, *, reduced: bool) -> list[tuple[Arm, int]]:
+        """(arm, seed) in the order they are run."""
+        arms = [arm for arm in self.arms if not reduced or arm.name in self.reduced_arms]
+        seeds = self.reduced_seeds if reduced else self.seeds
+        return [(arm, s) for s in range(seeds) for arm in arms if s < (arm.seeds or seeds)]
+
+    @property
+    def rows_path(self) -> Path:
+        """Where the rows are checked in."""
+        return RESULTS / f"{self.name.replace('-', '_')}.jsonl"
+
+
+def key(arm: Arm, seed: int) -> str:
+    """The key of a run's row."""
+    return f"{arm.name}/{seed}/{arm.digest()}"
+
+
+def parse(study: Study, description: str | None, argv: Sequence[str]) -> argparse.Namespace:
+    """The options that all studies have."""
+    parser = argparse.ArgumentParser(
+        prog=f"headrace bench {study.name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--reduced", action="store_true", help="fewer arms and seeds")
+    parser.add_argument("--seeds", type=int, help="seeds of each arm, instead of the study's")
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="these arms only")
+    parser.add_argument("--list", action="store_true", help="what would be run, and stop")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=len(detect().cores),
+        help="runs at a time, each on its share of the cores (default: one a core)",
+    )
+    parser.add_argument(
+        "--rows", type=Path, default=study.rows_path, help="JSONL file of runs, gone on with"
+    )
+    parser.add_argument("--keep", type=Path, help="keep the run folders here")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    return parser.parse_args(argv)
+
+
+def main_of(study: Study, description: str | None, argv: Sequence[str]) -> int:
+    """Run what is missing of `study` and print its table; 1 when runs failed."""
+    options = parse(study, description, argv)
+    plan = study.plan(reduced=options.reduced)
+    if options.seeds is not None:
+        plan = [(a, s) for s in range(options.seeds) for a, first in plan if first == 0]
+    if options.arms:
+        plan = [(arm, seed) for arm, seed in plan if arm.name in options.arms]
+    rows = Rows(options.rows)
+    missing = [(arm, seed) for arm, seed in plan if key(arm, seed) not in rows.rows]
+    if options.list:
+        for arm, seed in plan:
+            state = "missing" if (arm, seed) in missing else "there"
+            print(f"{state:<8} seed {seed}  {arm.name}: {arm.recipe} {' '.join(arm.overrides)}")
+        return 0
+    failed = run_all(study, missing, rows, jobs=options.jobs, keep=options.keep)
+    result = {"name": study.name, "arms": table(plan, rows)}
+    show(study, result["arms"])
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(result))
+    return 1 if failed else 0
+
+
+def run_all(
+    study: Study,
+    missing: list[tuple[Arm, int]],
+    rows: Rows,
+    *,
+    jobs: int,
+    keep: Path | None = None,
+) -> list[str]:
+    """Run each (arm, seed), `jobs` at a time; the failures in words."""
+    failed: list[str] = []
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        Remaining(),
+    )
+    shares: queue.Queue[set[int]] = queue.Queue()
+    for share in core_shares(detect().cores, jobs):
+        shares.put(share)
+    console = Console(stderr=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-study-") as scratch,
+        ThreadPoolExecutor(jobs) as pool,
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+    ):
+        bar = progress.add_task(study.name, total=len(missing))
+        root = keep or Path(scratch)
+        running: dict[Future[Row], tuple[Arm, int]] = {
+            pool.submit(_run_on_share, arm, seed, root, shares, keep is None): (arm, seed)
+            for arm, seed in missing
+        }
+        try:
+            while running:
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    arm, seed = running.pop(future)
+                    progress.advance(bar)
+                    try:
+                        row = rows.add(key(arm, seed), {"study": study.name, **future.result()})
+                        print(_line(row), flush=True)
+                    except RunFailedError as error:
+                        failed.append(f"{arm.name} seed {seed}: {error}")
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return failed
+
+
+def core_shares(cores: Sequence[int], jobs: int) -> list[set[int]]:
+    """The cores split over `jobs` runs, as evenly as they go; shared where there are too few."""
+    if jobs >= len(cores):
+        return [{cores[i % len(cores)]} for i in range(jobs)]
+    return [set(cores[i::jobs]) for i in range(jobs)]
+
+
+def _run_on_share(
+    arm: Arm, seed: int, root: Path, shares: "queue.Queue[set[int]]", remove: bool
+) -> Row:
+    share = shares.get()
+    try:
+        # The affinity of a thread is what the processes it starts inherit.
+        os.sched_setaffinity(0, share)
+        return run_arm(arm, seed, root, remove=remove)
+    finally:
+        shares.put(share)
+
+
+def run_arm(arm: Arm, seed: int, root: Path, *, remove: bool = True) -> Row:
+    """One run to its end, as a row. RunFailedError when it ended badly."""
+    name = f"{''.join(c if c.isalnum() else '-' for c in arm.name)}-{seed}"
+    recipe = str(ROOT / arm.recipe)
+    summary = train(recipe, [f"seed={seed}", *arm.overrides], root=root, name=name)
+    folder = Path(summary["folder"])
+    row = {
+        "arm": arm.name,
+        "seed": seed,
+        "recipe": arm.recipe,
+        "overrides": list(arm.overrides),
+        **figures(summary),
+        "series": series(folder, SERIES),
+    }
+    if remove:
+        shutil.rmtree(folder)
+    return row
+
+
+def figures(summary: Summary) -> Row:
+    """What a row keeps of a run's summary."""
+    evaluations = sorted(summary["evaluations"], key=lambda e: (e["update"], e["label"] == "after"))
+    # Value pretraining repeats version 0, the evaluation after the end the one at the last update.
+    by_version = {e["version"]: e for e in evaluations}
+    points = [by_version[version] for version in sorted(by_version)]
+    return {
+        "updates": summary["updates"],
+        "skipped_updates": summary["skipped_updates"],
+        "train_time_s": round(summary["train_time_s"], 2),
+        "tokens": {k: v for k, v in summary["tokens"].items() if k != "dropped"},
+        "dropped": summary["tokens"]["dropped"],
+        "staleness": summary["staleness"],
+        "idle_share": summary["idle_share"],
+        "final": statistics.fmean(e["accuracy"] for e in points[-2:]),
+        "mean": area(points),
+        "final_length": points[-1]["response_length"],
+        "max_length": points[-1]["max_response_length"],
+        "evaluations": [
+            [
+                e["version"],
+                round(e["train_time_s"], 2),
+                round(e["accuracy"], 4),
+                round(e["response_length"], 1),
+            ]
+            for e in points
+        ],
+    }
+
+
+def area(points: Sequence[Summary]) -> float:
+    """Mean accuracy over the policy's updates, linear between evaluations."""
+    total = 0.0
+    for left, right in pairwise(points):
+        total += (right["version"] - left["version"]) * (left["accuracy"] + right["accuracy"]) / 2
+    span = points[-1]["version"] - points[0]["version"]
+    return total / span if span else float(points[-1]["accuracy"])
+
+
+def table(plan: Iterable[tuple[Arm, int]], rows: Rows) -> list[Row]:
+    """One line an arm over the seeds that are there."""
+    by_arm: dict[str, list[Row]] = {}
+    for arm, seed in plan:
+        if row := rows.rows.get(key(arm, seed)):
+            by_arm.setdefault(arm.name, []).append(row)
+    return [
+        {
+            "arm": name,
+            "seeds": len(found),
+            **{figure: spread([row[figure] for row in found]) for figure in ("final", "mean")},
+            "final_length": spread([row["final_length"] for row in found]),
+            "generated": spread([row["tokens"]["generated"] for row in found]),
+        }
+        for name, found in by_arm.items()
+    ]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and largest."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def show(study: Study, lines: list[Row]) -> None:
+    """The table on the terminal."""
+    shown = Table(title=study.name, title_justify="left")
+    for column in ("arm", "seeds", "final accuracy", "mean accuracy", "length", "tokens generated"):
+        shown.add_column(column, no_wrap=True)
+    for line in lines:
+        shown.add_row(
+            line["arm"],
+            str(line["seeds"]),
+            _spread_text(line["final"], ".3f"),
+            _spread_text(line["mean"], ".3f"),
+            _spread_text(line["final_length"], ".0f"),
+            _spread_text(line["generated"], ",.0f"),
+        )
+    Console(width=None if sys.stdout.isatty() else 160).print(shown)
+
+
+def _spread_text(values: dict[str, float], form: str) -> str:
+    median, least, most = (format(values[k], form) for k in ("median", "min", "max"))
+    return median if least == most else f"{median} ({least} to {most})"
+
+
+def _line(row: Row) -> str:
+    curve = " ".join(f"{accuracy:.2f}@{version}" for version, _, accuracy, _ in row["evaluations"])
+    return f"{row['arm']} seed {row['seed']}: {curve}; {row['final_length']:.0f} tokens"

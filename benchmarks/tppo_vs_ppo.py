@@ -1,0 +1,278 @@
+"""T-PPO against PPO (study 1): wall clock and generated tokens to the same held-out accuracy.
+
+Four arms on the same cores, one run at a time, seed by seed in turn:
+
+- synchronous  PPO: generate whole responses, train on all cores while the generator is idle, repeat
+- windowed     T-PPO in lockstep: at most one window of each response between two updates
+- streaming    T-PPO: generators never wait for the learner but for the staleness bound
+- whole        streaming without training on partial responses
+
+The algorithm's slots are the same in all of them (`recipes/long-tail.toml`), and so is the number
+of tokens that the policy trains on. The clock is that of training: start-up and evaluations are
+apart. The target is 0.95 of the median accuracy that PPO ends with; a run crosses at the first of
+two successive evaluations at or above it. `ratio` is PPO's seconds over streaming's. `ceiling` is
+the ratio that would hold if in the streaming run the busier of generator and learner had never
+waited.
+
+Settings: `main` has a tail (longest over mean response) of 8 or more. The others, `batch N` and
+`tail N`, change one thing of it and are run with PPO and streaming only.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.runs import Rows
+from benchmarks.study import Arm, Row, Study, key, run_all, spread
+
+RECIPE = "recipes/long-tail.toml"
+SHARE_OF_FINAL = 0.95
+SUCCESSIVE = 2
+WINDOWS = 3
+ARMS = ("synchronous", "windowed", "streaming", "whole")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One place on the curve: batch, and the law of the lengths."""
+
+    name: str
+    batch: int = 64
+    min_terms: int = 2
+    max_terms: int = 52
+    tail_exponent: float = 1.3
+    tokens: int = 160_000
+    """Tokens that the policy trains on."""
+
+    def overrides(self) -> tuple[str, ...]:
+        """What the setting changes of the recipe."""
+        # Seven characters a term, the answer, the end; three windows, as in the paper (24k, 8k).
+        window = -(-(7 * self.max_terms + 3) // WINDOWS)
+        return (
+            f"schedule.window={window}",
+            f"schedule.batch_windows={self.batch}",
+            f"generator.max_num_seqs={2 * self.batch}",
+            f"task.min_terms={self.min_terms}",
+            f"task.max_terms={self.max_terms}",
+            f"task.tail_exponent={self.tail_exponent}",
+            f"task.max_response_length={window * WINDOWS}",
+            f"stop.tokens={self.tokens}",
+        )
+
+    def arm(self, mode: str) -> Arm:
+        """The arm `mode` in this setting."""
+        # An update of windows holds fewer tokens than one of responses: as many evaluations a token
+        every = max(1, 256 // self.batch)
+        schedule = {
+            "synchronous": ("schedule.mode=synchronous", f"evaluation.every_updates={every}"),
+            "windowed": ("schedule.mode=windowed", f"evaluation.every_updates={every}"),
+            "streaming": ("schedule.mode=streaming", f"evaluation.every_updates={every}"),
+            "whole": (
+                "schedule.mode=streaming",
+                "schedule.unit=trajectory",
+                "schedule.window=null",
+                f"evaluation.every_updates={every}",
+            ),
+        }
+        return Arm(f"{self.name}/{mode}", RECIPE, (*self.overrides(), *schedule[mode]))
+
+
+MAIN = Setting("main")
+CURVE = (
+    *(replace(MAIN, name=f"batch {batch}", batch=batch) for batch in (32, 128, 256)),
+    replace(MAIN, name="tail 3", min_terms=4, max_terms=18, tail_exponent=2.5),
+    replace(MAIN, name="tail 5", min_terms=3, max_terms=32, tail_exponent=1.8),
+    replace(MAIN, name="tail 13", min_terms=2, max_terms=52, tail_exponent=2.0),
+)
+STUDY = Study(
+    "tppo-vs-ppo",
+    arms=(
+        *(MAIN.arm(mode) for mode in ARMS),
+        *(s.arm(mode) for s in CURVE for mode in ("synchronous", "streaming")),
+    ),
+    seeds=5,
+    reduced_arms=tuple(MAIN.arm(mode).name for mode in ARMS),
+    reduced_seeds=3,
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run what is missing, print a table, write the result."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench tppo-vs-ppo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--reduced", action="store_true", help="`main` only, three seeds")
+    parser.add_argument("--seeds", type=int, help="seeds of each arm, instead of the study's")
+    parser.add_argument("--curve-seeds", type=int, default=3, help="seeds of the other settings")
+    parser.add_argument("--list", action="store_true", help="what would be run, and stop")
+    parser.add_argument(
+        "--rows", type=Path, default=STUDY.rows_path, help="JSONL file of runs, gone on with"
+    )
+    parser.add_argument("--keep", type=Path, help="keep the run folders here")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args(argv)
+    seeds = options.seeds or (STUDY.reduced_seeds if options.reduced else STUDY.seeds)
+    plan = [
+        (arm, seed)
+        for arm, seed in replace(STUDY, seeds=seeds, reduced_seeds=seeds).plan(
+            reduced=options.reduced
+        )
+        if arm.name.startswith("main/") or seed < options.curve_seeds
+    ]
+    rows = Rows(options.rows)
+    missing = [(arm, seed) for arm, seed in plan if key(arm, seed) not in rows.rows]
+    if options.list:
+        for arm, seed in plan:
+            print(f"{'missing' if (arm, seed) in missing else 'there':<8} {arm.name} seed {seed}")
+        return 0
+    failed = run_all(STUDY, missing, rows, jobs=1, keep=options.keep)
+    result = summarise(rows.rows)
+    show(result)
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(result))
+    return 1 if failed else 0
+
+
+def summarise(rows: Mapping[str, Row]) -> dict[str, Any]:
+    """The result: each setting with its arms, and the ratios of `main` at the top."""
+    settings = {}
+    for setting in (MAIN, *CURVE):
+        by_mode = {mode: _rows_of(setting.arm(mode), rows) for mode in ARMS}
+        if by_mode["synchronous"] and by_mode["streaming"]:
+            settings[setting.name] = compare(by_mode) | {"batch": setting.batch}
+    top = settings.get("main", {})
+    return {
+        "name": STUDY.name,
+        **{name: top.get(name) for name in ("ratio", "ceiling", "of_ceiling", "target")},
+        "settings": settings,
+    }
+
+
+def _rows_of(arm: Arm, rows: Mapping[str, Row]) -> dict[int, Row]:
+    found = (rows.get(key(arm, seed)) for seed in range(100))
+    return {row["seed"]: row for row in found if row}
+
+
+def compare(by_mode: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
+    """Crossings of all arms at PPO's target; ratios by seed of PPO to each of the others."""
+    reference = by_mode["synchronous"]
+    target = SHARE_OF_FINAL * statistics.median(row["final"] for row in reference.values())
+    crossings = {
+        mode: {seed: crossing(row, target) for seed, row in found.items()}
+        for mode, found in by_mode.items()
+        if found
+    }
+    arms: dict[str, Any] = {}
+    for mode, crossed in crossings.items():
+        seconds = {seed: c["seconds"] for seed, c in crossed.items() if c}
+        base = {seed: c["seconds"] for seed, c in crossings["synchronous"].items() if c}
+        ratios = [base[seed] / seconds[seed] for seed in seconds if seed in base]
+        found = by_mode[mode].values()
+        arms[mode] = {
+            "seeds": len(crossed),
+            "never_crossed": sum(c is None for c in crossed.values()),
+            "seconds": _spread_or_none(list(seconds.values())),
+            "tokens": _spread_or_none([c["tokens"] for c in crossed.values() if c]),
+            "ratio": _spread_or_none(ratios),
+            "final": spread([row["final"] for row in found]),
+            "tail": spread([row["max_length"] / row["final_length"] for row in found]),
+            "idle_share": {
+                part: statistics.median(row["idle_share"][part] for row in found)
+                for part in ("generator", "learner")
+            },
+            "trained_tokens_per_s": spread(
+                [row["tokens"]["trained_policy"] / row["train_time_s"] for row in found]
+            ),
+        }
+    ceilings, shares = [], []
+    for seed, row in by_mode["streaming"].items():
+        ours, theirs = crossings["streaming"].get(seed), crossings["synchronous"].get(seed)
+        if ours and theirs:
+            busiest = 1.0 - min(row["idle_share"].values())
+            ceilings.append(theirs["seconds"] / (ours["seconds"] * busiest))
+            shares.append(busiest)
+    return {
+        "target": target,
+        "ratio": arms["streaming"]["ratio"],
+        "ceiling": _spread_or_none(ceilings),
+        "of_ceiling": _spread_or_none(shares),
+        "arms": arms,
+    }
+
+
+def crossing(row: Row, target: float) -> dict[str, float] | None:
+    """Training seconds and generated tokens at the first of two successive evaluations >= target.
+
+    None: the run never got there.
+    """
+    points = row["evaluations"]
+    for index in range(len(points) - SUCCESSIVE + 1):
+        if all(point[2] >= target for point in points[index : index + SUCCESSIVE]):
+            return {"seconds": points[index][1], "tokens": _generated_at(row, points[index][0])}
+    return None
+
+
+def _generated_at(row: Row, version: int) -> float:
+    """Tokens generated when the policy had `version`: its updates come after the warm-up's."""
+    series = row["series"]
+    warm_up = row["updates"] - row["evaluations"][-1][0]
+    found = [
+        tokens
+        for update, tokens in zip(series["update"], series["ledger/generated"], strict=True)
+        if update <= version + warm_up and tokens is not None
+    ]
+    return float(found[-1]) if found else 0.0
+
+
+def _spread_or_none(values: list[float]) -> dict[str, float] | None:
+    return spread(values) if values else None
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """The table on the terminal."""
+    shown = Table(title=STUDY.name, title_justify="left")
+    for column in (
+        "setting", "arm", "seeds", "seconds to target", "tokens", "ratio", "final accuracy",
+        "tail", "idle gen/learn", "trained tok/s",
+    ):  # fmt: skip
+        shown.add_column(column, no_wrap=True)
+    for name, setting in result["settings"].items():
+        for mode, arm in setting["arms"].items():
+            shown.add_row(
+                f"{name} ({setting['target']:.3f})",
+                mode,
+                str(arm["seeds"]),
+                text(arm["seconds"], ".1f"),
+                text(arm["tokens"], ",.0f"),
+                text(arm["ratio"], ".2f"),
+                text(arm["final"], ".3f"),
+                text(arm["tail"], ".1f"),
+                " / ".join(f"{arm['idle_share'][part]:.2f}" for part in ("generator", "learner")),
+                text(arm["trained_tokens_per_s"], ",.0f"),
+            )
+    Console(width=None if sys.stdout.isatty() else 200).print(shown)
+    if result["ratio"]:
+        print(
+            f"streaming T-PPO is {text(result['ratio'], '.2f')} times as fast as PPO; "
+            f"{text(result['of_ceiling'], '.2f')} of the ceiling {text(result['ceiling'], '.2f')}"
+        )
+
+
+def text(values: Mapping[str, float] | None, form: str) -> str:
+    """`median (least to most)`."""
+    if values is None:
+        return "never"
+    median, least, most = (format(values[k], form) for k in ("median", "min", "max"))
+    return median if least == most else f"{median} ({least} to {most})"

@@ -1,0 +1,151 @@
+"""Studies: what is run, what a row keeps, what the table says."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import dapo_parts, egae, staleness, tppo_vs_ppo, vapo_parts, vcppo
+from benchmarks.runs import Rows
+from benchmarks.study import Arm, Study, area, core_shares, figures, key, table
+from benchmarks.tppo_vs_ppo import CURVE, MAIN, compare, crossing
+from headrace.config.load import load_recipe
+from headrace.launch import ROOT
+
+STUDIES = [module.STUDY for module in (tppo_vs_ppo, vapo_parts, vcppo, egae, staleness, dapo_parts)]
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_every_arm_is_a_configuration_that_starts(study: Study) -> None:
+    for arm in study.arms:
+        load_recipe(ROOT / arm.recipe, [f"seed={study.seeds}", *arm.overrides])
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_arms_have_names_of_their_own_and_the_reduced_ones_exist(study: Study) -> None:
+    names = [arm.name for arm in study.arms]
+    assert len(set(names)) == len(names)
+    assert set(study.reduced_arms) <= set(names)
+    assert len({key(arm, 0) for arm in study.arms}) == len(names)
+
+
+def test_plan_runs_all_arms_of_a_seed_before_the_next_seed() -> None:
+    one, two = Arm("one", "recipes/quickstart.toml"), Arm("two", "recipes/quickstart.toml", seeds=1)
+    study = Study("s", (one, two), seeds=2, reduced_arms=("two",), reduced_seeds=1)
+    assert study.plan(reduced=False) == [(one, 0), (two, 0), (one, 1)]
+    assert study.plan(reduced=True) == [(two, 0)]
+
+
+def test_a_changed_override_is_another_row() -> None:
+    arm = Arm("one", "recipes/quickstart.toml")
+    assert key(arm, 0) != key(replace(arm, overrides=("seed=1",)), 0)
+
+
+def test_cores_are_split_over_jobs_and_shared_when_too_few() -> None:
+    assert core_shares((0, 1), 1) == [{0, 1}]
+    assert core_shares((0, 1), 2) == [{0}, {1}]
+    assert core_shares((0, 1), 3) == [{0}, {1}, {0}]
+    assert core_shares((0, 1, 2, 3, 4), 2) == [{0, 2, 4}, {1, 3}]
+
+
+def evaluation(version: int, accuracy: float, *, update: int | None = None) -> dict[str, object]:
+    return {
+        "update": version if update is None else update,
+        "version": version,
+        "label": "during",
+        "accuracy": accuracy,
+        "response_length": 10.0,
+        "max_response_length": 30,
+        "train_time_s": float(version),
+    }
+
+
+def test_area_is_the_mean_over_updates_not_over_evaluations() -> None:
+    points = [evaluation(0, 0.0), evaluation(1, 1.0), evaluation(4, 1.0)]
+    assert area(points) == pytest.approx((0.5 + 3.0) / 4)
+    assert area(points[:1]) == 0.0
+
+
+def test_figures_count_the_starting_policy_once() -> None:
+    summary = {
+        "updates": 6,
+        "skipped_updates": 0,
+        "train_time_s": 1.0,
+        "tokens": {"generated": 5, "dropped": {}},
+        "staleness": {"mean": 0.0, "max": 0.0},
+        "idle_share": {"learner": 0.5, "generator": 0.5},
+        "evaluations": [
+            evaluation(0, 0.1),
+            evaluation(0, 0.2, update=2),
+            evaluation(2, 0.6, update=4),
+            evaluation(4, 0.8, update=6),
+        ],
+    }
+    row = figures(summary)
+    assert [point[0] for point in row["evaluations"]] == [0, 2, 4]
+    assert row["final"] == pytest.approx(0.7)
+    assert row["mean"] == pytest.approx((2 * 0.4 + 2 * 0.7) / 4)
+
+
+def row_of(arm: Arm, seed: int, points: list[tuple[int, float, float]], **more: object) -> dict:
+    return {
+        "key": key(arm, seed),
+        "arm": arm.name,
+        "seed": seed,
+        "updates": points[-1][0] + 2,
+        "evaluations": [[version, seconds, acc, 10.0] for version, seconds, acc in points],
+        "series": {
+            "update": list(range(1, points[-1][0] + 3)),
+            "ledger/generated": [100 * u for u in range(1, points[-1][0] + 3)],
+        },
+        "final": points[-1][2],
+        "mean": 0.5,
+        "final_length": 10.0,
+        "max_length": 80,
+        "train_time_s": points[-1][1],
+        "tokens": {"trained_policy": 1000, "generated": 1000},
+        "idle_share": {"generator": 0.1, "learner": 0.3},
+        **more,
+    }
+
+
+def test_crossing_needs_two_successive_evaluations() -> None:
+    arm = MAIN.arm("streaming")
+    row = row_of(
+        arm, 0, [(0, 0.0, 0.2), (4, 5.0, 0.8), (8, 9.0, 0.7), (12, 14.0, 0.8), (16, 20.0, 0.9)]
+    )
+    assert crossing(row, 0.8) == {"seconds": 14.0, "tokens": 1400.0}
+    assert crossing(row, 0.85) is None
+
+
+def test_ratio_ceiling_and_its_share_are_of_the_same_seed() -> None:
+    slow = [(0, 0.0, 0.2), (4, 10.0, 0.5), (8, 30.0, 1.0), (12, 40.0, 1.0)]
+    fast = [(0, 0.0, 0.2), (4, 5.0, 0.5), (8, 10.0, 1.0), (12, 20.0, 1.0)]
+    by_mode = {
+        "synchronous": {0: row_of(MAIN.arm("synchronous"), 0, slow)},
+        "streaming": {0: row_of(MAIN.arm("streaming"), 0, fast)},
+    }
+    result = compare(by_mode)
+    assert result["target"] == pytest.approx(0.95)
+    assert result["ratio"]["median"] == pytest.approx(3.0)
+    # The generator is the busier: 0.9 of ten seconds is what a run without waiting takes.
+    assert result["ceiling"]["median"] == pytest.approx(30 / 9)
+    assert result["of_ceiling"]["median"] == pytest.approx(0.9)
+
+
+def test_windows_of_a_setting_divide_its_longest_response() -> None:
+    for setting in (MAIN, *CURVE):
+        config = load_recipe(ROOT / "recipes" / "long-tail.toml", setting.overrides())
+        assert config.task.max_response_length % config.window == 0
+        assert config.task.max_response_length >= 7 * setting.max_terms + 3
+
+
+def test_table_is_over_the_seeds_that_are_there(tmp_path: Path) -> None:
+    arm = Arm("one", "recipes/quickstart.toml")
+    path = tmp_path / "rows.jsonl"
+    points = [(0, 0.0, 0.2), (4, 1.0, 0.6)]
+    path.write_text("".join(json.dumps(row_of(arm, seed, points)) + "\n" for seed in (0, 2)))
+    (line,) = table([(arm, seed) for seed in range(3)], Rows(path))
+    assert line["seeds"] == 2
+    assert line["final"] == {"median": 0.6, "min": 0.6, "max": 0.6}
