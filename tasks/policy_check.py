@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tasks.procedural import ProceduralTask, Sizes, evaluation_rows, is_correct
+from tasks.procedural import ProceduralTask, Sizes, evaluation_rows
 from tasks.rows import Row
 
 TERMS = ((2, 2), (3, 3), (4, 4), (5, 6), (7, 10), (11, 16), (17, 19), (20, 32), (33, 45), (46, 52))
@@ -112,7 +112,7 @@ def check_policy(
         for row, tokens in zip(rows, sampled, strict=True):
             text = tokenizer.decode(tokens, skip_special_tokens=True)
             ended = tokens[-1] == model.config.eos_token_id
-            correct = ended and is_correct(text, row.answer)
+            correct = ended and task.is_right(row, text)
             answers.append(Answer(row, text, task.style_of(text), len(tokens), correct))
     return PolicyCheck(answers)
 

@@ -6,7 +6,8 @@ pure functions of their arguments.
 
 The size of a prompt, its number of terms, follows a Pareto law, so that a few prompts need very
 long answers. A prompt is held out when the hash of its text says so: training never yields it,
-evaluation yields no other. Every answer ends in `#` and the result.
+evaluation yields no other. A right answer ends in `#` and the result,
+unless the task says otherwise.
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ HELD_OUT_SHARE = 8
 Split = Literal["train", "eval"]
 Phase = Literal["skill", "mixture"]
 """Of the cold start: first only the careful way of answering, then all ways, mixed."""
+
+
+def is_correct(response: str, answer: str) -> bool:
+    """Whether a response that ended by itself closes with `#answer`."""
+    return response.endswith(f"#{answer}")
+
+
+def ends_right(row: Row, response: str) -> bool:
+    """Whether a response closes with `#` and the row's answer."""
+    return is_correct(response, row.answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,9 @@ class ProceduralTask:
 
     style_of: Callable[[str], str]
     """Which of `styles` a response is written in; `other` when none."""
+
+    is_right: Callable[[Row, str], bool] = ends_right
+    """Whether a response that ended by itself is right; the same as what the task's reward says."""
 
     min_terms: int = 3
     """How few terms a prompt has unless told otherwise."""
@@ -142,8 +156,3 @@ def evaluation_rows(task: ProceduralTask, count: int, *, sizes: Sizes | None = N
             seen.add(str(row.prompt))
             rows.append(row)
     return rows
-
-
-def is_correct(response: str, answer: str) -> bool:
-    """Whether a response that ended by itself closes with `#answer`."""
-    return response.endswith(f"#{answer}")

@@ -14,11 +14,12 @@ from typing import Literal, Protocol
 from headrace.errors import UserError
 from tasks.chain_sums import CHAIN_SUMS
 from tasks.datasets import read_dataset
+from tasks.graph_walk import GRAPH_WALK
 from tasks.procedural import ProceduralTask, Sizes, evaluation_rows, prompt_row
 from tasks.rows import Row, prompt_hash, prompt_text
 from tasks.tracking import TRACKING
 
-PROCEDURAL_TASKS = {task.name: task for task in (CHAIN_SUMS, TRACKING)}
+PROCEDURAL_TASKS = {task.name: task for task in (CHAIN_SUMS, TRACKING, GRAPH_WALK)}
 
 
 class PromptSource(Protocol):
@@ -37,7 +38,7 @@ class ProceduralSettings(Protocol):
     """What is read of the configuration of a procedural task."""
 
     @property
-    def kind(self) -> Literal["chain_sums", "tracking"]: ...
+    def kind(self) -> Literal["chain_sums", "tracking", "graph_walk"]: ...
     @property
     def min_terms(self) -> int: ...
     @property

@@ -46,6 +46,20 @@ class TrackingConfig(ProceduralConfig):
     """Most swaps of a problem."""
 
 
+class GraphWalkConfig(ProceduralConfig):
+    """Procedural walks to the goal of a small graph: a search, whose length the policy decides, and
+    in which one step may be fatal. A term is a node; `reward.function = "tasks.graph_walk:score"`.
+    """
+
+    kind: Literal["graph_walk"]
+
+    min_terms: int = Field(default=5, ge=4)
+    """Fewest nodes of a graph, the marsh apart."""
+
+    max_terms: int = Field(default=16, ge=4)
+    """Most nodes of a graph, the marsh apart."""
+
+
 class DatasetConfig(TaskBase):
     """Rows of a JSONL (also .gz) or Parquet file with a prompt and an answer."""
 
@@ -75,5 +89,5 @@ class DatasetConfig(TaskBase):
 
 
 TaskConfig = Annotated[
-    ChainSumsConfig | TrackingConfig | DatasetConfig, Field(discriminator="kind")
+    ChainSumsConfig | TrackingConfig | GraphWalkConfig | DatasetConfig, Field(discriminator="kind")
 ]

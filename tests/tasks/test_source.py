@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.task import ChainSumsConfig, DatasetConfig, TrackingConfig
+from headrace.config.task import ChainSumsConfig, DatasetConfig, GraphWalkConfig, TrackingConfig
 from headrace.errors import UserError
+from tasks.graph_walk import score
 from tasks.rows import Row
 from tasks.source import DatasetSource, build_source, split_by_hash
 from tasks.tracking import solve
@@ -38,6 +39,15 @@ def test_tracking_from_the_configuration() -> None:
     row = source.row_at(0)
     assert row.answer == solve(str(row.prompt))
     assert {source.row_at(position).info["terms"] for position in range(100)} == {3, 4, 5}
+
+
+def test_graph_walk_from_the_configuration() -> None:
+    source = build_source(GraphWalkConfig(kind="graph_walk", max_terms=7), seed=5)
+    row = source.row_at(0)
+    assert score(str(row.prompt), row.answer, row.answer)["score"] == 1.0
+    assert {source.row_at(position).info["terms"] for position in range(100)} == {5, 6, 7}
+    with pytest.raises(UserError, match="max_terms from 2 to 16"):
+        build_source(GraphWalkConfig(kind="graph_walk", max_terms=17), seed=0)
 
 
 @pytest.mark.parametrize(("low", "high"), [(5, 4), (3, 53), (1, 1)])
