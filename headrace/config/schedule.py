@@ -36,9 +36,9 @@ class ScheduleConfig(StrictModel):
     """Most updates between the sampling of a window's tokens and its training."""
 
     max_in_play: int | None = Field(default=None, ge=1)
-    """Most windows being generated, waiting, ready or with the learner in streaming mode, where that
-    is less than (max_staleness + 1) * batch_windows: tokens are young on average, and the first
-    ones of a long window may still be as old as max_staleness says. None: no other bound."""
+    """Most windows being generated, waiting, ready or with the learner in streaming mode, where
+    that is less than (max_staleness + 1) * batch_windows: tokens are young on average, and the
+    first ones of a long window may still be as old as max_staleness says. None: no other bound."""
 
     stale: Literal["mask", "wait"] = "mask"
     """What happens to tokens over the bound: they are masked and counted as dropped, or the learner

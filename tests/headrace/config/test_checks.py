@@ -38,7 +38,7 @@ TIS = ("algorithm.ratio.kind=tis",)
     [
         (["schedule.window=480"], "schedule.window: 480 is longer than task.max_response_length"),
         (["schedule.window=100"], "schedule.window: 100 does not divide task.max_response_length"),
-        (["schedule.max_in_play=128"], "no room beside a batch of 128 windows"),
+        (["schedule.max_in_play=64"], "no room beside a batch of 64 windows"),
         (["algorithm.advantages.boundary_mask=60"], "leaves nothing of a window of 60 tokens"),
         (["generator.chunk_tokens=61"], "generator.chunk_tokens: 61 is longer than a window"),
         (["algorithm.value=null"], "algorithm.value: missing"),
