@@ -37,8 +37,11 @@ RECIPE = "recipes/long-tail.toml"
 SHARE_OF_FINAL = 0.95
 SUCCESSIVE = 2
 WINDOWS = 3
-EVALUATE_EVERY = 320
-"""Windows or responses trained between two evaluations."""
+SIDE_SEEDS = 3
+"""Of the arms that are not part of the ratio."""
+EVALUATE_EVERY = 384
+"""Windows or responses trained between two evaluations; the first ones, in the value model's
+warm-up, are of the starting policy."""
 ARMS = ("synchronous", "windowed", "streaming", "whole")
 
 
@@ -51,7 +54,7 @@ class Setting:
     min_terms: int = 2
     max_terms: int = 52
     tail_exponent: float = 1.3
-    tokens: int = 120_000
+    tokens: int = 110_000
     """Tokens that the policy trains on."""
 
     def overrides(self) -> tuple[str, ...]:
@@ -61,12 +64,14 @@ class Setting:
         return (
             f"schedule.window={window}",
             f"schedule.batch_windows={self.batch}",
-            f"generator.max_num_seqs={2 * self.batch}",
+            f"generator.max_num_seqs={self.batch + self.batch // 4}",
+            f"schedule.max_in_play={2 * self.batch + 3 * self.batch // 4}",
             f"task.min_terms={self.min_terms}",
             f"task.max_terms={self.max_terms}",
             f"task.tail_exponent={self.tail_exponent}",
             f"task.max_response_length={window * WINDOWS}",
             f"stop.tokens={self.tokens}",
+            "evaluation.before=false",
             f"evaluation.every_updates={max(1, EVALUATE_EVERY // self.batch)}",
         )
 
@@ -82,7 +87,8 @@ class Setting:
                 "schedule.window=null",
             ),
         }
-        return Arm(f"{self.name}/{mode}", RECIPE, (*self.overrides(), *schedule[mode]))
+        seeds = None if mode in ("synchronous", "streaming") else SIDE_SEEDS
+        return Arm(f"{self.name}/{mode}", RECIPE, (*self.overrides(), *schedule[mode]), seeds)
 
 
 MAIN = Setting("main")
