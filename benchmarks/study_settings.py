@@ -36,4 +36,16 @@ TRACKING = (
     "task.max_prompt_length=80",
     "task.max_response_length=200",
 )
-"""The task on which credit assignment inside the answer matters, for recipes/algorithms."""
+"""Each step of an answer may fail; for recipes/algorithms."""
+
+GRAPH_WALK = (
+    "model.path=../models/graph-walk-cold",
+    "task.kind=graph_walk",
+    "task.max_terms=16",
+    "task.max_prompt_length=130",
+    "task.max_response_length=240",
+    "reward.kind=function",
+    "reward.function=tasks.graph_walk:score",
+    "reward.answer_marker=null",
+)
+"""One fatal step inside a long answer decides it, so that it matters which token gets the blame."""

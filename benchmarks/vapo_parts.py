@@ -1,13 +1,14 @@
 """VAPO's table in miniature (study 2): the full recipe, and the recipe without one part at a time.
 
-On the tracking task, whose written answers fail at single steps, so that credit assignment inside
-the answer matters. Eight responses to each of eight prompts in an update; 32 updates of the policy.
+On `graph_walk`, where one fatal step inside a long answer decides it, so that it matters which
+token gets the blame. Eight responses to each of eight prompts in an update; 32 updates of the
+policy.
 Beside VAPO's rows: plain PPO (none of the parts), lambda 1 for the policy (no credit assignment
-inside the answer but by the value at each token), and the critic-free GRPO and DAPO.
+inside the answer but by the value at each token), and the critic-free recipes.
 """
 
 from benchmarks.study import Arm, Study, main_of
-from benchmarks.study_settings import PRETRAINING, TRACKING, small
+from benchmarks.study_settings import GRAPH_WALK, PRETRAINING, small
 
 
 def arm(
@@ -17,10 +18,10 @@ def arm(
     pretraining: int | None = PRETRAINING,
     group: int = 8,
 ) -> Arm:
-    """An arm on the tracking task."""
+    """An arm on walks through graphs."""
     settings = (
         *small(pretraining=pretraining),
-        *TRACKING,
+        *GRAPH_WALK,
         f"schedule.num_generations={group}",
         *overrides,
     )
@@ -50,6 +51,8 @@ OTHERS = (
     ),
     arm("grpo", recipe="grpo", pretraining=None),
     arm("dapo", recipe="dapo", pretraining=None),
+    arm("rloo", recipe="rloo", pretraining=None),
+    arm("reinforce++", recipe="reinforcepp", pretraining=None, group=1),
 )
 STUDY = Study(
     "vapo-parts",
