@@ -120,6 +120,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--reduced", action="store_true", help="`main` only, three seeds")
     parser.add_argument("--seeds", type=int, help="seeds of each arm, instead of the study's")
     parser.add_argument("--curve-seeds", type=int, default=3, help="seeds of the other settings")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="these arms only")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
     parser.add_argument(
         "--rows", type=Path, default=STUDY.rows_path, help="JSONL file of runs, gone on with"
@@ -133,7 +134,8 @@ def main(argv: list[str]) -> int:
         for arm, seed in replace(STUDY, seeds=seeds, reduced_seeds=seeds).plan(
             reduced=options.reduced
         )
-        if arm.name.startswith("main/") or seed < options.curve_seeds
+        if (arm.name.startswith("main/") or seed < options.curve_seeds)
+        and arm.name.rsplit("/", 1)[1] in options.arms
     ]
     rows = Rows(options.rows)
     missing = [(arm, seed) for arm, seed in plan if key(arm, seed) not in rows.rows]
