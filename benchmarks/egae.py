@@ -1,6 +1,6 @@
 """EGAE itself (study 4): window, rule at the cut, boundary mask, value pretraining.
 
-Windowed T-PPO as in `recipes/algorithms/tppo.toml`, with 64 windows an update and 40 updates of the
+Windowed T-PPO as in `recipes/algorithms/tppo.toml`, with 64 windows an update and 32 updates of the
 policy, on the sampler in pure torch. The window goes from 1/16 of the longest response to all of
 it. A shorter window means fewer tokens in an update of as many windows: compare `tokens generated`
 beside the accuracies.
@@ -27,7 +27,7 @@ BOUNDARIES = tuple(
         f"schedule.window={size}",
         f"algorithm.advantages.boundary={rule}",
     )
-    for size in (15, 60)
+    for size in (15,)
     for rule in ("bootstrap", "terminal")
 )
 MASKS = tuple(
@@ -36,11 +36,11 @@ MASKS = tuple(
         f"schedule.window={size}",
         f"algorithm.advantages.boundary_mask={mask}",
     )
-    for size, mask in ((15, 2), (15, 4), (15, 8), (60, 8))
+    for size, mask in ((15, 4), (15, 8), (60, 8))
 )
 NO_PRETRAINING = tuple(
     arm(f"window {size}, no pretraining", f"schedule.window={size}", pretraining=0)
-    for size in (15, 60, LONGEST)
+    for size in (15, LONGEST)
 )
 
 STUDY = Study(

@@ -1,7 +1,7 @@
 """What the studies of algorithms have in common: small batches, few updates, one core a run."""
 
 BATCH = 64
-POLICY_UPDATES = 40
+POLICY_UPDATES = 32
 PRETRAINING = 8
 """Updates of the value model alone, 64 trajectories and four passes each."""
 
@@ -13,7 +13,7 @@ def small(*, pretraining: int | None, updates: int = POLICY_UPDATES) -> tuple[st
         "generator.engine=torch",
         f"generator.max_num_seqs={BATCH}",
         f"schedule.batch_windows={BATCH}",
-        "evaluation.num_prompts=512",
+        "evaluation.num_prompts=256",
         "evaluation.every_updates=8",
         f"stop.updates={updates + (pretraining or 0)}",
         "stop.train_time_s=1200",

@@ -1,7 +1,7 @@
 """VAPO's table in miniature (study 2): the full recipe, and the recipe without one part at a time.
 
 On the tracking task, whose written answers fail at single steps, so that credit assignment inside
-the answer matters. Eight responses to each of eight prompts in an update; 40 updates of the policy.
+the answer matters. Eight responses to each of eight prompts in an update; 32 updates of the policy.
 Beside VAPO's rows: plain PPO (none of the parts), lambda 1 for the policy (no credit assignment
 inside the answer but by the value at each token), and the critic-free GRPO and DAPO.
 """
@@ -54,7 +54,7 @@ OTHERS = (
 STUDY = Study(
     "vapo-parts",
     arms=(*PARTS, *OTHERS),
-    seeds=5,
+    seeds=3,
     reduced_arms=tuple(arm.name for arm in (*PARTS, *OTHERS)),
     reduced_seeds=2,
 )

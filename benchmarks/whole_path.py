@@ -104,7 +104,7 @@ def measure(recipe: str, overrides: list[str], repeats: int) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="headrace bench whole_path", description=__doc__)
+    parser = argparse.ArgumentParser(prog="headrace bench whole-path", description=__doc__)
     parser.add_argument("overrides", nargs="*", help="key=value, e.g. model.path=FOLDER")
     parser.add_argument("--recipe", default="recipes/quickstart.toml")
     parser.add_argument("--repeats", type=int, default=3)

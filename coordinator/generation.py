@@ -151,7 +151,9 @@ class Generation:
         total = config.task.max_response_length
         evaluation = trajectory.purpose == "eval"
         border = trajectory.open_start + config.window
-        stops = self._hub.scheduler.lockstep and not evaluation
+        stops = self._hub.scheduler.stops_at_border() and not evaluation
+        # What older weights sampled could not be trained any more.
+        oldest = 0 if evaluation or self._hub.scheduler.lockstep else config.schedule.max_staleness
         sampling = config.evaluation if evaluation else config.generator
         return Lease(
             lease_id=state.next_lease,
@@ -159,8 +161,7 @@ class Generation:
             purpose=trajectory.purpose,
             prompt_ids=trajectory.prompt_ids,
             prefix_ids=trajectory.tokens,
-            # A resumed request starts a new random stream: a fresh one for each start position.
-            seed=(trajectory.seed + trajectory.length) % 2**31,
+            seed=trajectory.seed,
             max_total=total,
             stop_at=min(border, total) if stops else total,
             window=total if evaluation else config.window,
@@ -168,7 +169,7 @@ class Generation:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=-1 if evaluation else config.generator.top_k,
-            version_at_least=max(state.version, 0) if stops or evaluation else 0,
+            version_at_least=max(state.version - oldest, 0),
         )
 
     # -- stopping ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from headrace.errors import UserError
 from headrace.protocol.messages import Int32, Purpose
 from headrace.protocol.records import GroupIssued
 from tasks.rows import Row
-from tasks.source import PromptSource, build_source
+from tasks.source import PROCEDURAL_TASKS, PromptSource, build_source
 
 MAX_SKIPS = 10_000
 
@@ -49,6 +50,9 @@ class Prompts:
         )
         self._source: PromptSource = build_source(config.task, config.seed)
         self.skipped = 0
+        if config.task.kind != "dataset":
+            task = PROCEDURAL_TASKS[config.task.kind]
+            self._check_labels(task.draw(Random(0), config.task.max_terms), config.task.max_terms)
 
     def encode(self, row: Row) -> Encoded:
         """The prompt as the policy sees it: through the chat template if there is to be one."""
@@ -72,6 +76,15 @@ class Prompts:
     def decode(self, token_ids: Int32) -> str:
         """Response text without special tokens."""
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def _check_labels(self, longest: str, terms: int) -> None:
+        """A small vocabulary may lack the labels of the longest prompts."""
+        unknown = self._tokenizer.unk_token_id
+        if unknown is not None and unknown in self._tokenizer(longest)["input_ids"]:
+            raise UserError(
+                f"the tokenizer of {self._config.model.path} lacks labels of problems with "
+                f"{terms} terms: lower task.max_terms or take a model made for them"
+            )
 
     def next_group(self, position: int, group_id: int, trajectory_id: int) -> GroupIssued:
         """The group of the first usable row at or after `position`."""

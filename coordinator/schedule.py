@@ -4,8 +4,10 @@ Comes in: the state, the free slots of the generators, whether the learner is fr
 which trajectories to lease, how many new groups, which windows and value trajectories make the
 next batch. Promises: in `streaming`, windows in play (being generated, waiting, ready, or with
 the learner) never exceed (max_staleness + 1) * batch_windows except by windows that were already
-under way when their trajectory was held; in lockstep modes a round has exactly batch_windows
-windows, carried trajectories first, all sampled by one version.
+under way when their trajectory was held; in lockstep modes a round has batch_windows windows
+(fewer by less than a group where carried trajectories leave no room for one), carried trajectories
+first, all sampled by one version; what a batch holds, and in which order, is not a matter of who
+arrived first in lockstep modes, nor in a stream of staleness 0, which makes the same batches.
 """
 
 from collections.abc import Iterable
@@ -42,6 +44,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         schedule = self.config.schedule
         self.lockstep = schedule.mode != "streaming"
+        self._rounds = self.lockstep or schedule.max_staleness == 0
         self.bound = (schedule.max_staleness + 1) * schedule.batch_windows
         self.restart()
         if schedule.warm_start == "full" and self.state.update == 0 and not self.lockstep:
@@ -57,6 +60,11 @@ class Scheduler:
         self.warm_updates = min(self.state.update, value.warmup_updates) if value else 0
 
     # -- generation -------------------------------------------------------------------------------
+
+    def stops_at_border(self) -> bool:
+        """Whether a request ends with its window: where no next one begins before new weights. A
+        warm-up has the same weights all along, and needs whole responses."""
+        return self._rounds and not self.warming
 
     def in_play(self) -> int:
         """Windows being generated, waiting, ready or with the learner."""
@@ -108,19 +116,23 @@ class Scheduler:
         """The slots of a round: carried trajectories, then new groups; later the unleased rest."""
         idle = self._without_lease()
         if self.round:
-            return [t for t in idle if t.trajectory_id in self.round][:free], 0
-        slots = self.config.schedule.batch_windows
+            # Whoever is at its border waits for the next weights.
+            due = [t for t in idle if t.trajectory_id in self.round]
+            return [t for t in due if t.window_open or self.warming][:free], 0
+        slots, size = self.config.schedule.batch_windows, self.config.schedule.num_generations
         if self.state.taken is not None:
             return [], 0
         if self.state.ready and not self.warming:
             if not self._refills():
                 return [], 0
             # Groups that were filtered out are replaced under the same weights.
-            slots -= len(self.state.ready)
+            slots = -(-(slots - len(self.state.ready)) // size) * size
         carried = idle[:slots]
+        for trajectory in carried:
+            trajectory.window_open = True
         self.round = {t.trajectory_id for t in carried}
-        groups = -(-(slots - len(carried)) // self.config.schedule.num_generations)
-        return carried[:free], groups
+        groups = (slots - len(carried)) // size
+        return carried[:free], groups if carried else max(1, groups)
 
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
         """New trajectories exist: they hold a window from now on."""
@@ -190,11 +202,17 @@ class Scheduler:
         return self._units()
 
     def _units(self) -> list[Window]:
-        """What a full batch takes of the ready windows, oldest first."""
-        ready = sorted(self.state.ready.values(), key=lambda w: (w.min_version, w.order))
+        """What a full batch takes of the ready windows: the oldest, a stream's by arrival."""
+
+        def age(window: Window) -> tuple[int, int, int]:
+            arrival = 0 if self._rounds else window.order
+            return window.min_version, arrival, window.window_id
+
+        ready = sorted(self.state.ready.values(), key=age)
         size = self.config.schedule.batch_windows
         whole = self.config.schedule.unit == "group"
-        return self._whole_groups(ready, size) if whole else ready[:size]
+        chosen = self._whole_groups(ready, size) if whole else ready[:size]
+        return sorted(chosen, key=lambda w: w.window_id)
 
     def _refills(self) -> bool:
         """Lockstep with dynamic sampling: the round goes on until it has a batch."""
@@ -217,17 +235,18 @@ class Scheduler:
         return [window for windows in chosen.values() for window in windows]
 
     def _round_over(self) -> bool:
-        """Every trajectory of the round has ended (and is scored) or reached its border."""
-        over = bool(self.round) and all(
-            (t := self.state.trajectories.get(i)) is None
-            or (
-                t.lease_id is None
-                and not t.window_open
-                and all(w.state != "waiting" for w in t.windows)
-            )
-            for i in self.round
+        """Every trajectory of the round is through, and scored if it ended."""
+        members = (self.state.trajectories.get(i) for i in self.round)
+        return bool(self.round) and all(t is None or self._is_through(t) for t in members)
+
+    def _is_through(self, trajectory: Trajectory) -> bool:
+        """It has done what its round wants of it: a window, in a warm-up the whole response."""
+        under_way = not trajectory.ended if self.warming else trajectory.window_open
+        return (
+            trajectory.lease_id is None
+            and not under_way
+            and all(w.state != "waiting" for w in trajectory.windows)
         )
-        return over
 
     def _opening_waits(self) -> bool:
         if self.opening is None:
@@ -258,7 +277,7 @@ class Scheduler:
         if self.config.algorithm.value is None:
             return []
         budget = self.config.schedule.value_batch_tokens
-        queue = list(self.state.value_queue.values())
+        queue = [trajectory for _, trajectory in sorted(self.state.value_queue.items())]
         if budget is None:
             return queue
         chosen: list[Trajectory] = []

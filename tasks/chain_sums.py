@@ -10,34 +10,26 @@ An answer ends in `#d`. There are three styles, and every written answer is corr
 - fine    `a3+0=3;b5+3=8;c7+8=5;#5`      one term at a time; nearly always right, seven characters
                                          a term
 
-The number of terms follows a Pareto law, so that a few prompts need very long answers. A prompt is
-held out when the hash of its text says so: training never yields it, evaluation yields no other.
+See `tasks.procedural` for the law of the number of terms and for what is held out.
 """
 
 from __future__ import annotations
 
 import re
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from headrace.errors import UserError
-from tasks.rows import Row, prompt_hash
+from tasks.procedural import Phase, ProceduralTask
 
-LABELS = string.ascii_lowercase + string.ascii_uppercase[:20]
-MAX_TERMS = len(LABELS)
-MIN_TERMS = 3
-TAIL_EXPONENT = 1.6
-HELD_OUT_SHARE = 8
-"""One prompt in this many is held out."""
+LABELS = string.ascii_letters
 
 Style = Literal["direct", "jumps", "fine", "other"]
-Split = Literal["train", "eval"]
 
-_TERM = re.compile(r"([a-zA-T])([1-9])")
-_PROMPT = re.compile(r"(?:[a-zA-T][1-9])+=")
-_STEP = re.compile(r"((?:[a-zA-T]\d)+)\+\d=\d;")
+_TERM = re.compile(r"([a-zA-Z])([1-9])")
+_PROMPT = re.compile(r"(?:[a-zA-Z][1-9])+=")
+_STEP = re.compile(r"((?:[a-zA-Z]\d)+)\+\d=\d;")
 _ANSWER = re.compile(r"#(\d)$")
 
 
@@ -49,10 +41,7 @@ class Mixture:
     jumps: float
 
 
-def draw_terms(rng: Random, *, max_terms: int, min_terms: int, tail: float) -> int:
-    """A number of terms from floor(min_terms * u^(-1/tail)), capped at `max_terms`."""
-    u = 1.0 - rng.random()
-    return int(min(max_terms, min_terms * u ** (-1.0 / tail)))
+MIXTURE = Mixture(direct=0.58, jumps=0.25)
 
 
 def write_prompt(digits: list[int]) -> str:
@@ -67,66 +56,9 @@ def read_prompt(prompt: str) -> list[int]:
     return [int(digit) for _, digit in _TERM.findall(prompt)]
 
 
-def is_held_out(prompt: str) -> bool:
-    """Whether the prompt belongs to evaluation, by the hash of its text."""
-    return prompt_hash(prompt) % HELD_OUT_SHARE == 0
-
-
-def prompt_row(
-    index: int,
-    seed: int,
-    *,
-    max_terms: int = 32,
-    min_terms: int = MIN_TERMS,
-    tail: float = TAIL_EXPONENT,
-    split: Split = "train",
-) -> Row:
-    """The row at `index` of an endless stream; the same arguments always give the same row.
-
-    Draws that fall on the other side of the hash split are drawn again, so the law of the lengths
-    holds on both sides.
-    """
-    rng = Random(f"chain-sums/{split}/{seed}/{index}")
-    while True:
-        terms = draw_terms(rng, max_terms=max_terms, min_terms=min_terms, tail=tail)
-        digits = [rng.randint(1, 9) for _ in range(terms)]
-        prompt = write_prompt(digits)
-        if is_held_out(prompt) == (split == "eval"):
-            return Row(f"{split}-{index}", prompt, str(sum(digits) % 10), {"terms": terms})
-
-
-def evaluation_rows(
-    count: int,
-    *,
-    max_terms: int = 32,
-    min_terms: int = MIN_TERMS,
-    tail: float = TAIL_EXPONENT,
-) -> list[Row]:
-    """`count` distinct held-out rows, the same for every run, whatever its seed.
-
-    Short prompts are few (729 with three terms, about 90 of them held out). A prompt that was
-    already taken is drawn again with a new length, so a large evaluation set holds fewer of the
-    shortest prompts than the training stream and is slightly harder. UserError when the settings
-    do not allow that many distinct prompts.
-    """
-    rows: list[Row] = []
-    seen: set[str] = set()
-    index = 0
-    while len(rows) < count:
-        if index >= 1000 + 50 * count:
-            raise UserError(
-                f"chain_sums has only about {len(rows)} distinct held-out prompts with "
-                f"min_terms={min_terms}, max_terms={max_terms}, but {count} were asked for: "
-                "raise max_terms or evaluate on fewer prompts"
-            )
-        row = prompt_row(
-            index, 0, max_terms=max_terms, min_terms=min_terms, tail=tail, split="eval"
-        )
-        index += 1
-        if str(row.prompt) not in seen:
-            seen.add(str(row.prompt))
-            rows.append(row)
-    return rows
+def solve(prompt: str) -> str:
+    """The last digit of the sum."""
+    return str(sum(read_prompt(prompt)) % 10)
 
 
 def write_steps(digits: list[int], jumps: list[int]) -> str:
@@ -184,7 +116,31 @@ def style_of(response: str) -> Style:
     return "fine" if max(sizes) == 1 else "jumps"
 
 
-def is_correct(response: str, answer: str) -> bool:
-    """Whether a response that ended by itself closes with `#answer`."""
-    match = _ANSWER.search(response)
-    return match is not None and match.group(1) == answer
+def teach(prompt: str, rng: Random, phase: Phase) -> str:
+    """One term at a time while the skill is formed, then the mixture of styles."""
+    digits = read_prompt(prompt)
+    return write_fine(digits) if phase == "skill" else sample_response(digits, rng, MIXTURE)
+
+
+CHAIN_SUMS = ProceduralTask(
+    name="chain_sums",
+    characters=string.digits + "+=;#" + LABELS,
+    most_terms=len(LABELS),
+    max_terms=32,
+    styles=("direct", "jumps", "fine"),
+    draw=lambda rng, terms: write_prompt([rng.randint(1, 9) for _ in range(terms)]),
+    solve=solve,
+    teach=teach,
+    style_of=style_of,
+)
+
+
+def taught_in(mixture: Mixture) -> ProceduralTask:
+    """The same task, its supervised model shown another mixture of styles."""
+
+    def teach_mixture(prompt: str, rng: Random, phase: Phase) -> str:
+        if phase == "skill":
+            return teach(prompt, rng, phase)
+        return sample_response(read_prompt(prompt), rng, mixture)
+
+    return replace(CHAIN_SUMS, teach=teach_mixture)

@@ -1,13 +1,11 @@
-"""The demo task's tokenizer: one character, one token.
+"""The tokenizer of procedural tasks: one character, one token.
 
-In: nothing. Out: a Hugging Face fast tokenizer with 64 entries, which AutoTokenizer and vLLM load
-from `tokenizer.json` like any other. Encoding adds no special token, so a prompt of n characters is
-n tokens, and decoding puts the characters side by side without spaces.
+In: the characters. Out: a Hugging Face fast tokenizer, which AutoTokenizer and vLLM load from its
+`tokenizer.json` like any other. Encoding adds no special token, so a prompt of n characters is n
+tokens, and decoding puts the characters side by side without spaces.
 """
 
 from __future__ import annotations
-
-import string
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
@@ -15,18 +13,20 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
-from tasks.chain_sums import LABELS
-
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
-VOCABULARY = (PAD, BOS, EOS, UNKNOWN, *string.digits, *"+=;#", *LABELS)
+SPECIAL = (PAD, BOS, EOS, UNKNOWN)
 MAX_LENGTH = 512
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def vocabulary(characters: str) -> tuple[str, ...]:
+    """The tokens in the order of their ids: four special ones, then the characters."""
+    return (*SPECIAL, *characters)
+
+
+def build_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     """The tokenizer; `save_pretrained` writes the files that vLLM reads."""
-    tokenizer = Tokenizer(
-        WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN)
-    )
+    ids = {token: i for i, token in enumerate(vocabulary(characters))}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = Fuse()
     return PreTrainedTokenizerFast(

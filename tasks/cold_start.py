@@ -1,12 +1,13 @@
-"""Make the demo's cold-started policy: `python -m tasks.cold_start --out DIR`.
+"""Make a cold-started policy: `python -m tasks.cold_start --task chain_sums --out DIR`.
 
-In: a number of steps and a seed. Out: a Hugging Face folder with a 0.65M-parameter Llama and its
-character tokenizer, about 1.3 MB. The model answers chains of sums in a mixture of styles, as base
-models do: mostly short guesses, sometimes written-out steps that are nearly always right.
+In: a procedural task, a number of steps and a seed. Out: a Hugging Face folder with a
+0.65M-parameter Llama and its character tokenizer, about 1.3 MB. The model answers as the task
+teaches it: chains of sums in a mixture of styles, as base models do, tracking with a slip in every
+fifth step.
 
-Two phases, counted in steps so that a run reproduces: written-out steps only, on short prompts and
-a few long ones (labels the model has never seen would break the switch), then the mixture on the
-task's own lengths. The wide initialisation matters: at the usual 0.02 the sum table does not form.
+Two phases, counted in steps so that a run reproduces: the skill alone, on short prompts and a few
+long ones (labels the model has never seen would break the switch), then the mixture on the task's
+own lengths. The wide initialisation matters: at the usual 0.02 the sum table does not form.
 """
 
 from __future__ import annotations
@@ -24,25 +25,38 @@ from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from tasks.chain_sums import (
-    Mixture,
-    is_held_out,
-    prompt_row,
-    read_prompt,
-    sample_response,
-    write_fine,
-    write_prompt,
-)
-from tasks.character_tokenizer import BOS, EOS, MAX_LENGTH, PAD, VOCABULARY, build_tokenizer
+from tasks.chain_sums import MIXTURE, Mixture, taught_in
+from tasks.character_tokenizer import BOS, EOS, MAX_LENGTH, PAD, build_tokenizer
 from tasks.policy_check import check_policy, print_check
+from tasks.procedural import (
+    Phase,
+    ProceduralTask,
+    Sizes,
+    draw_prompt,
+    prompt_row,
+)
+from tasks.source import PROCEDURAL_TASKS
 
-MIXTURE = Mixture(direct=0.58, jumps=0.25)
 STEPS = 1400
-FIRST_PHASE = 0.48
 BATCH = 32
 LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 40
 IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Curriculum:
+    """What the model is shown.
+
+    `first_phase` is a share of the steps. `long_shares` are the shares of each phase's examples
+    whose number of terms is uniform from 2 to the most there are; the others have 3 to 10 terms in
+    the first phase and follow `sizes` in the second.
+    """
+
+    task: ProceduralTask
+    sizes: Sizes
+    first_phase: float = 0.48
+    long_shares: tuple[float, float] = (0.25, 0.12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausal
     torch.manual_seed(seed)
     ids = tokenizer.convert_tokens_to_ids([PAD, BOS, EOS])
     config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
+        vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=3,
@@ -85,32 +99,27 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausal
 
 
 def training_texts(
-    seed: int, steps: int, *, max_terms: int = 32
+    curriculum: Curriculum, seed: int, steps: int
 ) -> Iterator[list[tuple[str, str]]]:
     """`steps` batches of (prompt, response), none of the prompts held out."""
     rng = Random(f"cold-start/{seed}")
-    first = int(steps * FIRST_PHASE)
+    first = int(steps * curriculum.first_phase)
+    task, sizes = curriculum.task, curriculum.sizes
     for step in range(steps):
+        phase: Phase = "skill" if step < first else "mixture"
+        long_share = curriculum.long_shares[step >= first]
         batch: list[tuple[str, str]] = []
         for i in range(BATCH):
-            long_share, short_terms = (0.25, rng.randint(3, 10)) if step < first else (0.12, 0)
+            short_terms = rng.randint(3, 10) if step < first else 0
             if rng.random() < long_share:
-                digits = _training_digits(rng, rng.randint(2, max_terms))
+                prompt = draw_prompt(task, rng, rng.randint(2, sizes.max_terms))
             elif short_terms:
-                digits = _training_digits(rng, short_terms)
+                prompt = draw_prompt(task, rng, min(short_terms, sizes.max_terms))
             else:
-                row = prompt_row(step * BATCH + i, seed, max_terms=max_terms)
-                digits = read_prompt(str(row.prompt))
-            written = write_fine(digits) if step < first else sample_response(digits, rng, MIXTURE)
-            batch.append((write_prompt(digits), written))
+                row = prompt_row(task, step * BATCH + i, seed, sizes=sizes)
+                prompt = str(row.prompt)
+            batch.append((prompt, task.teach(prompt, rng, phase)))
         yield batch
-
-
-def _training_digits(rng: Random, terms: int) -> list[int]:
-    while True:
-        digits = [rng.randint(1, 9) for _ in range(terms)]
-        if not is_held_out(write_prompt(digits)):
-            return digits
 
 
 def buckets(examples: list[Example]) -> Iterator[list[Example]]:
@@ -159,7 +168,12 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, steps: int, seed: int
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    curriculum: Curriculum,
+    *,
+    steps: int,
+    seed: int,
 ) -> None:
     """Train `model` in place, with a progress bar."""
     equals = int(tokenizer.convert_tokens_to_ids("="))
@@ -174,8 +188,8 @@ def train(
     )
     with Progress(*columns) as progress:
         bar = progress.add_task("cold start", total=steps)
-        for step, texts in enumerate(training_texts(seed, steps)):
-            weight = 4.0 if step < int(steps * FIRST_PHASE) else 2.0
+        for step, texts in enumerate(training_texts(curriculum, seed, steps)):
+            weight = 4.0 if step < int(steps * curriculum.first_phase) else 2.0
             examples = [
                 Example([*tokenizer.encode(prompt + response), tokenizer.eos_token_id], len(prompt))
                 for prompt, response in texts
@@ -198,26 +212,71 @@ def train(
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, save, measure the saved weights, print the figures."""
-    parser = argparse.ArgumentParser(description="Make the demo's cold-started policy.")
+    parser = argparse.ArgumentParser(description="Make a cold-started policy.")
+    parser.add_argument("--task", choices=sorted(PROCEDURAL_TASKS), default="chain_sums")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--steps", type=int, default=STEPS, help="supervised steps")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eval-prompts", type=int, default=2048, help="held-out prompts; 0 skips")
+    parser.add_argument("--min-terms", type=int, help="fewest terms (default: the task's)")
+    parser.add_argument("--max-terms", type=int, help="most terms (default: the task's)")
+    parser.add_argument(
+        "--tail-exponent", type=float, help="of the number of terms (default: the task's)"
+    )
+    parser.add_argument(
+        "--mixture",
+        type=float,
+        nargs=2,
+        metavar=("DIRECT", "JUMPS"),
+        default=(MIXTURE.direct, MIXTURE.jumps),
+        help="chain_sums: shares of bare answers and of answers in jumps",
+    )
+    parser.add_argument(
+        "--first-phase",
+        type=float,
+        default=0.48,
+        help="share of the steps that show careful answers",
+    )
+    parser.add_argument(
+        "--long-shares",
+        type=float,
+        nargs=2,
+        default=(0.25, 0.12),
+        help="share of prompts of any length, in each phase",
+    )
     options = parser.parse_args(arguments)
     disable_progress_bar()
 
     torch.set_num_threads(1)
     began = time.monotonic()
-    tokenizer = build_tokenizer()
+    task = PROCEDURAL_TASKS[options.task]
+    if task.name == "chain_sums":
+        task = taught_in(Mixture(*options.mixture))
+    sizes = Sizes(
+        options.min_terms or task.min_terms,
+        options.max_terms or task.max_terms,
+        options.tail_exponent or task.tail_exponent,
+    )
+    curriculum = Curriculum(task, sizes, options.first_phase, tuple(options.long_shares))
+    tokenizer = build_tokenizer(task.characters)
     model = build_model(tokenizer, options.seed)
-    train(model, tokenizer, steps=options.steps, seed=options.seed)
+    train(model, tokenizer, curriculum, steps=options.steps, seed=options.seed)
     seconds = time.monotonic() - began
     model.to(torch.bfloat16).save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
     print(f"{options.steps} steps in {seconds:.0f} s -> {options.out}")
     if options.eval_prompts:
         saved = LlamaForCausalLM.from_pretrained(options.out, dtype=torch.float32)
-        print_check(check_policy(saved, tokenizer, prompts=options.eval_prompts, seed=options.seed))
+        check = check_policy(
+            saved,
+            tokenizer,
+            task,
+            prompts=options.eval_prompts,
+            seed=options.seed,
+            max_tokens=max(240, 7 * sizes.max_terms + 8),
+            sizes=sizes,
+        )
+        print_check(check, task)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a policy answers chains of sums: accuracy, length and styles on held-out prompts at T = 1.
+"""How a policy answers a procedural task: accuracy, length, styles on held-out prompts at T = 1.
 
 In: a model and its tokenizer. Out: a `PolicyCheck`. The sampler is a plain loop over prompts of one
 length at a time, so nothing is padded; it serves the cold-start script and the tests, not training.
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tasks.chain_sums import evaluation_rows, is_correct, style_of
+from tasks.procedural import ProceduralTask, Sizes, evaluation_rows, is_correct
 from tasks.rows import Row
+
+TERMS = ((2, 2), (3, 3), (4, 4), (5, 6), (7, 10), (11, 16), (17, 19), (20, 32), (33, 45), (46, 52))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Answer:
     """One sampled answer. `tokens` counts the end token; `correct` is False without one."""
 
     row: Row
+    text: str
     style: str
     tokens: int
     correct: bool
@@ -94,16 +97,17 @@ def sample(
 def check_policy(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
+    task: ProceduralTask,
     *,
     prompts: int,
     seed: int,
     max_tokens: int = 240,
-    max_terms: int = 32,
+    sizes: Sizes | None = None,
     greedy: bool = False,
 ) -> PolicyCheck:
     """Answer `prompts` held-out prompts once each."""
     by_length: dict[int, list[Row]] = defaultdict(list)
-    for row in evaluation_rows(prompts, max_terms=max_terms):
+    for row in evaluation_rows(task, prompts, sizes=sizes):
         by_length[len(row.prompt)].append(row)
     generator = torch.Generator().manual_seed(seed)
     answers: list[Answer] = []
@@ -114,21 +118,25 @@ def check_policy(
             text = tokenizer.decode(tokens, skip_special_tokens=True)
             ended = tokens[-1] == model.config.eos_token_id
             correct = ended and is_correct(text, row.answer)
-            answers.append(Answer(row, style_of(text), len(tokens), correct))
+            answers.append(Answer(row, text, task.style_of(text), len(tokens), correct))
     return PolicyCheck(answers)
 
 
-def print_check(check: PolicyCheck) -> None:
+def print_check(check: PolicyCheck, task: ProceduralTask) -> None:
     """The figures as a small table."""
     longest = max(answer.tokens for answer in check.answers)
+    careful = task.styles[-1]
     print(f"held-out prompts {len(check.answers)}, T = 1")
     print(f"accuracy {check.accuracy():.3f}, mean length {check.mean_tokens():.1f}, max {longest}")
-    for style in ("direct", "jumps", "fine", "other"):
+    for style in (*task.styles, "other"):
         if check.share(style):
             print(f"  {style:<7} share {check.share(style):.3f} right {check.accuracy(style):.3f}")
-    for low, high in ((3, 3), (4, 4), (5, 6), (7, 10), (11, 16), (17, 19), (20, 32)):
+    for low, high in TERMS:
         terms = range(low, high + 1)
+        if not any(answer.row.info["terms"] in terms for answer in check.answers):
+            continue
         print(
             f"  {low:>2}-{high:<2} terms: right {check.accuracy(terms=terms):.3f}, "
-            f"fine {check.accuracy('fine', terms):.3f}, length {check.mean_tokens(terms):.0f}"
+            f"{careful} {check.accuracy(careful, terms):.3f}, "
+            f"length {check.mean_tokens(terms):.0f}"
         )

@@ -12,9 +12,13 @@ from random import Random
 from typing import Literal, Protocol
 
 from headrace.errors import UserError
-from tasks.chain_sums import MAX_TERMS, evaluation_rows, prompt_row
+from tasks.chain_sums import CHAIN_SUMS
 from tasks.datasets import read_dataset
+from tasks.procedural import ProceduralTask, Sizes, evaluation_rows, prompt_row
 from tasks.rows import Row, prompt_hash, prompt_text
+from tasks.tracking import TRACKING
+
+PROCEDURAL_TASKS = {task.name: task for task in (CHAIN_SUMS, TRACKING)}
 
 
 class PromptSource(Protocol):
@@ -29,11 +33,11 @@ class PromptSource(Protocol):
         ...
 
 
-class ChainSumsTask(Protocol):
-    """What is read of the configuration with `kind = "chain_sums"`."""
+class ProceduralSettings(Protocol):
+    """What is read of the configuration of a procedural task."""
 
     @property
-    def kind(self) -> Literal["chain_sums"]: ...
+    def kind(self) -> Literal["chain_sums", "tracking"]: ...
     @property
     def min_terms(self) -> int: ...
     @property
@@ -42,7 +46,7 @@ class ChainSumsTask(Protocol):
     def tail_exponent(self) -> float: ...
 
 
-class DatasetTask(Protocol):
+class DatasetSettings(Protocol):
     """What is read of the configuration with `kind = "dataset"`."""
 
     @property
@@ -63,31 +67,23 @@ class DatasetTask(Protocol):
     def limit(self) -> int | None: ...
 
 
-class ChainSumsSource:
-    """Prompts made on the fly; see `tasks.chain_sums`."""
+class ProceduralSource:
+    """Prompts made on the fly; see `tasks.procedural`."""
 
-    def __init__(self, *, min_terms: int, max_terms: int, tail_exponent: float, seed: int) -> None:
-        if not min_terms <= max_terms or not 2 <= max_terms <= MAX_TERMS:
+    def __init__(self, task: ProceduralTask, sizes: Sizes, *, seed: int) -> None:
+        if not sizes.min_terms <= sizes.max_terms or not 2 <= sizes.max_terms <= task.most_terms:
             raise UserError(
-                f"task.min_terms {min_terms} and task.max_terms {max_terms}: chain_sums needs "
-                f"min_terms <= max_terms and max_terms from 2 to {MAX_TERMS}"
+                f"task.min_terms {sizes.min_terms} and task.max_terms {sizes.max_terms}: "
+                f"{task.name} needs min_terms <= max_terms and max_terms from 2 to "
+                f"{task.most_terms}"
             )
-        self._min_terms, self._max_terms, self._tail = min_terms, max_terms, tail_exponent
-        self._seed = seed
+        self._task, self._sizes, self._seed = task, sizes, seed
 
     def row_at(self, position: int) -> Row:
-        return prompt_row(
-            position,
-            self._seed,
-            max_terms=self._max_terms,
-            min_terms=self._min_terms,
-            tail=self._tail,
-        )
+        return prompt_row(self._task, position, self._seed, sizes=self._sizes)
 
     def eval_rows(self, count: int) -> list[Row]:
-        return evaluation_rows(
-            count, max_terms=self._max_terms, min_terms=self._min_terms, tail=self._tail
-        )
+        return evaluation_rows(self._task, count, sizes=self._sizes)
 
 
 class DatasetSource:
@@ -125,7 +121,7 @@ def split_by_hash(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row
     return training, [row for row in rows if prompt_hash(row.prompt) < bound]
 
 
-def load_dataset_source(task: DatasetTask, seed: int) -> DatasetSource:
+def load_dataset_source(task: DatasetSettings, seed: int) -> DatasetSource:
     """Read the file or files of a dataset task and split them.
 
     Training rows whose prompt also stands in `eval_path` are left out of training.
@@ -140,7 +136,7 @@ def load_dataset_source(task: DatasetTask, seed: int) -> DatasetSource:
     return DatasetSource(training, evaluation, seed=seed)
 
 
-def _read(task: DatasetTask, path: str, limit: int | None) -> list[Row]:
+def _read(task: DatasetSettings, path: str, limit: int | None) -> list[Row]:
     return read_dataset(
         path,
         prompt_key=task.prompt_key,
@@ -150,13 +146,9 @@ def _read(task: DatasetTask, path: str, limit: int | None) -> list[Row]:
     )
 
 
-def build_source(task: ChainSumsTask | DatasetTask, seed: int) -> PromptSource:
+def build_source(task: ProceduralSettings | DatasetSettings, seed: int) -> PromptSource:
     """The source a task's configuration describes. UserError when its data cannot be used."""
-    if task.kind == "chain_sums":
-        return ChainSumsSource(
-            min_terms=task.min_terms,
-            max_terms=task.max_terms,
-            tail_exponent=task.tail_exponent,
-            seed=seed,
-        )
-    return load_dataset_source(task, seed)
+    if task.kind == "dataset":
+        return load_dataset_source(task, seed)
+    sizes = Sizes(task.min_terms, task.max_terms, task.tail_exponent)
+    return ProceduralSource(PROCEDURAL_TASKS[task.kind], sizes, seed=seed)

@@ -1,4 +1,7 @@
-"""`headrace bench NAME`: runs `benchmarks.NAME:main` with the options that follow."""
+"""`headrace bench NAME`: runs `benchmarks.NAME:main` with the options that follow.
+
+Names are written with hyphens and files with underscores; either is understood.
+"""
 
 import argparse
 import sys
@@ -10,9 +13,9 @@ from headrace.roles import resolve
 
 
 def available(folder: Path = ROOT / "benchmarks") -> list[str]:
-    """Names of the benchmarks in the source tree: modules with a `main`."""
+    """Names of the benchmarks, hyphens for underscores: modules of the tree with a `main`."""
     return sorted(
-        path.stem
+        path.stem.replace("_", "-")
         for path in folder.glob("*.py")
         if not path.stem.startswith("_") and "\ndef main(" in path.read_text(encoding="utf-8")
     )
@@ -29,9 +32,10 @@ def bench(arguments: argparse.Namespace) -> int:
     if not arguments.name:
         print("\n".join(names))
         return 0
-    if arguments.name not in names:
+    name = arguments.name.replace("_", "-")
+    if name not in names:
         raise UserError(f"no benchmark {arguments.name!r}; there are: {', '.join(names)}")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    main = resolve(f"benchmarks.{arguments.name}:main")
+    main = resolve(f"benchmarks.{name.replace('-', '_')}:main")
     return int(main(arguments.options) or 0)

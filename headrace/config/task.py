@@ -17,10 +17,8 @@ class TaskBase(StrictModel):
     """Longest response in tokens; a response cut here is `truncated` and scored as it is."""
 
 
-class ChainSumsConfig(TaskBase):
-    """Procedural sums of labelled digits with a Pareto tail of lengths: the demonstration task."""
-
-    kind: Literal["chain_sums"]
+class ProceduralConfig(TaskBase):
+    """What tasks have whose problems are made, not read: a Pareto law of the problem's size."""
 
     min_terms: int = Field(default=3, ge=1)
     """Fewest terms of a problem."""
@@ -30,6 +28,22 @@ class ChainSumsConfig(TaskBase):
 
     tail_exponent: float = Field(default=1.6, gt=0)
     """Exponent of the Pareto law of the number of terms; smaller is a heavier tail."""
+
+
+class ChainSumsConfig(ProceduralConfig):
+    """Procedural sums of labelled digits with a Pareto tail of lengths: the demonstration task."""
+
+    kind: Literal["chain_sums"]
+
+
+class TrackingConfig(ProceduralConfig):
+    """Procedural tracking of an object under swapped cups: one wrong step spoils the answer, so
+    credit assignment inside it matters. A term is a swap."""
+
+    kind: Literal["tracking"]
+
+    max_terms: int = Field(default=24, ge=1)
+    """Most swaps of a problem."""
 
 
 class DatasetConfig(TaskBase):
@@ -60,4 +74,6 @@ class DatasetConfig(TaskBase):
     """Use the first so many rows only."""
 
 
-TaskConfig = Annotated[ChainSumsConfig | DatasetConfig, Field(discriminator="kind")]
+TaskConfig = Annotated[
+    ChainSumsConfig | TrackingConfig | DatasetConfig, Field(discriminator="kind")
+]

@@ -88,9 +88,13 @@ async def test_a_whole_run_in_each_mode(tmp_path: Path, mode: str) -> None:
     last = [r for r in records if isinstance(r, MetricsSampled)][-1].metrics
     assert last["ledger/in_flight"] == last["ledger/ready"] == 0
     assert last["ledger/trained_policy"] > 0
+    leases = [x for s in generator.seen if isinstance(s, m.Leases) for x in s.leases]
+    seeds = {(lease.trajectory_id, lease.seed) for lease in leases}
+    assert len(seeds) == len(dict(seeds)), "a resumed trajectory has another seed"
     if mode == "windowed":
-        stops = [x.stop_at for s in generator.seen if isinstance(s, m.Leases) for x in s.leases]
-        assert 4 in stops
+        assert 4 in [lease.stop_at for lease in leases]
+        batches = [r for r in records if isinstance(r, BatchTaken)]
+        assert not any("stale" in w.dropped for batch in batches for w in batch.windows)
 
 
 async def test_a_learner_that_dies_is_rolled_back_and_nothing_is_trained_twice(

@@ -1,8 +1,12 @@
 """The scheduler: successive batching (golden case G14), the staleness bound, held trajectories."""
 
+import random
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.protocol.records import TokensDropped
 from tests.coordinator.world import World, make_config
 
 LENGTHS = {"a": 3, "b": 10, "c": 6, "d": 99, "e": 2, "f": 5, "g": 7, "h": 4, "i": 8, "j": 1}
@@ -115,3 +119,104 @@ def test_with_staleness_zero_nothing_begins_while_the_learner_works() -> None:
     assert world.fill(8) == []
     world.commit()
     assert len(world.fill(8)) == 2
+
+
+def test_who_is_early_at_its_border_waits_for_the_rest_of_the_round() -> None:
+    world = World(make_config())
+    early, *others = world.fill(8)
+    world.chunk(early, WINDOW, "window")
+    assert world.fill(8) == []
+    for trajectory in others:
+        world.chunk(trajectory, 2, "stop")
+        world.reward(trajectory)
+    prepared = world.take()
+    assert prepared is not None
+    assert [w.index for w in prepared.taken.windows] == [0, 0, 0, 0]
+    world.commit()
+    assert world.fill(8)[0] is early
+
+
+def test_a_round_goes_on_where_a_generator_was_lost() -> None:
+    world = World(make_config())
+    lost, *_ = world.fill(4)
+    world.chunk(lost, 2)
+    lost.lease_id = lost.generator = None
+    assert world.fill(4) == [lost]
+
+
+def test_carried_trajectories_leave_no_small_batch_behind() -> None:
+    """5 slots for groups of 2, one trajectory carried: two groups, not three."""
+    world = World(make_config(schedule={"batch_windows": 5, "num_generations": 2}))
+    for trajectory in world.fill(8):
+        over = trajectory.trajectory_id > 0
+        world.chunk(trajectory, 2 if over else WINDOW, "stop" if over else "window")
+        if over:
+            world.reward(trajectory)
+    assert world.take() is not None
+    world.commit()
+    assert [t.trajectory_id for t in world.fill(8)] == [0, 4, 5, 6, 7]
+
+
+def _batches(lengths: list[int], warmup: int, arrival: int, **schedule: Any) -> list[Any]:
+    """What some updates are made of when tokens and scores arrive in a random order."""
+    rng = random.Random(arrival)
+    world = World(make_config(schedule=schedule, algorithm={"value": {"warmup_updates": warmup}}))
+    found: list[Any] = []
+    scores: list[Any] = []
+    while len(found) < 6:
+        world.fill(8 - sum(t.lease_id is not None for t in world.state.running()))
+        live = [t for t in world.state.running() if t.lease_id is not None]
+        if live and (not scores or rng.random() < 0.5):
+            trajectory = rng.choice(live)
+            goal = lengths[trajectory.trajectory_id % len(lengths)]
+            border = min(trajectory.open_start + world.config.window, goal)
+            end = rng.randint(trajectory.length + 1, border)
+            if end == goal:
+                world.chunk(trajectory, end - trajectory.length, "stop")
+                scores.append(trajectory)
+            else:
+                stops = end == border and world.scheduler.stops_at_border()
+                world.chunk(trajectory, end - trajectory.length, "window" if stops else None)
+                if trajectory.lease_id is not None and not world.scheduler.lockstep:
+                    assert not (end == border and world.must_hold(trajectory))
+        elif scores:
+            world.reward(scores.pop(rng.randrange(len(scores))))
+        prepared = world.take()
+        if prepared:
+            found.append((prepared.taken.windows, prepared.taken.value_trajectories))
+            world.commit(publish=bool(prepared.taken.windows))
+            if not prepared.taken.windows:
+                _spend(world, prepared.taken.value_trajectories)
+    return found
+
+
+def _spend(world: World, trajectory_ids: list[int]) -> None:
+    """A warm-up was made of these: the policy is not trained on them."""
+    for trajectory_id in trajectory_ids:
+        length = world.state.trajectories[trajectory_id].length
+        world.note(
+            TokensDropped(
+                at=0.0,
+                trajectory_id=trajectory_id,
+                start=0,
+                end=length,
+                reason="value_warmup",
+                tokens=length,
+            )
+        )
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 12), min_size=5, max_size=40), st.integers(0, 2), st.integers())
+def test_a_stream_of_staleness_zero_makes_the_batches_of_windowed_rounds(
+    lengths: list[int], warmup: int, arrival: int
+) -> None:
+    """To the order of windows, whoever arrives first."""
+    zero = {"max_staleness": 0}
+    windowed = _batches(lengths, warmup, arrival, mode="windowed", **zero)
+    streaming = _batches(lengths, warmup, arrival + 1, mode="streaming", **zero)
+    assert windowed == streaming
+    whole = _batches(lengths, warmup, arrival, mode="windowed", window=12)
+    assert whole == _batches(lengths, warmup, arrival + 1, mode="synchronous")
+    assert all(w.max_version == w.min_version for windows, _ in windowed for w in windows)
+    assert not any(w.dropped for windows, _ in windowed + whole for w in windows)

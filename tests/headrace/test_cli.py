@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -189,6 +190,24 @@ def test_joining_from_outside(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "headrace generator --connect" in capsys.readouterr().out
     assert (folder / "client.key_secret").stat().st_mode & 0o777 == 0o600
     assert "already holds keys" in fails(capsys, "keys", str(folder))
+
+
+def test_benchmarks_are_named_with_hyphens_or_underscores(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["bench"]) == 0
+    names = capsys.readouterr().out.split()
+    assert "whole-path" in names
+    assert not any("_" in name for name in names)
+    called: list[str] = []
+
+    def resolve(target: str) -> Callable[[list[str]], None]:
+        return lambda options: called.append(f"{target} {' '.join(options)}")
+
+    monkeypatch.setattr("headrace.commands.benchmark.resolve", resolve)
+    assert main(["bench", "whole-path", "--json"]) == 0
+    assert main(["bench", "whole_path", "--json"]) == 0
+    assert called == ["benchmarks.whole_path:main --json"] * 2
 
 
 def test_other_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

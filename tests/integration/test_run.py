@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import zmq
 
-from headrace.protocol.records import BatchTaken, LineageBegan, MetricsSampled, UpdateCommitted
-from storage.ledger import recount_ledger
-from storage.run_store import RunStore
+from headrace.protocol.records import LineageBegan, UpdateCommitted
+from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import Run, headrace
 
 EXPECTED = """run_id recipe wall_s time_to_first_update_s reward response_length trajectories
@@ -55,14 +54,6 @@ def _throw_garbage(run_dir: Path) -> None:
         socket.send_multipart([b"HR\x01\xc1", b"\0" * 64])
 
 
-def _records(run: Run) -> list[Any]:
-    store = RunStore.open(run.run_dir)
-    try:
-        return list(store.replay())
-    finally:
-        store.close()
-
-
 def test_the_run_ends_by_itself_and_tells_everything(finished: Run) -> None:
     shown = finished.show()
     assert shown["status"] == "finished"
@@ -77,33 +68,14 @@ def test_the_run_ends_by_itself_and_tells_everything(finished: Run) -> None:
     assert "held-out accuracy" in finished.text()
 
 
-def test_the_ledger_balances_at_every_update_and_when_counted_again(finished: Run) -> None:
-    sampled = [r for r in _records(finished) if isinstance(r, UpdateCommitted | MetricsSampled)]
-    for record in sampled:
-        m = record.metrics
-        parts = ("trained_policy", "ready", "in_flight", "dropped")
-        assert m["ledger/generated"] == sum(m[f"ledger/{part}"] for part in parts)
-    recounted = recount_ledger(finished.run_dir)
-    last = sampled[-1].metrics
-    assert recounted["generated"] == last["ledger/generated"]
-    assert recounted["trained_policy"] == last["ledger/trained_policy"]
-
-
 def test_no_token_is_trained_twice_nor_an_unfinished_value(finished: Run) -> None:
-    records = _records(finished)
-    taken = [r for r in records if isinstance(r, BatchTaken)]
-    windows = [w.window_id for batch in taken for w in batch.windows]
-    values = [i for batch in taken for i in batch.value_trajectories]
-    ended = {r.trajectory_id for r in records if type(r).__name__ == "TrajectoryEnded"}
-    assert len(windows) == len(set(windows))
-    assert len(values) == len(set(values))
-    assert set(values) <= ended
+    assert_trained_once(finished.run_dir)
 
 
 def test_behaviour_and_learner_logprobs_agree_in_float32(finished: Run) -> None:
     first = [
         r.metrics["rollout/logprob_diff"]
-        for r in _records(finished)
+        for r in records_of(finished.run_dir)
         if isinstance(r, UpdateCommitted) and "rollout/logprob_diff" in r.metrics
     ]
     assert first
@@ -111,7 +83,7 @@ def test_behaviour_and_learner_logprobs_agree_in_float32(finished: Run) -> None:
 
 
 def test_garbage_on_the_socket_was_refused_and_counted(finished: Run) -> None:
-    incidents = [r for r in _records(finished) if type(r).__name__ == "Incident"]
+    incidents = [r for r in records_of(finished.run_dir) if type(r).__name__ == "Incident"]
     assert sum(r.kind == "message_rejected" for r in incidents) >= 3
 
 
@@ -147,7 +119,7 @@ def test_a_killed_learner_comes_back_and_ctrl_c_leaves_a_resumable_run(tmp_path:
         run.until(lambda: _checkpoints(run) > seen)
         run.interrupt()
         assert run.wait(120) == 130, run.text()
-        records = _records(run)
+        records = records_of(run.run_dir)
         (rollback,) = [r for r in records if isinstance(r, LineageBegan)]
         assert rollback.lineage == 1
         updates = [r.metrics for r in records if isinstance(r, UpdateCommitted)]
@@ -166,6 +138,7 @@ def test_a_killed_learner_comes_back_and_ctrl_c_leaves_a_resumable_run(tmp_path:
         after = again.show()
         _assert_balanced(after)
         assert after["tokens"]["trained_policy"] > before["tokens"]["trained_policy"]
+        assert_trained_once(again.run_dir)
     finally:
         again.end()
 

@@ -91,14 +91,16 @@ def test_filters_of_tokens_reach_trajectories_and_tokens(run_dir: Path, tmp_path
 
 
 def test_text_is_exported_where_there_is_a_tokenizer(tmp_path: Path) -> None:
-    from tasks.character_tokenizer import VOCABULARY, build_tokenizer
+    from tasks.chain_sums import CHAIN_SUMS
+    from tasks.character_tokenizer import build_tokenizer, vocabulary
 
-    build_tokenizer().save_pretrained(tmp_path / "model")
+    tokens = vocabulary(CHAIN_SUMS.characters)
+    build_tokenizer(CHAIN_SUMS.characters).save_pretrained(tmp_path / "model")
     run_dir = write_run(tmp_path / "run", run_config(model={"path": str(tmp_path / "model")}))
     export(run_dir, "trajectories", None, tmp_path / "a.jsonl", where="trajectory_id = 10")
-    assert rows_of(tmp_path / "a.jsonl")[0]["response"] == "".join(VOCABULARY[4:20])
+    assert rows_of(tmp_path / "a.jsonl")[0]["response"] == "".join(tokens[4:20])
     export(run_dir, "tokens", None, tmp_path / "b.jsonl", where="trajectory_id = 10")
-    assert [row["token"] for row in rows_of(tmp_path / "b.jsonl")] == list(VOCABULARY[:20])
+    assert [row["token"] for row in rows_of(tmp_path / "b.jsonl")] == list(tokens[:20])
 
 
 def test_small_pages_give_the_same_rows(

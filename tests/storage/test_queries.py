@@ -120,13 +120,15 @@ def test_detail_without_tokens_or_trajectory(run_dir: Path) -> None:
 
 
 def test_text_comes_from_the_models_tokenizer(tmp_path: Path) -> None:
-    from tasks.character_tokenizer import VOCABULARY, build_tokenizer
+    from tasks.chain_sums import CHAIN_SUMS
+    from tasks.character_tokenizer import build_tokenizer, vocabulary
 
-    build_tokenizer().save_pretrained(tmp_path / "model")
+    tokens = vocabulary(CHAIN_SUMS.characters)
+    build_tokenizer(CHAIN_SUMS.characters).save_pretrained(tmp_path / "model")
     run_dir = write_run(tmp_path / "run", run_config(model={"path": str(tmp_path / "model")}))
     detail = queries.trajectory_detail(run_dir, 10)
-    assert detail.pieces == list(VOCABULARY[:20])
-    assert detail.text == "".join(VOCABULARY[4:20])
+    assert detail.pieces == list(tokens[:20])
+    assert detail.text == "".join(tokens[4:20])
 
 
 def test_dropped_windows(run_dir: Path) -> None:

@@ -8,12 +8,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import UserError
 from tasks.chain_sums import (
-    MAX_TERMS,
+    CHAIN_SUMS,
     Mixture,
-    evaluation_rows,
-    is_correct,
-    is_held_out,
-    prompt_row,
     read_prompt,
     sample_response,
     style_of,
@@ -23,8 +19,15 @@ from tasks.chain_sums import (
     write_prompt,
     write_steps,
 )
+from tasks.procedural import (
+    default_sizes,
+    evaluation_rows,
+    is_correct,
+    is_held_out,
+    prompt_row,
+)
 
-digit_lists = st.lists(st.integers(1, 9), min_size=1, max_size=MAX_TERMS)
+digit_lists = st.lists(st.integers(1, 9), min_size=1, max_size=CHAIN_SUMS.most_terms)
 
 
 def test_the_written_answers_of_the_example() -> None:
@@ -63,6 +66,7 @@ def test_every_written_answer_is_correct_and_its_style_recognised(
 
 def test_the_longest_careful_answer_fits_the_response_limit() -> None:
     assert len(write_fine([9] * 32)) + 1 == 227
+    assert len(write_fine([9] * CHAIN_SUMS.most_terms)) + 1 == 367
 
 
 @pytest.mark.parametrize("text", ["", "5", "#", "#5;", "a3+0=3;b5#5", "#5#", "a3+0;#5"])
@@ -88,22 +92,22 @@ def test_the_mixture_decides_the_styles() -> None:
 
 
 def test_a_row_depends_on_its_arguments_alone() -> None:
-    row = prompt_row(7, 1)
-    assert row == prompt_row(7, 1)
-    assert row != prompt_row(8, 1)
-    assert row != prompt_row(7, 2)
+    row = prompt_row(CHAIN_SUMS, 7, 1)
+    assert row == prompt_row(CHAIN_SUMS, 7, 1)
+    assert row != prompt_row(CHAIN_SUMS, 8, 1)
+    assert row != prompt_row(CHAIN_SUMS, 7, 2)
     digits = read_prompt(str(row.prompt))
     assert row.answer == str(sum(digits) % 10)
     assert row.info == {"terms": len(digits)}
 
 
 def test_golden_rows_stay_what_they_are() -> None:
-    assert [prompt_row(i, 0).prompt for i in range(3)] == [
+    assert [prompt_row(CHAIN_SUMS, i, 0).prompt for i in range(3)] == [
         "a8b7c9=",
         "a6b6c3=",
         "a6b7c7d9e7f9g6h1i3j7k1l7m9n9o7p1q1r8s4=",
     ]
-    assert [row.prompt for row in evaluation_rows(3)] == [
+    assert [row.prompt for row in evaluation_rows(CHAIN_SUMS, 3)] == [
         "a1b4c7=",
         "a5b2c8d5=",
         "a2b2c3d9e8f3g5h8=",
@@ -111,15 +115,15 @@ def test_golden_rows_stay_what_they_are() -> None:
 
 
 def test_lengths_follow_the_pareto_law() -> None:
-    terms = [prompt_row(i, 0).info["terms"] for i in range(10_000)]
+    terms = [prompt_row(CHAIN_SUMS, i, 0).info["terms"] for i in range(10_000)]
     assert terms.count(3) / 10_000 == pytest.approx(1 - (3 / 4) ** 1.6, abs=0.02)
     assert sum(n >= 20 for n in terms) / 10_000 == pytest.approx((3 / 20) ** 1.6, abs=0.01)
     assert (min(terms), max(terms)) == (3, 32)
 
 
 def test_training_and_evaluation_never_share_a_prompt() -> None:
-    training = {str(prompt_row(i, 3).prompt) for i in range(5_000)}
-    evaluation = [str(row.prompt) for row in evaluation_rows(2048)]
+    training = {str(prompt_row(CHAIN_SUMS, i, 3).prompt) for i in range(5_000)}
+    evaluation = [str(row.prompt) for row in evaluation_rows(CHAIN_SUMS, 2048)]
     assert len(set(evaluation)) == 2048
     assert training.isdisjoint(evaluation)
     assert all(map(is_held_out, evaluation))
@@ -127,9 +131,9 @@ def test_training_and_evaluation_never_share_a_prompt() -> None:
 
 
 def test_a_smaller_evaluation_is_the_beginning_of_a_larger_one() -> None:
-    assert evaluation_rows(300)[:100] == evaluation_rows(100)
+    assert evaluation_rows(CHAIN_SUMS, 300)[:100] == evaluation_rows(CHAIN_SUMS, 100)
 
 
 def test_too_many_distinct_prompts_are_refused() -> None:
     with pytest.raises(UserError, match="distinct held-out prompts"):
-        evaluation_rows(1024, max_terms=3)
+        evaluation_rows(CHAIN_SUMS, 1024, sizes=default_sizes(CHAIN_SUMS, 3))

@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tasks.chain_sums import is_held_out, prompt_row, style_of
+from tasks.chain_sums import CHAIN_SUMS, style_of
 from tasks.character_tokenizer import build_tokenizer
 from tasks.cold_start import (
+    Curriculum,
     Example,
     buckets,
     build_model,
@@ -21,8 +22,13 @@ from tasks.cold_start import (
     weighted_loss,
 )
 from tasks.policy_check import check_policy, sample
+from tasks.procedural import Sizes, default_sizes, is_held_out, prompt_row
+from tasks.tracking import TRACKING, wrong_steps
 
-SHIPPED = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
+MODELS = Path(__file__).parents[2] / "recipes" / "models"
+SHIPPED = MODELS / "chain-sums-cold"
+LONG = MODELS / "chain-sums-long-cold"
+USUAL = Curriculum(CHAIN_SUMS, default_sizes(CHAIN_SUMS))
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +37,8 @@ def _one_thread() -> None:
 
 
 def test_training_data_has_two_phases_and_nothing_held_out() -> None:
-    batches = list(training_texts(seed=0, steps=20))
-    assert [batches, len(batches)] == [list(training_texts(seed=0, steps=20)), 20]
+    batches = list(training_texts(USUAL, seed=0, steps=20))
+    assert [batches, len(batches)] == [list(training_texts(USUAL, seed=0, steps=20)), 20]
     prompts = [prompt for batch in batches for prompt, _ in batch]
     assert not any(map(is_held_out, prompts))
     first = {style_of(response) for batch in batches[:9] for _, response in batch}
@@ -52,23 +58,23 @@ def test_buckets_keep_every_example_and_bound_the_padding() -> None:
 
 
 def test_the_loss_counts_response_tokens_and_weighs_results() -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(CHAIN_SUMS.characters)
     model = build_model(tokenizer, seed=0)
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
     prompt, response = "a3b5=", "a3+0=3;b5+3=8;#8"
     example = Example([*tokenizer.encode(prompt + response), 2], len(prompt))
     equals = tokenizer.convert_tokens_to_ids("=")
-    # All-zero weights give a uniform distribution over 64 tokens. 17 response tokens, two of them
+    # All-zero weights give a uniform distribution over 70 tokens. 17 response tokens, two of them
     # the result of a step; the `=` that ends the prompt has no result after it.
     loss, weights = weighted_loss(model, [example], equals=equals, weight=4.0)
     assert weights == 17 + 2 * 3
-    assert float(loss.detach()) == pytest.approx(weights * math.log(64), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(weights * math.log(70), rel=1e-5)
     padded, padded_weights = weighted_loss(
         model, [example, Example(example.ids[:-4], 5)], equals=equals, weight=1.0
     )
     assert padded_weights == 17 + 13
-    assert float(padded.detach()) == pytest.approx(30 * math.log(64), rel=1e-5)
+    assert float(padded.detach()) == pytest.approx(30 * math.log(70), rel=1e-5)
 
 
 def test_the_learning_rate_warms_up_holds_and_decays() -> None:
@@ -80,10 +86,10 @@ def test_the_learning_rate_warms_up_holds_and_decays() -> None:
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(CHAIN_SUMS.characters)
     models = [build_model(tokenizer, seed) for seed in (1, 1, 2)]
     for model, seed in zip(models, (1, 1, 2), strict=True):
-        train(model, tokenizer, steps=3, seed=seed)
+        train(model, tokenizer, USUAL, steps=3, seed=seed)
     first, again, other = (model.lm_head.weight for model in models)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -96,8 +102,8 @@ def test_the_script_writes_a_folder_that_loads(
     assert "held-out prompts 8" in capsys.readouterr().out
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.dtype == torch.bfloat16
-    assert model.num_parameters() == 648_064
-    assert len(AutoTokenizer.from_pretrained(tmp_path)) == model.config.vocab_size == 64
+    assert model.num_parameters() == 648_832
+    assert len(AutoTokenizer.from_pretrained(tmp_path)) == model.config.vocab_size == 70
 
 
 def test_the_sampler_agrees_with_a_plain_forward_pass() -> None:
@@ -118,20 +124,56 @@ def test_the_sampler_agrees_with_a_plain_forward_pass() -> None:
 def test_the_shipped_weights_are_a_mixture_with_something_to_learn() -> None:
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
     model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32)
-    check = check_policy(model, tokenizer, prompts=1024, seed=0)
+    check = check_policy(model, tokenizer, CHAIN_SUMS, prompts=1024, seed=0)
     assert 0.15 <= check.accuracy() <= 0.32
     assert 10 <= check.mean_tokens() <= 22
     assert check.share("direct") == pytest.approx(0.58, abs=0.08)
     assert check.share("other") <= 0.02
     assert check.accuracy("direct") <= 0.2
     assert check.accuracy("fine", range(3, 17)) >= 0.95
-    greedy = check_policy(model, tokenizer, prompts=1024, seed=0, greedy=True)
+    greedy = check_policy(model, tokenizer, CHAIN_SUMS, prompts=1024, seed=0, greedy=True)
     assert greedy.accuracy() <= 0.3
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) <= 4 * 2**20
 
 
 def test_the_shipped_model_holds_the_longest_problem() -> None:
     config = AutoModelForCausalLM.from_pretrained(SHIPPED).config
-    longest = max(len(prompt_row(i, 0).prompt) for i in range(1000))
+    longest = max(len(prompt_row(CHAIN_SUMS, i, 0).prompt) for i in range(1000))
     assert longest == 65
     assert config.max_position_embeddings >= longest + 240
+
+
+def test_the_shipped_tracking_policy_slips_in_every_fifth_step() -> None:
+    folder = MODELS / "tracking-cold"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    check = check_policy(model, tokenizer, TRACKING, prompts=512, seed=0)
+    steps = [
+        wrong
+        for answer in check.answers
+        for wrong in wrong_steps(str(answer.row.prompt), answer.text)
+    ]
+    assert 0.15 <= sum(steps) / len(steps) <= 0.25
+    assert 0.2 <= check.accuracy() <= 0.4
+    assert check.share("other") <= 0.03
+    # It knows better: the likeliest answer has hardly a wrong step.
+    greedy = check_policy(model, tokenizer, TRACKING, prompts=512, seed=0, greedy=True)
+    assert greedy.accuracy() >= 0.85
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 4 * 2**20
+
+
+def test_the_long_model_is_a_mixture_and_sound_on_long_problems() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(LONG)
+    model = AutoModelForCausalLM.from_pretrained(LONG, dtype=torch.float32)
+    most = CHAIN_SUMS.most_terms
+    assert model.config.max_position_embeddings >= (2 * most + 1) + (7 * most + 3)
+    sizes = Sizes(min_terms=2, max_terms=52, tail=1.3)
+    check = check_policy(
+        model, tokenizer, CHAIN_SUMS, prompts=512, seed=0, max_tokens=372, sizes=sizes
+    )
+    assert 0.15 <= check.accuracy() <= 0.35
+    assert 12 <= check.mean_tokens() <= 30
+    assert check.share("direct") >= 0.45
+    assert check.share("other") <= 0.03
+    assert check.accuracy("direct") <= 0.2
+    assert check.accuracy("fine", range(2, 20)) >= 0.95

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.task import ChainSumsConfig, DatasetConfig
+from headrace.config.task import ChainSumsConfig, DatasetConfig, TrackingConfig
 from headrace.errors import UserError
 from tasks.rows import Row
 from tasks.source import DatasetSource, build_source, split_by_hash
+from tasks.tracking import solve
 
 
 def rows(count: int) -> list[Row]:
@@ -32,7 +33,14 @@ def test_chain_sums_from_the_configuration() -> None:
     assert other.eval_rows(64) == source.eval_rows(64)
 
 
-@pytest.mark.parametrize(("low", "high"), [(5, 4), (3, 47), (1, 1)])
+def test_tracking_from_the_configuration() -> None:
+    source = build_source(TrackingConfig(kind="tracking", max_terms=5), seed=5)
+    row = source.row_at(0)
+    assert row.answer == solve(str(row.prompt))
+    assert {source.row_at(position).info["terms"] for position in range(100)} == {3, 4, 5}
+
+
+@pytest.mark.parametrize(("low", "high"), [(5, 4), (3, 53), (1, 1)])
 def test_impossible_numbers_of_terms_are_refused(low: int, high: int) -> None:
     task = ChainSumsConfig(kind="chain_sums", min_terms=low, max_terms=high)
     with pytest.raises(UserError, match="min_terms"):

@@ -45,7 +45,7 @@ from headrace.errors import UserError
         ("schedule.mode=sync", "schedule.mode = \"sync\": should be 'synchronous', 'windowed' or"),
         ("learner.cpus=[1, true]", "learner.cpus.1 = true: should be an integer"),
         ("task.path=x", "task.path; it does not go with task.kind = 'chain_sums'"),
-        ("task.kind=sums", "task.kind must be one of 'chain_sums', 'dataset'"),
+        ("task.kind=sums", "task.kind must be one of 'chain_sums', 'tracking'"),
         ("name", "override 'name' is not of the form section.key=value"),
         ("name.first=x", "name.first=x': name is a value, not a section"),
     ],

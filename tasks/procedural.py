@@ -1,0 +1,149 @@
+"""What a procedural task is, and the prompt rows that all of them make the same way.
+
+In: a task's few functions (how a prompt of a given size is drawn, what its answer is, how answers
+are written). Out: training rows addressed by position and a fixed list of evaluation rows, both
+pure functions of their arguments.
+
+The size of a prompt, its number of terms, follows a Pareto law, so that a few prompts need very
+long answers. A prompt is held out when the hash of its text says so: training never yields it,
+evaluation yields no other. Every answer ends in `#` and the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+from headrace.errors import UserError
+from tasks.rows import Row, prompt_hash
+
+HELD_OUT_SHARE = 8
+"""One prompt in this many is held out."""
+
+Split = Literal["train", "eval"]
+Phase = Literal["skill", "mixture"]
+"""Of the cold start: first only the careful way of answering, then all ways, mixed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProceduralTask:
+    """A task whose prompts are made from a random number generator and a number of terms."""
+
+    name: str
+    """As `task.kind` of the configuration says."""
+
+    characters: str
+    """All characters of its prompts and answers, in the order of the tokenizer."""
+
+    most_terms: int
+    """How many terms a prompt can have: one label each."""
+
+    max_terms: int
+    """How many a prompt has at most unless told otherwise."""
+
+    styles: tuple[str, ...]
+    """Ways of answering that `style_of` tells apart besides `other`, the most careful one last."""
+
+    draw: Callable[[Random, int], str]
+    """A prompt with that many terms."""
+
+    solve: Callable[[str], str]
+    """The answer to a prompt. Raises ValueError for a text that is none."""
+
+    teach: Callable[[str, Random, Phase], str]
+    """What the supervised model is shown in answer to a prompt, without the end token."""
+
+    style_of: Callable[[str], str]
+    """Which of `styles` a response is written in; `other` when none."""
+
+    min_terms: int = 3
+    """How few terms a prompt has unless told otherwise."""
+
+    tail_exponent: float = 1.6
+    """Of the Pareto law of the number of terms unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The law of the number of terms: floor(min_terms * u^(-1/tail)), capped at `max_terms`."""
+
+    min_terms: int
+    max_terms: int
+    tail: float
+
+    def draw(self, rng: Random) -> int:
+        u = 1.0 - rng.random()
+        return int(min(self.max_terms, self.min_terms * u ** (-1.0 / self.tail)))
+
+
+def default_sizes(task: ProceduralTask, max_terms: int | None = None) -> Sizes:
+    """The sizes a task has when the configuration says nothing."""
+    return Sizes(task.min_terms, max_terms or task.max_terms, task.tail_exponent)
+
+
+def is_held_out(prompt: str) -> bool:
+    """Whether the prompt belongs to evaluation, by the hash of its text."""
+    return prompt_hash(prompt) % HELD_OUT_SHARE == 0
+
+
+def draw_prompt(task: ProceduralTask, rng: Random, terms: int) -> str:
+    """A prompt of the training side with that many terms."""
+    while is_held_out(prompt := task.draw(rng, terms)):
+        pass
+    return prompt
+
+
+def prompt_row(
+    task: ProceduralTask,
+    index: int,
+    seed: int,
+    *,
+    sizes: Sizes | None = None,
+    split: Split = "train",
+) -> Row:
+    """The row at `index` of an endless stream; the same arguments always give the same row.
+
+    Draws that fall on the other side of the hash split are drawn again, size and all, so the law
+    of the lengths holds on both sides.
+    """
+    sizes = sizes or default_sizes(task)
+    rng = Random(f"{task.name.replace('_', '-')}/{split}/{seed}/{index}")
+    while True:
+        terms = sizes.draw(rng)
+        prompt = task.draw(rng, terms)
+        if is_held_out(prompt) == (split == "eval"):
+            return Row(f"{split}-{index}", prompt, task.solve(prompt), {"terms": terms})
+
+
+def evaluation_rows(task: ProceduralTask, count: int, *, sizes: Sizes | None = None) -> list[Row]:
+    """`count` distinct held-out rows, the same for every run, whatever its seed.
+
+    Short prompts are few (729 chains of three sums, about 90 of them held out). A prompt that was
+    already taken is drawn again with a new size, so a large evaluation set holds fewer of the
+    shortest prompts than the training stream and is slightly harder. UserError when the settings
+    do not allow that many distinct prompts.
+    """
+    sizes = sizes or default_sizes(task)
+    rows: list[Row] = []
+    seen: set[str] = set()
+    index = 0
+    while len(rows) < count:
+        if index >= 1000 + 50 * count:
+            raise UserError(
+                f"{task.name} has only about {len(rows)} distinct held-out prompts with "
+                f"min_terms={sizes.min_terms}, max_terms={sizes.max_terms}, but {count} were "
+                "asked for: raise max_terms or evaluate on fewer prompts"
+            )
+        row = prompt_row(task, index, 0, sizes=sizes, split="eval")
+        index += 1
+        if str(row.prompt) not in seen:
+            seen.add(str(row.prompt))
+            rows.append(row)
+    return rows
+
+
+def is_correct(response: str, answer: str) -> bool:
+    """Whether a response that ended by itself closes with `#answer`."""
+    return response.endswith(f"#{answer}")
