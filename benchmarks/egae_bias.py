@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.egae_estimates import ESTIMATORS, Sampled, is_near, state_terms
+from benchmarks.egae_estimates import ESTIMATORS, Estimator, Sampled, is_near, state_terms
 from benchmarks.estimator_error import summary
 from benchmarks.frozen_policy import STRATA, TERMS, Critic, FrozenPolicy
 from benchmarks.runs import Rows, series, train
@@ -74,18 +74,13 @@ class Size:
 
 
 FULL, REDUCED = Size(100, 64), Size(50, 32)
+SEEDS = 3
 
 
 def sampled(policy: FrozenPolicy, size: Size, label: str) -> list[Sampled]:
     """States and continuations of a policy; the value model has no part in them."""
-    return [
-        Sampled(
-            state,
-            policy.after_action(state, size.continuations),
-            policy.from_state(state, size.continuations),
-        )
-        for state in watched(policy.states(size.states), f"{label}: continuations")
-    ]
+    states = watched(policy.states(size.states), f"{label}: continuations")
+    return [Sampled(state, *policy.rollouts(state, size.continuations)) for state in states]
 
 
 def estimator_figures(states: Sequence[Sampled], critic: Critic, label: str) -> list[Row]:
@@ -105,12 +100,26 @@ def estimator_figures(states: Sequence[Sampled], critic: Critic, label: str) -> 
     return lines
 
 
+def trained(label: str, overrides: Sequence[str], *, updates: int, root: Path) -> Path:
+    """The folder of a run of RECIPE that has a checkpoint at `updates`; one that is in `root`
+    already, by the same recipe and overrides, is not run again."""
+    said = "\n".join(((ROOT / RECIPE).read_text(encoding="utf-8"), *overrides))
+    name = f"{label}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+    there = sorted(root.glob(f"{name}-*/"))
+    for folder in there:
+        if (folder / "checkpoints" / f"step_{updates}" / "manifest.json").exists():
+            return folder
+    found = train(str(ROOT / RECIPE), overrides, root=root, name=f"{name}-{len(there)}")
+    return Path(found["folder"])
+
+
 def reinforced(updates: int, seed: int, root: Path) -> Path:
     """The policy after `updates` of T-PPO, as a model folder."""
     settings = small(pretraining=PRETRAINING, updates=updates)
     overrides = [*settings, *NO_EVALUATION, "schedule.mode=windowed", f"seed={seed}"]
-    found = train(str(ROOT / RECIPE), overrides, root=root, name=f"policy-{updates}-{seed}")
-    return Path(found["folder"]) / "checkpoints" / f"step_{updates + PRETRAINING}" / "policy"
+    last = PRETRAINING + updates
+    folder = trained(f"policy-{updates}-{seed}", overrides, updates=last, root=root)
+    return folder / "checkpoints" / f"step_{last}" / "policy"
 
 
 def pretraining(policy: Path, seed: int) -> tuple[str, ...]:
@@ -130,9 +139,9 @@ def pretraining(policy: Path, seed: int) -> tuple[str, ...]:
 
 def critics(policy: Path, label: str, seed: int, root: Path) -> Iterator[tuple[str, Critic, Row]]:
     """Each value model with its name and what its training said."""
-    name = f"critic-{''.join(c if c.isalnum() else '-' for c in label)}-{seed}"
-    run = train(str(ROOT / RECIPE), pretraining(policy, seed), root=root, name=name)
-    folder = Path(run["folder"])
+    name = f"critic-{label.replace(' ', '-')}-{seed}"
+    last = max(CRITICS.values())
+    folder = trained(name, pretraining(policy, seed), updates=last, root=root)
     metrics = series(folder, ["critic/vf_explained_var"])
     for critic, updates in CRITICS.items():
         explained = metrics["critic/vf_explained_var"][updates - 1]
@@ -176,14 +185,33 @@ def watched(items: Sequence[Any], label: str) -> Iterator[Any]:
     yield from track(items, label, console=console, disable=not console.is_terminal)
 
 
-def line_of(row: Row, *, window: int, boundary: str, lam: float, where: str = "all") -> Row | None:
-    """The figures of one estimator in a row."""
-    wanted = (window, boundary, lam, where)
-    for line in row["estimators"]:
-        if (line["window"], line["boundary"], line["lam"], line["where"]) == wanted:
-            found: Row = line
-            return found
-    return None
+def pairs() -> list[tuple[str, str]]:
+    """Every policy with every value model."""
+    return [(policy, critic) for policy in POLICIES for critic in CRITICS]
+
+
+def rows_of(rows: Rows) -> list[Row]:
+    """The rows of the study as it is now, of the full size where there is one."""
+    found = []
+    for policy, critic in pairs():
+        for seed in range(SEEDS):
+            keys = [key(policy, critic, seed, size) for size in (FULL, REDUCED)]
+            found += [rows.rows[one] for one in keys if one in rows.rows][:1]
+    return found
+
+
+def values_of(
+    rows: Sequence[Row], pair: tuple[str, str], estimator: Estimator, figure: str, where: str
+) -> list[float]:
+    """A figure of a policy with a value model, one value a seed that has it."""
+    wanted = {**asdict(estimator), "where": where}
+    return [
+        line[figure][0]
+        for row in rows
+        if (row["policy"], row["critic"]) == pair
+        for line in row["estimators"]
+        if wanted.items() <= line.items() and line[figure][0] is not None
+    ]
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -216,7 +244,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--states", type=int, help="states of each policy, instead of the study's")
     parser.add_argument("--continuations", type=int, help="2 or more from each state, twice")
     parser.add_argument("--rows", type=Path, default=ROWS, help="JSONL file, gone on with")
-    parser.add_argument("--keep", type=Path, help="keep the run folders here")
+    parser.add_argument("--keep", type=Path, help="keep the run folders here, and use those here")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     return parser.parse_args(argv)
 
@@ -226,7 +254,7 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     usual = REDUCED if options.reduced else FULL
     size = Size(options.states or usual.states, options.continuations or usual.continuations)
-    seeds = range(options.seeds or (1 if options.reduced else 3))
+    seeds = range(options.seeds or (1 if options.reduced else SEEDS))
     rows = Rows(options.rows)
     torch.set_num_threads(1)
     for seed in seeds:
@@ -239,7 +267,7 @@ def main(argv: list[str]) -> int:
             finally:
                 if options.keep is None:
                     shutil.rmtree(scratch)
-    keys = [key(p, c, seed, size) for seed in seeds for p in POLICIES for c in CRITICS]
+    keys = [key(*pair, seed, size) for seed in seeds for pair in pairs()]
     found = [rows.rows[one] for one in keys]
     show(found)
     if options.json:

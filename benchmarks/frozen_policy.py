@@ -22,8 +22,9 @@ from transformers import (
     DynamicCache,
 )
 
-from tasks.chain_sums import is_correct, prompt_row
+from tasks.chain_sums import CHAIN_SUMS
 from tasks.policy_check import sample
+from tasks.procedural import Sizes, is_correct, prompt_row
 from tasks.rows import Row
 
 MAX_TOKENS = 240
@@ -88,27 +89,23 @@ class FrozenPolicy:
             for (row, prompt, tokens), t in ((trajectories[i], t) for i, t in chosen)
         ]
 
-    def after_action(self, state: State, count: int) -> Rollouts:
-        """`count` continuations that begin with the state's action."""
-        return self._rollouts(state, [state.action], count)
-
-    def from_state(self, state: State, count: int) -> Rollouts:
-        """`count` continuations whose first action is drawn as well."""
-        return self._rollouts(state, [], count)
-
-    def _rollouts(self, state: State, forced: list[int], count: int) -> Rollouts:
-        known = state.prompt + state.prefix + forced
-        left = MAX_TOKENS - state.position - len(forced)
-        ends = forced and forced[-1] == self._model.config.eos_token_id
-        rest: list[list[int]] = [[] for _ in range(count)]
-        if left and not ends:
-            prompt = torch.tensor([known])
-            rest = sample(
-                self._model, prompt, max_tokens=left, generator=self._generator, copies=count
-            )
-        tokens = [forced + more for more in rest]
-        returns = [self._score(state.row, state.prefix + more) for more in tokens]
-        return Rollouts(tokens, torch.tensor(returns, dtype=torch.float64))
+    def rollouts(self, state: State, count: int) -> tuple[Rollouts, Rollouts]:
+        """`count` continuations that begin with the state's action, and `count` whose first token
+        is drawn as well."""
+        first = torch.tensor([state.action] * count + [-1] * count)
+        tokens = sample(
+            self._model,
+            torch.tensor([state.prompt + state.prefix]),
+            max_tokens=MAX_TOKENS - state.position,
+            generator=self._generator,
+            copies=2 * count,
+            first=first,
+        )
+        returns = torch.tensor(
+            [self._score(state.row, state.prefix + more) for more in tokens], dtype=torch.float64
+        )
+        held = Rollouts(tokens[:count], returns[:count])
+        return held, Rollouts(tokens[count:], returns[count:])
 
     def _score(self, row: Row, tokens: Sequence[int]) -> float:
         ended = tokens[-1] == self._model.config.eos_token_id
@@ -120,7 +117,8 @@ class FrozenPolicy:
         found: list[tuple[Row, list[int], list[int]]] = []
         places = range(number * PROMPTS_A_ROUND, (number + 1) * PROMPTS_A_ROUND)
         for terms in TERMS:
-            rows = [prompt_row(i, self._seed, min_terms=terms, max_terms=terms) for i in places]
+            sizes = Sizes(terms, terms, CHAIN_SUMS.tail_exponent)
+            rows = [prompt_row(CHAIN_SUMS, i, self._seed, sizes=sizes) for i in places]
             prompts = [self.tokenizer.encode(str(row.prompt)) for row in rows]
             answers = sample(
                 self._model,

@@ -63,9 +63,11 @@ def sample(
     generator: torch.Generator,
     greedy: bool = False,
     copies: int = 1,
+    first: torch.Tensor | None = None,
 ) -> list[list[int]]:
     """Sample at T = 1 after `prompts` (int64 [n, length], all of one length), `copies` answers to
-    each, those of one prompt beside one another; the prompt is read once for all of them.
+    each, those of one prompt beside one another; the prompt is read once for all of them. `first`
+    (int64 [n * copies]) holds first tokens of answers, -1 where that is sampled as well.
 
     Each answer ends with the end token, or has `max_tokens` tokens without one.
     """
@@ -82,6 +84,8 @@ def sample(
             tokens = logits.argmax(-1)
         else:
             tokens = torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
+        if number == 0 and first is not None:
+            tokens = torch.where(first >= 0, first, tokens)
         for row, token in zip(live.tolist(), tokens.tolist(), strict=True):
             answers[row].append(token)
         unfinished = (tokens != model.config.eos_token_id).nonzero()[:, 0]

@@ -199,18 +199,19 @@ def test_continuations_hold_the_action_and_end_where_a_response_may() -> None:
     encode = policy.tokenizer.encode
     end = policy.tokenizer.eos_token_id
     state = State(row, encode("a3b5c7="), encode("#"), encode("5")[0])
-    held = policy.after_action(state, 8)
+    held, free = policy.rollouts(state, 16)
     assert all(tokens[0] == state.action for tokens in held.tokens)
+    assert len({tokens[0] for tokens in free.tokens}) > 1
     right = [float(tokens == [state.action, end]) for tokens in held.tokens]
-    assert sum(right) > 0
     assert held.returns.tolist() == right
+    assert sum(right) > 0
     ended = State(row, encode("a3b5c7="), encode("#5"), end)
-    assert policy.after_action(ended, 2).tokens == [[end], [end]]
-    assert policy.after_action(ended, 2).returns.tolist() == [1.0, 1.0]
+    held, _ = policy.rollouts(ended, 2)
+    assert (held.tokens, held.returns.tolist()) == ([[end], [end]], [1.0, 1.0])
     late = State(row, encode("a3b5c7="), encode("+") * (MAX_TOKENS - 1), encode("+")[0])
-    assert policy.after_action(late, 2).tokens == [[late.action]] * 2
-    assert policy.after_action(late, 2).returns.tolist() == [0.0, 0.0]
-    assert {len(tokens) for tokens in policy.from_state(late, 4).tokens} == {1}
+    held, free = policy.rollouts(late, 4)
+    assert (held.tokens, held.returns.tolist()) == ([[late.action]] * 4, [0.0] * 4)
+    assert {len(tokens) for tokens in free.tokens} == {1}
 
 
 def test_value_models_are_trained_by_a_configuration_that_starts() -> None:
