@@ -3,8 +3,9 @@
 Two policies on the demonstration's task: the cold-started one, and the same after 20 updates of
 T-PPO, which writes longer answers. For each a value model is pretrained on the policy as it is, by
 `headrace train ... stop.after_warmup=true`, and taken as it was after 2 updates (barely trained)
-and after 24. States lie on the policy's own trajectories, equally many in five strata of position.
-From each state the policy writes on many times, once with the action taken there held fixed and
+and after 24. States lie on the policy's own trajectories where it has a choice (entropy of 0.2 nats
+or more), equally many in five strata of position. From each the policy writes on many times, once
+with the action taken there held fixed and
 once without: the difference of the mean returns is the advantage, with a known standard error.
 
 The same continuations go through `learner.advantages`. The window that holds t begins at a
@@ -45,7 +46,7 @@ from rich.table import Table
 
 from benchmarks.egae_estimates import ESTIMATORS, Estimator, Sampled, is_near, state_terms
 from benchmarks.estimator_error import summary
-from benchmarks.frozen_policy import STRATA, TERMS, Critic, FrozenPolicy
+from benchmarks.frozen_policy import LEAST_ENTROPY, STRATA, TERMS, Critic, FrozenPolicy
 from benchmarks.runs import Rows, series, train
 from benchmarks.study import RESULTS
 from benchmarks.study_settings import PRETRAINING, small
@@ -152,9 +153,8 @@ def critics(policy: Path, label: str, seed: int, root: Path) -> Iterator[tuple[s
 def key(policy: str, critic: str, seed: int, size: Size) -> str:
     """The key of a row; changes with the recipe, the settings and the size."""
     said = [(ROOT / RECIPE).read_text(encoding="utf-8"), *pretraining(COLD.relative_to(ROOT), seed)]
-    said += [
-        str(part) for part in (size, POLICIES[policy], CRITICS[critic], ESTIMATORS, STRATA, TERMS)
-    ]
+    chosen = (size, POLICIES[policy], CRITICS[critic], ESTIMATORS, LEAST_ENTROPY, STRATA, TERMS)
+    said += [str(part) for part in chosen]
     digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:8]
     return f"{policy}/{critic}/{seed}/{digest}"
 
@@ -177,6 +177,7 @@ def run(policy: str, seed: int, size: Size, rows: Rows, root: Path) -> None:
             "estimators": estimator_figures(states, model, f"{policy}, {critic}"),
         }
         rows.add(key(policy, critic, seed, size), row)
+        print(f"{policy}, value model {critic}, seed {seed}: {len(states)} states", flush=True)
 
 
 def watched(items: Sequence[Any], label: str) -> Iterator[Any]:

@@ -31,11 +31,15 @@ MAX_TOKENS = 240
 STRATA = (0, 15, 30, 60, 120, MAX_TOKENS)
 """Borders of the positions in the response from which equally many states are taken."""
 
+LEAST_ENTROPY = 0.2
+"""Nats. States where the policy has less of a choice are left out: the gradient of a token that is
+all but certain is next to nothing, whatever its advantage."""
+
 TERMS = (4, 8, 16, 32)
 """Terms of the prompts whose answers states are taken from: a quarter each, so that long answers
 are not rare (of training prompts one in fourteen has 16 terms or more)."""
 
-PROMPTS_A_ROUND, MAX_ROUNDS = 64, 16
+PROMPTS_A_ROUND, MAX_ROUNDS = 64, 8
 """Prompts of each number of terms, and how often that many more are answered."""
 
 
@@ -73,15 +77,19 @@ class FrozenPolicy:
         self._generator = torch.Generator().manual_seed(seed)
 
     def states(self, count: int) -> list[State]:
-        """`count` states, equally many in each stratum while trajectories of that length come.
+        """`count` states where the policy has a choice, equally many in each stratum.
 
-        Trajectories are answers to training prompts; fewer states where they are too short.
+        Trajectories are answers to training prompts; fewer states where too few have a choice so
+        late.
         """
         trajectories: list[tuple[Row, list[int], list[int]]] = []
+        choices: list[list[int]] = []
         for number in range(MAX_ROUNDS):
-            trajectories += self._answers(number)
-            lengths = [len(tokens) for _, _, tokens in trajectories]
-            chosen = stratified_positions(lengths, count, Random(self._seed))
+            for terms in TERMS:
+                answers = self._answers(number, terms)
+                trajectories += answers
+                choices += self.choices([(prompt, tokens) for _, prompt, tokens in answers])
+            chosen = stratified_positions(choices, count, Random(self._seed))
             if len(chosen) == count:
                 break
         return [
@@ -112,41 +120,52 @@ class FrozenPolicy:
         text = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return float(ended and is_correct(text, row.answer))
 
-    def _answers(self, number: int) -> list[tuple[Row, list[int], list[int]]]:
+    def _answers(self, number: int, terms: int) -> list[tuple[Row, list[int], list[int]]]:
         """A round of trajectories: (row, prompt, response)."""
-        found: list[tuple[Row, list[int], list[int]]] = []
         places = range(number * PROMPTS_A_ROUND, (number + 1) * PROMPTS_A_ROUND)
-        for terms in TERMS:
-            sizes = Sizes(terms, terms, CHAIN_SUMS.tail_exponent)
-            rows = [prompt_row(CHAIN_SUMS, i, self._seed, sizes=sizes) for i in places]
-            prompts = [self.tokenizer.encode(str(row.prompt)) for row in rows]
-            answers = sample(
-                self._model,
-                torch.tensor(prompts),
-                max_tokens=MAX_TOKENS,
-                generator=self._generator,
-            )
-            found += zip(rows, prompts, answers, strict=True)
-        return found
+        sizes = Sizes(terms, terms, CHAIN_SUMS.tail_exponent)
+        rows = [prompt_row(CHAIN_SUMS, i, self._seed, sizes=sizes) for i in places]
+        prompts = [self.tokenizer.encode(str(row.prompt)) for row in rows]
+        answers = sample(
+            self._model, torch.tensor(prompts), max_tokens=MAX_TOKENS, generator=self._generator
+        )
+        return list(zip(rows, prompts, answers, strict=True))
+
+    @torch.inference_mode()
+    def choices(self, trajectories: Sequence[tuple[list[int], list[int]]]) -> list[list[int]]:
+        """The positions of each response, prompts being equally long, at which the policy's entropy
+        is LEAST_ENTROPY or more."""
+        sequences = [torch.tensor(prompt + tokens[:-1]) for prompt, tokens in trajectories]
+        # Padding comes after, and is never looked at.
+        inputs = torch.nn.utils.rnn.pad_sequence(sequences, batch_first=True)
+        start = len(trajectories[0][0]) - 1
+        log_p = self._model(inputs).logits[:, start:].float().log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        return [
+            (row[: len(tokens)] >= LEAST_ENTROPY).nonzero()[:, 0].tolist()
+            for row, (_, tokens) in zip(entropy, trajectories, strict=True)
+        ]
 
 
 def stratified_positions(
-    lengths: Sequence[int], count: int, rng: Random, strata: Sequence[int] = STRATA
+    choices: Sequence[Sequence[int]], count: int, rng: Random, strata: Sequence[int] = STRATA
 ) -> list[tuple[int, int]]:
-    """(trajectory, position) of up to `count` states, none of the same trajectory.
+    """(trajectory, position) of up to `count` states out of each trajectory's `choices`, none of
+    the same trajectory.
 
-    Each stratum of positions gets an equal share (the first ones what is left over), from
-    trajectories that reach into it, the longest stratum first because fewest do.
+    Each stratum of positions gets an equal share (the first ones what is left over), the longest
+    first because fewest trajectories reach into it.
     """
     borders = list(pairwise(strata))
     share, over = divmod(count, len(borders))
-    left = list(range(len(lengths)))
+    left = set(range(len(choices)))
     chosen: list[tuple[int, int]] = []
     for number, (low, high) in reversed(list(enumerate(borders))):
-        reaching = [i for i in left if lengths[i] > low]
+        inside = {i: [t for t in choices[i] if low <= t < high] for i in sorted(left)}
+        reaching = [i for i, positions in inside.items() if positions]
         taken = rng.sample(reaching, min(len(reaching), share + (number < over)))
-        chosen += [(i, rng.randrange(low, min(high, lengths[i]))) for i in taken]
-        left = sorted(set(left) - set(taken))
+        chosen += [(i, rng.choice(inside[i])) for i in taken]
+        left -= set(taken)
     return sorted(chosen, key=lambda pair: (pair[1], pair[0]))
 
 

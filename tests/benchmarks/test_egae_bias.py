@@ -1,6 +1,7 @@
 """Bias and variance of EGAE: the statistics are unbiased, the estimates are EGAE's definition."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -10,7 +11,19 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForTokenClassification
 
-from benchmarks.egae_bias import COLD, CRITICS, POLICIES, RECIPE, Size, key, pretraining
+from benchmarks.egae_bias import (
+    COLD,
+    CRITICS,
+    FULL,
+    POLICIES,
+    RECIPE,
+    REDUCED,
+    Size,
+    key,
+    pretraining,
+    rows_of,
+    values_of,
+)
 from benchmarks.egae_estimates import (
     ESTIMATORS,
     Estimator,
@@ -20,7 +33,8 @@ from benchmarks.egae_estimates import (
     state_terms,
     window_end,
 )
-from benchmarks.estimator_error import Continuations, Terms, figures, summary, terms
+from benchmarks.estimator_error import FIGURES, Continuations, Terms, figures, summary, terms
+from benchmarks.evidence import bias_table, draw_egae_bias
 from benchmarks.frozen_policy import (
     MAX_TOKENS,
     Critic,
@@ -29,6 +43,7 @@ from benchmarks.frozen_policy import (
     State,
     stratified_positions,
 )
+from benchmarks.runs import Rows
 from headrace.config.load import load_recipe
 from headrace.launch import ROOT
 from tasks.rows import Row
@@ -169,12 +184,25 @@ def test_the_last_quarter_of_a_window_is_near_its_cut() -> None:
 
 def test_states_are_spread_over_positions_one_a_trajectory() -> None:
     lengths = [3] * 50 + [20] * 10 + [200] * 10 + [130] * 2
-    chosen = stratified_positions(lengths, 12, Random(0), strata=(0, 15, 120, 240))
+    choices = [list(range(0, length, 2)) for length in lengths]
+    chosen = stratified_positions(choices, 12, Random(0), strata=(0, 15, 120, 240))
     assert len({trajectory for trajectory, _ in chosen}) == len(chosen) == 12
-    assert all(position < lengths[trajectory] for trajectory, position in chosen)
+    assert all(position in choices[trajectory] for trajectory, position in chosen)
     counts, _ = np.histogram([t for _, t in chosen], bins=(0, 15, 120, 240))
     assert counts.tolist() == [4, 4, 4]
-    assert len(stratified_positions([3] * 50, 12, Random(0), strata=(0, 15, 120, 240))) == 4
+    assert len(stratified_positions(choices[:50], 12, Random(0), strata=(0, 15, 120, 240))) == 4
+
+
+def test_a_choice_is_where_the_policy_is_not_sure() -> None:
+    policy = FrozenPolicy(COLD, seed=0)
+    encode = policy.tokenizer.encode
+    answers = [encode("#5"), encode("a3+0=3;b5+3=8;c7+8=5;#5")]
+    answers = [[*answer, policy.tokenizer.eos_token_id] for answer in answers]
+    short, long = policy.choices([(encode("a3b5c7="), answer) for answer in answers])
+    assert short == [0, 1], "how to answer, and the guess; the end is sure"
+    assert 0 in long
+    digits = {i for i, token in enumerate(answers[1]) if token == encode("=")[0]}
+    assert not {i + 1 for i in digits} & set(long), "steps of one term are not guessed"
 
 
 def test_values_read_behind_a_prefix_are_those_of_the_whole_sequence(tmp_path: Path) -> None:
@@ -222,3 +250,31 @@ def test_a_row_has_a_key_of_its_own_for_policy_critic_seed_and_size() -> None:
     sizes = (Size(2, 2), Size(2, 4))
     keys = {key(p, c, s, z) for p in POLICIES for c in CRITICS for s in (0, 1) for z in sizes}
     assert len(keys) == len(POLICIES) * len(CRITICS) * 2 * 2
+
+
+def made_row(policy: str, critic: str, seed: int) -> dict[str, object]:
+    """A row whose figures are the seed's number."""
+    lines = [
+        {**asdict(one), "where": where, **{figure: [seed, seed, seed] for figure in FIGURES}}
+        for one in ESTIMATORS
+        for where in ("all", "near", "far")
+    ]
+    return {"policy": policy, "critic": critic, "seed": seed, "estimators": lines}
+
+
+def test_table_and_plot_are_made_of_the_full_rows_where_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    pair = ("cold", "well trained")
+    for seed in (0, 1):
+        rows.add(key(*pair, seed, REDUCED), made_row(*pair, seed + 10))
+    rows.add(key(*pair, 1, FULL), made_row(*pair, 1))
+    found = rows_of(rows)
+    assert values_of(found, pair, ESTIMATORS[0], "spread", "near") == [10, 1]
+    lines = bias_table(found).splitlines()
+    assert lines[2].startswith("| cold | well trained | 15 | copy | 0.95 | 5.500 |")
+    assert lines[-1].startswith("| cold | well trained | 240 | no cut | 1 | 5.500 |")
+    monkeypatch.setattr("benchmarks.egae_bias.ROWS", rows.path)
+    draw_egae_bias(tmp_path / "plot.svg")
+    assert "cold, value model well trained" in (tmp_path / "plot.svg").read_text()
