@@ -5,8 +5,8 @@ T-PPO, which writes longer answers. For each a value model is pretrained on the 
 `headrace train ... stop.after_warmup=true`, and taken as it was after 2 updates (barely trained)
 and after 24. States lie on the policy's own trajectories where it has a choice (entropy of 0.2 nats
 or more), equally many in five strata of position. From each the policy writes on many times, once
-with the action taken there held fixed and
-once without: the difference of the mean returns is the advantage, with a known standard error.
+with the action taken there held fixed and once without: the difference of the mean returns is the
+advantage, with a known standard error.
 
 The same continuations go through `learner.advantages`. The window that holds t begins at a
 multiple of W and is cut at its end, W = 240 being the longest response: no cut, GAE. A

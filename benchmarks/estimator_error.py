@@ -130,7 +130,8 @@ def summary(
 
 
 def _root(square: Floats) -> Floats:
-    return np.sqrt(np.maximum(square, 0.0))
+    root: Floats = np.sqrt(np.maximum(square, 0.0))
+    return root
 
 
 def _rounded(value: float) -> float | None:

@@ -7,16 +7,15 @@ is not what the rows say.
 
 import argparse
 import re
-import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 
 from benchmarks import dapo_parts, egae, egae_bias, staleness, tppo_vs_ppo, vapo_parts, vcppo
-from benchmarks.egae_estimates import BOUNDARIES, ESTIMATORS, WINDOWS, Estimator
+from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
 from benchmarks.plots import (
     STYLE,
     accuracy_over_seconds,
@@ -39,7 +38,6 @@ IMAGES = ROOT / "docs" / "images" / "evidence"
 STUDIES = (vapo_parts.STUDY, vcppo.STUDY, egae.STUDY, staleness.STUDY, dapo_parts.STUDY)
 PART = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Arms = dict[str, list[Row]]
-NO_CUT = Estimator(WINDOWS[-1], "copy", 0.95)
 
 
 def rows_of(study: Study) -> Arms:
@@ -92,36 +90,6 @@ def race_table(result: Mapping[str, Any]) -> str:
             f"the ceiling is {text(result['ceiling'], '.2f')}, of which it has "
             f"{text(result['of_ceiling'], '.2f')}.",
         ]
-    return "\n".join(lines) + "\n"
-
-
-def bias_table(rows: Sequence[Row]) -> str:
-    """Markdown of `egae-bias`: policies and value models by estimators, medians over seeds."""
-    columns = {
-        "cut": ("cut_share", "all"),
-        "bias": ("bias", "all"),
-        "rms bias, near the cut": ("rms_bias", "near"),
-        "before": ("rms_bias", "far"),
-        "gradient part, near": ("rms_gradient_bias", "near"),
-        "before ": ("rms_gradient_bias", "far"),
-        "spread": ("spread", "all"),
-        "correlation": ("correlation", "all"),
-    }
-    lines = [
-        "| policy | value model | W | rule | lambda | " + " | ".join(columns) + " |",
-        "|---" * (5 + len(columns)) + "|",
-    ]
-    for pair in egae_bias.pairs():
-        for one in ESTIMATORS:
-            if one.window not in (WINDOWS[0], 60, WINDOWS[-1]):
-                continue
-            cells = [egae_bias.values_of(rows, pair, one, *column) for column in columns.values()]
-            if any(cells):
-                rule = one.boundary if one.window < WINDOWS[-1] else "no cut"
-                figures = [f"{statistics.median(cell):.3f}" if cell else "-" for cell in cells]
-                lines.append(
-                    f"| {' | '.join((*pair, str(one.window), rule, f'{one.lam:g}', *figures))} |"
-                )
     return "\n".join(lines) + "\n"
 
 
@@ -214,34 +182,6 @@ def draw_vcppo_sweeps(path: Path) -> None:
 
 def draw_egae(path: Path) -> None:
     _dots(rows_of(egae.STUDY), path)
-
-
-def draw_egae_bias(path: Path) -> None:
-    """Bias and spread against the window at lambda 0.95: a column a policy and value model, the
-    advantage's own size as a line."""
-    rows = egae_bias.rows_of(Rows(egae_bias.ROWS))
-    figure, grid = plt.subplots(3, 4, figsize=(11, 7), sharex=True, sharey="row")
-    names = {
-        "rms_bias": "rms bias",
-        "rms_gradient_bias": "rms bias, gradient part",
-        "spread": "spread over continuations",
-    }
-    for column, pair in zip(grid.T, egae_bias.pairs(), strict=True):
-        for axes, name in zip(column, names, strict=True):
-            for index, rule in enumerate(BOUNDARIES):
-                sweep = [Estimator(w, rule, 0.95) for w in WINDOWS[:-1]] + [NO_CUT]
-                values = [egae_bias.values_of(rows, pair, one, name, "all") for one in sweep]
-                if all(values):
-                    against(axes, WINDOWS, values, label=rule, index=index)
-            if size := egae_bias.values_of(rows, pair, NO_CUT, "rms_advantage", "all"):
-                axes.axhline(statistics.median(size), color="black", linewidth=0.8)
-        column[0].set_title(f"{pair[0]}, value model {pair[1]}", fontsize=9)
-        column[-1].set(xlabel="window, tokens", xscale="log")
-        column[-1].set_xticks(WINDOWS, [str(window) for window in WINDOWS])
-        column[-1].minorticks_off()
-    for axes, label in zip(grid[:, 0], names.values(), strict=True):
-        axes.set_ylabel(label)
-    save(figure, path)
 
 
 def draw_staleness(path: Path) -> None:

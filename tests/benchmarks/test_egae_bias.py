@@ -24,6 +24,7 @@ from benchmarks.egae_bias import (
     rows_of,
     values_of,
 )
+from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
 from benchmarks.egae_estimates import (
     ESTIMATORS,
     Estimator,
@@ -34,7 +35,6 @@ from benchmarks.egae_estimates import (
     window_end,
 )
 from benchmarks.estimator_error import FIGURES, Continuations, Terms, figures, summary, terms
-from benchmarks.evidence import bias_table, draw_egae_bias
 from benchmarks.frozen_policy import (
     MAX_TOKENS,
     Critic,
