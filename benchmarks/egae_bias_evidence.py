@@ -64,7 +64,7 @@ def draw_egae_bias(path: Path) -> None:
                     against(axes, WINDOWS, values, label=rule, index=index)
             if size := egae_bias.values_of(rows, pair, NO_CUT, "rms_advantage", "all"):
                 axes.axhline(statistics.median(size), color="black", linewidth=0.8)
-        column[0].set_title(f"{pair[0]}, value model {pair[1]}", fontsize=9)
+        column[0].set_title(f"{pair[0]}\nvalue model {pair[1]}", fontsize=9)
         column[-1].set(xlabel="window, tokens", xscale="log")
         column[-1].set_xticks(WINDOWS, [str(window) for window in WINDOWS])
         column[-1].minorticks_off()

@@ -277,4 +277,4 @@ def test_table_and_plot_are_made_of_the_full_rows_where_there_are_any(
     assert lines[-1].startswith("| cold | well trained | 240 | no cut | 1 | 5.500 |")
     monkeypatch.setattr("benchmarks.egae_bias.ROWS", rows.path)
     draw_egae_bias(tmp_path / "plot.svg")
-    assert "cold, value model well trained" in (tmp_path / "plot.svg").read_text()
+    assert "value model well trained" in (tmp_path / "plot.svg").read_text()
