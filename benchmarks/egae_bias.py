@@ -143,10 +143,12 @@ def critics(policy: Path, label: str, seed: int, root: Path) -> Iterator[tuple[s
     name = f"critic-{label.replace(' ', '-')}-{seed}"
     last = max(CRITICS.values())
     folder = trained(name, pretraining(policy, seed), updates=last, root=root)
-    metrics = series(folder, ["critic/vf_explained_var"])
+    name = "critic/vf_explained_var"
+    metrics = series(folder, [name])
+    # An update whose answers were all right or all wrong has none.
+    explained = dict(zip(metrics["update"], metrics[name], strict=True))
     for critic, updates in CRITICS.items():
-        explained = metrics["critic/vf_explained_var"][updates - 1]
-        told = {"critic_updates": updates, "explained_variance": explained}
+        told = {"critic_updates": updates, "explained_variance": explained.get(updates)}
         yield critic, Critic(folder / "checkpoints" / f"step_{updates}" / "critic"), told
 
 
@@ -166,6 +168,8 @@ def run(policy: str, seed: int, size: Size, rows: Rows, root: Path) -> None:
     states = sampled(FrozenPolicy(folder, seed=seed), size, policy)
     lengths = [one.state.position + len(tokens) for one in states for tokens in one.free.tokens]
     for critic, model, told in critics(folder, policy, seed, root):
+        if key(policy, critic, seed, size) in rows.rows:
+            continue
         row = {
             "policy": policy,
             "critic": critic,
