@@ -14,7 +14,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from benchmarks import dapo_parts, egae, staleness, tppo_vs_ppo, vapo_parts, vcppo
+from benchmarks import dapo_parts, egae, egae_bias, staleness, tppo_vs_ppo, vapo_parts, vcppo
+from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
 from benchmarks.plots import (
     STYLE,
     accuracy_over_seconds,
@@ -98,6 +99,7 @@ def tables() -> dict[str, str]:
     return {
         tppo_vs_ppo.STUDY.name: race_table(race),
         **{study.name: study_table(study) for study in STUDIES},
+        "egae-bias": bias_table(egae_bias.rows_of(Rows(egae_bias.ROWS))),
     }
 
 
@@ -233,6 +235,7 @@ PLOTS: dict[str, Callable[[Path], None]] = {
     "vcppo": draw_vcppo,
     "vcppo-sweeps": draw_vcppo_sweeps,
     "egae": draw_egae,
+    "egae-bias": draw_egae_bias,
     "staleness": draw_staleness,
     "dapo-parts": draw_dapo,
 }
