@@ -30,7 +30,7 @@ from benchmarks.plots import (
 )
 from benchmarks.runs import Rows
 from benchmarks.study import Row, Study, key, table
-from benchmarks.tppo_vs_ppo import text
+from benchmarks.tppo_vs_ppo import ratio_text, text
 from headrace.launch import ROOT
 
 PAGE = ROOT / "docs" / "evidence.md"
@@ -79,7 +79,7 @@ def race_table(result: Mapping[str, Any]) -> str:
                 f"| {name}, target {setting['target']:.3f} | {mode} "
                 f"| {arm['seeds']}{'' if not arm['never_crossed'] else f' ({crossed} crossed)'} "
                 f"| {text(arm['seconds'], '.1f')} | {text(arm['tokens'], ',.0f')} "
-                f"| {text(arm['ratio'], '.2f')} | {text(arm['final'], '.3f')} "
+                f"| {ratio_text(arm)} | {text(arm['final'], '.3f')} "
                 f"| {text(arm['tail'], '.1f')} | {idle['generator']:.2f}, {idle['learner']:.2f} "
                 f"| {text(arm['trained_tokens_per_s'], ',.0f')} |"
             )

@@ -98,6 +98,7 @@ def row_of(arm: Arm, seed: int, points: list[tuple[int, float, float]], **more: 
         "series": {
             "update": list(range(1, points[-1][0] + 3)),
             "ledger/generated": [100 * u for u in range(1, points[-1][0] + 3)],
+            "rollout/finished_length": [8.0, 10.0],
         },
         "final": points[-1][2],
         "mean": 0.5,
@@ -132,6 +133,24 @@ def test_ratio_ceiling_and_its_share_are_of_the_same_seed() -> None:
     # The generator is the busier: 0.9 of ten seconds is what a run without waiting takes.
     assert result["ceiling"]["median"] == pytest.approx(30 / 9)
     assert result["of_ceiling"]["median"] == pytest.approx(0.9)
+
+
+def test_where_ppo_never_crossed_the_ratio_is_a_lower_bound() -> None:
+    slow = [(0, 0.0, 0.2), (4, 10.0, 0.9), (8, 30.0, 0.5), (12, 40.0, 0.6)]
+    good = [(0, 0.0, 0.2), (4, 10.0, 0.9), (8, 30.0, 0.9), (12, 40.0, 0.9)]
+    fast = [(0, 0.0, 0.2), (4, 5.0, 0.9), (8, 10.0, 0.9), (12, 20.0, 0.9)]
+    by_mode = {
+        "synchronous": {
+            seed: row_of(MAIN.arm("synchronous"), seed, points)
+            for seed, points in enumerate((slow, good, good))
+        },
+        "streaming": {seed: row_of(MAIN.arm("streaming"), seed, fast) for seed in range(3)},
+    }
+    result = compare(by_mode)
+    assert result["arms"]["synchronous"]["never_crossed"] == 1
+    assert result["arms"]["streaming"]["at_least"] == 1
+    assert result["ratio"] == {"median": 2.0, "min": 2.0, "max": 8.0}
+    assert result["arms"]["streaming"]["tail"]["median"] == 8.0
 
 
 def test_windows_of_a_setting_divide_its_longest_response() -> None:
