@@ -83,7 +83,8 @@ def curves(axes: Axes, arms: Mapping[str, Sequence[Row]], points: Callable[[Row]
             for i in range(count)
         ]
         axes.plot(*zip(*median, strict=True), color=colour, linewidth=2, label=name)
-    axes.legend()
+    if arms:
+        axes.legend()
 
 
 def dots(axes: Axes, arms: Mapping[str, Sequence[Row]], figure: str) -> None:
