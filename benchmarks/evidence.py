@@ -68,8 +68,8 @@ def race_table(result: Mapping[str, Any]) -> str:
     lines = [
         "| setting | arm | seeds | seconds to target | tokens to target | PPO's seconds over its "
         "own | final accuracy | longest over mean | idle generator, learner | tokens trained a "
-        "second |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "second | speed |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, setting in result["settings"].items():
         for mode, arm in setting["arms"].items():
@@ -81,7 +81,7 @@ def race_table(result: Mapping[str, Any]) -> str:
                 f"| {text(arm['seconds'], '.1f')} | {text(arm['tokens'], ',.0f')} "
                 f"| {ratio_text(arm)} | {text(arm['final'], '.3f')} "
                 f"| {text(arm['tail'], '.1f')} | {idle['generator']:.2f}, {idle['learner']:.2f} "
-                f"| {text(arm['trained_tokens_per_s'], ',.0f')} |"
+                f"| {text(arm['trained_tokens_per_s'], ',.0f')} | {text(arm['speed'], '.2f')} |"
             )
     if result["ratio"]:
         lines += [
@@ -136,17 +136,17 @@ def draw_speedups(path: Path) -> None:
         points = sorted(
             (
                 one["batch"] if prefix == "batch" else one["arms"]["synchronous"]["tail"]["median"],
-                one["ratio"],
+                one["speed"],
             )
             for name, one in settings.items()
-            if (name == "main" or name.startswith(prefix)) and one["ratio"]
+            if (name == "main" or name.startswith(prefix)) and one["speed"]
         )
         if points:
             xs = [x for x, _ in points]
             ratios = [[r["min"], r["median"], r["max"]] for _, r in points]
             against(axes, xs, ratios, label="streaming T-PPO over PPO", index=0)
         axes.axhline(1.0, color="black", linewidth=0.8)
-    left.set(xlabel="trajectories in an update", ylabel="speed-up to the target", xscale="log")
+    left.set(xlabel="trajectories in an update", ylabel="tokens a second, ratio", xscale="log")
     right.set(xlabel="longest over mean response")
     save(figure, path)
 
