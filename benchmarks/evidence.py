@@ -21,7 +21,6 @@ from benchmarks.plots import (
     accuracy_over_seconds,
     accuracy_over_updates,
     against,
-    by_arm,
     curves,
     dots,
     length_over_updates,
@@ -29,7 +28,7 @@ from benchmarks.plots import (
     save,
 )
 from benchmarks.runs import Rows
-from benchmarks.study import Row, Study, key, table
+from benchmarks.study import Row, Study, rows_of, table
 from benchmarks.tppo_vs_ppo import ratio_text, text
 from headrace.launch import ROOT
 
@@ -40,11 +39,10 @@ PART = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Arms = dict[str, list[Row]]
 
 
-def rows_of(study: Study) -> Arms:
-    """The rows that the study's arms, as they are now, have, arm by arm."""
+def arms_of(study: Study) -> Arms:
+    """The rows of the study's arms, arm by arm, where there are any."""
     found = Rows(study.rows_path).rows
-    wanted = [(arm, seed) for arm in study.arms for seed in range(study.seeds)]
-    return by_arm([found[key(arm, seed)] for arm, seed in wanted if key(arm, seed) in found])
+    return {arm.name: list(rows.values()) for arm in study.arms if (rows := rows_of(arm, found))}
 
 
 def study_table(study: Study) -> str:
@@ -115,15 +113,10 @@ def pick(arms: Arms, *names: str) -> Arms:
 
 
 def draw_race(path: Path) -> None:
-    found = Rows(tppo_vs_ppo.STUDY.rows_path).rows
-    arms = {
-        mode: [
-            found[k] for seed in range(20) if (k := key(tppo_vs_ppo.MAIN.arm(mode), seed)) in found
-        ]
-        for mode in tppo_vs_ppo.ARMS
-    }
+    found = arms_of(tppo_vs_ppo.STUDY)
+    main_arms = {mode: found.get(tppo_vs_ppo.MAIN.arm(mode).name) for mode in tppo_vs_ppo.ARMS}
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
-    curves(axes, {mode: rows for mode, rows in arms.items() if rows}, accuracy_over_seconds)
+    curves(axes, {mode: rows for mode, rows in main_arms.items() if rows}, accuracy_over_seconds)
     axes.set(xlabel="seconds of training", ylabel="held-out accuracy")
     save(figure, path)
 
@@ -152,11 +145,11 @@ def draw_speedups(path: Path) -> None:
 
 
 def draw_vapo(path: Path) -> None:
-    _dots(rows_of(vapo_parts.STUDY), path)
+    _dots(arms_of(vapo_parts.STUDY), path)
 
 
 def draw_vcppo(path: Path) -> None:
-    arms = rows_of(vcppo.STUDY)
+    arms = arms_of(vcppo.STUDY)
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.4))
     cures = pick(arms, *(arm.name for arm in vcppo.CURES))
     curves(left, cures, length_over_updates)
@@ -167,7 +160,7 @@ def draw_vcppo(path: Path) -> None:
 
 
 def draw_vcppo_sweeps(path: Path) -> None:
-    arms = rows_of(vcppo.STUDY)
+    arms = arms_of(vcppo.STUDY)
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
     cured = "low, both cures"
     lambdas = {float(lam): f"lambda {lam}" for lam in ("0.90", "0.98", "0.99", "1.00")}
@@ -182,11 +175,11 @@ def draw_vcppo_sweeps(path: Path) -> None:
 
 
 def draw_egae(path: Path) -> None:
-    _dots(rows_of(egae.STUDY), path)
+    _dots(arms_of(egae.STUDY), path)
 
 
 def draw_staleness(path: Path) -> None:
-    arms = rows_of(staleness.STUDY)
+    arms = arms_of(staleness.STUDY)
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
     for index, ratio in enumerate(staleness.RATIOS):
         sweep = {float(b): f"staleness {b}, {ratio}" for b in (0, 1, 2, 4, 8)}
@@ -198,7 +191,7 @@ def draw_staleness(path: Path) -> None:
 
 
 def draw_dapo(path: Path) -> None:
-    arms = rows_of(dapo_parts.STUDY)
+    arms = arms_of(dapo_parts.STUDY)
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.8, 3.4))
     chosen = pick(arms, "dapo", "without clip-higher", "without dynamic sampling", "grpo")
     curves(left, chosen, metric_over_updates("actor/entropy"))

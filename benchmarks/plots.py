@@ -29,14 +29,6 @@ STYLE = {
 }
 
 
-def by_arm(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows of each arm, in the order the arms come."""
-    arms: dict[str, list[Row]] = {}
-    for row in rows:
-        arms.setdefault(row["arm"], []).append(row)
-    return arms
-
-
 def save(figure: Any, path: Path) -> None:
     """Write and close a figure."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
@@ -79,10 +79,11 @@ class Study:
     reduced_arms: tuple[str, ...]
     reduced_seeds: int
 
-    def plan(self, *, reduced: bool) -> list[tuple[Arm, int]]:
-        """(arm, seed) in the order they are run."""
+    def plan(self, *, reduced: bool, seeds: int | None = None) -> list[tuple[Arm, int]]:
+        """(arm, seed) in the order they are run; `seeds` instead of the study's."""
         arms = [arm for arm in self.arms if not reduced or arm.name in self.reduced_arms]
-        seeds = self.reduced_seeds if reduced else self.seeds
+        if seeds is None:
+            seeds = self.reduced_seeds if reduced else self.seeds
         return [(arm, s) for s in range(seeds) for arm in arms if s < (arm.seeds or seeds)]
 
     @property
@@ -96,7 +97,18 @@ def key(arm: Arm, seed: int) -> str:
     return f"{arm.name}/{seed}/{arm.digest()}"
 
 
-def parse(study: Study, description: str | None, argv: Sequence[str]) -> argparse.Namespace:
+def rows_of(arm: Arm, rows: Mapping[str, Row]) -> dict[int, Row]:
+    """The rows of the arm as it is now, by seed."""
+    digest = arm.digest()
+    found = [
+        row
+        for row in rows.values()
+        if row.get("arm") == arm.name and row["key"] == f"{arm.name}/{row['seed']}/{digest}"
+    ]
+    return {row["seed"]: row for row in sorted(found, key=lambda row: row["seed"])}
+
+
+def parser_of(study: Study, description: str | None) -> argparse.ArgumentParser:
     """The options that all studies have."""
     parser = argparse.ArgumentParser(
         prog=f"headrace bench {study.name}",
@@ -105,30 +117,50 @@ def parse(study: Study, description: str | None, argv: Sequence[str]) -> argpars
     )
     parser.add_argument("--reduced", action="store_true", help="fewer arms and seeds")
     parser.add_argument("--seeds", type=int, help="seeds of each arm, instead of the study's")
-    parser.add_argument("--arms", nargs="+", metavar="ARM", help="these arms only")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
+    parser.add_argument(
+        "--rows", type=Path, default=study.rows_path, help="JSONL file of runs, gone on with"
+    )
+    parser.add_argument("--keep", type=Path, help="keep the run folders here")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    return parser
+
+
+def main_of(study: Study, description: str | None, argv: Sequence[str]) -> int:
+    """Run what is missing of `study` and print its table; 1 when runs failed."""
+    parser = parser_of(study, description)
+    parser.add_argument("--arms", nargs="+", metavar="ARM", help="these arms only")
     parser.add_argument(
         "--jobs",
         type=int,
         default=len(detect().cores),
         help="runs at a time, each on its share of the cores (default: one a core)",
     )
-    parser.add_argument(
-        "--rows", type=Path, default=study.rows_path, help="JSONL file of runs, gone on with"
-    )
-    parser.add_argument("--keep", type=Path, help="keep the run folders here")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    plan = [
+        (arm, seed)
+        for arm, seed in study.plan(reduced=options.reduced, seeds=options.seeds)
+        if not options.arms or arm.name in options.arms
+    ]
+
+    def report(rows: Rows) -> dict[str, Any]:
+        lines = table(plan, rows)
+        show(study, lines)
+        return {"name": study.name, "arms": lines}
+
+    return carry_out(study, plan, options, jobs=options.jobs, report=report)
 
 
-def main_of(study: Study, description: str | None, argv: Sequence[str]) -> int:
-    """Run what is missing of `study` and print its table; 1 when runs failed."""
-    options = parse(study, description, argv)
-    plan = study.plan(reduced=options.reduced)
-    if options.seeds is not None:
-        plan = [(a, s) for s in range(options.seeds) for a, first in plan if first == 0]
-    if options.arms:
-        plan = [(arm, seed) for arm, seed in plan if arm.name in options.arms]
+def carry_out(
+    study: Study,
+    plan: list[tuple[Arm, int]],
+    options: argparse.Namespace,
+    *,
+    jobs: int,
+    report: Callable[[Rows], dict[str, Any]],
+) -> int:
+    """Run what is missing of the plan, or only list it; `report` shows the rows and makes the
+    result. 1 when runs failed."""
     rows = Rows(options.rows)
     missing = [(arm, seed) for arm, seed in plan if key(arm, seed) not in rows.rows]
     if options.list:
@@ -136,9 +168,8 @@ def main_of(study: Study, description: str | None, argv: Sequence[str]) -> int:
             state = "missing" if (arm, seed) in missing else "there"
             print(f"{state:<8} seed {seed}  {arm.name}: {arm.recipe} {' '.join(arm.overrides)}")
         return 0
-    failed = run_all(study, missing, rows, jobs=options.jobs, keep=options.keep)
-    result = {"name": study.name, "arms": table(plan, rows)}
-    show(study, result["arms"])
+    failed = run_all(study, missing, rows, jobs=jobs, keep=options.keep)
+    result = report(rows)
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)
     if options.json:

@@ -19,20 +19,17 @@ Settings: `main` has a tail (longest over mean response) of 8 or more. The other
 way: they show `speed`, PPO's training seconds over streaming's for the same number of tokens.
 """
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.runs import Rows
-from benchmarks.study import Arm, Row, Study, key, run_all, spread
+from benchmarks.study import Arm, Row, Study, carry_out, parser_of, rows_of, spread
 
 RECIPE = "recipes/long-tail.toml"
 SHARE_OF_FINAL = 0.95
@@ -120,52 +117,30 @@ STUDY = Study(
 
 def main(argv: list[str]) -> int:
     """Run what is missing, print a table, write the result."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench tppo-vs-ppo",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--reduced", action="store_true", help="`main` only, three seeds")
-    parser.add_argument("--seeds", type=int, help="seeds of each arm, instead of the study's")
+    parser = parser_of(STUDY, __doc__)
     parser.add_argument("--curve-seeds", type=int, default=3, help="seeds of the other settings")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="these arms only")
-    parser.add_argument("--list", action="store_true", help="what would be run, and stop")
-    parser.add_argument(
-        "--rows", type=Path, default=STUDY.rows_path, help="JSONL file of runs, gone on with"
-    )
-    parser.add_argument("--keep", type=Path, help="keep the run folders here")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
-    seeds = options.seeds or (STUDY.reduced_seeds if options.reduced else STUDY.seeds)
     plan = [
         (arm, seed)
-        for arm, seed in replace(STUDY, seeds=seeds, reduced_seeds=seeds).plan(
-            reduced=options.reduced
-        )
+        for arm, seed in STUDY.plan(reduced=options.reduced, seeds=options.seeds)
         if (arm.name.startswith("main/") or seed < options.curve_seeds)
         and arm.name.rsplit("/", 1)[1] in options.arms
     ]
-    rows = Rows(options.rows)
-    missing = [(arm, seed) for arm, seed in plan if key(arm, seed) not in rows.rows]
-    if options.list:
-        for arm, seed in plan:
-            print(f"{'missing' if (arm, seed) in missing else 'there':<8} {arm.name} seed {seed}")
-        return 0
-    failed = run_all(STUDY, missing, rows, jobs=1, keep=options.keep)
-    result = summarise(rows.rows)
-    show(result)
-    for line in failed:
-        print(f"failed: {line}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(result))
-    return 1 if failed else 0
+
+    def report(rows: Rows) -> dict[str, Any]:
+        result = summarise(rows.rows)
+        show(result)
+        return result
+
+    return carry_out(STUDY, plan, options, jobs=1, report=report)
 
 
 def summarise(rows: Mapping[str, Row]) -> dict[str, Any]:
     """The result: each setting with its arms, and the ratios of `main` at the top."""
     settings = {}
     for setting in (MAIN, *CURVE):
-        by_mode = {mode: _rows_of(setting.arm(mode), rows) for mode in ARMS}
+        by_mode = {mode: rows_of(setting.arm(mode), rows) for mode in ARMS}
         if by_mode["synchronous"] and by_mode["streaming"]:
             settings[setting.name] = compare(by_mode) | {"batch": setting.batch}
     top = settings.get("main", {})
@@ -174,11 +149,6 @@ def summarise(rows: Mapping[str, Row]) -> dict[str, Any]:
         **{name: top.get(name) for name in ("ratio", "ceiling", "of_ceiling", "target")},
         "settings": settings,
     }
-
-
-def _rows_of(arm: Arm, rows: Mapping[str, Row]) -> dict[int, Row]:
-    found = (rows.get(key(arm, seed)) for seed in range(100))
-    return {row["seed"]: row for row in found if row}
 
 
 def compare(by_mode: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
