@@ -29,7 +29,7 @@ STREAM = 1
 
 
 class CriticUpdate:
-    """The critic's part of one update: `begin`, then `values_of`, then `train`.
+    """The critic's part of one update: `begin`, `first_pass`, `values_of`, then `train`.
 
     Attributes:
         old: [T] values of the finished trajectories' tokens at the update's start; NaN where
@@ -49,7 +49,7 @@ class CriticUpdate:
         *,
         parts: int,
     ) -> None:
-        """`parts`: optimizer steps in one pass over the trajectories."""
+        """`parts`: most optimizer steps in one pass over the trajectories."""
         self._slots, self._engine, self._place = slots, engine, place
         self._update, self._finished, self._totals = batch.update, finished, totals
         self._parts = parts
@@ -65,7 +65,8 @@ class CriticUpdate:
         self.log = StepLog()
 
     def begin(self, windows: Sequence[PolicyWindow], *, at_cuts: bool) -> None:
-        """Run forward what the advantages of `windows` need, and the first step's sequences."""
+        """Run forward what the advantages of `windows` and the targets need, but for the first
+        step's own sequences."""
         own = set(self._finished.reads.trajectories)
         others = [w for w in windows if w.trajectory_id not in own]
         self._extra = self._infer(_window_reads(others, at_cuts=at_cuts))
@@ -81,8 +82,17 @@ class CriticUpdate:
         self.targets = self._slots.targets(
             self._finished.rewards, self.old, self._finished.segments
         ).targets
+
+    @property
+    def inputs(self) -> Tensor:
+        """[N] what is known before the first step and must be finite."""
+        return torch.cat([self._extra, self.targets])
+
+    def first_pass(self, *, sound: bool) -> None:
+        """The first step's gradient, and with it the start values of its sequences. Not `sound`:
+        the step will be thrown away."""
         if self._plan:
-            self._accumulate(self._plan[0])
+            self._accumulate(self._plan[0], sound=sound)
             self._first_is_accumulated = True
 
     def values_of(
@@ -99,7 +109,7 @@ class CriticUpdate:
         return known[tokens], known[cuts] if at_cuts else None
 
     def train(self, *, epochs: int) -> None:
-        """All optimizer steps of the update."""
+        """All optimizer steps of the update, up to the first that is thrown away."""
         for epoch in range(epochs):
             if epoch and self._parts > 1:
                 _, self._plan = self._deal(epoch=epoch)
@@ -107,15 +117,17 @@ class CriticUpdate:
                 if not self._first_is_accumulated:
                     self._accumulate(micros)
                 self._first_is_accumulated = False
-                self.log.take(self._engine)
+                if not self.log.take(self._engine):
+                    return
 
     def _deal(self, *, epoch: int) -> tuple[dict[int, int], list[list[MicroBatch]]]:
         seed = self._place.seed_of(self._update, STREAM, epoch)
         dealt = deal(self._reads_of_ranks, parts=self._parts, seed=seed)
         return dealt, steps_of(self._reads_of_ranks, dealt, self._place, parts=self._parts)
 
-    def _accumulate(self, micros: Sequence[MicroBatch]) -> None:
+    def _accumulate(self, micros: Sequence[MicroBatch], *, sound: bool = True) -> None:
         segments, totals = self._finished.segments, self._totals
+        scale = len(self._plan) if sound else math.nan
         lengths = segment_lengths(segments)
         for i, (pack, tokens) in enumerate(micros):
             values = self._engine(pack)
@@ -131,7 +143,7 @@ class CriticUpdate:
                 samples=totals.value_samples,
                 sample_tokens=lengths,
             )
-            total = weighted_sum(loss, weights * self._parts)
+            total = weighted_sum(loss, weights * scale)
             self.log.losses.append(total.detach())
             self._engine.backward(total, last=i == len(micros) - 1)
 

@@ -81,12 +81,13 @@ class StepLog:
         """Optimizer steps, applied or not."""
         return self.applied + self.dropped
 
-    def take(self, engine: Engine) -> None:
-        """Let the engine step."""
+    def take(self, engine: Engine) -> bool:
+        """Let the engine step; whether it was applied."""
         step = engine.step()
         self.applied += step.applied
         self.dropped += not step.applied
         self.grad_norm = step.grad_norm
+        return step.applied
 
     def count(self, pack: Pack, *, reads: int) -> None:
         """Note a forward pass, of which `reads` tokens have a loss (0: no loss at all)."""

@@ -77,7 +77,7 @@ def figures_of(
     tallies = [*_policy_tallies(windows, policy), _log_tally("actor", policy.log)]
     tallies.append(_spread("critic/advantages", advantages, windows.mask))
     if values is not None:
-        tallies.append(tally_egae(values, raw_advantages, windows.segments, boundary_tokens=1))
+        tallies.append(tally_egae(values, raw_advantages, windows.segments))
     if critic is not None:
         known = ~critic.old.isnan()
         cuts = window_cuts(finished.segments, window=window)

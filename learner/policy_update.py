@@ -64,8 +64,8 @@ class PolicyUpdate:
         parts: int,
         reference: Callable[..., Any] | None = None,
     ) -> None:
-        """`parts`: optimizer steps in one pass over the windows. `reference`: the starting policy,
-        where the algorithm asks for a divergence from it."""
+        """`parts`: most optimizer steps in one pass over the windows. `reference`: the starting
+        policy, where the algorithm asks for a divergence from it."""
         self._algorithm, self._engine, self._place = algorithm, engine, place
         self._update, self._version = batch.update, batch.version
         self._windows, self._totals, self._parts = windows, totals, parts
@@ -133,18 +133,21 @@ class PolicyUpdate:
             )
             self._reference = self._with_earlier(self.reference, 0.0)
 
-    def train(self, advantages: Tensor, *, epochs: int) -> None:
-        """All optimizer steps of the update; `advantages` [T] as the loss sees them."""
+    def train(self, advantages: Tensor, *, epochs: int, sound: bool) -> None:
+        """All optimizer steps of the update, up to the first that is thrown away; `advantages` [T]
+        as the loss sees them. Not `sound`: that is the first one."""
         advantages = self._with_earlier(advantages, 0.0)
         for epoch in range(epochs):
             if epoch and self._parts > 1:
                 _, self._plan = self._deal(epoch=epoch)
             for micros in self._plan:
+                scale = len(self._plan) if sound else math.nan
                 for i, micro in enumerate(micros):
-                    loss = self._loss(micro, advantages)
+                    loss = self._loss(micro, advantages) * scale
                     self.log.losses.append(loss.detach())
                     self._engine.backward(loss, last=i == len(micros) - 1)
-                self.log.take(self._engine)
+                if not self.log.take(self._engine):
+                    return
 
     def _deal(self, *, epoch: int) -> tuple[dict[int, int], list[list[MicroBatch]]]:
         seed = self._place.seed_of(self._update, STREAM, epoch)
@@ -185,7 +188,7 @@ class PolicyUpdate:
         detached = Ratio(ratio.log_ratio.detach(), ratio.weight, ratio.over_cap)
         silent = token_loss._replace(loss=token_loss.loss.detach())
         self.seen.append(Seen(detached, silent, seen_advantages, facts.mask, entropy.detach()))
-        return loss * self._parts
+        return loss
 
     def _terms(self, facts: Tokens, tokens: Tensor, surrogate: Tensor, entropy: Tensor) -> Tensor:
         """The surrogate and whatever is added to it, each over its own tokens."""

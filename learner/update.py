@@ -4,10 +4,11 @@ In: a `Batch`, the same on all ranks. Out: an `Outcome`: metrics, diagnostics, a
 weights moved. Promises: values and logprobs of the update's start are those of its first weights;
 policy and value model step independently; ranks do the same collectives in the same order
 whatever their shards hold; how the batch is cut into ranks and micro-batches changes nothing but
-rounding.
+rounding. What is not finite ends the update: no optimizer step follows, on any rank, and where it
+can be known beforehand there is none at all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from learner.engines import Engine, StepLog
 from learner.figures import Stopwatch, engine_figures, figures_of
 from learner.inference import infer
 from learner.place import Place
-from learner.policy_update import PolicyUpdate
+from learner.policy_update import PolicyUpdate, joined
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Outcome:
         metrics: figures by metric name, the same on all ranks.
         diagnostics: of this rank's windows.
         policy_moved: at least one optimizer step of the policy was applied.
-        skipped: why nothing of the update is in the weights, else None.
+        skipped: what was not finite, so that the update was broken off; else None. Optimizer
+            steps before that stay in the weights, and nothing of it is published.
     """
 
     metrics: dict[str, float]
@@ -97,13 +99,17 @@ class Updater:
             if critic is not None:
                 asked = windows.windows if algorithm.uses_critic else []
                 critic.begin(asked, at_cuts=algorithm.asks_at_cuts)
+            broken = self._not_finite(_inputs(windows, policy, critic))
+            if critic is not None:
+                critic.first_pass(sound=not broken)
         with watch.measure("advantages"):
             values, raw, advantages = self._advantages(windows, policy, critic)
         with watch.measure("value"):
             if critic is not None:
                 critic.train(epochs=batch.value_epochs)
         with watch.measure("policy"):
-            policy.train(advantages, epochs=config.policy.epochs)
+            sound = not broken and not (critic and critic.log.dropped)
+            policy.train(advantages, epochs=config.policy.epochs, sound=sound)
         metrics = figures_of(
             windows, finished, policy, critic,
             values=values, raw_advantages=raw, advantages=advantages, window=algorithm.window,
@@ -115,9 +121,16 @@ class Updater:
         metrics["perf/tokens_per_s"] = (
             metrics.pop("perf/computed_tokens") / metrics["timing_s/update"]
         )
-        skipped = _skipped(policy.log, critic.log if critic else StepLog())
-        if skipped is not None:
-            skipped += self._causes(windows, policy, critic, values, raw)
+        logs = {"value model": critic.log} if critic else {}
+        skipped = f"not finite: {broken}" if broken else _broken_off(logs | {"policy": policy.log})
+        if skipped is not None and not broken:
+            read = joined(policy.seen, windows)
+            named = self._not_finite({
+                "learner's logprobs": read.ratio.log_ratio[read.mask],
+                "values": raw[:0] if values is None else values,
+                "advantages": raw[windows.mask],
+            })  # fmt: skip
+            skipped += f"; not finite already: {named}" if named else ""
         return Outcome(
             metrics=metrics,
             diagnostics=_diagnostics(windows, policy.start, values, advantages),
@@ -125,30 +138,11 @@ class Updater:
             skipped=skipped,
         )
 
-    def _causes(
-        self,
-        windows: PolicyHalf,
-        policy: PolicyUpdate,
-        critic: CriticUpdate | None,
-        values: Tensor | None,
-        raw: Tensor,
-    ) -> str:
-        """Which inputs of the loss are not finite on any rank; empty if all of them are, so that it
-        was the loss itself or its gradient."""
-        mask = windows.mask
-        seen = {
-            "generator's logprobs": windows.behaviour[mask],
-            "learner's logprobs": policy.start[mask],
-            "reference's logprobs": mask.new_ones(0) if policy.reference is None
-            else policy.reference[mask],
-            "values": mask.new_ones(0) if values is None else values,
-            "advantages": raw[mask],
-            "value targets": mask.new_ones(0) if critic is None else critic.targets,
-        }  # fmt: skip
+    def _not_finite(self, seen: Mapping[str, Tensor]) -> str:
+        """Which of these are not finite on any rank; empty if all are."""
         counts = torch.stack([(~x.isfinite()).sum() for x in seen.values()])
         found = self._place.total(counts).tolist()
-        named = [f"{name} ({n})" for name, n in zip(seen, found, strict=True) if n]
-        return f"; not finite already: {', '.join(named)}" if named else ""
+        return ", ".join(f"{name} ({n})" for name, n in zip(seen, found, strict=True) if n)
 
     def _advantages(
         self, windows: PolicyHalf, policy: PolicyUpdate, critic: CriticUpdate | None
@@ -191,17 +185,27 @@ class Updater:
         return replace(finished, rewards=finished.rewards + penalty.to(finished.rewards.dtype))
 
 
-def _skipped(policy: StepLog, critic: StepLog) -> str | None:
-    """The reason, where optimizer steps were due and none of the half that counts was applied."""
-    for name, log in (("policy", policy), ("value model", critic)):
-        if log.taken:
-            if log.applied:
-                return None
-            return (
-                f"loss or gradient of the {name} is not finite "
-                f"({log.dropped} of {log.taken} optimizer steps)"
-            )
-    return None
+def _inputs(
+    windows: PolicyHalf, policy: PolicyUpdate, critic: CriticUpdate | None
+) -> dict[str, Tensor]:
+    """What goes into the losses and is known before the first optimizer step."""
+    mask, nothing = windows.mask, windows.rewards[:0]
+    return {
+        "generator's logprobs": windows.behaviour[mask],
+        "rewards": windows.rewards,
+        "reference's logprobs": nothing if policy.reference is None else policy.reference[mask],
+        "values and value targets": nothing if critic is None else critic.inputs,
+    }
+
+
+def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
+    """Whose optimizer step was thrown away, and what stays of those before it; None: nobody's."""
+    name = next((name for name, log in logs.items() if log.dropped), None)
+    if name is None:
+        return None
+    reason = f"loss or gradient of the {name} is not finite"
+    kept = [f"{log.applied} of the {who}" for who, log in logs.items() if log.applied]
+    return f"{reason}; optimizer steps that stay: {', '.join(kept)}" if kept else reason
 
 
 def _diagnostics(

@@ -328,8 +328,8 @@ class TokenDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
-    """Learner rank 0 to coordinator: the update is in the weights (`skipped`: why it is not, e.g. a
-    non-finite gradient, in which case its windows count as dropped `non_finite`)."""
+    """Learner rank 0 to coordinator: the update is in the weights (`skipped`: what was not
+    finite, so that it was broken off and its windows count as dropped `non_finite`)."""
 
     update: int
     metrics: dict[str, float]

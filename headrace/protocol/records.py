@@ -127,7 +127,7 @@ class BatchReturned(Record, frozen=True, kw_only=True, tag=True):
 class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
     """The learner finished the batch taken for `update`. `metrics` include the coordinator's own
     (ledger/..., staleness/..., response_length/...). `trained_tokens` is the running total of the
-    policy on this lineage; `skipped` says why nothing was trained. `train_time_s` is the training
+    policy on this lineage; `skipped` says what broke it off. `train_time_s` is the training
     clock (evaluations and start-up apart)."""
 
     update: int

@@ -69,7 +69,7 @@ def _committed(connection: Connection, run: int, offset: int, r: UpdateCommitted
     )
     insert_rows(connection, run, Metric, metric_rows(offset, r, r.lineage))
     if r.skipped:
-        line = f"update {r.update} trained nothing: {r.skipped}"
+        line = f"update {r.update} was skipped: {r.skipped}"
         event(connection, run, offset, r.at, "warning", "update_skipped", line)
 
 

@@ -81,17 +81,24 @@ def test_a_whole_life(tmp_path: Path) -> None:
         coordinator.send(batch_of([], values, update=2, version=1, value_epochs=2))
         alone = coordinator.expect(UpdateDone)
         assert (alone.notice, alone.metrics["critic/steps"]) == (None, 4)
-        coordinator.send(batch_of(windows, [], update=3, version=1, checkpoint=True))
+        # What is not finite, in either half, publishes nothing.
+        bad = [msgspec.structs.replace(values[0], reward=float("inf")), *values[1:]]
+        coordinator.send(batch_of(windows, bad, update=3, version=1))
+        broken = coordinator.expect(UpdateDone)
+        assert broken.notice is None
+        assert "value targets" in str(broken.skipped)
+        assert (broken.metrics["actor/steps"], broken.metrics["critic/steps"]) == (0, 0)
+        coordinator.send(batch_of(windows, [], update=4, version=1, checkpoint=True))
         last = coordinator.expect(UpdateDone)
         assert last.notice is not None
-        assert last.checkpoint == str(run_dir / "checkpoints" / "step_3")
+        assert last.checkpoint == str(run_dir / "checkpoints" / "step_4")
         assert "critic/grad_norm" not in last.metrics
 
-        coordinator.send(CheckpointRequest(update=3, cut='{"lineage": 4}'))
+        coordinator.send(CheckpointRequest(update=4, cut='{"lineage": 4}'))
         path = Path(coordinator.expect(CheckpointDone).path)
         assert (run_dir / "checkpoints" / "latest").read_text().strip() == path.name
         manifest = json.loads((path / "manifest.json").read_text())
-        assert (manifest["update"], manifest["lineage"]) == (3, 4)
+        assert (manifest["update"], manifest["lineage"]) == (4, 4)
         published = load_file(file_of(last.notice))
         policy = AutoModelForCausalLM.from_pretrained(path / "policy").state_dict()
         assert all(torch.equal(published[name], policy[name]) for name in published)

@@ -1,5 +1,6 @@
 """An update does not depend on how it is cut, and T-PPO with whole windows is PPO to the bit."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
-from headrace.protocol.messages import Batch, PolicyWindow, Span
+from headrace.protocol.messages import Batch, PolicyWindow, Span, ValueTrajectory
 from learner.advantages import gae
 from learner.algorithm import Algorithm, build_algorithm
 from learner.engines import StepLog
@@ -167,22 +168,86 @@ def test_a_batch_without_windows_moves_the_critic_alone(model: ModelConfig) -> N
     assert (learner.policy.steps, learner.critic.steps) == (1, 3)
 
 
-def test_a_loss_that_is_not_finite_is_named(model: ModelConfig) -> None:
-    """A behaviour logprob of minus infinity that nobody masked."""
+def broken(where: str) -> tuple[list[PolicyWindow], list[ValueTrajectory]]:
+    """Recorded windows and trajectories with something that is not finite in one of the last."""
     windows, values = record(seed=2)
-    bad = windows[0].logprobs.copy()
-    bad[:] = np.nan
-    mask = np.ones_like(windows[0].loss_mask)
-    windows[0] = msgspec.structs.replace(windows[0], logprobs=bad, loss_mask=mask)
-    learner = Learner(model, tppo())
-    before = learner.policy.network.state_dict()["model.model.norm.weight"].clone()
-    outcome = learner.run(batch_of(windows, values))
+    change = msgspec.structs.replace
+    if where == "logprobs":
+        window = windows[-1]
+        logprobs, mask = np.full_like(window.logprobs, np.nan), np.ones_like(window.loss_mask)
+        windows[-1] = change(window, logprobs=logprobs, loss_mask=mask)
+    if where == "reward":
+        last = max(i for i, w in enumerate(windows) if w.finished)
+        windows[last] = change(windows[last], reward=np.inf)
+    if where == "value reward":
+        values[-1] = change(values[-1], reward=np.nan)
+    return windows, values
+
+
+@pytest.mark.parametrize("minibatches", [1, 4])
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ("logprobs", "generator's logprobs (9)"),
+        ("reward", "rewards (1)"),
+        ("value reward", "values and value targets ("),
+        ("critic", "values and value targets"),
+    ],
+)
+def test_what_goes_in_not_finite_moves_nothing(
+    model: ModelConfig, where: str, named: str, minibatches: int
+) -> None:
+    """In either half, in whichever minibatch: no optimizer step of any model; the next trains."""
+    learner = Learner(model, tppo(), minibatches=minibatches)
+    if where == "critic":
+        with torch.no_grad():
+            learner.critic.network.model.score.bias.fill_(math.nan)
+    before = learner.weights()
+    outcome = learner.run(batch_of(*broken(where)))
+    assert str(outcome.skipped).startswith(f"not finite: {named}"), outcome.skipped
     assert not outcome.policy_moved
-    assert "policy is not finite (1 of 1" in str(outcome.skipped)
-    assert f"not finite already: generator's logprobs ({mask.size})" in str(outcome.skipped)
+    assert (outcome.metrics["actor/steps"], outcome.metrics["critic/steps"]) == (0, 0)
     assert outcome.metrics["actor/skipped_steps"] == 1
-    after = learner.policy.network.state_dict()["model.model.norm.weight"]
-    assert torch.equal(before, after)
+    torch.testing.assert_close(learner.weights(), before, rtol=0, atol=0, equal_nan=True)
+    if where != "critic":
+        good = learner.run(batch_of(*record(seed=3)))
+        assert good.skipped is None
+        assert good.metrics["actor/steps"] == good.metrics["critic/steps"] == minibatches
+
+
+@pytest.mark.parametrize(
+    ("half", "reason"),
+    [
+        ("policy", "policy is not finite; optimizer steps that stay: 4 of the value model, 1 of"),
+        ("critic", "value model is not finite; optimizer steps that stay: 1 of the value model"),
+    ],
+)
+def test_a_gradient_that_overflows_ends_the_update(
+    model: ModelConfig, half: str, reason: str
+) -> None:
+    """All that goes in is finite, and the second optimizer step is not: it is the last one, of both
+    models, and what was applied stays unpublished."""
+    learner = Learner(model, tppo(), minibatches=4)
+    engine = getattr(learner, half)
+    parameter = next(engine.network.parameters())
+    parameter.register_hook(lambda g: g * torch.inf if engine.steps == 1 else g)
+    outcome = learner.run(batch_of(*record(seed=2)))
+    assert reason in str(outcome.skipped), outcome.skipped
+    assert "already" not in str(outcome.skipped)
+    assert engine.steps == 1
+    assert learner.policy.steps == (1 if half == "policy" else 0)
+    assert learner.weights().isfinite().all()
+
+
+def test_fewer_trajectories_than_minibatches(model: ModelConfig) -> None:
+    """One trajectory is one optimizer step, of the same size whatever number was asked for."""
+    windows, values = record(seed=1, trajectories=1, unfinished=0.0)
+    found = []
+    for minibatches in (1, 4):
+        learner = Learner(model, tppo(), minibatches=minibatches)
+        found.append(learner.run(batch_of(windows, values)).metrics)
+    for name in ("actor/grad_norm", "critic/grad_norm", "actor/pg_loss", "critic/vf_loss"):
+        assert found[1][name] == pytest.approx(found[0][name], rel=1e-9), name
 
 
 def test_same_version_means_the_whole_prefix(model: ModelConfig) -> None:
