@@ -36,8 +36,8 @@ STUDY = Study(
     arms=(*BOUNDS, *CHANGES),
     seeds=5,
     reduced_arms=(
-        *(f"staleness {bound}, {name}" for bound in (1, 4, 8) for name in RATIOS),
-        "staleness 0, behaviour",
+        *(f"staleness {bound}, behaviour" for bound in (0, 1, 4, 8)),
+        *(f"staleness 8, {name}" for name in ("decoupled", "tis")),
         "borders",
         "staleness 1, recompute",
     ),
