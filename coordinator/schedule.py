@@ -168,12 +168,10 @@ class Scheduler:
             assert value is not None
             if self.lockstep and not self._round_over():
                 return None
-            values = self._value_half()
-            if not values or not self._enough_to_warm():
+            values = self._warmup_half()
+            if not values:
                 self.round = set()
                 return None
-            if self.config.schedule.value_batch_tokens is None and not self.lockstep:
-                values = values[: self.config.schedule.batch_windows]
             return Selection([], values, value.warmup_epochs)
         windows = self._policy_half()
         if not windows:
@@ -181,12 +179,6 @@ class Scheduler:
                 self.round = set()
             return None
         return Selection(windows, self._value_half(), self.config.learner.value.epochs)
-
-    def _enough_to_warm(self) -> bool:
-        """Without a token budget a warm-up batch is as many trajectories as a batch has windows."""
-        schedule = self.config.schedule
-        met = schedule.value_batch_tokens is not None or self.lockstep
-        return met or len(self.state.value_queue) >= schedule.batch_windows
 
     def _policy_half(self) -> list[Window]:
         if self.lockstep:
@@ -220,10 +212,12 @@ class Scheduler:
         return not admits_all and len(self.state.ready) < self.config.schedule.batch_windows
 
     def _nothing_to_come(self) -> bool:
-        """What is ready fills the bound so far that no further group may begin (trajectories that
-        could not be scored left holes): waiting would be for ever."""
-        size = self.config.schedule.num_generations
-        return not self.state.active and not self.may_begin(self.in_play(), size)
+        """Nothing is under way, and what waits fills the bound so far that nobody may begin
+        (trajectories that could not be scored left holes): waiting would be for ever."""
+        if any(_under_way(trajectory) for trajectory in self.state.active.values()):
+            return False
+        begins = 1 if self.state.active else self.config.schedule.num_generations
+        return not self.may_begin(self.in_play(), begins)
 
     def _whole_groups(self, ready: list[Window], size: int) -> list[Window]:
         """Oldest groups first, whole ones only, until the batch is full."""
@@ -272,22 +266,34 @@ class Scheduler:
                 return True
         return False
 
+    def _warmup_half(self) -> list[Trajectory]:
+        """Finished trajectories of a batch without windows: as many as a batch has windows (in a
+        round, all of them) or whole token budgets; less where a stream could wait for ever."""
+        schedule = self.config.schedule
+        if self.lockstep or schedule.value_batch_tokens is not None:
+            chosen = self._value_half()
+        else:
+            met = len(self.state.value_queue) >= schedule.batch_windows
+            chosen = self._finished()[: schedule.batch_windows] if met else []
+        return self._finished() if not chosen and self._nothing_to_come() else chosen
+
     def _value_half(self) -> list[Trajectory]:
-        """Finished trajectories up to the token budget; none until it is met."""
-        if self.config.algorithm.value is None:
-            return []
-        budget = self.config.schedule.value_batch_tokens
-        queue = [trajectory for _, trajectory in sorted(self.state.value_queue.items())]
+        """Finished trajectories, the oldest first, up to the last token budget that they fill."""
+        budget, queue = self.config.schedule.value_batch_tokens, self._finished()
         if budget is None:
             return queue
+        left = sum(trajectory.length for trajectory in queue) // budget * budget
         chosen: list[Trajectory] = []
-        tokens = 0
         for trajectory in queue:
-            if tokens >= budget:
+            if left <= 0:
                 break
             chosen.append(trajectory)
-            tokens += trajectory.length
-        return chosen if tokens >= budget else []
+            left -= trajectory.length
+        return chosen
+
+    def _finished(self) -> list[Trajectory]:
+        """Scored trajectories that no value batch has had."""
+        return [trajectory for _, trajectory in sorted(self.state.value_queue.items())]
 
     def committed(self, explained_variance: float | None) -> None:
         """An update is in: the round is over, and the warm-up may be."""
@@ -301,3 +307,9 @@ class Scheduler:
             good is not None and explained_variance is not None and explained_variance >= good
         ):
             self.warming = False
+
+
+def _under_way(trajectory: Trajectory) -> bool:
+    """It is inside a window, or waits for its score or its group; else it is held at a border."""
+    inside = trajectory.window_open or trajectory.length > trajectory.open_start
+    return inside or trajectory.lease_id is not None or trajectory.ended

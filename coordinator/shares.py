@@ -1,11 +1,13 @@
 """Who is left out of training, by length: whether what is dropped for its age is what is long.
 
-Comes in: windows that were trained or left out, with the length of their response so far. Goes out:
-for each tenth of the responses, shortest first, the share of tokens left out and the mean length.
-Promise: filtered groups and tokens spent on a warm-up do not count; they are no matter of length.
+Comes in: windows that were trained or left out, and why, with the length of their response so far.
+Goes out: for each tenth of the responses, shortest first, the share of tokens left out for their
+age, the share masked for another reason, and the mean length. Promise: filtered groups and tokens
+spent on a warm-up do not count; they are no matter of length.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -18,13 +20,18 @@ class DropShares:
     def __init__(self) -> None:
         self._length: dict[int, int] = {}
         self._trained: Counter[int] = Counter()
-        self._left_out: Counter[int] = Counter()
+        self._stale: Counter[int] = Counter()
+        self._masked: Counter[int] = Counter()
 
-    def add(self, trajectory_id: int, length: int, *, trained: int, left_out: int) -> None:
-        """A window of a response with `length` tokens so far."""
+    def add(
+        self, trajectory_id: int, length: int, *, trained: int, left_out: Mapping[str, int]
+    ) -> None:
+        """A window of a response with `length` tokens so far; `left_out` has tokens by reason."""
+        stale = left_out.get("stale", 0)
         self._length[trajectory_id] = max(length, self._length.get(trajectory_id, 0))
         self._trained[trajectory_id] += trained
-        self._left_out[trajectory_id] += left_out
+        self._stale[trajectory_id] += stale
+        self._masked[trajectory_id] += sum(left_out.values()) - stale
 
     def take(self) -> dict[str, float]:
         """Metrics of what was added, which is then forgotten."""
@@ -32,12 +39,14 @@ class DropShares:
         metrics: dict[str, float] = {}
         for decile, members in enumerate(np.array_split(np.array(order, np.int64), DECILES)):
             ids = members.tolist()
-            left_out = sum(self._left_out[i] for i in ids)
-            tokens = left_out + sum(self._trained[i] for i in ids)
-            if tokens:
+            trained, stale, masked = (
+                sum(counts[i] for i in ids) for counts in (self._trained, self._stale, self._masked)
+            )
+            if tokens := trained + stale + masked:
                 lengths = [self._length[i] for i in ids]
-                metrics[f"staleness/drop_share/decile_{decile}"] = left_out / tokens
+                metrics[f"staleness/drop_share/decile_{decile}"] = stale / tokens
+                metrics[f"staleness/mask_share/decile_{decile}"] = masked / tokens
                 metrics[f"staleness/length/decile_{decile}"] = sum(lengths) / len(lengths)
-        for counts in (self._length, self._trained, self._left_out):
+        for counts in (self._length, self._trained, self._stale, self._masked):
             counts.clear()
         return metrics

@@ -185,7 +185,8 @@ class Training:
                 )
             )
             length = hub.state.trajectories[window.trajectory_id].length
-            self._shares.add(window.trajectory_id, length, trained=0, left_out=window.tokens)
+            left_out = {"stale": window.tokens}
+            self._shares.add(window.trajectory_id, length, trained=0, left_out=left_out)
         selection = hub.scheduler.next_batch()
         if selection is None:
             return False
@@ -217,7 +218,7 @@ class Training:
                 window.trajectory_id,
                 self._hub.state.trajectories[window.trajectory_id].length,
                 trained=window.trained,
-                left_out=sum(window.dropped.values()),
+                left_out=window.dropped,
             )
         admits_all = self._hub.config.algorithm.admit == "all"
         return self._shares.take() | ({} if admits_all else self._admission.take())

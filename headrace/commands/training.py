@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from headrace import run_folder
-from headrace.config.checks import check_machine, check_recipe, never_ends
+from headrace.config.checks import check_machine, check_recipe, ignores_age, never_ends
 from headrace.config.hub import with_local_model
 from headrace.config.load import build, deep_merge, load_recipe, merge_overrides
 from headrace.config.run import RunConfig
@@ -111,6 +111,8 @@ def supervise(
         say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")
     if never_ends(config):
         say(console, "no stop condition: this run goes on until Ctrl-C or `headrace stop`")
+    if ignores_age(config):
+        say(console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would")
     specs = plan_processes(config, run_dir, hardware)
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
     watch = Watch(config, screen)

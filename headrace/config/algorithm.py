@@ -146,7 +146,8 @@ class ClippedLossConfig(StrictModel):
 
 
 class ReinforceLossConfig(StrictModel):
-    """Logprob times advantage: plain policy gradient, nothing clipped."""
+    """Logprob times advantage: plain policy gradient, nothing clipped. Only a ratio with a weight
+    (tis, decoupled) corrects for the age of a stream's tokens."""
 
     kind: Literal["reinforce"]
 
@@ -185,7 +186,7 @@ class OverlongConfig(StrictModel):
 class PenaltyConfig(StrictModel):
     """Terms added to the policy loss."""
 
-    entropy_coef: float = 0.0
+    entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
 
     positive_nll_coef: float = Field(default=0.0, ge=0)

@@ -6,6 +6,7 @@ ports and memory. Both raise UserError with one line.
 
 from pathlib import Path
 
+from headrace.config.algorithm import BehaviourRatioConfig, ReinforceLossConfig
 from headrace.config.memory import ModelShape, gpu_memory, host_memory, model_shape
 from headrace.config.rules import RULES
 from headrace.config.run import RunConfig
@@ -34,6 +35,18 @@ def never_ends(config: RunConfig) -> bool:
     stop = config.stop
     limits = (stop.updates, stop.train_time_s, stop.tokens, stop.accuracy, stop.after_warmup)
     return not config.evaluation.only and not any(limits)
+
+
+def ignores_age(config: RunConfig) -> bool:
+    """Whether a stream's old tokens are trained as if the present policy had sampled them: plain
+    policy gradient has no ratio, and the ratio to the sampler no weight."""
+    schedule, algorithm = config.schedule, config.algorithm
+    return (
+        schedule.mode == "streaming"
+        and schedule.max_staleness > 0
+        and isinstance(algorithm.policy_loss, ReinforceLossConfig)
+        and isinstance(algorithm.ratio, BehaviourRatioConfig)
+    )
 
 
 def check_machine(config: RunConfig, hardware: Hardware) -> None:

@@ -7,7 +7,7 @@ value with its unit, and where it comes from. Nothing is measured; everything is
 from typing import NamedTuple
 
 from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig
-from headrace.config.checks import never_ends
+from headrace.config.checks import ignores_age, never_ends
 from headrace.config.memory import ModelShape, gpu_memory, host_memory
 from headrace.config.run import RunConfig
 from headrace.hardware import Hardware
@@ -95,7 +95,7 @@ def _staleness(config: RunConfig) -> list[Fact]:
         ]
     bound = schedule.bound
     seats = config.generator.count * config.generator.max_num_seqs
-    return [
+    found = [
         Fact("staleness bound", schedule.max_staleness, "updates", "sampling to training, at most"),
         Fact(
             "back-pressure",
@@ -110,6 +110,10 @@ def _staleness(config: RunConfig) -> list[Fact]:
             f"generators hold {seats}, the bound allows {bound}",
         ),
     ]
+    if ignores_age(config):
+        meaning = "the loss has no ratio; algorithm.ratio.kind = tis weights tokens by their age"
+        found.append(Fact("correction for age", "none", "", meaning))
+    return found
 
 
 def _lambda(config: RunConfig) -> list[Fact]:

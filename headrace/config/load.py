@@ -60,7 +60,8 @@ def parse_value(text: str) -> Any:
 
 
 def merge_overrides(table: Table, overrides: Sequence[str]) -> dict[str, str]:
-    """Put `a.b.c=value` strings into a table; returns {dotted key: override as written}."""
+    """Put `a.b.c=value` strings into a table; returns {dotted key: override as written}. A section
+    that the table has as "null" is there again when one of its keys is set."""
     changed: dict[str, str] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
@@ -69,6 +70,8 @@ def merge_overrides(table: Table, overrides: Sequence[str]) -> dict[str, str]:
             raise UserError(f"override {override!r} is not of the form section.key=value")
         place = table
         for part in parts[:-1]:
+            if place.get(part) == NULL:
+                place[part] = {}
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
                 raise UserError(f"override {override!r}: {part} is a value, not a section")

@@ -79,6 +79,20 @@ RULES: tuple[Rule, ...] = (
         "windows; use more, or leave it out",
     ),
     Rule(
+        "schedule.num_generations",
+        lambda c: c.schedule.mode == "streaming"
+        and c.schedule.num_generations > c.schedule.bound,
+        "{c.schedule.num_generations} of a prompt never begin, for at most {c.schedule.bound} "
+        "windows are in play; use fewer, or a larger schedule.batch_windows or "
+        "schedule.max_staleness",
+    ),
+    Rule(
+        "schedule.value_batch_tokens",
+        lambda c: c.schedule.value_batch_tokens is not None and c.algorithm.value is None,
+        "makes batches for a value model, and this algorithm has none; leave it out, or add "
+        "[algorithm.value]",
+    ),
+    Rule(
         "algorithm.advantages.boundary_mask",
         lambda c: (egae := _egae(c)) is not None and egae.boundary_mask >= c.window,
         "{c.algorithm.advantages.boundary_mask} leaves nothing of a window of {c.window} tokens",
@@ -97,8 +111,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "algorithm.value",
         lambda c: _group(c) is not None and c.algorithm.value is not None,
-        'advantages of kind "group" use no value model; remove [algorithm.value] (or set it to '
-        '"null")',
+        'advantages of kind "group" use no value model; leave [algorithm.value] and overrides '
+        'of its keys out (or set it to "null")',
     ),
     Rule(
         "schedule.unit",

@@ -16,7 +16,8 @@ class ScheduleConfig(StrictModel):
     for the staleness bound."""
 
     window: int | None = Field(default=None, ge=1)
-    """Most tokens of a trajectory trained in one update. None: max_response_length."""
+    """Most tokens of a trajectory trained in one update. None: max_response_length. `synchronous`
+    generates and trains whole responses, whatever stands here."""
 
     unit: Literal["window", "trajectory", "group"] = "window"
     """What the policy half of a batch is made of."""
@@ -29,8 +30,10 @@ class ScheduleConfig(StrictModel):
     """Trajectories of one prompt (the group)."""
 
     value_batch_tokens: int | None = Field(default=None, ge=1)
-    """Response tokens of finished trajectories that make a value batch; they accumulate until there
-    are so many. None: every finished trajectory at the next update."""
+    """Response tokens of finished trajectories that make a value batch. An update takes as many
+    whole budgets as are there, to the end of the response that fills the last one; what is less
+    than a budget waits for a later update (and is taken where a stream's warm-up could get no more
+    for the staleness bound). None: every finished trajectory at the next update."""
 
     max_staleness: int = Field(default=2, ge=0)
     """Most updates between the sampling of a window's tokens and its training."""

@@ -10,6 +10,7 @@ from benchmarks import dapo_parts, egae, staleness, tppo_vs_ppo, vapo_parts, vcp
 from benchmarks.runs import Rows
 from benchmarks.study import Arm, Study, area, core_shares, figures, key, table
 from benchmarks.tppo_vs_ppo import CURVE, MAIN, compare, crossing
+from headrace.config.checks import problems
 from headrace.config.load import load_recipe
 from headrace.launch import ROOT
 
@@ -19,7 +20,8 @@ STUDIES = [module.STUDY for module in (tppo_vs_ppo, vapo_parts, vcppo, egae, sta
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 def test_every_arm_is_a_configuration_that_starts(study: Study) -> None:
     for arm in study.arms:
-        load_recipe(ROOT / arm.recipe, [f"seed={study.seeds}", *arm.overrides])
+        config = load_recipe(ROOT / arm.recipe, [f"seed={study.seeds}", *arm.overrides])
+        assert problems(config) == []
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)

@@ -11,8 +11,9 @@ from coordinator.admission import is_mixed
 from coordinator.shares import DropShares
 from coordinator.state import State
 from coordinator.trajectories import Trajectory
+from headrace.metrics import METRICS
 from headrace.protocol.messages import PolicyWindow
-from headrace.protocol.records import TokensDropped
+from headrace.protocol.records import TokensDropped, VersionPublished
 from tests.coordinator.test_state import assert_books_match
 from tests.coordinator.world import World, make_config
 
@@ -241,18 +242,49 @@ def test_sampler_logprobs_go_with_value_targets_where_the_reward_has_a_divergenc
         assert prepared.shards[0].values[0].logprobs.size == expected
 
 
-def test_drop_shares_by_length() -> None:
-    """Twenty responses of 1 to 20 tokens; those over 16 were left out."""
+def test_drop_and_mask_shares_by_length() -> None:
+    """Twenty responses of 1 to 20 tokens: those over 16 were too old; of each from 9 to 16 two
+    tokens were masked, for two other reasons."""
     shares = DropShares()
     for length in range(1, 21):
-        over = length > 16
-        shares.add(length, length, trained=0 if over else length, left_out=length if over else 0)
+        left_out = {"stale": length} if length > 16 else {}
+        if 8 < length <= 16:
+            left_out = {"boundary_mask": 1, "non_finite": 1}
+        trained = length - sum(left_out.values())
+        shares.add(length, length, trained=trained, left_out=left_out)
     made = shares.take()
-    found = [made[f"staleness/drop_share/decile_{k}"] for k in range(10)]
-    assert found == [0.0] * 8 + [1.0] * 2
-    lengths = [made[f"staleness/length/decile_{k}"] for k in range(10)]
-    assert lengths == list(np.arange(1.5, 21, 2))
+
+    def found(name: str) -> list[float]:
+        return [made[f"staleness/{name}/decile_{k}"] for k in range(10)]
+
+    assert found("drop_share") == [0.0] * 8 + [1.0] * 2
+    expected = [0.0] * 4 + [4 / (2 * mean) for mean in (9.5, 11.5, 13.5, 15.5)] + [0.0] * 2
+    assert found("mask_share") == pytest.approx(expected)
+    assert found("length") == list(np.arange(1.5, 21, 2))
+    assert made.keys() <= METRICS.keys()
     assert shares.take() == {}
+
+
+def test_each_reason_is_in_one_of_the_two_shares() -> None:
+    """Every reason that a batch masks for, of real windows: two tokens stale, three at the cut."""
+    config = make_config(
+        algorithm={"advantages": {"kind": "egae", "boundary_mask": 3}},
+        schedule={"mode": "streaming", "window": 6, "batch_windows": 1, "max_staleness": 0},
+    )
+    world = World(config)
+    (trajectory,) = world.fill(1)
+    world.chunk(trajectory, 2)
+    world.note(VersionPublished(at=0.0, version=1, lineage=0, update=0, num_bytes=0))
+    world.chunk(trajectory, 4)
+    prepared = world.take()
+    assert prepared is not None
+    (window,) = prepared.taken.windows
+    assert window.dropped == {"stale": 2, "boundary_mask": 3}
+    shares = DropShares()
+    shares.add(0, trajectory.length, trained=window.trained, left_out=window.dropped)
+    made = shares.take()
+    assert made["staleness/drop_share/decile_0"] == pytest.approx(2 / 6)
+    assert made["staleness/mask_share/decile_0"] == pytest.approx(3 / 6)
 
 
 def test_a_warm_up_that_ended_early_is_over_after_a_restart() -> None:

@@ -1,11 +1,16 @@
-"""The scheduler: successive batching (golden case G14), the staleness bound, held trajectories."""
+"""The scheduler: successive batching (golden case G14), the staleness bound, held trajectories,
+value batches of a token budget."""
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from headrace.config.checks import problems
+from headrace.config.run import RunConfig
 from headrace.protocol.records import TokensDropped
 from tests.coordinator.world import World, make_config
 
@@ -227,6 +232,132 @@ def test_a_stream_of_staleness_zero_makes_the_batches_of_windowed_rounds(
     streaming = _batches(lengths, warmup, arrival + 1, mode="streaming", **zero)
     assert windowed == streaming
     whole = _batches(lengths, warmup, arrival, mode="windowed", window=12)
-    assert whole == _batches(lengths, warmup, arrival + 1, mode="synchronous")
+    assert whole == _batches(lengths, warmup, arrival + 1, mode="synchronous", window=12)
     assert all(w.max_version == w.min_version for windows, _ in windowed for w in windows)
     assert not any(w.dropped for windows, _ in windowed + whole for w in windows)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(1, 12), min_size=5, max_size=40), st.integers())
+def test_synchronous_rounds_look_at_no_window(lengths: list[int], arrival: int) -> None:
+    """`schedule.window` stands in the recipe, and whole responses are generated and trained."""
+    batches = _batches(lengths, 1, arrival, mode="synchronous", window=4)
+    assert batches == _batches(lengths, 1, arrival + 1, mode="synchronous", window=None)
+    assert all(w.index == w.start == 0 for windows, _ in batches for w in windows)
+
+
+def _updates(
+    config: RunConfig, seed: int, *, failures: float = 0.0, steps: int = 150
+) -> Iterator[tuple[World, bool, list[int]]]:
+    """Updates of a run with random lengths, lost leases and scores that fail: the world after the
+    commit, whether it was of the warm-up, and the lengths of the responses that the value model
+    was trained on. It asserts that something can happen at every step."""
+    rng, world = random.Random(seed), World(config)
+    seen: set[int] = set()
+    for _ in range(steps):
+        world.fill(10 - sum(t.lease_id is not None for t in world.state.running()))
+        live = [t for t in world.state.running() if t.lease_id is not None]
+        for trajectory in rng.sample(live, min(3, len(live))):
+            goal = random.Random(f"{seed} {trajectory.trajectory_id}").randint(1, 12)
+            border = trajectory.open_start + config.window
+            end = rng.randint(trajectory.length + 1, min(goal, border))
+            stops = end == border and world.scheduler.stops_at_border()
+            finish = "stop" if end == goal else "window" if stops else None
+            world.chunk(trajectory, end - trajectory.length, finish)
+            if end == goal:
+                world.reward(trajectory, None if rng.random() < failures else 1.0)
+            elif finish is None and (rng.random() < 0.1 or world.must_hold(trajectory)):
+                world.chunk(trajectory, 0, "held")
+        warming, prepared = world.scheduler.warming, world.take()
+        assert live or prepared is not None, "nobody is under way, and there is no batch"
+        if prepared is None:
+            continue
+        taken = prepared.taken
+        assert seen.isdisjoint(taken.value_trajectories)
+        seen.update(taken.value_trajectories)
+        lengths = [world.state.trajectories[i].length for i in taken.value_trajectories]
+        world.commit(publish=bool(taken.windows))
+        if not taken.windows:
+            _spend(world, taken.value_trajectories)
+        assert world.state.ledger.balance() == 0
+        yield world, warming, lengths
+    scored = {i for i, t in world.state.trajectories.items() if t.reward_status == "ok"}
+    assert scored == seen | set(world.state.value_queue), "a finished response is lost"
+
+
+STREAMS = st.fixed_dictionaries(
+    {
+        "mode": st.just("streaming"),
+        "batch_windows": st.integers(1, 6),
+        "num_generations": st.integers(1, 7),
+        "max_staleness": st.integers(0, 2),
+        "max_in_play": st.none() | st.integers(2, 12),
+        "value_batch_tokens": st.none() | st.integers(1, 150),
+        "stale": st.sampled_from(["mask", "wait"]),
+        "warm_start": st.sampled_from(["stream", "full"]),
+    }
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(STREAMS, st.integers(0, 3), st.sampled_from([0.0, 0.3]), st.integers(0, 10_000))
+def test_what_the_rules_accept_never_stalls(
+    schedule: dict[str, Any], warmup: int, failures: float, seed: int
+) -> None:
+    config = make_config(schedule=schedule, algorithm={"value": {"warmup_updates": warmup}})
+    assume(problems(config) == [])
+    updates = sum(1 for _ in _updates(config, seed, failures=failures))
+    assert updates > warmup
+
+
+@pytest.mark.parametrize(
+    ("generations", "budget"), [(1, 100), (3, None)], ids=["tokens", "trajectories"]
+)
+def test_a_warm_up_takes_what_is_there_where_nothing_more_may_begin(
+    generations: int, budget: int | None
+) -> None:
+    """A budget over what the bound holds; groups that leave the last place of it empty."""
+    config = make_config(
+        schedule={
+            "mode": "streaming", "max_staleness": 0, "value_batch_tokens": budget,
+            "num_generations": generations,
+        },
+        algorithm={"value": {"warmup_updates": 2}},
+    )  # fmt: skip
+    world = World(config)
+    leased = world.fill(8)
+    for trajectory in leased:
+        assert world.take() is None
+        world.chunk(trajectory, 3, "stop")
+        assert world.take() is None
+        world.reward(trajectory)
+    prepared = world.take()
+    assert prepared is not None
+    assert prepared.taken.value_trajectories == [t.trajectory_id for t in leased]
+    assert not prepared.taken.windows
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.sampled_from(["synchronous", "windowed", "streaming"]),
+    st.integers(1, 120),
+    st.integers(0, 2),
+    st.integers(0, 10_000),
+)
+def test_value_batches_are_whole_token_budgets_and_nothing_piles_up(
+    mode: str, budget: int, warmup: int, seed: int
+) -> None:
+    """Each finished response once, as many budgets as are there and no more than the end of the
+    response that fills the last; less than a budget is left."""
+    config = make_config(
+        schedule={"mode": mode, "value_batch_tokens": budget},
+        algorithm={"value": {"warmup_updates": warmup}},
+    )
+    for world, warming, lengths in _updates(config, seed):
+        left = sum(t.length for t in world.state.value_queue.values())
+        assert left < budget
+        full = warming and mode == "streaming" and not left
+        if lengths and not full:
+            budgets = sum(lengths) // budget
+            assert budgets >= 1
+            assert sum(lengths[:-1]) < budgets * budget

@@ -11,6 +11,7 @@ from headrace.config.checks import (
     check_machine,
     check_model,
     check_recipe,
+    ignores_age,
     never_ends,
     problems,
 )
@@ -39,6 +40,12 @@ TIS = ("algorithm.ratio.kind=tis",)
         (["schedule.window=480"], "schedule.window: 480 is longer than task.max_response_length"),
         (["schedule.window=100"], "schedule.window: 100 does not divide task.max_response_length"),
         (["schedule.max_in_play=64"], "no room beside a batch of 64 windows"),
+        (["schedule.num_generations=193"], "193 of a prompt never begin, for at most 192 windows"),
+        (
+            ["schedule.num_generations=16", "schedule.batch_windows=8", "schedule.max_staleness=0"],
+            "use fewer, or a larger schedule.batch_windows or schedule.max_staleness",
+        ),
+        ([*GROUP, "schedule.value_batch_tokens=9"], "makes batches for a value model, and this"),
         (["algorithm.advantages.boundary_mask=60"], "leaves nothing of a window of 60 tokens"),
         (["generator.chunk_tokens=61"], "generator.chunk_tokens: 61 is longer than a window"),
         (["algorithm.value=null"], "algorithm.value: missing"),
@@ -109,6 +116,9 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     pretraining = make_config("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
     assert problems(pretraining) == []
     assert not never_ends(pretraining)
+    assert problems(make_config("schedule.num_generations=192")) == []
+    rounds = ("schedule.mode=windowed", "schedule.batch_windows=8", "schedule.num_generations=16")
+    assert problems(make_config(*rounds)) == []
     assert len({rule.advice for rule in RULES}) == len(RULES)
 
 
@@ -116,6 +126,25 @@ def test_a_run_without_end_is_known(make_config: Make) -> None:
     assert never_ends(make_config())
     assert not never_ends(make_config("stop.tokens=10"))
     assert not never_ends(make_config("evaluation.only=true"))
+
+
+def test_plain_policy_gradient_in_a_stream_is_known_to_ignore_age(make_config: Make) -> None:
+    stream = (*GROUP, "schedule.num_generations=8", "algorithm.policy_loss.kind=reinforce")
+    assert ignores_age(make_config(*stream))
+    assert problems(make_config(*stream)) == []
+    for cure in (*TIS, "schedule.max_staleness=0", "schedule.mode=synchronous",
+                 "algorithm.policy_loss.kind=clipped"):  # fmt: skip
+        assert not ignores_age(make_config(*stream, cure))
+
+
+@pytest.mark.parametrize("window", ["60", "100", "480", "null"])
+def test_synchronous_takes_whole_responses_whatever_the_window(
+    make_config: Make, window: str
+) -> None:
+    """Everybody asks for `RunConfig.window`; `schedule.window` is for the other modes."""
+    config = make_config("schedule.mode=synchronous", f"schedule.window={window}")
+    assert config.window == config.task.max_response_length == 240
+    assert problems(config) == []
 
 
 def test_the_model_folder_must_be_one(recipe: Path) -> None:

@@ -35,6 +35,14 @@ def test_lockstep_has_no_staleness(make_config: Make) -> None:
     assert "never" in str(found["ends"])
 
 
+def test_a_stream_of_plain_policy_gradient_says_that_age_is_not_corrected(
+    make_config: Make,
+) -> None:
+    overrides = ("algorithm.policy_loss.kind=reinforce", "schedule.max_staleness=2")
+    assert values(make_config(*overrides))["correction for age"] == "none"
+    assert "correction for age" not in values(make_config(*overrides, "algorithm.ratio.kind=tis"))
+
+
 @pytest.mark.parametrize(
     ("length", "window", "cost"), [(240, 240, 1.0), (240, 60, 2.5), (100, 60, 1.6), (30, 60, 1.0)]
 )

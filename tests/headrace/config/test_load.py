@@ -47,6 +47,7 @@ from headrace.errors import UserError
         ("task.path=x", "task.path; it does not go with task.kind = 'chain_sums'"),
         ("task.kind=sums", "task.kind must be one of 'chain_sums', 'tracking', 'graph_walk'"),
         ("name", "override 'name' is not of the form section.key=value"),
+        ("algorithm.penalties.entropy_coef=-0.1", "entropy_coef = -0.1: should be greater than or"),
         ("name.first=x", "name.first=x': name is a value, not a section"),
     ],
 )
@@ -124,6 +125,14 @@ def test_paths_are_found_beside_the_recipe_then_in_the_working_directory(
     (tmp_path / "policy").mkdir()
     assert load_recipe(recipe, ["model.path=policy"]).model.path == str(tmp_path / "policy")
     assert load_recipe(recipe, ["model.path=owner/name"]).model.path == "owner/name"
+
+
+def test_a_key_of_an_unset_section_sets_it_again(recipe: Path) -> None:
+    kl = load_recipe(recipe, ["algorithm.kl=null", "algorithm.kl.coef=0.5"]).algorithm.kl
+    assert kl is not None
+    assert (kl.coef, kl.where) == (0.5, "loss")
+    with pytest.raises(UserError, match=r"algorithm\.kl\.coef is missing"):
+        load_recipe(recipe, ["algorithm.kl=null", "algorithm.kl.where=loss"])
 
 
 tables = st.recursive(

@@ -72,6 +72,15 @@ def test_critic_free_recipes_stream(name: str, stale: str) -> None:
     assert config.algorithm.value is None
 
 
+@pytest.mark.parametrize("name", CRITIC_FREE)
+def test_a_key_of_a_value_model_is_refused_where_there_is_none(name: str) -> None:
+    for override in ("algorithm.value.warmup_updates=5", "schedule.value_batch_tokens=999"):
+        (problem,) = problems(load(name, override))
+        assert problem.startswith(override.split("=")[0].removesuffix(".warmup_updates"))
+        assert "value model" in problem
+        assert "out (or" in problem or "leave it out" in problem
+
+
 @pytest.mark.parametrize("name", ["ppo", "tppo", "vcppo", "vapo"])
 @pytest.mark.parametrize("mode", ["synchronous", "windowed", "streaming"])
 def test_critic_recipes_go_with_all_three_modes(name: str, mode: str) -> None:
