@@ -39,6 +39,7 @@ STUDY = Study(
     seeds=5,
     reduced_arms=tuple(arm.name for arm in ARMS),
     reduced_seeds=2,
+    reference="dapo",
 )
 
 

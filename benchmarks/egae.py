@@ -56,6 +56,7 @@ STUDY = Study(
         "window 15, no pretraining",
     ),
     reduced_seeds=2,
+    reference="window 240",
 )
 
 

@@ -46,17 +46,20 @@ def arms_of(study: Study) -> Arms:
 
 
 def study_table(study: Study) -> str:
-    """Markdown: one line an arm, medians with least and largest."""
+    """Markdown: one line an arm, medians with least and largest; mean accuracy also as the
+    difference to the reference, seed by seed."""
     plan = [(arm, seed) for arm in study.arms for seed in range(study.seeds)]
     lines = [
-        "| arm | seeds | final accuracy | mean accuracy | final length | tokens generated |",
-        "|---|---|---|---|---|---|",
+        "| arm | seeds | final accuracy | mean accuracy "
+        f"| less that of *{study.reference}* | final length | tokens generated |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {line['arm']} | {line['seeds']} | {text(line['final'], '.3f')} "
-        f"| {text(line['mean'], '.3f')} | {text(line['final_length'], '.0f')} "
+        f"| {text(line['mean'], '.3f')} "
+        f"| {text(line['against'], '+.3f')} | {text(line['final_length'], '.0f')} "
         f"| {text(line['generated'], ',.0f')} |"
-        for line in table(plan, Rows(study.rows_path))
+        for line in table(plan, Rows(study.rows_path), reference=study.reference)
     ]
     return "\n".join(lines) + "\n"
 

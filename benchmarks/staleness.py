@@ -42,6 +42,7 @@ STUDY = Study(
         "staleness 1, recompute",
     ),
     reduced_seeds=2,
+    reference="staleness 0, behaviour",
 )
 
 

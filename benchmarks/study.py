@@ -78,6 +78,8 @@ class Study:
     seeds: int
     reduced_arms: tuple[str, ...]
     reduced_seeds: int
+    reference: str
+    """The arm that the others are compared with, seed by seed."""
 
     def plan(self, *, reduced: bool, seeds: int | None = None) -> list[tuple[Arm, int]]:
         """(arm, seed) in the order they are run; `seeds` instead of the study's."""
@@ -144,7 +146,7 @@ def main_of(study: Study, description: str | None, argv: Sequence[str]) -> int:
     ]
 
     def report(rows: Rows) -> dict[str, Any]:
-        lines = table(plan, rows)
+        lines = table(plan, rows, reference=study.reference)
         show(study, lines)
         return {"name": study.name, "arms": lines}
 
@@ -303,22 +305,25 @@ def area(points: Sequence[Summary]) -> float:
     return total / span if span else float(points[-1]["accuracy"])
 
 
-def table(plan: Iterable[tuple[Arm, int]], rows: Rows) -> list[Row]:
-    """One line an arm over the seeds that are there."""
-    by_arm: dict[str, list[Row]] = {}
+def table(plan: Iterable[tuple[Arm, int]], rows: Rows, *, reference: str) -> list[Row]:
+    """One line an arm over the seeds that are there. `against`: mean accuracy less that of the
+    arm `reference` at the same seed, None without a common seed."""
+    by_arm: dict[str, dict[int, Row]] = {}
     for arm, seed in plan:
         if row := rows.rows.get(key(arm, seed)):
-            by_arm.setdefault(arm.name, []).append(row)
-    return [
-        {
-            "arm": name,
-            "seeds": len(found),
-            **{figure: spread([row[figure] for row in found]) for figure in ("final", "mean")},
-            "final_length": spread([row["final_length"] for row in found]),
-            "generated": spread([row["tokens"]["generated"] for row in found]),
-        }
-        for name, found in by_arm.items()
-    ]
+            by_arm.setdefault(arm.name, {})[seed] = row
+    other = by_arm.get(reference, {})
+    lines = []
+    for name, found in by_arm.items():
+        line: Row = {"arm": name, "seeds": len(found)}
+        for figure in ("final", "mean", "final_length"):
+            line[figure] = spread([row[figure] for row in found.values()])
+        line["generated"] = spread([row["tokens"]["generated"] for row in found.values()])
+        common = [seed for seed in found if seed in other and name != reference]
+        differences = [found[seed]["mean"] - other[seed]["mean"] for seed in common]
+        line["against"] = spread(differences) if common else None
+        lines.append(line)
+    return lines
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -329,7 +334,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def show(study: Study, lines: list[Row]) -> None:
     """The table on the terminal."""
     shown = Table(title=study.name, title_justify="left")
-    for column in ("arm", "seeds", "final accuracy", "mean accuracy", "length", "tokens generated"):
+    against = f"against {study.reference}"
+    for column in ("arm", "seeds", "final accuracy", "mean accuracy", against, "length", "tokens"):
         shown.add_column(column, no_wrap=True)
     for line in lines:
         shown.add_row(
@@ -337,6 +343,7 @@ def show(study: Study, lines: list[Row]) -> None:
             str(line["seeds"]),
             _spread_text(line["final"], ".3f"),
             _spread_text(line["mean"], ".3f"),
+            _spread_text(line["against"], "+.3f") if line["against"] else "",
             _spread_text(line["final_length"], ".0f"),
             _spread_text(line["generated"], ",.0f"),
         )

@@ -112,6 +112,7 @@ STUDY = Study(
     seeds=5,
     reduced_arms=tuple(MAIN.arm(mode).name for mode in ARMS),
     reduced_seeds=3,
+    reference="main/synchronous",
 )
 
 

@@ -60,6 +60,7 @@ STUDY = Study(
     seeds=3,
     reduced_arms=tuple(arm.name for arm in (*PARTS, *OTHERS)),
     reduced_seeds=2,
+    reference="vapo",
 )
 
 

@@ -52,6 +52,7 @@ STUDY = Study(
         if arm.name not in ("lambda 0.98", "pretraining 4", "pretraining 48")
     ),
     reduced_seeds=2,
+    reference="ppo",
 )
 
 

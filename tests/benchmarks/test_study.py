@@ -28,13 +28,13 @@ def test_every_arm_is_a_configuration_that_starts(study: Study) -> None:
 def test_arms_have_names_of_their_own_and_the_reduced_ones_exist(study: Study) -> None:
     names = [arm.name for arm in study.arms]
     assert len(set(names)) == len(names)
-    assert set(study.reduced_arms) <= set(names)
+    assert {*study.reduced_arms, study.reference} <= set(names)
     assert len({key(arm, 0) for arm in study.arms}) == len(names)
 
 
 def test_plan_runs_all_arms_of_a_seed_before_the_next_seed() -> None:
     one, two = Arm("one", "recipes/quickstart.toml"), Arm("two", "recipes/quickstart.toml", seeds=1)
-    study = Study("s", (one, two), seeds=2, reduced_arms=("two",), reduced_seeds=1)
+    study = Study("s", (one, two), seeds=2, reduced_arms=("two",), reduced_seeds=1, reference="one")
     assert study.plan(reduced=False) == [(one, 0), (two, 0), (one, 1)]
     assert study.plan(reduced=True) == [(two, 0)]
 
@@ -163,10 +163,15 @@ def test_windows_of_a_setting_divide_its_longest_response() -> None:
 
 
 def test_table_is_over_the_seeds_that_are_there(tmp_path: Path) -> None:
-    arm = Arm("one", "recipes/quickstart.toml")
+    """The difference to the reference is over the seeds that both have."""
+    arm, other = Arm("one", "recipes/quickstart.toml"), Arm("two", "recipes/quickstart.toml")
     path = tmp_path / "rows.jsonl"
     points = [(0, 0.0, 0.2), (4, 1.0, 0.6)]
-    path.write_text("".join(json.dumps(row_of(arm, seed, points)) + "\n" for seed in (0, 2)))
-    (line,) = table([(arm, seed) for seed in range(3)], Rows(path))
-    assert line["seeds"] == 2
+    rows = [row_of(arm, seed, points) for seed in (0, 2)]
+    rows += [row_of(other, seed, points, mean=0.55) for seed in (1, 2)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = [(a, seed) for a in (arm, other) for seed in range(3)]
+    line, compared = table(plan, Rows(path), reference="one")
+    assert (line["seeds"], line["against"]) == (2, None)
     assert line["final"] == {"median": 0.6, "min": 0.6, "max": 0.6}
+    assert compared["against"] == {name: pytest.approx(0.05) for name in ("median", "min", "max")}
