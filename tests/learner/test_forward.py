@@ -1,6 +1,7 @@
 """The packed forward pass against a padded batch through transformers; what is forbidden."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -33,12 +34,12 @@ def pack_of(seed: int) -> Pack:
 
 
 def policies(model: ModelConfig) -> list[nn.Module]:
-    kind = {"dtype": torch.float64, "device": CPU}
+    kind: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
     return [PolicyNetwork(load_policy(model, **kind)), PaddedPolicy(load_policy(model, **kind))]
 
 
 def critics(model: ModelConfig) -> list[nn.Module]:
-    kind = {"dtype": torch.float64, "device": CPU}
+    kind: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
     found = [load_critic(model, **kind) for _ in range(2)]
     for critic in found:
         torch.manual_seed(7)

@@ -424,7 +424,7 @@ class Learner:
         model: PreTrainedModel = kind.from_pretrained(
             self.path, dtype=torch.float64, attn_implementation="eager", **extra
         )
-        model.load_state_dict(network.model.state_dict())  # type: ignore[operator, union-attr]
+        model.load_state_dict(network.model.state_dict())  # type: ignore[union-attr]
         return model
 
     def models(self) -> tuple[PreTrainedModel, PreTrainedModel, PreTrainedModel]:
