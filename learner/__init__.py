@@ -8,12 +8,11 @@ and floats, and know neither DeepSpeed nor configuration. To read it, in this or
     groups            critic-free: each response against the others to its prompt
     targets           what the critic should have said
     ratios            how far the policy moved, what a stale token is worth
-    staleness         how old a token is
     policy_losses     the clipped surrogate
     value_losses      squared error, clipped or not
     penalties         KL, entropy, likelihood of right answers
     aggregation       from token losses to one number that no split of the batch changes
-    shaping           overlong penalty, groups worth training on
+    shaping           overlong penalty
     diagnostics       sums to be added over micro-batches and ranks
     diagnostic_table  how each figure is made from the sums (headrace.metrics says what it means)
 

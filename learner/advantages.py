@@ -1,8 +1,8 @@
-"""Advantages: how good each token was, judged by the critic or by the group.
+"""Advantages: how good each token was, judged by the critic.
 
-In: rewards, values and the windows they belong to. Out: one advantage a token (or a trajectory),
-without gradient. Promises: an unfinished window never sees a terminal value of 0 unless asked to;
-the packed form and the one-window form give the same bits; sums run in float64 whatever comes in.
+In: rewards, values and the windows they belong to. Out: one advantage a token, without gradient.
+Promises: an unfinished window never sees a terminal value of 0 unless asked to; the packed form and
+the one-window form give the same bits; sums run in float64 whatever comes in.
 
 Conventions: tokens t = 0..l-1 of a window; values[t] = V(s_t), the critic's output just before
 token t; V(s_l) is the state after the last one; delta_t = r_t + gamma V(s_{t+1}) - V(s_t).
@@ -206,53 +206,6 @@ def credited_length(length_so_far: Tensor, finished: Tensor, *, window: int) -> 
     return length_so_far + torch.where(finished, 0, window // 2)
 
 
-@torch.no_grad()
-def group_normalized(
-    rewards: Tensor,
-    groups: Tensor,
-    *,
-    std: Literal["sample", "population", "none"] = "sample",
-    eps: float = 1e-6,
-) -> Tensor:
-    """A_i = (R_i - mean of its group) / (std of its group + eps).
-
-    Args:
-        rewards: [N] reward of each trajectory.
-        groups: [N] int, equal for the trajectories of one prompt; any numbers, any order.
-        std: "sample" divides by n - 1 inside the root, "population" by n, "none" subtracts the
-            mean only.
-        eps: added to the standard deviation.
-
-    Returns:
-        [N] advantages; 0 in a group of one and in a group whose rewards are all the same.
-
-    Source: GRPO; DAPO section 2. The papers leave the std open; verl's is the sample's with 1e-6.
-    """
-    centred, ids, counts = centred_rewards(rewards, groups)
-    if std != "none":
-        spread = group_deviation(centred, ids, counts, sample=std == "sample") + eps
-        centred = torch.where(centred == 0.0, 0.0, centred / spread)
-    return centred.to(torch.promote_types(rewards.dtype, torch.float32))
-
-
-@torch.no_grad()
-def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A_i = R_i - mean of the other rewards of its group = n/(n-1) (R_i - mean).
-
-    Args:
-        rewards: [N] reward of each trajectory.
-        groups: [N] int, equal for the trajectories of one prompt.
-
-    Returns:
-        [N] advantages; 0 in a group of one, which has nothing to compare with.
-
-    Source: RLOO, Ahmadian et al. 2024.
-    """
-    centred, ids, counts = centred_rewards(rewards, groups)
-    advantages = centred * (counts / (counts - 1.0).clamp(min=1.0))[ids]
-    return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
-
-
 def moments(x: Tensor, mask: Tensor) -> Tensor:
     """[3] float64: count, sum and sum of squares of x [T] over mask [T].
 
@@ -299,24 +252,3 @@ def _vector(x: Tensor | Sequence[float]) -> Tensor:
     if isinstance(x, Sequence):
         return torch.tensor(x, dtype=torch.float64)
     return torch.as_tensor(x)
-
-
-def centred_rewards(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[N] reward minus group mean, [N] group index from 0, [groups] float64 sizes."""
-    names, ids = torch.unique(groups, return_inverse=True)
-    x = rewards.to(torch.float64)
-    zeros = torch.zeros(names.numel(), dtype=torch.float64, device=x.device)
-    counts = zeros.index_add(0, ids, torch.ones_like(x))
-    centred = x - (zeros.index_add(0, ids, x) / counts)[ids]
-    # Equal rewards can differ from their own mean by rounding, which a std of 0 would blow up.
-    highest = zeros.scatter_reduce(0, ids, x, "amax", include_self=False)
-    lowest = zeros.scatter_reduce(0, ids, x, "amin", include_self=False)
-    centred = torch.where((highest == lowest)[ids], 0.0, centred)
-    return centred, ids, counts
-
-
-def group_deviation(centred: Tensor, ids: Tensor, counts: Tensor, *, sample: bool) -> Tensor:
-    """[N] standard deviation of each member's group, of `centred_rewards`; n - 1 if `sample`."""
-    squares = torch.zeros_like(counts).index_add(0, ids, centred.square())
-    freedom = counts - 1.0 if sample else counts
-    return (squares / freedom.clamp(min=1.0)).sqrt()[ids]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from learner.attention import Layout
+from learner.penalties import token_entropy
 
 
 class Pack(NamedTuple):
@@ -82,8 +83,7 @@ class PolicyNetwork(nn.Module):
         if self._temperature != 1.0:
             logits = logits / self._temperature
         log_p = torch.log_softmax(logits, dim=-1)
-        source = log_p if entropy_gradient else log_p.detach()
-        entropy = -(source.exp() * source).sum(dim=-1)
+        entropy = token_entropy(log_p if entropy_gradient else log_p.detach())
         return log_p.gather(1, targets.unsqueeze(1)).squeeze(1), entropy
 
 

@@ -9,8 +9,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from learner.advantages import centred_rewards, group_deviation
-
 Baseline = Literal["mean", "leave_one_out", "none"]
 Scale = Literal["sample_std", "population_std", "none"]
 SCALE_EPS = 1e-6
@@ -48,7 +46,7 @@ def group_advantages(
 
     Source: GRPO; DAPO section 2; RLOO, Ahmadian et al. 2024. The papers leave the std open.
     """
-    centred, ids, counts = centred_rewards(rewards, groups)
+    centred, ids, counts = _centred(rewards, groups)
     match baseline:
         case "mean":
             advantages = centred
@@ -57,6 +55,27 @@ def group_advantages(
         case "none":
             advantages = rewards.to(torch.float64)
     if scale != "none":
-        spread = group_deviation(centred, ids, counts, sample=scale == "sample_std")
+        spread = _deviation(centred, ids, counts, sample=scale == "sample_std")
         advantages = torch.where(advantages == 0.0, 0.0, advantages / (spread + SCALE_EPS))
     return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def _centred(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[N] reward minus group mean, [N] group index from 0, [groups] float64 sizes."""
+    names, ids = torch.unique(groups, return_inverse=True)
+    x = rewards.to(torch.float64)
+    zeros = torch.zeros(names.numel(), dtype=torch.float64, device=x.device)
+    counts = zeros.index_add(0, ids, torch.ones_like(x))
+    centred = x - (zeros.index_add(0, ids, x) / counts)[ids]
+    # Equal rewards can differ from their own mean by rounding, which a std of 0 would blow up.
+    highest = zeros.scatter_reduce(0, ids, x, "amax", include_self=False)
+    lowest = zeros.scatter_reduce(0, ids, x, "amin", include_self=False)
+    centred = torch.where((highest == lowest)[ids], 0.0, centred)
+    return centred, ids, counts
+
+
+def _deviation(centred: Tensor, ids: Tensor, counts: Tensor, *, sample: bool) -> Tensor:
+    """[N] standard deviation of each member's group, of `_centred`; n - 1 if `sample`."""
+    squares = torch.zeros_like(counts).index_add(0, ids, centred.square())
+    freedom = counts - 1.0 if sample else counts
+    return (squares / freedom.clamp(min=1.0)).sqrt()[ids]

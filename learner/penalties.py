@@ -35,12 +35,11 @@ def kl_divergence(new: Tensor, reference: Tensor, *, estimator: KlEstimator) -> 
             return torch.expm1(-d) + d
 
 
-def token_entropy(logits: Tensor) -> Tensor:
-    """[...] entropy in nats of softmax over the last dimension of logits [..., V].
+def token_entropy(log_p: Tensor) -> Tensor:
+    """[...] entropy in nats of distributions [..., V], given the logarithm of each probability.
 
-    H = log sum exp z - sum p z; a logit of -inf (a forbidden token) adds nothing.
+    H = -sum p log p; a token of probability 0 (log p = -inf, forbidden) adds nothing.
     """
-    log_p = torch.log_softmax(logits, dim=-1)
     # Finite, because 0 * -inf is NaN, in the value and again in the gradient.
     finite = log_p.clamp(min=torch.finfo(log_p.dtype).min)
     return -(log_p.exp() * finite).sum(dim=-1)

@@ -105,6 +105,66 @@ def clipped_surrogate(
     return -objective
 
 
+def capped(rho: Number, cap: float, over_cap: str) -> Number:
+    """min(rho, C); or, with "mask", rho up to C and 0 beyond."""
+    return rho if rho <= cap else cap if over_cap == "clamp" else 0.0
+
+
+def decoupled(
+    new: Number,
+    proximal: float,
+    behaviour: float,
+    a: float,
+    low: float,
+    high: float,
+    dual: float | None,
+    cap: float,
+    over_cap: str,
+) -> Number:
+    """w * L_clip(pi_theta / pi_prox), w = pi_prox / pi_behav, capped; one token.
+
+    Token-level TIS is the same with pi_prox = pi_old by the trainer, pi_behav = mu by the sampler.
+    """
+    w = capped(math.exp(proximal - behaviour), cap, over_cap)
+    return w * clipped_surrogate(new - proximal, a, low, high, dual)
+
+
+def sequence_weight(old: Sequence[float], mu: Sequence[float], cap: float, over_cap: str) -> Number:
+    """prod_t pi_old / mu of one response, capped: the weight of each of its tokens."""
+    product = 1.0
+    for x, y in zip(old, mu, strict=True):
+        product *= math.exp(x) / math.exp(y)
+    return capped(product, cap, over_cap)
+
+
+def geometric_mean(old: Sequence[float], mu: Sequence[float]) -> float:
+    """(prod_t pi_old / mu)^(1/T) of one response."""
+    product = 1.0
+    for x, y in zip(old, mu, strict=True):
+        product *= (math.exp(x) / math.exp(y)) ** (1 / len(old))
+    return product
+
+
+def interpolated_proximal(new: float, behaviour: float, v_behav: int, v_new: int) -> float:
+    """pi_behav^(1 - alpha) pi_new^alpha, alpha = (v_prox - v_behav) / (v_new - v_behav) in [0, 1],
+    v_prox = v_new - 1, alpha = 0 for a token that is not older; its logarithm; one token."""
+    if v_behav >= v_new:
+        return behaviour
+    alpha = min(1.0, max(0.0, (v_new - 1 - v_behav) / (v_new - v_behav)))
+    return math.log(math.exp(behaviour) ** (1 - alpha) * math.exp(new) ** alpha)
+
+
+def positive_nll(right_answers: Sequence[Sequence[Number]]) -> Number:
+    """-1 / (sum over right answers of |o_i|) sum_i sum_t log pi; 0 if there is none."""
+    tokens = sum(len(answer) for answer in right_answers)
+    return -sum(sum(answer) for answer in right_answers) / tokens if tokens else 0.0
+
+
+def rewards_with_kl(r: Sequence[float], kls: Sequence[float], beta: float) -> list[float]:
+    """r_t - beta KL_t."""
+    return [x - beta * k for x, k in zip(r, kls, strict=True)]
+
+
 def clipped_squared_error(v: Number, v_old: float, r: float, low: float, high: float) -> Number:
     """Half of max((v-R)^2, (clip(v)-R)^2); one token."""
     bounded = v_old - low if v < v_old - low else v_old + high if v > v_old + high else v
@@ -130,6 +190,11 @@ def token_mean(losses: Sequence[Sequence[Number]]) -> Number:
 def sample_mean(losses: Sequence[Sequence[Number]]) -> Number:
     """1/G sum_i 1/|o_i| sum_t."""
     return sum(sum(sample) / len(sample) for sample in losses) / len(losses)
+
+
+def fixed_length(losses: Sequence[Sequence[Number]], longest: int) -> Number:
+    """1/G sum_i 1/L sum_t."""
+    return sum(sum(sample) / longest for sample in losses) / len(losses)
 
 
 def overlong(length: int, longest: int, cache: int) -> Fraction:

@@ -1,7 +1,6 @@
-"""GAE, EGAE, adaptive lambda, group baselines and whitening against hand-computed numbers."""
+"""GAE, EGAE, adaptive lambda and whitening against hand-computed numbers."""
 
 from fractions import Fraction
-from typing import Literal
 
 import pytest
 import torch
@@ -14,8 +13,6 @@ from learner.advantages import (
     credited_length,
     egae,
     gae,
-    group_normalized,
-    leave_one_out,
     length_adaptive_lambda,
     moments,
     packed_egae,
@@ -429,71 +426,6 @@ def test_unfinished_responses_are_credited_half_a_window() -> None:
     assert length.tolist() == [12288, 20480, 3000, 300]
     lam = length_adaptive_lambda(length, alpha=0.05, floor=0.95)
     close(lam, [0.998372395833, 0.9990234375, 0.993333333333, 0.95], atol=1e-12)
-
-
-# ---- group baselines
-
-
-@pytest.mark.parametrize(
-    ("rewards", "population", "sample"),
-    [
-        ([1, -1, -1, -1], [1.7320508076] + [-0.5773502692] * 3, [1.5] + [-0.5] * 3),
-        ([1, 1, 1, -1], [0.5773502692] * 3 + [-1.7320508076], [0.5] * 3 + [-1.5]),
-        ([1, 1, -1, -1], [1, 1, -1, -1], [0.8660254038] * 2 + [-0.8660254038] * 2),
-        (
-            [1, 0.5, -1, -1.75],
-            [1.1832159566, 0.7324670208, -0.6197797868, -1.2959031906],
-            [1.0246950766, 0.6343350474, -0.5367450401, -1.1222850839],
-        ),
-        (
-            [1] * 4 + [-1] * 12,
-            [1.7320508076] * 4 + [-0.5773502692] * 12,
-            [1.6770509831] * 4 + [-0.5590169944] * 12,
-        ),
-    ],
-)
-def test_group_normalised(
-    rewards: list[float], population: list[float], sample: list[float]
-) -> None:
-    group = torch.zeros(len(rewards), dtype=torch.int64)
-    r = f64(rewards)
-    close(group_normalized(r, group, std="population", eps=0.0), population, atol=1e-10)
-    close(group_normalized(r, group, std="sample", eps=0.0), sample, atol=1e-10)
-    close(
-        group_normalized(r, group),
-        reference.group_normalized(rewards, bessel=True, eps=1e-6),
-        1e-12,
-    )
-
-
-def test_group_normalised_with_epsilon() -> None:
-    a = group_normalized(f64([1.0, -1.0, -1.0, -1.0]), torch.zeros(4, dtype=torch.int64), eps=1e-6)
-    close(a, [1.4999985] + [-0.4999995] * 3, atol=1e-11)
-
-
-def test_groups_may_be_interleaved_and_have_any_number() -> None:
-    groups = torch.tensor([70, -3, 70, 5, -3, 70])
-    r = f64([1.0, 4.0, 2.0, 9.0, 8.0, 6.0])
-    a = group_normalized(r, groups, eps=0.0)
-    b = leave_one_out(r, groups)
-    for name in (70, -3):
-        mine = groups == name
-        alone = [x for x, m in zip(r.tolist(), mine.tolist(), strict=True) if m]
-        close(a[mine], reference.group_normalized(alone, bessel=True, eps=0.0), atol=1e-12)
-        close(b[mine], reference.leave_one_out(alone), atol=1e-12)
-    assert a[3] == 0.0
-    assert b[3] == 0.0
-    close(group_normalized(r, groups, std="none"), [-2.0, -2.0, -1.0, 0.0, 2.0, 3.0], atol=1e-12)
-
-
-@pytest.mark.parametrize("std", ["sample", "population", "none"])
-def test_a_group_without_spread_teaches_nothing(
-    std: Literal["sample", "population", "none"],
-) -> None:
-    # The mean of three 0.1 is not 0.1 in float64.
-    r, group = f64([0.1, 0.1, 0.1]), torch.zeros(3, dtype=torch.int64)
-    assert group_normalized(r, group, std=std, eps=0.0).tolist() == [0.0] * 3
-    assert leave_one_out(r, group).tolist() == [0.0] * 3
 
 
 # ---- whitening

@@ -221,14 +221,28 @@ def test_unbiased_estimators_average_to_the_divergence(
 
 def test_entropy() -> None:
     logits = f64([[0.0, 0.0, 0.0, 0.0], [2.0, 1.0, -1.0, float("-inf")]])
-    made = token_entropy(logits)
+    made = token_entropy(logits.log_softmax(-1))
     close(made, [reference.entropy(torch.softmax(row, -1).tolist()) for row in logits], atol=1e-12)
     assert made[0].item() == pytest.approx(math.log(4), abs=1e-12)
     assert torch.equal(entropy_bonus(made), -made)
     free = f64([[0.3, -1.0, 0.7]]).requires_grad_()
-    assert torch.autograd.gradcheck(token_entropy, (free,))
+    assert torch.autograd.gradcheck(lambda z: token_entropy(z.log_softmax(-1)), (free,))
     forbidden = f64([[0.3, -1.0, float("-inf")]]).requires_grad_()
-    assert torch.isfinite(_gradient(token_entropy(forbidden), forbidden)).all()
+    made = token_entropy(forbidden.log_softmax(-1))
+    assert torch.isfinite(_gradient(made, forbidden)).all()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_entropy_keeps_its_bits_where_nothing_is_forbidden(asked: bool) -> None:
+    """Value and gradient are those of the plain formula."""
+    torch.manual_seed(0)
+    pair = [(10 * torch.randn(50, 200)).requires_grad_(asked)]
+    pair.append(pair[0].detach().clone().requires_grad_(asked))
+    log_p = pair[1].log_softmax(-1)
+    made, plain = token_entropy(pair[0].log_softmax(-1)), -(log_p.exp() * log_p).sum(-1)
+    assert torch.equal(made, plain)
+    if asked:
+        assert torch.equal(_gradient(made, pair[0]), _gradient(plain, pair[1]))
 
 
 # ---- aggregation

@@ -15,7 +15,6 @@ MATHEMATICS = (
     "groups",
     "targets",
     "ratios",
-    "staleness",
     "policy_losses",
     "value_losses",
     "penalties",

@@ -1,4 +1,4 @@
-"""Ratios and importance weights: decoupled PPO, TIS, MIS, interpolation, staleness."""
+"""Ratios and importance weights: decoupled PPO, TIS, MIS, interpolation."""
 
 import math
 from typing import Literal
@@ -20,7 +20,6 @@ from learner.ratios import (
     tis_ratio,
     token_weights,
 )
-from learner.staleness import admission_capacity, fresh_mask, token_lag, trajectory_lag
 from tests.learner.test_advantages import close, f64
 
 ALL = torch.ones(1, dtype=torch.bool)
@@ -151,27 +150,11 @@ def test_geometric_filter_judges_the_mean_of_each_sequence() -> None:
     assert kept.tolist() == [True, True, False, False, False]
 
 
-def test_staleness_of_a_mixed_trajectory() -> None:
+def test_interpolated_proximal_golden_case_16() -> None:
+    """The learner's part of it; staleness, mask and capacity are the coordinator's:
+    tests/coordinator/test_staleness.py."""
     versions = torch.tensor([3, 3, 4, 5])
-    assert token_lag(versions, learner_version=6).tolist() == [3, 3, 2, 1]
-    largest, mean = trajectory_lag(
-        versions, torch.zeros(4, dtype=torch.int64), 1, learner_version=6
-    )
-    assert (largest.item(), mean.item()) == (3, 2.25)
-    fresh = fresh_mask(versions, learner_version=6, max_staleness=2)
-    assert fresh.tolist() == [False, False, True, True]
     close(interpolation_alpha(versions, learner_version=6), [2 / 3, 2 / 3, 0.5, 0.0], atol=1e-7)
-
-
-def test_staleness_of_windows_without_tokens() -> None:
-    largest, mean = trajectory_lag(
-        torch.tensor([3, 5, 1]), torch.tensor([2, 2, 0]), 3, learner_version=6
-    )
-    assert largest.tolist() == [5, 0, 3]
-    assert mean.tolist() == [5.0, 0.0, 2.0]
-
-
-def test_interpolated_proximal() -> None:
     behaviour, new = f64([math.log(0.2)]), f64([math.log(0.3)])
     proximal = interpolated_proximal(new, behaviour, torch.tensor([3]), learner_version=6)
     assert proximal.exp().item() == pytest.approx(0.2620741394, abs=1e-8)
@@ -181,19 +164,6 @@ def test_interpolated_proximal() -> None:
         new.clone().requires_grad_(), behaviour, torch.tensor([3]), learner_version=6
     )
     assert not grown.requires_grad
-
-
-@pytest.mark.parametrize(
-    ("eta", "version", "accepted", "running", "expected"),
-    [(0, 0, 0, 0, 8), (2, 0, 8, 10, 6), (2, 3, 40, 6, 2), (4, 3, 40, 30, -6)],
-)
-def test_admission_capacity(
-    eta: int, version: int, accepted: int, running: int, expected: int
-) -> None:
-    made = admission_capacity(
-        max_staleness=eta, version=version, batch=8, accepted=accepted, running=running
-    )
-    assert made == expected
 
 
 @given(

@@ -1,0 +1,61 @@
+"""How an update is cut is no part of it: ten updates of DeepSpeed in float32, weight by weight.
+
+One rank and two are compared in test_ranks.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.learner.equivalence_worker import ARMS, SETTINGS, TRAJECTORIES
+from tests.learner.ports import free_port
+from tests.learner.rank_worker import UPDATES
+from tests.learner.recorded import record, save_tiny_model
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every arm ended with."""
+    model, out = save_tiny_model(tmp_path_factory.mktemp("model")), tmp_path_factory.mktemp("out")
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.learner.equivalence_worker",
+         str(model), str(out), str(free_port())],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-4000:]
+    return out
+
+
+@pytest.mark.parametrize("arm", [name for name in ARMS if name != "whole"])
+def test_the_cut_changes_nothing(arms: Path, arm: str) -> None:
+    """Accumulation 1 = many micro-batches; everything packed = every trajectory alone = a padded
+    batch through transformers' attention; the logits at once = in pieces."""
+    whole, other = (load_file(arms / f"{name}.safetensors") for name in ("whole", arm))
+    for name, weight in whole.items():
+        assert (other[name] - weight).norm() <= 1e-5 * weight.norm(), name
+
+
+def test_the_arms_are_cut_as_they_say(arms: Path) -> None:
+    counts = json.loads((arms / "micro_batches.json").read_text())
+    steps = UPDATES * SETTINGS.minibatches
+    for name in ("whole", "padded", "chunks"):
+        assert counts[name] == [[1] * steps] * 2
+    policy, critic = counts["accumulated"]
+    assert min(policy) >= 4
+    assert min(critic) >= 3
+    # Windows of one trajectory share a sequence.
+    trajectories = [record(seed=u, trajectories=TRAJECTORIES) for u in range(1, UPDATES + 1)]
+    policy, critic = (
+        [sum(pair) for pair in zip(steps[::2], steps[1::2], strict=True)]
+        for steps in counts["alone"]
+    )
+    assert policy == [TRAJECTORIES] * UPDATES
+    assert critic == [len(values) for _, values in trajectories]

@@ -1,0 +1,89 @@
+"""The packed forward pass against a padded batch through transformers; what is forbidden."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headrace.config.model import ModelConfig
+from learner.batch import micro_batches
+from learner.forward import Pack, PolicyNetwork, ValueNetwork
+from learner.models import load_critic, load_policy
+from learner.place import Place
+from learner.reads import policy_reads
+from tests.learner.padded import PaddedPolicy, PaddedValue
+from tests.learner.recorded import VOCABULARY, record, save_tiny_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return ModelConfig(path=str(save_tiny_model(tmp_path_factory.mktemp("model"))))
+
+
+def pack_of(seed: int) -> Pack:
+    """All windows of a recorded batch in one pack."""
+    windows, _ = record(seed=seed)
+    reads = policy_reads(windows)
+    place = Place(device=CPU, budget=100_000)
+    ((pack, _),) = micro_batches(reads, range(len(reads.token_ids)), place)
+    return pack
+
+
+def policies(model: ModelConfig) -> list[nn.Module]:
+    kind: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
+    return [PolicyNetwork(load_policy(model, **kind)), PaddedPolicy(load_policy(model, **kind))]
+
+
+def critics(model: ModelConfig) -> list[nn.Module]:
+    kind: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
+    found = [load_critic(model, **kind) for _ in range(2)]
+    for critic in found:
+        torch.manual_seed(7)
+        nn.init.normal_(critic.score.weight, std=0.3)
+    return [ValueNetwork(found[0]), PaddedValue(found[1])]
+
+
+@pytest.mark.parametrize("make", [policies, critics])
+def test_packed_is_padded(
+    model: ModelConfig, make: Callable[[ModelConfig], list[nn.Module]]
+) -> None:
+    """Logprobs, entropies and values, and the gradients of a weighted sum of them."""
+    pack, results = pack_of(seed=1), []
+    for network in make(model):
+        arguments = {} if make is critics else {"entropy_gradient": True}
+        output = network(pack, **arguments)
+        columns = [output] if isinstance(output, Tensor) else list(output)
+        weights = torch.linspace(-1, 2, pack.reads.numel(), dtype=torch.float64)
+        torch.autograd.backward([(x * weights).sum() for x in columns])
+        results.append((columns, dict(network.named_parameters())))
+    (packed, ours), (padded, theirs) = results
+    for a, b in zip(packed, padded, strict=True):
+        # The models' norms work in float32, whatever the weights are.
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    for name, parameter in theirs.items():
+        grad = ours[name].grad
+        assert grad is not None
+        assert parameter.grad is not None
+        assert (grad - parameter.grad).norm() <= 1e-5 * parameter.grad.norm(), name
+
+
+@pytest.mark.parametrize("chunk", [4096, 5])
+def test_a_forbidden_token_has_no_entropy(model: ModelConfig, chunk: int) -> None:
+    """A head whose bias is -inf: finite logprobs of the others, entropy and gradients."""
+    causal = load_policy(model, dtype=torch.float64, device=CPU)
+    head = nn.Linear(32, VOCABULARY).double()
+    with torch.no_grad():
+        head.bias[0] = -torch.inf
+    causal.set_output_embeddings(head)
+    pack = pack_of(seed=2)
+    scores = PolicyNetwork(causal, logits_chunk=chunk)(pack, entropy_gradient=True)
+    assert scores.logprobs.isfinite().all()
+    assert ((scores.entropy > 0) & (scores.entropy < torch.tensor(31.0).log() + 1e-9)).all()
+    torch.autograd.backward(scores.logprobs.sum() + scores.entropy.sum())
+    for parameter in causal.parameters():
+        if parameter.grad is not None:
+            assert parameter.grad.isfinite().all()

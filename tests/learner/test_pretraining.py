@@ -1,0 +1,63 @@
+"""A pretrained value model is begun with: `model.critic_path` of a later run (VC-PPO)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification
+
+from headrace.config.run import RunConfig
+from headrace.protocol.messages import Goodbye, Shutdown, UpdateDone
+from tests.learner.recorded import batch_of, record, run_config, save_tiny_model
+from tests.learner.scripted_coordinator import ScriptedCoordinator
+from tests.learner.test_run import greet
+
+EXPLAINED = "critic/vf_explained_var"
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_the_critic_of_another(tmp_path: Path) -> None:
+    """Two warm-up updates, a checkpoint, and a second run from its critic: the values that its
+    first update starts from are those of the file, and explain as much as in the first run."""
+    config = run_config(save_tiny_model(tmp_path / "model"))
+    windows, values = record(seed=1)
+    with ScriptedCoordinator(config, tmp_path / "run-1") as coordinator:
+        coordinator.start_learner()
+        greet(coordinator, 0)
+        for update in (1, 2):
+            checkpoint = update == 2
+            coordinator.send(
+                batch_of([], values, update=update, value_epochs=8, checkpoint=checkpoint)
+            )
+            pretrained = coordinator.expect(UpdateDone)
+        assert pretrained.checkpoint is not None
+        coordinator.send(batch_of(windows, values, update=3))
+        went_on = coordinator.expect(UpdateDone)
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
+        assert coordinator.wait() == [0]
+
+    path = Path(pretrained.checkpoint) / "critic"
+    table = config.model_dump(mode="json")
+    table["model"]["critic_path"] = str(path)
+    later = RunConfig.model_validate(table)
+    with ScriptedCoordinator(later, tmp_path / "run-2") as coordinator:
+        coordinator.start_learner()
+        greet(coordinator, 0)
+        coordinator.send(batch_of(windows, values, update=1))
+        begun = coordinator.expect(UpdateDone)
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
+        assert coordinator.wait() == [0]
+
+    critic = AutoModelForTokenClassification.from_pretrained(path)
+    assert critic.score.weight.abs().sum() > 0
+    for window, diagnostics in zip(windows, begun.diagnostics, strict=True):
+        with torch.no_grad():
+            said = critic(torch.from_numpy(window.token_ids.astype(np.int64))[None]).logits[0, :, 0]
+        first = window.prompt_length + window.start - 1
+        expected = said[first : window.prompt_length + window.end - 1]
+        np.testing.assert_allclose(diagnostics.values, expected, rtol=1e-4, atol=1e-5)
+    assert begun.metrics[EXPLAINED] == pytest.approx(went_on.metrics[EXPLAINED], rel=1e-4)
+    assert begun.metrics[EXPLAINED] > 0.1
