@@ -10,20 +10,21 @@ from benchmarks import egae_bias
 from benchmarks.egae_estimates import BOUNDARIES, ESTIMATORS, WINDOWS, Estimator
 from benchmarks.plots import against, save
 from benchmarks.runs import Rows
-from benchmarks.study import Row
+from benchmarks.study import Row, spread
+from benchmarks.tppo_vs_ppo import text
 
 NO_CUT = Estimator(WINDOWS[-1], "copy", 0.95)
 
 
 def bias_table(rows: Sequence[Row]) -> str:
-    """Markdown of `egae-bias`: policies and value models by estimators, medians over seeds."""
+    """Markdown of `egae-bias`: policies and value models by estimators, medians over seeds with
+    least and largest."""
     columns = {
         "cut": ("cut_share", "all"),
         "bias": ("bias", "all"),
-        "rms bias, near the cut": ("rms_bias", "near"),
-        "before": ("rms_bias", "far"),
-        "gradient part, near": ("rms_gradient_bias", "near"),
-        "before ": ("rms_gradient_bias", "far"),
+        "rms bias": ("rms_bias", "all"),
+        "gradient part": ("rms_gradient_bias", "all"),
+        "near the cut": ("rms_gradient_bias", "near"),
         "spread": ("spread", "all"),
         "correlation": ("correlation", "all"),
     }
@@ -38,7 +39,7 @@ def bias_table(rows: Sequence[Row]) -> str:
             cells = [egae_bias.values_of(rows, pair, one, *column) for column in columns.values()]
             if any(cells):
                 rule = one.boundary if one.window < WINDOWS[-1] else "no cut"
-                figures = [f"{statistics.median(cell):.3f}" if cell else "-" for cell in cells]
+                figures = [text(spread(cell) if cell else None, ".2f") for cell in cells]
                 lines.append(
                     f"| {' | '.join((*pair, str(one.window), rule, f'{one.lam:g}', *figures))} |"
                 )

@@ -273,8 +273,8 @@ def test_table_and_plot_are_made_of_the_full_rows_where_there_are_any(
     found = rows_of(rows)
     assert values_of(found, pair, ESTIMATORS[0], "spread", "near") == [10, 1]
     lines = bias_table(found).splitlines()
-    assert lines[2].startswith("| cold | well trained | 15 | copy | 0.95 | 5.500 |")
-    assert lines[-1].startswith("| cold | well trained | 240 | no cut | 1 | 5.500 |")
+    assert lines[2].startswith("| cold | well trained | 15 | copy | 0.95 | 5.50 (1.00 to 10.00) |")
+    assert lines[-1].startswith("| cold | well trained | 240 | no cut | 1 | 5.50 (1.00 to 10.00) |")
     monkeypatch.setattr("benchmarks.egae_bias.ROWS", rows.path)
     draw_egae_bias(tmp_path / "plot.svg")
     assert "value model well trained" in (tmp_path / "plot.svg").read_text()
