@@ -46,11 +46,7 @@ STUDY = Study(
     "vcppo",
     arms=ARMS,
     seeds=5,
-    reduced_arms=tuple(
-        arm.name
-        for arm in ARMS
-        if arm.name not in ("lambda 0.98", "pretraining 4", "pretraining 48")
-    ),
+    reduced_arms=tuple(arm.name for arm in ARMS if arm.name not in LEFT_OUT),
     reduced_seeds=2,
     reference="ppo",
 )
