@@ -19,6 +19,7 @@ from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
 from benchmarks.plots import (
     STYLE,
     accuracy_over_seconds,
+    accuracy_over_tokens,
     accuracy_over_updates,
     against,
     curves,
@@ -181,6 +182,17 @@ def draw_egae(path: Path) -> None:
     _dots(arms_of(egae.STUDY), path)
 
 
+def draw_egae_tokens(path: Path) -> None:
+    """The same runs by updates and by what they generated."""
+    windows = pick(arms_of(egae.STUDY), *(arm.name for arm in egae.WINDOWS))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True)
+    curves(left, windows, accuracy_over_updates)
+    left.set(xlabel="updates of the policy", ylabel="held-out accuracy")
+    curves(right, windows, accuracy_over_tokens)
+    right.set(xlabel="tokens generated")
+    save(figure, path)
+
+
 def draw_staleness(path: Path) -> None:
     arms = arms_of(staleness.STUDY)
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
@@ -231,6 +243,7 @@ PLOTS: dict[str, Callable[[Path], None]] = {
     "vcppo": draw_vcppo,
     "vcppo-sweeps": draw_vcppo_sweeps,
     "egae": draw_egae,
+    "egae-tokens": draw_egae_tokens,
     "egae-bias": draw_egae_bias,
     "staleness": draw_staleness,
     "dapo-parts": draw_dapo,

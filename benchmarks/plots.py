@@ -12,7 +12,8 @@ import matplotlib
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-Row = Mapping[str, Any]
+from benchmarks.study import Row, generated_at
+
 Points = list[tuple[float, float]]
 
 matplotlib.use("Agg")
@@ -44,6 +45,13 @@ def accuracy_over_updates(row: Row) -> Points:
 def accuracy_over_seconds(row: Row) -> Points:
     """(seconds of training, held-out accuracy)."""
     return [(seconds, accuracy) for _, seconds, accuracy, _ in row["evaluations"]]
+
+
+def accuracy_over_tokens(row: Row) -> Points:
+    """(tokens generated, those of the value model's warm-up included, held-out accuracy)."""
+    return [
+        (generated_at(row, version), accuracy) for version, _, accuracy, _ in row["evaluations"]
+    ]
 
 
 def length_over_updates(row: Row) -> Points:

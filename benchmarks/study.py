@@ -326,6 +326,18 @@ def table(plan: Iterable[tuple[Arm, int]], rows: Rows, *, reference: str) -> lis
     return lines
 
 
+def generated_at(row: Row, version: int) -> float:
+    """Tokens generated when the policy had `version`: its updates come after the warm-up's."""
+    series = row["series"]
+    warm_up = row["updates"] - row["evaluations"][-1][0]
+    found = [
+        tokens
+        for update, tokens in zip(series["update"], series["ledger/generated"], strict=True)
+        if update <= version + warm_up and tokens is not None
+    ]
+    return float(found[-1]) if found else 0.0
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, least and largest."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}

@@ -29,7 +29,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.runs import Rows
-from benchmarks.study import Arm, Row, Study, carry_out, parser_of, rows_of, spread
+from benchmarks.study import (
+    Arm,
+    Row,
+    Study,
+    carry_out,
+    generated_at,
+    parser_of,
+    rows_of,
+    spread,
+)
 
 RECIPE = "recipes/long-tail.toml"
 SHARE_OF_FINAL = 0.95
@@ -214,7 +223,7 @@ def crossing(row: Row, target: float) -> dict[str, float] | None:
     points = row["evaluations"]
     for index in range(len(points) - SUCCESSIVE + 1):
         if all(point[2] >= target for point in points[index : index + SUCCESSIVE]):
-            return {"seconds": points[index][1], "tokens": _generated_at(row, points[index][0])}
+            return {"seconds": points[index][1], "tokens": generated_at(row, points[index][0])}
     return None
 
 
@@ -238,18 +247,6 @@ def tail(row: Row) -> float:
     """Longest response over the mean of those that finished in the last quarter of the run."""
     lengths = [x for x in row["series"]["rollout/finished_length"] if x is not None]
     return float(row["max_length"] / statistics.fmean(lengths[-max(1, len(lengths) // 4) :]))
-
-
-def _generated_at(row: Row, version: int) -> float:
-    """Tokens generated when the policy had `version`: its updates come after the warm-up's."""
-    series = row["series"]
-    warm_up = row["updates"] - row["evaluations"][-1][0]
-    found = [
-        tokens
-        for update, tokens in zip(series["update"], series["ledger/generated"], strict=True)
-        if update <= version + warm_up and tokens is not None
-    ]
-    return float(found[-1]) if found else 0.0
 
 
 def _spread_or_none(values: list[float]) -> dict[str, float] | None:
