@@ -77,9 +77,12 @@ def race_table(result: Mapping[str, Any]) -> str:
         for mode, arm in setting["arms"].items():
             idle = arm["idle_share"]
             crossed = arm["seeds"] - arm["never_crossed"]
+            # The others are not evaluated on the way: nothing can cross.
+            raced = name == tppo_vs_ppo.MAIN.name
+            target = f", target {setting['target']:.3f}" if raced else ""
+            some = f" ({crossed} crossed)" if raced and arm["never_crossed"] else ""
             lines.append(
-                f"| {name}, target {setting['target']:.3f} | {mode} "
-                f"| {arm['seeds']}{'' if not arm['never_crossed'] else f' ({crossed} crossed)'} "
+                f"| {name}{target} | {mode} | {arm['seeds']}{some} "
                 f"| {text(arm['seconds'], '.1f')} | {text(arm['tokens'], ',.0f')} "
                 f"| {ratio_text(arm)} | {text(arm['final'], '.3f')} "
                 f"| {text(arm['tail'], '.1f')} | {idle['generator']:.2f}, {idle['learner']:.2f} "
