@@ -29,8 +29,8 @@ from benchmarks.plots import (
     save,
 )
 from benchmarks.runs import Rows
-from benchmarks.study import Row, Study, rows_of, table
-from benchmarks.tppo_vs_ppo import ratio_text, text
+from benchmarks.study import Row, Study, rows_of, table, text
+from benchmarks.tppo_vs_ppo import ratio_text
 from headrace.launch import ROOT
 
 PAGE = ROOT / "docs" / "evidence.md"

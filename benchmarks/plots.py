@@ -12,7 +12,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks.study import Row, generated_at
+from benchmarks.study import Row, generated_at, warm_up_updates
 
 Points = list[tuple[float, float]]
 
@@ -64,7 +64,7 @@ def metric_over_updates(name: str) -> Callable[[Row], Points]:
 
     def points(row: Row) -> Points:
         series = row["series"]
-        warm_up = row["updates"] - row["evaluations"][-1][0]
+        warm_up = warm_up_updates(row)
         pairs = zip(series["update"], series.get(name, ()), strict=False)
         return [(u - warm_up, v) for u, v in pairs if v is not None and u > warm_up]
 

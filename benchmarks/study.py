@@ -326,14 +326,18 @@ def table(plan: Iterable[tuple[Arm, int]], rows: Rows, *, reference: str) -> lis
     return lines
 
 
+def warm_up_updates(row: Row) -> int:
+    """Updates of the value model alone, before the policy's first."""
+    return int(row["updates"] - row["evaluations"][-1][0])
+
+
 def generated_at(row: Row, version: int) -> float:
     """Tokens generated when the policy had `version`: its updates come after the warm-up's."""
-    series = row["series"]
-    warm_up = row["updates"] - row["evaluations"][-1][0]
+    series, last = row["series"], version + warm_up_updates(row)
     found = [
         tokens
         for update, tokens in zip(series["update"], series["ledger/generated"], strict=True)
-        if update <= version + warm_up and tokens is not None
+        if update <= last and tokens is not None
     ]
     return float(found[-1]) if found else 0.0
 
@@ -353,16 +357,19 @@ def show(study: Study, lines: list[Row]) -> None:
         shown.add_row(
             line["arm"],
             str(line["seeds"]),
-            _spread_text(line["final"], ".3f"),
-            _spread_text(line["mean"], ".3f"),
-            _spread_text(line["against"], "+.3f") if line["against"] else "",
-            _spread_text(line["final_length"], ".0f"),
-            _spread_text(line["generated"], ",.0f"),
+            text(line["final"], ".3f"),
+            text(line["mean"], ".3f"),
+            text(line["against"], "+.3f"),
+            text(line["final_length"], ".0f"),
+            text(line["generated"], ",.0f"),
         )
     Console(width=None if sys.stdout.isatty() else 160).print(shown)
 
 
-def _spread_text(values: dict[str, float], form: str) -> str:
+def text(values: Mapping[str, float] | None, form: str) -> str:
+    """`median (least to most)`; `-` where there is nothing."""
+    if values is None:
+        return "-"
     median, least, most = (format(values[k], form) for k in ("median", "min", "max"))
     return median if least == most else f"{median} ({least} to {most})"
 

@@ -38,6 +38,7 @@ from benchmarks.study import (
     parser_of,
     rows_of,
     spread,
+    text,
 )
 
 RECIPE = "recipes/long-tail.toml"
@@ -288,11 +289,3 @@ def ratio_text(arm: Mapping[str, Any]) -> str:
     """The ratio, and how many seeds of it are lower bounds."""
     bounds = f", {arm['at_least']} at least" if arm["at_least"] else ""
     return text(arm["ratio"], ".2f") + bounds
-
-
-def text(values: Mapping[str, float] | None, form: str) -> str:
-    """`median (least to most)`."""
-    if values is None:
-        return "-"
-    median, least, most = (format(values[k], form) for k in ("median", "min", "max"))
-    return median if least == most else f"{median} ({least} to {most})"
