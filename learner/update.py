@@ -121,22 +121,36 @@ class Updater:
         metrics["perf/tokens_per_s"] = (
             metrics.pop("perf/computed_tokens") / metrics["timing_s/update"]
         )
-        logs = {"value model": critic.log} if critic else {}
-        skipped = f"not finite: {broken}" if broken else _broken_off(logs | {"policy": policy.log})
-        if skipped is not None and not broken:
-            read = joined(policy.seen, windows)
-            named = self._not_finite({
-                "learner's logprobs": read.ratio.log_ratio[read.mask],
-                "values": raw[:0] if values is None else values,
-                "advantages": raw[windows.mask],
-            })  # fmt: skip
-            skipped += f"; not finite already: {named}" if named else ""
         return Outcome(
             metrics=metrics,
             diagnostics=_diagnostics(windows, policy.start, values, advantages),
             policy_moved=policy.log.applied > 0,
-            skipped=skipped,
+            skipped=self._skipped(broken, windows, policy, critic, values, raw),
         )
+
+    def _skipped(
+        self,
+        broken: str,
+        windows: PolicyHalf,
+        policy: PolicyUpdate,
+        critic: CriticUpdate | None,
+        values: Tensor | None,
+        raw: Tensor,
+    ) -> str | None:
+        """Why the update was broken off; `broken` are the inputs that were not finite."""
+        if broken:
+            return f"not finite: {broken}"
+        logs = {"value model": critic.log} if critic else {}
+        reason = _broken_off(logs | {"policy": policy.log})
+        if reason is None:
+            return None
+        read = joined(policy.seen, windows)
+        named = self._not_finite({
+            "learner's logprobs": read.ratio.log_ratio[read.mask],
+            "values": raw[:0] if values is None else values,
+            "advantages": raw[windows.mask],
+        })  # fmt: skip
+        return f"{reason}; not finite already: {named}" if named else reason
 
     def _not_finite(self, seen: Mapping[str, Tensor]) -> str:
         """Which of these are not finite on any rank; empty if all are."""
