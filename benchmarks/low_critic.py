@@ -8,17 +8,18 @@ as a reward model that was trained on the last token only and says too little be
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoTokenizer
+
+from headrace.config.model import ModelConfig
+from learner.models import load_critic
 
 
 def write_low_critic(policy: Path, folder: Path, score: float) -> None:
     """Make the folder, unless it is there."""
     if (folder / "config.json").exists():
         return
-    critic = AutoModelForTokenClassification.from_pretrained(
-        policy, num_labels=1, dtype=torch.float32
-    )
-    torch.nn.init.zeros_(critic.score.weight)
+    model = ModelConfig(path=str(policy))
+    critic = load_critic(model, dtype=torch.float32, device=torch.device("cpu"))
     torch.nn.init.constant_(critic.score.bias, score)
     critic.save_pretrained(folder)
     AutoTokenizer.from_pretrained(policy).save_pretrained(folder)

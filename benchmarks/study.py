@@ -80,6 +80,8 @@ class Study:
     reduced_seeds: int
     reference: str
     """The arm that the others are compared with, seed by seed."""
+    prepare: Callable[[], None] | None = None
+    """Makes what runs need that is not checked in; called before the first of them."""
 
     def plan(self, *, reduced: bool, seeds: int | None = None) -> list[tuple[Arm, int]]:
         """(arm, seed) in the order they are run; `seeds` instead of the study's."""
@@ -170,6 +172,8 @@ def carry_out(
             state = "missing" if (arm, seed) in missing else "there"
             print(f"{state:<8} seed {seed}  {arm.name}: {arm.recipe} {' '.join(arm.overrides)}")
         return 0
+    if missing and study.prepare:
+        study.prepare()
     failed = run_all(study, missing, rows, jobs=jobs, keep=options.keep)
     result = report(rows)
     for line in failed:
