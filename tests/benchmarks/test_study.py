@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import dapo_parts, egae, staleness, tppo_vs_ppo, vapo_parts, vcppo
 from benchmarks.runs import Rows
-from benchmarks.study import Arm, Study, area, core_shares, figures, key, table
+from benchmarks.study import Arm, Study, area, core_shares, figures, key, main_of, table
 from benchmarks.tppo_vs_ppo import CURVE, MAIN, compare, crossing
 from headrace.config.checks import problems
 from headrace.config.load import load_recipe
@@ -37,6 +37,18 @@ def test_plan_runs_all_arms_of_a_seed_before_the_next_seed() -> None:
     study = Study("s", (one, two), seeds=2, reduced_arms=("two",), reduced_seeds=1, reference="one")
     assert study.plan(reduced=False) == [(one, 0), (two, 0), (one, 1)]
     assert study.plan(reduced=True) == [(two, 0)]
+
+
+def test_listing_a_study_prepares_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    made: list[str] = []
+    one = Arm("one", "recipes/quickstart.toml")
+    study = Study(
+        "s", (one,), seeds=1, reduced_arms=("one",), reduced_seeds=1, reference="one",
+        prepare=lambda: made.append("model"),
+    )  # fmt: skip
+    assert main_of(study, None, ["--list", "--rows", str(tmp_path / "rows.jsonl")]) == 0
+    assert capsys.readouterr().out.startswith("missing  seed 0  one: recipes/quickstart.toml")
+    assert made == []
 
 
 def test_a_changed_override_is_another_row() -> None:
