@@ -136,7 +136,7 @@ def _lambda(config: RunConfig) -> list[Fact]:
         so_far = config.window
         lam = max(floor, adaptive_lambda(alpha, so_far + config.window // 2))
         meaning = "an unfinished window counts half a window longer"
-        found.append(Fact(f"lambda at {so_far} tokens, unfinished", round(lam, 4), "", meaning))
+        found.append(Fact(f"lambda at {so_far}, unfinished", round(lam, 4), "", meaning))
     return found
 
 
