@@ -77,10 +77,9 @@ def race_table(result: Mapping[str, Any]) -> str:
         for mode, arm in setting["arms"].items():
             idle = arm["idle_share"]
             crossed = arm["seeds"] - arm["never_crossed"]
-            # The others are not evaluated on the way: nothing can cross.
-            raced = name == tppo_vs_ppo.MAIN.name
-            target = f", target {setting['target']:.3f}" if raced else ""
-            some = f" ({crossed} crossed)" if raced and arm["never_crossed"] else ""
+            # What is not evaluated on the way cannot cross.
+            target = f", target {setting['target']:.3f}" if setting["raced"] else ""
+            some = f" ({crossed} crossed)" if setting["raced"] and arm["never_crossed"] else ""
             lines.append(
                 f"| {name}{target} | {mode} | {arm['seeds']}{some} "
                 f"| {text(arm['seconds'], '.1f')} | {text(arm['tokens'], ',.0f')} "

@@ -153,7 +153,10 @@ def summarise(rows: Mapping[str, Row]) -> dict[str, Any]:
     for setting in (MAIN, *CURVE):
         by_mode = {mode: rows_of(setting.arm(mode), rows) for mode in ARMS}
         if by_mode["synchronous"] and by_mode["streaming"]:
-            settings[setting.name] = compare(by_mode) | {"batch": setting.batch}
+            settings[setting.name] = compare(by_mode) | {
+                "batch": setting.batch,
+                "raced": setting.raced,
+            }
     top = settings.get("main", {})
     return {
         "name": STUDY.name,
@@ -183,6 +186,7 @@ def compare(by_mode: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
             "seconds": _spread_or_none(list(seconds.values())),
             "tokens": _spread_or_none([c["tokens"] for c in crossed.values() if c]),
             "ratio": _spread_or_none(list(ratios.values())),
+            "ratio_of_seed": ratios,
             "at_least": sum(crossings["synchronous"][seed] is None for seed in ratios),
             "final": spread([row["final"] for row in found]),
             "tail": spread([tail(row) for row in found]),
