@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.protocol.messages import Batch, PolicyWindow, Shard, Span, ValueTrajectory
+from headrace.protocol.messages import Batch, PolicyWindow, Shard, ValueTrajectory
+from headrace.protocol.streams import Span
 
 MODEL = Path(__file__).parent.parent / "recipes" / "models" / "chain-sums-cold"
 # Response lengths after training: p50 31, p90 87, p99 239, mean about 45.

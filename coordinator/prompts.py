@@ -16,8 +16,9 @@ import numpy as np
 
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import Int32, Purpose
+from headrace.protocol.messages import Purpose
 from headrace.protocol.records import GroupIssued
+from headrace.protocol.streams import Int32
 from tasks.rows import Row
 from tasks.source import PROCEDURAL_TASKS, PromptSource, build_source
 

@@ -10,8 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from headrace.protocol.messages import Float32, Int32, Purpose, Span
+from headrace.protocol.messages import Purpose
 from headrace.protocol.records import ChunkArrived, TrajectoryStatus
+from headrace.protocol.streams import Float32, Int32, Span
 
 WindowState = Literal["waiting", "ready", "taken", "trained", "dropped"]
 

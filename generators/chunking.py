@@ -9,7 +9,8 @@ a token is two list appends: numpy comes in at the cut.
 import numpy as np
 
 from generators.engine import TokenDelta
-from headrace.protocol.messages import Finish, Lease, Span, TrajectoryChunk
+from headrace.protocol.messages import Finish, Lease, TrajectoryChunk
+from headrace.protocol.streams import Span
 
 
 class ChunkCutter:

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headrace.protocol.messages import Span
 from headrace.protocol.records import AnyRecord, ChunkArrived, Record, UpdateCommitted
+from headrace.protocol.streams import Span
 from storage.segments import SegmentWriter, read_batches, segment_metadata, segment_paths
 
 _SPAN = pa.struct([("version", pa.int64()), ("start", pa.int32()), ("end", pa.int32())])

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.protocol.messages import Float32, Int32
 from headrace.protocol.records import ChunkArrived
+from headrace.protocol.streams import Float32, Int32
 from storage.journal import decode
 from storage.segments import read_batches
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.protocol.messages import Float32, Int32, TokenDiagnostics
+from headrace.protocol.messages import TokenDiagnostics
+from headrace.protocol.streams import Float32, Int32
 from storage.diagnostics import WindowKey
 from storage.responses import Response
 

@@ -2,19 +2,19 @@
 
 One ROUTER (coordinator), a DEALER in every other process. Structs are frozen and tagged; the codec
 takes the numpy arrays out into raw frames of their own. Raise PROTOCOL_VERSION when a field changes
-its meaning. Token positions are response positions: 0 is the first response token.
+its meaning. Positions count tokens from the end of a sequence's opening (see `streams`).
 """
 
 from typing import Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-PROTOCOL_VERSION = 2
+from headrace.protocol.batches import Shard
+from headrace.protocol.diagnostics import TokenDiagnostics
+from headrace.protocol.streams import Float32, Int32, Reward, Span, Streams
 
-Int32 = npt.NDArray[np.int32]
-Float32 = npt.NDArray[np.float32]
+PROTOCOL_VERSION = 3
+
 Role = Literal["generator", "reward", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
 Purpose = Literal["train", "eval"]
@@ -22,14 +22,6 @@ Purpose = Literal["train", "eval"]
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all messages; the tag is the class name."""
-
-
-class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens [start, end) of a response were sampled by weights `version`."""
-
-    version: int
-    start: int
-    end: int
 
 
 # -- joining and staying ---------------------------------------------------------------------------
@@ -129,9 +121,9 @@ class Hold(Message, frozen=True, kw_only=True, tag=True):
 
 
 class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens [start, start + n) of one response with the logprobs of the distribution they were
-    sampled from and the weights that sampled them (spans in absolute positions, covering exactly
-    these tokens). A chunk never crosses a window border. `finish` is set on the last chunk of a
+    """Tokens [start, start + n) of one sequence, the logprobs of the distribution they were sampled
+    from (0 where they were inserted) and the weights that sampled them (the spans cover exactly the
+    sampled tokens). A chunk never crosses a window border. `finish` is set on the last chunk of a
     lease only: stop (end token, included), length, window, held, failed."""
 
     lease_id: int
@@ -143,6 +135,8 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
     spans: list[Span]
     finish: Finish | None = None
     error: str | None = None
+    streams: Streams | None = None
+    """None: the policy sampled every token, and nothing else is to be said of them."""
 
 
 class Chunks(Message, frozen=True, kw_only=True, tag=True):
@@ -240,6 +234,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     trajectory_id: int
     status: Literal["ok", "timeout", "crashed", "invalid"]
     reward: float = 0.0
+    rewards: list[Reward] = []
+    """What was earned where; empty: all of it at the last sampled token."""
     parts: dict[str, float] = {}
     seconds: float = 0.0
     error: str | None = None
@@ -254,77 +250,29 @@ class Scores(Message, frozen=True, kw_only=True, tag=True):
 # -- learning --------------------------------------------------------------------------------------
 
 
-class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """One window for the policy: tokens [start, end) of the response are trained, everything before
-    is context. `token_ids` is prompt + response[:end]; `logprobs` and `spans` cover [start, end).
-    `loss_mask` has one value (0 or 1) per trained token: 0 where too stale, non-finite or at a
-    masked boundary. `finished`: the response ends here and `reward` is its reward."""
-
-    window_id: int
-    trajectory_id: int
-    group_id: int
-    prompt_length: int
-    start: int
-    end: int
-    token_ids: Int32
-    logprobs: Float32
-    spans: list[Span]
-    loss_mask: npt.NDArray[np.uint8]
-    finished: bool
-    reward: float
-    group_rewards: Float32 = msgspec.field(default_factory=lambda: np.zeros(0, np.float32))
-    """Critic-free recipes: the scores of all scored trajectories of the group, this one included
-    (only the coordinator sees whole groups; the learner makes advantages of them). Else empty."""
-    group_lengths: Int32 = msgspec.field(default_factory=lambda: np.zeros(0, np.int32))
-    """Their response lengths, in the same order."""
-    group_index: int = 0
-    """Which of them this trajectory is."""
-
-
-class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished trajectory for the value model: prompt + whole response. `logprobs` are the
-    sampler's, of the response; they are sent where the reward holds a KL penalty, else empty."""
-
-    trajectory_id: int
-    prompt_length: int
-    token_ids: Int32
-    reward: float
-    logprobs: Float32 = msgspec.field(default_factory=lambda: np.zeros(0, np.float32))
-
-
-class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """What one learner rank computes; token-balanced against the others."""
-
-    windows: list[PolicyWindow]
-    values: list[ValueTrajectory]
-
-
 class Batch(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to learner rank 0: one update. `publish_as` is the version its weights will have.
-    An empty policy half (value warm-up) publishes nothing. `checkpoint`: write one after this
-    update, with `cut` (JSON: what the coordinator needs to go back to this point) in its state."""
+    """Coordinator to learner rank 0: an update begins. Its contents follow in BatchPart messages,
+    `parts[r]` of them for rank r. `lineage` is the line of updates that it continues. `publish_as`
+    is the version its weights will have; an empty policy half (value warm-up) publishes nothing.
+    `checkpoint`: write one after this update."""
 
     update: int
+    lineage: int
     version: int
     publish_as: int
-    shards: list[Shard]
+    parts: list[int]
     value_epochs: int
     checkpoint: bool
-    cut: str
 
 
-class TokenDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
-    """Per trained token of one window: what the learner saw. Arrays of length end - start."""
+class BatchPart(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to learner rank 0: piece `index` of what `rank` computes in `update`, cut so that
+    it fits into one message. The windows of one trajectory go to one rank, in any of its parts."""
 
-    window_id: int
-    trajectory_id: int
-    start: int
-    logprobs: Float32
-    """Under the weights at the update's start."""
-    values: Float32
-    advantages: Float32
-    lam: float
-    """Lambda in force."""
+    update: int
+    rank: int
+    index: int
+    shard: Shard
 
 
 class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
@@ -332,6 +280,7 @@ class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
     finite, so that it was broken off and its windows count as dropped `non_finite`)."""
 
     update: int
+    lineage: int
     metrics: dict[str, float]
     diagnostics: list[TokenDiagnostics]
     notice: WeightNotice | None = None
@@ -343,7 +292,6 @@ class CheckpointRequest(Message, frozen=True, kw_only=True, tag=True):
     """Coordinator to learner between updates: write a checkpoint now (end of a run)."""
 
     update: int
-    cut: str
 
 
 class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
@@ -388,6 +336,6 @@ AnyMessage = (
     | Leases | Hold | Chunks | ChunkAck | GeneratorReport
     | WeightNotice | WeightsLoaded | WeightRequest | WeightBytes
     | ScoreRequest | Scores
-    | Batch | UpdateDone | CheckpointRequest | CheckpointDone
+    | Batch | BatchPart | UpdateDone | CheckpointRequest | CheckpointDone
     | Command | StatusRequest | Status
 )  # fmt: skip

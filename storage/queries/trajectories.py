@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import ColumnElement, func, or_, select
 
 from headrace.errors import UserError
-from headrace.protocol.messages import Int32
+from headrace.protocol.streams import Int32
 from storage.diagnostics import DiagnosticsReader
 from storage.filters import Condition, check_columns, parse, to_sql
 from storage.reader import discount, open_run

@@ -14,6 +14,7 @@ import numpy as np
 from headrace.config.run import RunConfig
 from headrace.protocol import messages as m
 from headrace.protocol.sockets import Dealer, Link
+from headrace.protocol.streams import Span
 
 _PIDS = itertools.count(1)
 MODEL = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
@@ -159,7 +160,7 @@ class ScriptedGenerator(ScriptedPeer):
             start=start,
             token_ids=np.full(size, 5, np.int32),
             logprobs=np.full(size, -0.5, np.float32),
-            spans=[m.Span(self.version, start, end)] if size else [],
+            spans=[Span(self.version, start, end)] if size else [],
             finish=finish,
         )
 

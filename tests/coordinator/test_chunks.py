@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from headrace.protocol import messages as m
 from headrace.protocol.codec import message_codec
-from headrace.protocol.messages import Span
 from headrace.protocol.records import ChunkArrived, TrajectoryEnded, VersionPublished
+from headrace.protocol.streams import Span
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,

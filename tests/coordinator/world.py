@@ -11,7 +11,6 @@ from coordinator.schedule import Scheduler
 from coordinator.state import State
 from coordinator.trajectories import Trajectory
 from headrace.config.run import RunConfig
-from headrace.protocol.messages import Span
 from headrace.protocol.records import (
     ChunkArrived,
     GroupIssued,
@@ -22,6 +21,7 @@ from headrace.protocol.records import (
     UpdateCommitted,
     VersionPublished,
 )
+from headrace.protocol.streams import Span
 
 
 def make_config(**sections: Any) -> RunConfig:

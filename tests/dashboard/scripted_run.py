@@ -26,7 +26,8 @@ from coordinator.state import State
 from coordinator.trajectories import Trajectory
 from headrace.config.run import RunConfig
 from headrace.protocol import records as r
-from headrace.protocol.messages import PolicyWindow, Span, TokenDiagnostics
+from headrace.protocol.messages import PolicyWindow, TokenDiagnostics
+from headrace.protocol.streams import Span
 from storage.run_store import RunStore
 from tasks.chain_sums import write_direct, write_fine, write_prompt
 

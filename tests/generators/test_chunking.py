@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from generators.chunking import ChunkCutter
 from generators.engine import TokenDelta
-from headrace.protocol.messages import Lease, Span, TrajectoryChunk
+from headrace.protocol.messages import Lease, TrajectoryChunk
+from headrace.protocol.streams import Span
 
 
 def make_lease(**changes: object) -> Lease:

@@ -10,7 +10,8 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from headrace.config.run import RunConfig
-from headrace.protocol.messages import Batch, PolicyWindow, Shard, Span, ValueTrajectory
+from headrace.protocol.messages import Batch, PolicyWindow, Shard, ValueTrajectory
+from headrace.protocol.streams import Span
 
 VOCABULARY = 32
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headrace.protocol.messages import PolicyWindow, Span, ValueTrajectory
+from headrace.protocol.messages import PolicyWindow, ValueTrajectory
+from headrace.protocol.streams import Span
 from learner.forward import Pack, TokenScores
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
-from headrace.protocol.messages import Batch, PolicyWindow, Span, ValueTrajectory
+from headrace.protocol.messages import Batch, PolicyWindow, ValueTrajectory
+from headrace.protocol.streams import Span
 from learner.advantages import gae
 from learner.algorithm import Algorithm, build_algorithm
 from learner.engines import StepLog

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from headrace.config.run import RunConfig
-from headrace.protocol.messages import Span, TokenDiagnostics
+from headrace.protocol.messages import TokenDiagnostics
 from headrace.protocol.records import (
     BatchTaken,
     CheckpointWritten,
@@ -29,6 +29,7 @@ from headrace.protocol.records import (
     VersionPublished,
     WindowTrained,
 )
+from headrace.protocol.streams import Span
 from storage.run_store import RunStore
 
 WINDOW = 8

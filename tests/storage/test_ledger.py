@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from coordinator.state import State
 from headrace.config.run import RunConfig
-from headrace.protocol.messages import Span
 from headrace.protocol.records import (
     BatchReturned,
     BatchTaken,
@@ -24,6 +23,7 @@ from headrace.protocol.records import (
     UpdateCommitted,
     WindowTrained,
 )
+from headrace.protocol.streams import Span
 from storage.ledger import recount_ledger
 from storage.run_store import RunStore
 from tests.storage.samples import run_config, write_run

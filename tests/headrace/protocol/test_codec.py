@@ -26,10 +26,10 @@ from headrace.protocol.messages import (
     ScoreItem,
     ScoreRequest,
     Shard,
-    Span,
     TrajectoryChunk,
 )
 from headrace.protocol.records import AnyRecord, Record
+from headrace.protocol.streams import Span
 from tests.headrace.protocol.strategies import structs
 
 LIMIT = 1 << 20
