@@ -1,0 +1,73 @@
+"""Weight versions and their age.
+
+A version is a number that is given out once and never again, whatever dies. The age of a token is
+counted in updates on the surviving lineage: how many updates lie between the weights that sampled
+it and the weights that will be trained. After a rollback to update u the versions of the lineage
+that was given up are as old as u is: that is where they and the surviving weights part.
+"""
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.protocol.streams import Span
+
+
+@dataclass
+class Versions:
+    """Which update each version is from.
+
+    Attributes:
+        issued: the highest number given out; -1 before the first.
+        current: the version published last; -1 before the first.
+    """
+
+    issued: int = -1
+    current: int = -1
+    _update_of: dict[int, int] = field(default_factory=dict)
+    _known: list[int] = field(default_factory=list)
+    """Keys of `_update_of`, ascending."""
+
+    def issue(self, version: int) -> None:
+        """The number is given out."""
+        self.issued = max(self.issued, version)
+
+    def publish(self, version: int, update: int) -> None:
+        """The weights after `update` have this version from now on."""
+        self.issue(version)
+        self.current = version
+        if version not in self._update_of:
+            insort(self._known, version)
+        self._update_of[version] = update
+
+    def roll_back(self, update: int) -> None:
+        """The learner went back to the state after `update`."""
+        self._update_of = {v: min(u, update) for v, u in self._update_of.items()}
+
+    def forget(self, before: int) -> None:
+        """No token will be asked about that an older version sampled."""
+        keep = bisect_left(self._known, min(before, self.current))
+        for version in self._known[:keep]:
+            del self._update_of[version]
+        self._known = self._known[keep:]
+
+    def update_of(self, version: int) -> int:
+        """The update that a version stands for on the surviving lineage."""
+        return self._update_of[version]
+
+    def ages(self, spans: list[Span], start: int, end: int, update: int) -> npt.NDArray[np.int64]:
+        """[end - start] how many updates each token's weights lie behind `update`; 0 where no span
+        says who sampled it."""
+        ages = np.zeros(end - start, np.int64)
+        for span in spans:
+            ages[span.start - start : span.end - start] = update - self._update_of[span.version]
+        return ages
+
+    def oldest_allowed(self, update: int) -> int:
+        """The oldest version whose weights are from `update` or later; the current one if none is:
+        what an older version samples is older than that."""
+        # Later versions are never from earlier updates: a rollback lowers all that came before it.
+        place = bisect_left(self._known, update, key=self._update_of.__getitem__)
+        return self._known[place] if place < len(self._known) else max(self.current, 0)
