@@ -90,10 +90,11 @@ def test_a_package_that_is_missing_is_one_line(
 def test_a_third_party_that_is_missing_is_no_mistake_of_the_user(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def broken(run_dir: Path) -> None:
+        raise ModuleNotFoundError("No module named 'sqlalchemy'", name="sqlalchemy")
+
     run_dir = run_folder.make_run_folder(load_recipe(recipe, [f'root="{tmp_path}/runs"']))
-    for name in [name for name in sys.modules if name.split(".")[0] == "storage"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    monkeypatch.setattr("storage.queries.run_summary", broken)
     with pytest.raises(ModuleNotFoundError, match="sqlalchemy"):
         main(["show", str(run_dir)])
 
