@@ -50,7 +50,7 @@ from benchmarks.frozen_policy import LEAST_ENTROPY, STRATA, TERMS, Critic, Froze
 from benchmarks.runs import Rows, series, train
 from benchmarks.study import RESULTS
 from benchmarks.study_settings import PRETRAINING, small
-from headrace.launch import ROOT
+from headrace.install import ROOT
 
 Row = dict[str, Any]
 

@@ -31,7 +31,7 @@ from benchmarks.plots import (
 from benchmarks.runs import Rows
 from benchmarks.study import Row, Study, rows_of, table, text
 from benchmarks.tppo_vs_ppo import ratio_text
-from headrace.launch import ROOT
+from headrace.install import ROOT
 
 PAGE = ROOT / "docs" / "evidence.md"
 IMAGES = ROOT / "docs" / "images" / "evidence"

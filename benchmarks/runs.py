@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.errors import RunFailedError
 from headrace.hardware import detect
-from headrace.launch import ROOT
+from headrace.install import ROOT
 from storage.queries import metric_series
 
 Summary = dict[str, Any]

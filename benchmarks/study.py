@@ -34,7 +34,7 @@ from rich.table import Table
 from benchmarks.runs import Rows, Summary, series, train
 from headrace.errors import RunFailedError
 from headrace.hardware import detect
-from headrace.launch import ROOT
+from headrace.install import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 Row = dict[str, Any]

@@ -12,7 +12,7 @@ four passes each).
 from benchmarks.low_critic import write_low_critic
 from benchmarks.study import Arm, Study, main_of
 from benchmarks.study_settings import PRETRAINING, small
-from headrace.launch import ROOT
+from headrace.install import ROOT
 
 LOW = -1.0
 CRITIC = "runs/critics/low"

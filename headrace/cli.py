@@ -6,7 +6,6 @@ that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no t
 """
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 from headrace.errors import RunFailedError, UserError
 
 Maker = Callable[..., argparse.ArgumentParser]
+Action = Callable[[argparse.Namespace], int]
 
 EPILOG = """\
 first steps:
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
     def command(
-        name: str, run: str, text: str, example: str, *, within: Any = None
+        name: str, text: str, example: str, *, within: Any = None
     ) -> argparse.ArgumentParser:
         made = (within or commands).add_parser(
             name,
@@ -63,7 +63,6 @@ def parser() -> argparse.ArgumentParser:
             epilog=f"example:\n  {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        made.set_defaults(run=run)
         return made
 
     _training(command)
@@ -74,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _training(command: Maker) -> None:
     train = command(
-        "train", "training:train", "train a model by a recipe, or go on with a run",
+        "train", "train a model by a recipe, or go on with a run",
         "headrace train recipes/quickstart.toml learner.policy.lr=5e-5 --no-dashboard",
     )  # fmt: skip
     train.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file")
@@ -85,7 +84,7 @@ def _training(command: Maker) -> None:
     _root(train)
 
     generator = command(
-        "generator", "roles:generator", "one more generator for a run that is going on",
+        "generator", "one more generator for a run that is going on",
         "headrace generator --connect tcp://10.0.0.5:7001 --curve-keys keys/",
     )  # fmt: skip
     generator.add_argument("--connect", required=True, metavar="tcp://HOST:PORT")
@@ -93,15 +92,13 @@ def _training(command: Maker) -> None:
     generator.add_argument("--curve-keys", type=Path, metavar="DIR", help="folder of key files")
     generator.add_argument("--cpus", help="processor cores, e.g. 0,1")
 
-    stop = command(
-        "stop", "runs:stop", "drain a run, write its checkpoint, end it", "headrace stop latest"
-    )
+    stop = command("stop", "drain a run, write its checkpoint, end it", "headrace stop latest")
     stop.add_argument("name", metavar="RUN")
     stop.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds to wait")
     _root(stop)
 
     evaluate = command(
-        "eval", "evaluation:evaluate", "accuracy of a model on a recipe's held-out prompts",
+        "eval", "accuracy of a model on a recipe's held-out prompts",
         "headrace eval runs/RUN/checkpoints/step_60/policy --task recipes/quickstart.toml --json",
     )  # fmt: skip
     evaluate.add_argument("model", metavar="MODEL", help="a model folder")
@@ -113,24 +110,23 @@ def _training(command: Maker) -> None:
 
 def _looking(command: Maker) -> None:
     page = command(
-        "dashboard", "dashboard:dashboard", "serve the web page of all runs",
-        "headrace dashboard runs --port 8600",
-    )  # fmt: skip
+        "dashboard", "serve the web page of all runs", "headrace dashboard runs --port 8600"
+    )
     page.add_argument("folder", nargs="?", metavar="ROOT", help="folder of the runs (runs)")
     page.add_argument("--host", default="127.0.0.1")
     page.add_argument("--port", type=int, default=8501, help="0 takes a free one")
 
-    runs = command("runs", "runs:runs", "list what ran", "headrace runs --json")
+    runs = command("runs", "list what ran", "headrace runs --json")
     _json(runs)
     _root(runs)
 
-    show = command("show", "runs:show", "one run's figures and its ledger", "headrace show latest")
+    show = command("show", "one run's figures and its ledger", "headrace show latest")
     show.add_argument("name", metavar="RUN")
     _json(show)
     _root(show)
 
     export = command(
-        "export", "runs:export", "write trajectories, tokens or metrics of a run to a file",
+        "export", "write trajectories, tokens or metrics of a run to a file",
         "headrace export latest trajectories --format jsonl --out out.jsonl --where 'reward > 0'",
     )  # fmt: skip
     export.add_argument("name", metavar="RUN")
@@ -144,7 +140,7 @@ def _looking(command: Maker) -> None:
 
 def _checking(command: Maker) -> None:
     config = command(
-        "config", "configuration:show", "look at a recipe without starting anything",
+        "config", "look at a recipe without starting anything",
         "headrace config explain recipes/quickstart.toml",
     )  # fmt: skip
     inner = config.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -153,27 +149,21 @@ def _checking(command: Maker) -> None:
         ("check", "all that is wrong with a recipe on this machine"),
         ("explain", "what a recipe means: batch arithmetic, staleness, memory, processes"),
     ):
-        made = command(
-            name, f"configuration:{name}", text, f"headrace config {name} recipes/quickstart.toml",
-            within=inner,
-        )  # fmt: skip
+        made = command(name, text, f"headrace config {name} recipes/quickstart.toml", within=inner)
         made.add_argument("recipe", metavar="RECIPE")
         _overrides(made)
         _json(made)
         _root(made)
 
-    doctor = command("doctor", "installation:doctor", "check the installation", "headrace doctor")
+    doctor = command("doctor", "check the installation", "headrace doctor")
     _json(doctor)
 
-    keys = command(
-        "keys", "roles:keys", "make key files for connections off this machine", "headrace keys k/"
-    )
+    keys = command("keys", "make key files for connections off this machine", "headrace keys k/")
     keys.add_argument("folder", type=Path, metavar="DIR")
 
     bench = command(
-        "bench", "benchmark:bench", "run a benchmark; options are its own",
-        "headrace bench generator --json",
-    )  # fmt: skip
+        "bench", "run a benchmark; options are its own", "headrace bench generator --json"
+    )
     bench.add_argument("name", nargs="?", metavar="NAME", help="none: list them")
     bench.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
 
@@ -205,6 +195,74 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
+def action(arguments: argparse.Namespace) -> Action:
+    """What a command does: the function that takes its arguments, imported only now."""
+    match arguments.command:
+        case "train":
+            from headrace.commands.training import train
+
+            return train
+        case "generator":
+            from headrace.commands.roles import generator
+
+            return generator
+        case "stop":
+            from headrace.commands.runs import stop
+
+            return stop
+        case "eval":
+            from headrace.commands.evaluation import evaluate
+
+            return evaluate
+        case "dashboard":
+            from headrace.commands.dashboard import dashboard
+
+            return dashboard
+        case "runs":
+            from headrace.commands.runs import runs
+
+            return runs
+        case "show":
+            from headrace.commands.runs import show
+
+            return show
+        case "export":
+            from headrace.commands.runs import export
+
+            return export
+        case "doctor":
+            from headrace.commands.installation import doctor
+
+            return doctor
+        case "keys":
+            from headrace.commands.roles import keys
+
+            return keys
+        case "bench":
+            from headrace.commands.benchmark import bench
+
+            return bench
+        case "config":
+            from headrace.commands import configuration
+
+            each = {
+                "show": configuration.show,
+                "check": configuration.check,
+                "explain": configuration.explain,
+            }
+            return each[arguments.action]
+    raise AssertionError(f"the command {arguments.command!r} has no function")
+
+
+def missing(error: ModuleNotFoundError) -> str:
+    """One line where a package of ours is not there; empty where it is somebody else's."""
+    from headrace.install import PACKAGES
+
+    name = error.name or ""
+    ours = name.partition(".")[0] in PACKAGES
+    return f"{name} is not installed; run `headrace doctor` to see what is" if ours else ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = parse(argv)
@@ -216,12 +274,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.command:
         parser().print_help()
         return 0
-    module, _, function = arguments.run.partition(":")
     try:
-        run = getattr(importlib.import_module(f"headrace.commands.{module}"), function)
-        return int(run(arguments) or 0)
+        return action(arguments)(arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        line = missing(error)
+        if not line:
+            raise
+        print(f"error: {line}", file=sys.stderr)
         return 2
     except RunFailedError as error:
         print(f"error: {error}", file=sys.stderr)

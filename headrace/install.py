@@ -7,7 +7,8 @@ from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
 
-from headrace.launch import ROOT
+ROOT = Path(__file__).resolve().parent.parent
+"""Folder of the packages (the source tree, or site-packages)."""
 
 PACKAGES = (
     "headrace", "coordinator", "generators", "rewards", "learner", "storage", "dashboard", "tasks",

@@ -44,8 +44,10 @@ def made_pages() -> dict[Path, str]:
     sys.path.insert(0, str(ROOT))
     from headrace import metric_document
     from headrace.config import document
+    from tasks.datasets import ANSWER_KEYS, PROMPT_KEYS
 
-    return {CONFIGURATION: document.page(), METRICS: metric_document.page()}
+    configuration = document.page(PROMPT_KEYS, ANSWER_KEYS)
+    return {CONFIGURATION: configuration, METRICS: metric_document.page()}
 
 
 def write_pages() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import subprocess
 import sys
 import tomllib
@@ -23,6 +24,7 @@ PACKAGES = (
     "tasks",
 )
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")
+ROLES = PACKAGES[1:]
 LIGHT = ("headrace.cli", "dashboard", "storage", "storage.queries")
 MAX_LINES = 400
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -52,6 +54,51 @@ def test_light_modules_load_nothing_heavy(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """Top-level names of all that a Python process with these arguments imports."""
+    command = [sys.executable, "-X", "importtime", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    return {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in lines}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"], ["--version"]])
+def test_help_loads_no_role_and_nothing_heavy(arguments: list[str]) -> None:
+    loaded = loaded_by("-m", "headrace", *arguments)
+    assert "headrace" in loaded
+    slow = {*HEAVY, "pydantic", "zmq", "rich", "numpy", "pandas", "sqlalchemy", "streamlit"}
+    assert loaded & (slow | set(ROLES)) == set()
+
+
+def test_commands_load_a_role_only_when_they_run() -> None:
+    """Each command imports roles inside its functions: the modules alone load none."""
+    paths = sorted((ROOT / "headrace" / "commands").glob("*.py"))
+    modules = [f"headrace.commands.{path.stem}" for path in paths if path.stem != "__init__"]
+    loaded = loaded_by("-c", f"import {', '.join(modules)}")
+    assert loaded & {*HEAVY, *ROLES, "benchmarks", "sqlalchemy"} == set()
+
+
+def test_what_headrace_imports_late_exists() -> None:
+    """An import inside a function fails only when it runs; here each one is tried."""
+    tried = 0
+    for path in (ROOT / "headrace").rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
+                if isinstance(node, ast.ImportFrom):
+                    module = importlib.import_module(node.module or "")
+                    for alias in node.names:
+                        where = f"{name_of(path)}:{node.lineno}"
+                        found = hasattr(module, alias.name) or importlib.util.find_spec(
+                            f"{node.module}.{alias.name}"
+                        )
+                        assert found, f"{where} imports {alias.name}"
+                        tried += 1
+    assert tried > 10
 
 
 def test_dashboard_pages_name_nothing_heavy() -> None:

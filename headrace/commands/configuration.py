@@ -11,7 +11,7 @@ from headrace.config.checks import check_dataset, check_machine, check_model, pr
 from headrace.config.explain import Fact, facts, memory_facts
 from headrace.errors import UserError
 from headrace.hardware import detect
-from headrace.launch import plan_processes
+from headrace.processes.launch import plan_processes
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.errors import UserError
 from headrace.hardware import free_port, port_is_free
-from headrace.launch import dashboard_argv, role_environment
+from headrace.processes.launch import dashboard_argv, role_environment
 
 
 def dashboard(arguments: argparse.Namespace) -> int:

@@ -17,8 +17,7 @@ from headrace.config.checks import check_machine, check_recipe
 from headrace.config.hub import is_hub_name, with_local_model
 from headrace.errors import RunFailedError, UserError
 from headrace.hardware import detect
-from headrace.roles import EVALUATIONS, resolve
-from headrace.supervise import DONE, USER
+from headrace.processes.supervise import DONE, USER
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -61,7 +60,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 def _result(run_dir: Path) -> dict[str, Any]:
     """What the store holds about the one evaluation."""
-    rows = resolve(EVALUATIONS)(run_dir).to_dict("records")
+    from storage.queries import evaluations
+
+    rows = evaluations(run_dir).to_dict("records")
     if not rows:
         raise RunFailedError(f"the evaluation left no result; see {run_dir / 'logs'}")
     kept = ("num_prompts", "accuracy", "response_length", "max_response_length", "truncated",

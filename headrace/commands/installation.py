@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from headrace.doctor import examine
+from headrace.commands.doctor import examine
 
 
 def doctor(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import socket
 import sys
 
 from headrace.errors import UserError
-from headrace.launch import generator_argv, role_environment
+from headrace.processes.launch import generator_argv, role_environment
 
 
 def generator(arguments: argparse.Namespace) -> int:

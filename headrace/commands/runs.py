@@ -10,9 +10,8 @@ from typing import Any
 
 from headrace import run_folder
 from headrace.errors import UserError
-from headrace.monitor import Monitor, coordinator_of
-from headrace.progress import duration
-from headrace.roles import EXPORT, RUN_LIST, RUN_SUMMARY, resolve
+from headrace.processes.monitor import Monitor, coordinator_of
+from headrace.processes.progress import duration
 
 
 def _root(arguments: argparse.Namespace) -> Path:
@@ -22,7 +21,11 @@ def _root(arguments: argparse.Namespace) -> Path:
 def runs(arguments: argparse.Namespace) -> int:
     """List the runs under the root, newest first."""
     root = _root(arguments)
-    lines = [asdict(line) for line in resolve(RUN_LIST)(root)] if root.is_dir() else []
+    lines: list[dict[str, Any]] = []
+    if root.is_dir():
+        from storage.queries import list_runs
+
+        lines = [asdict(line) for line in list_runs(root)]
     if arguments.json:
         print(json.dumps(lines, default=str))
         return 0
@@ -44,7 +47,9 @@ def runs(arguments: argparse.Namespace) -> int:
 def show(arguments: argparse.Namespace) -> int:
     """One run's figures and its ledger."""
     run_dir = run_folder.find_run(_root(arguments), arguments.name)
-    row = resolve(RUN_SUMMARY)(run_dir)
+    from storage.queries import run_summary
+
+    row = run_summary(run_dir)
     if arguments.json:
         print(json.dumps(row))
         return 0
@@ -72,7 +77,9 @@ def export(arguments: argparse.Namespace) -> int:
         raise UserError("name the format: --format parquet, or an --out that ends in .parquet")
     if arguments.out.exists() and not arguments.force:
         raise UserError(f"{arguments.out} exists; --force replaces it")
-    written = resolve(EXPORT)(
+    from storage.queries import export as write_export
+
+    written = write_export(
         run_dir,
         arguments.kind,
         fmt=form,

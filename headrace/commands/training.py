@@ -20,9 +20,9 @@ from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware, detect, free_port
 from headrace.install import setup_seconds
-from headrace.launch import plan_processes
-from headrace.progress import LiveScreen, PlainScreen, Watch, duration, say
-from headrace.supervise import INTERRUPTED, OURS, USER, Outcome, Supervisor
+from headrace.processes.launch import plan_processes
+from headrace.processes.progress import LiveScreen, PlainScreen, Watch, duration, say
+from headrace.processes.supervise import INTERRUPTED, OURS, USER, Outcome, Supervisor
 
 RESUMABLE = ("stop", "checkpoint", "evaluation", "dashboard", "transport", "storage", "generator")
 

@@ -1,10 +1,11 @@
 """The page docs/configuration.md, made from the models themselves.
 
-In: `RunConfig`, the peers' names, the dataset aliases. Out: Markdown. `scripts/docs.py --write`
-writes it, and a test compares it with the file.
+In: `RunConfig`, the peers' names, the names that a dataset's columns may have. Out: Markdown.
+`scripts/docs.py --write` writes it, and a test compares it with the file.
 """
 
 import inspect
+from collections.abc import Sequence
 
 from pydantic import BaseModel
 
@@ -12,7 +13,6 @@ from headrace.config.keys import Key, keys, kind_of, models_of
 from headrace.config.load import NULL
 from headrace.config.peers import PEER_KEYS
 from headrace.config.run import RunConfig
-from headrace.roles import resolve
 
 HEAD = f"""\
 # Configuration
@@ -35,13 +35,13 @@ in its folder as `resolved.json`.
 """
 
 
-def page() -> str:
-    """The whole page."""
+def page(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
+    """The whole page; the arguments are the column names that a dataset is searched for."""
     parts = [HEAD, _table("The root", "", _own_keys(RunConfig))]
     for name, field in RunConfig.model_fields.items():
         for model in models_of(field.annotation):
             parts += _section(name, model)
-    parts += [_columns(), _peers()]
+    parts += [_columns(prompt_keys, answer_keys), _peers()]
     return "\n".join(parts)
 
 
@@ -77,9 +77,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _columns() -> str:
-    """Names that a dataset's columns may have."""
-    prompts, answers = resolve("tasks.datasets:PROMPT_KEYS"), resolve("tasks.datasets:ANSWER_KEYS")
+def _columns(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
     return "\n".join(
         [
             "## Columns of a dataset",
@@ -88,8 +86,8 @@ def _columns() -> str:
             "taken (a dot reaches into a nested column). Other columns are kept as `info` and "
             "handed to reward functions.",
             "",
-            f"- prompt: {', '.join(f'`{name}`' for name in prompts)}",
-            f"- answer: {', '.join(f'`{name}`' for name in answers)}",
+            f"- prompt: {', '.join(f'`{name}`' for name in prompt_keys)}",
+            f"- answer: {', '.join(f'`{name}`' for name in answer_keys)}",
             "",
         ]
     )

@@ -45,7 +45,7 @@ from benchmarks.frozen_policy import (
 )
 from benchmarks.runs import Rows
 from headrace.config.load import load_recipe
-from headrace.launch import ROOT
+from headrace.install import ROOT
 from tasks.rows import Row
 
 HELD = [(0.5, 1.0), (-0.25, 0.0), (0.125, 0.0)]

@@ -12,7 +12,7 @@ from benchmarks.study import Arm, Study, area, core_shares, figures, key, main_o
 from benchmarks.tppo_vs_ppo import CURVE, MAIN, compare, crossing
 from headrace.config.checks import problems
 from headrace.config.load import load_recipe
-from headrace.launch import ROOT
+from headrace.install import ROOT
 
 STUDIES = [module.STUDY for module in (tppo_vs_ppo, vapo_parts, vcppo, egae, staleness, dapo_parts)]
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 from dashboard.views.learning import CHARTS
 from dashboard.words import count
 from headrace.hardware import free_port
-from headrace.launch import dashboard_argv, role_environment
+from headrace.processes.launch import dashboard_argv, role_environment
 from storage import queries
 from tests.dashboard.chromium import open_chromium
 from tests.dashboard.scripted_run import MARKUP, MARKUP_ID

@@ -6,6 +6,7 @@ from headrace.config.document import page
 from headrace.config.keys import key_names, keys
 from headrace.config.peers import PEER_KEYS, translate
 from headrace.config.run import RunConfig
+from tasks.datasets import ANSWER_KEYS, PROMPT_KEYS
 
 GOLDEN = Path(__file__).parent / "keys.txt"
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,7 +25,7 @@ def test_every_key_says_what_it_means() -> None:
 def test_the_page_is_what_the_models_say() -> None:
     """After a change: python scripts/docs.py --write"""
     text = (ROOT / "docs" / "configuration.md").read_text()
-    assert text == page()
+    assert text == page(PROMPT_KEYS, ANSWER_KEYS)
     for name in key_names(RunConfig):
         assert f"`{name}`" in text
     for name in PEER_KEYS:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO
 
-from headrace import reaper
-from headrace.launch import ProcessSpec
+from headrace.processes import reaper
+from headrace.processes.launch import ProcessSpec
 
 TAIL_LINES = 15
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli import main
-from headrace.doctor import examine
+from headrace.commands.doctor import examine
 from headrace.hardware import GIB, Gpu, Hardware
 from headrace.install import PACKAGES, is_ours, package_origin
 
@@ -38,7 +38,7 @@ def test_a_package_of_somebody_else_is_bad(
 
 def test_little_memory_and_an_idle_gpu_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "headrace.doctor.dependency_version", lambda name: None if name == "vllm" else "1"
+        "headrace.commands.doctor.dependency_version", lambda name: None if name == "vllm" else "1"
     )
     poor = Hardware((0,), 2 * GIB, GIB, (Gpu(0, "card", 80 * GIB),))
     notes = [finding.text for finding in examine(poor) if finding.level == "note"]

@@ -14,13 +14,11 @@ from typing import Literal
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware
+from headrace.install import ROOT
 
 ADDRESS = "{address}"
 MASTER_PORT = "{master_port}"
 SpecRole = Literal["coordinator", "learner", "generator", "reward", "dashboard"]
-
-ROOT = Path(__file__).resolve().parent.parent
-"""Folder of the packages (the source tree, or site-packages)."""
 
 
 @dataclass(frozen=True)

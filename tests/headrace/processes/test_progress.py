@@ -12,11 +12,11 @@ from rich.console import Console
 
 from headrace.commands.training import print_summary, report
 from headrace.config.run import RunConfig
-from headrace.monitor import coordinator_of
-from headrace.progress import Facts, LiveScreen, PlainScreen, Watch, duration, time_left
+from headrace.processes.monitor import coordinator_of
+from headrace.processes.progress import Facts, LiveScreen, PlainScreen, Watch, duration, time_left
+from headrace.processes.supervise import INTERRUPTED, Outcome
 from headrace.protocol.messages import Command, Hello, Message, Status, StatusRequest
 from headrace.protocol.sockets import Router
-from headrace.supervise import INTERRUPTED, Outcome
 
 Make = Callable[..., RunConfig]
 

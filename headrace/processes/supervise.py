@@ -19,10 +19,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from headrace.children import Child, Nursery, describe_exit
 from headrace.hardware import free_port
-from headrace.launch import ADDRESS, MASTER_PORT, ProcessSpec
-from headrace.monitor import coordinator_of
+from headrace.processes.children import Child, Nursery, describe_exit
+from headrace.processes.launch import ADDRESS, MASTER_PORT, ProcessSpec
+from headrace.processes.monitor import coordinator_of
 
 DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
 

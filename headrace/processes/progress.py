@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.config.run import RunConfig
-from headrace.monitor import Monitor
+from headrace.processes.monitor import Monitor
 from headrace.protocol.messages import Status
 
 ASK_EVERY_S = 0.5

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from headrace.launch import ADDRESS, ProcessSpec, Restarts, SpecRole
-from headrace.supervise import Deadlines, Outcome, Supervisor
-from tests.headrace import scripted_role
+from headrace.processes.launch import ADDRESS, ProcessSpec, Restarts, SpecRole
+from headrace.processes.supervise import Deadlines, Outcome, Supervisor
+from tests.headrace.processes import scripted_role
 
 SCRIPT = str(Path(scripted_role.__file__))
 QUICK = Deadlines(start_s=10.0, stop_s=5.0, leave_s=0.3, kill_s=1.0, poll_s=0.01)
@@ -246,7 +246,7 @@ def test_what_ignores_sigterm_is_killed_with_its_children(script: Script) -> Non
 SUPERVISE = """
 import sys
 from pathlib import Path
-from tests.headrace.test_supervise import Script, coordinator, spec, run
+from tests.headrace.processes.test_supervise import Script, coordinator, spec, run
 script = Script(Path(sys.argv[1]))
 run(script, spec(script, "generator-0", "generator", "stubborn", script.run_dir / "pids"),
     spec(script, "reward-0", "reward", "stay", script.run_dir / "pid"))
@@ -254,7 +254,7 @@ run(script, spec(script, "generator-0", "generator", "stubborn", script.run_dir 
 
 
 def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(tmp_path)], cwd=root)
     files = (tmp_path / "pids", tmp_path / "pid", tmp_path / "coordinator.json")
     try:

@@ -8,7 +8,7 @@ import pytest
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import GIB, Gpu, Hardware
-from headrace.launch import ADDRESS, MASTER_PORT, ProcessSpec, plan_processes
+from headrace.processes.launch import ADDRESS, MASTER_PORT, ProcessSpec, plan_processes
 
 Make = Callable[..., RunConfig]
 RUN = Path("/runs/r1")
