@@ -12,8 +12,8 @@ from typing import Literal
 from coordinator.generation import Generation
 from coordinator.hub import Hub
 from coordinator.prompts import Prompts
-from coordinator.trajectories import Trajectory
 from headrace.protocol.records import EvaluationDone, GroupIssued
+from sequence.trajectories import Trajectory
 
 Label = Literal["before", "during", "after"]
 
@@ -51,12 +51,12 @@ class Evaluation:
         state = self._hub.state
         good = [t for t in trajectories if t.reward is not None]
         right = sum(t.reward == self._hub.config.reward.correct_reward for t in good)
-        lengths = [t.length for t in trajectories]
+        lengths = [t.sampled for t in trajectories]
         record = EvaluationDone(
             at=time.time(),
             label=self._label,
             update=state.update,
-            version=state.version,
+            version=state.versions.current,
             num_prompts=len(trajectories),
             accuracy=right / max(1, len(trajectories)),
             response_length=statistics.fmean(lengths) if lengths else 0.0,
@@ -67,15 +67,11 @@ class Evaluation:
             train_time_s=self._hub.clock.now(),
         )
         self._hub.note(record)
-        for group in self._groups:
-            for trajectory_id in group.trajectory_ids:
-                state.trajectories.pop(trajectory_id)
-            state.groups.pop(group.group_id)
         self._groups, self.running = [], False
         return record
 
     def _trajectories(self) -> list[Trajectory]:
-        return [self._hub.state.trajectories[g.trajectory_ids[0]] for g in self._groups]
+        return [self._hub.account.trajectories[g.trajectory_ids[0]] for g in self._groups]
 
     def _settled(self, trajectory: Trajectory) -> bool:
         return trajectory.reward_status is not None or trajectory.status == "failed"

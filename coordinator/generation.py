@@ -10,7 +10,6 @@ import time
 from coordinator.hub import Hub
 from coordinator.peers import GeneratorPeer
 from coordinator.prompts import Prompts
-from coordinator.trajectories import Trajectory
 from headrace.protocol.messages import (
     GeneratorReport,
     Hello,
@@ -20,7 +19,8 @@ from headrace.protocol.messages import (
     WeightNotice,
     WeightsLoaded,
 )
-from headrace.protocol.records import GroupIssued, LeaseIssued, VersionLoaded
+from headrace.protocol.records import GroupIssued, LeaseIssued, TokensLost, VersionLoaded
+from sequence.trajectories import Trajectory
 
 
 class Generation:
@@ -49,20 +49,21 @@ class Generation:
 
     def lose(self, name: str) -> None:
         """A generator is gone: its leases return."""
-        generator = self._hub.peers.generators.pop(name, None)
-        if generator is None:
-            return
-        if generator.report:
-            self._hub.lost_tokens += generator.report.lost_tokens
-        for trajectory in self._hub.state.trajectories.values():
-            if trajectory.generator == name:
-                trajectory.lease_id = trajectory.generator = None
-                trajectory.holding = False
+        if self._hub.peers.generators.pop(name, None) is not None:
+            self._hub.leases.lose(name)
 
     def report(self, name: str, report: GeneratorReport) -> None:
-        """Once a second: how it works and waits."""
-        if generator := self._hub.peers.generators.get(name):
-            generator.report = report
+        """Once a second: how it works and waits, and what it threw away at holds since."""
+        generator = self._hub.peers.generators.get(name)
+        if generator is None:
+            return
+        known = generator.report.discarded_tokens if generator.report else 0
+        generator.report = report
+        if report.discarded_tokens > known:
+            tokens = report.discarded_tokens - known
+            self._hub.note(
+                TokensLost(at=time.time(), generator=name, tokens=tokens, reason="held")
+            )
 
     # -- weights ----------------------------------------------------------------------------------
 
@@ -94,8 +95,8 @@ class Generation:
 
     def all_loaded(self) -> bool:
         """At least one generator, and all sample from the newest version."""
-        generators = self._hub.peers.generators.values()
-        return bool(generators) and all(g.loaded == self._hub.state.version for g in generators)
+        generators, newest = self._hub.peers.generators.values(), self._hub.state.versions.current
+        return bool(generators) and all(g.loaded == newest for g in generators)
 
     # -- leases -----------------------------------------------------------------------------------
 
@@ -115,15 +116,16 @@ class Generation:
         state = self._hub.state
         record = self._prompts.next_group(state.position, state.next_group, state.next_trajectory)
         self._hub.note(record)
-        trajectories = [state.trajectories[i] for i in record.trajectory_ids]
+        trajectories = [self._hub.account.trajectories[i] for i in record.trajectory_ids]
         self._hub.scheduler.issued(trajectories)
         return trajectories
 
     async def lease_evaluation(self, groups: list[GroupIssued]) -> None:
         """Fill free slots with evaluation trajectories that have no lease."""
         free = sum(g.free for g in self._hub.peers.generators.values())
-        trajectories = (self._hub.state.trajectories.get(g.trajectory_ids[0]) for g in groups)
-        idle = [t for t in trajectories if t and not t.ended and t.lease_id is None]
+        known, leases = self._hub.account.trajectories, self._hub.leases
+        trajectories = (known.get(g.trajectory_ids[0]) for g in groups)
+        idle = [t for t in trajectories if t and not t.ended and not leases.of(t.trajectory_id)]
         await self._lease(idle[:free])
 
     async def _lease(self, trajectories: list[Trajectory]) -> None:
@@ -140,7 +142,7 @@ class Generation:
                     trajectory_id=trajectory.trajectory_id,
                     generator=name,
                     start=trajectory.length,
-                    version=self._hub.state.version,
+                    version=self._hub.state.versions.current,
                 )
             )
         for name, leases in by_generator.items():
@@ -152,14 +154,16 @@ class Generation:
         evaluation = trajectory.purpose == "eval"
         border = trajectory.open_start + config.window
         stops = self._hub.scheduler.stops_at_border() and not evaluation
-        # What older weights sampled could not be trained any more.
-        oldest = 0 if evaluation or self._hub.scheduler.lockstep else config.schedule.max_staleness
+        oldest = state.versions.current
+        if not (evaluation or self._hub.scheduler.lockstep):
+            # What older weights sample could not be trained any more.
+            oldest = state.versions.oldest_allowed(state.update - self._hub.rules.max_age)
         sampling = config.evaluation if evaluation else config.generator
         return Lease(
             lease_id=state.next_lease,
             trajectory_id=trajectory.trajectory_id,
             purpose=trajectory.purpose,
-            prompt_ids=trajectory.prompt_ids,
+            prompt_ids=trajectory.opening,
             prefix_ids=trajectory.tokens,
             seed=trajectory.seed,
             max_total=total,
@@ -169,7 +173,7 @@ class Generation:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=-1 if evaluation else config.generator.top_k,
-            version_at_least=max(state.version - oldest, 0),
+            version_at_least=max(oldest, 0),
         )
 
     # -- stopping ---------------------------------------------------------------------------------
@@ -177,14 +181,13 @@ class Generation:
     async def hold_all(self) -> None:
         """Take back every training lease; tokens that exist are kept."""
         by_generator: dict[str, list[tuple[int, int]]] = {}
-        for trajectory in self._hub.state.running():
-            if trajectory.lease_id is not None and not trajectory.holding:
-                assert trajectory.generator is not None
-                trajectory.holding = True
-                by_generator.setdefault(trajectory.generator, []).append((trajectory.lease_id, -1))
+        for _, lease in self._hub.leases.training():
+            if not lease.holding:
+                lease.holding = True
+                by_generator.setdefault(lease.generator, []).append((lease.lease_id, -1))
         for name, leases in by_generator.items():
             await self._hub.send(name, Hold(leases=leases))
 
     def live(self) -> int:
         """Training trajectories with a lease."""
-        return sum(t.lease_id is not None for t in self._hub.state.running())
+        return self._hub.leases.live()

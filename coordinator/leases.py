@@ -44,7 +44,7 @@ class Leases:
     account: Account
     given: dict[int, Given] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
-    _of: dict[str, set[int]] = field(default_factory=dict)
+    _by_generator: dict[str, set[int]] = field(default_factory=dict)
     """Trajectories by generator."""
     _inside: list[int] = field(default_factory=list)
     """Heap: trajectories that wait for a lease inside a window, and some that do no longer."""
@@ -85,7 +85,7 @@ class Leases:
     def _give(self, record: LeaseIssued) -> None:
         self._leave_queue(record.trajectory_id)
         self.given[record.trajectory_id] = Given(record.lease_id, record.generator)
-        self._of.setdefault(record.generator, set()).add(record.trajectory_id)
+        self._by_generator.setdefault(record.generator, set()).add(record.trajectory_id)
 
     # -- leases -----------------------------------------------------------------------------------
 
@@ -93,18 +93,18 @@ class Leases:
         """The lease is over; an unfinished training trajectory waits for the next."""
         lease = self.given.pop(trajectory_id, None)
         if lease is not None:
-            self._of[lease.generator].discard(trajectory_id)
+            self._by_generator[lease.generator].discard(trajectory_id)
         trajectory = self.account.trajectories.get(trajectory_id)
         if trajectory is not None and trajectory.purpose == "train" and not trajectory.ended:
             self._wait(trajectory_id)
 
     def lose(self, generator: str) -> None:
         """A generator is gone: all its leases are over."""
-        for trajectory_id in list(self._of.get(generator, ())):
+        for trajectory_id in list(self._by_generator.get(generator, ())):
             self.end(trajectory_id)
-        self._of.pop(generator, None)
+        self._by_generator.pop(generator, None)
 
-    def lease_of(self, trajectory_id: int) -> Given | None:
+    def of(self, trajectory_id: int) -> Given | None:
         """The lease in force, if there is one."""
         return self.given.get(trajectory_id)
 

@@ -160,5 +160,5 @@ class Rounds:
         if trajectory is None:
             return True
         under_way = not trajectory.ended if self.warming else key in self._leases.open
-        leased = self._leases.lease_of(key) is not None
+        leased = self._leases.of(key) is not None
         return not leased and not under_way and not trajectory.closed

@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 from headrace.protocol.streams import Span
 
+KEPT = 1024
+"""So many of the newest versions are always known."""
+
 
 @dataclass
 class Versions:
@@ -47,11 +50,16 @@ class Versions:
         self._update_of = {v: min(u, update) for v, u in self._update_of.items()}
 
     def forget(self, before: int) -> None:
-        """No token will be asked about that an older version sampled."""
-        keep = bisect_left(self._known, min(before, self.current))
+        """No token in memory is of an older version. Those that a slow generator may still sample
+        from are kept."""
+        keep = bisect_left(self._known, min(before, self.current - KEPT))
         for version in self._known[:keep]:
             del self._update_of[version]
         self._known = self._known[keep:]
+
+    def knows(self, version: int) -> bool:
+        """Whether the version was published, and is not so old that it was let go."""
+        return version in self._update_of
 
     def update_of(self, version: int) -> int:
         """The update that a version stands for on the surviving lineage."""

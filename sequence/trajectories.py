@@ -181,6 +181,13 @@ class Trajectory:
                 runs.append((span.start, span.end))
         return runs
 
+    def sampled_tokens(self) -> Int32:
+        """[sampled] the tokens that the policy wrote."""
+        if not self.pieces:
+            return self.tokens
+        runs = self.sampled_between(0, self.length)
+        return np.concatenate([self.tokens[:0], *(self.tokens[a:b] for a, b in runs)])
+
     def position_after(self, start: int, tokens: int) -> int:
         """The position right after the next `tokens` sampled ones from `start` on."""
         if not self.pieces:

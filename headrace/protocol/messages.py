@@ -154,14 +154,14 @@ class ChunkAck(Message, frozen=True, kw_only=True, tag=True):
 
 
 class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
-    """Generator to coordinator about once a second: counters since start, and seconds since start
-    spent with nothing to generate (`idle_s`), paused for weights (`pause_s`) and generating
+    """Generator to coordinator about once a second: counters since start (`discarded_tokens` were
+    sampled and thrown away because a hold came), and seconds since start spent with nothing to generate (`idle_s`), paused for weights (`pause_s`) and generating
     (`busy_s`)."""
 
     live: int
     version: int
     tokens: int
-    lost_tokens: int
+    discarded_tokens: int
     prefill_tokens: int
     idle_s: float
     pause_s: float

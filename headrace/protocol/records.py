@@ -21,6 +21,7 @@ DropReason = Literal[
     "stale",
     "filtered",
     "overlong",
+    "zero_weight",
     "value_warmup",
     "reward_failed",
     "non_finite",
