@@ -165,9 +165,7 @@ def _sequence(trajectory: Trajectory, end: int, rules: BatchRules) -> BatchSeque
     )
 
 
-def _window(
-    trajectory: Trajectory, window: Window, masked: Masked, sequence: int
-) -> PolicyWindow:
+def _window(trajectory: Trajectory, window: Window, masked: Masked, sequence: int) -> PolicyWindow:
     logprobs = trajectory.logprobs[window.start : window.end]
     here = range(window.start, window.end)
     length = sum(w.tokens for w in trajectory.windows[: window.index + 1])

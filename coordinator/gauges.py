@@ -9,8 +9,9 @@ import statistics
 import time
 
 from coordinator.hub import Hub
-from coordinator.trajectories import Trajectory
-from headrace.protocol.records import BatchTaken, WindowTrained
+from headrace.protocol.records import BatchTaken
+from sequence.trajectories import Trajectory
+from sequence.windows import trajectory_of
 
 
 class Gauges:
@@ -28,49 +29,39 @@ class Gauges:
 
     def scored(self, trajectory: Trajectory) -> None:
         """A training trajectory has its reward."""
-        self._arrived.append(trajectory.length)
+        self._arrived.append(trajectory.sampled)
 
     def at_dispatch(self, taken: BatchTaken) -> dict[str, float]:
         """A batch leaves: what it holds, and what the scheduler sees."""
-        state, idle = self._hub.state, self._hub.clock.idle()
+        account, idle = self._hub.account, self._hub.clock.idle()
         metrics = {
             "schedule/batch_windows": float(len(taken.windows)),
-            "schedule/ready_windows": float(len(state.ready)),
+            "schedule/ready_windows": float(len(account.ready)),
             "schedule/in_play": float(self._hub.scheduler.in_play()),
             "schedule/bound": float(self._hub.scheduler.bound),
             "timing_s/wait_for_batch": idle - self._idle_before,
         }
         self._idle_before = idle
-        ending = [t for w in taken.windows if (t := self._ends_in(w)) is not None]
+        ids = [window.window_id for window in taken.windows]
+        ending = [account.trajectories[trajectory_of(i)[0]] for i in ids if account.window(i).final]
         if taken.windows:
             unfinished = len(taken.windows) - len(ending)
             metrics["schedule/unfinished_share"] = unfinished / len(taken.windows)
         else:
-            ending = [state.trajectories[i] for i in taken.value_trajectories]
+            ending = [account.trajectories[i] for i in taken.value_trajectories]
         return metrics | _outcomes(ending)
-
-    def _ends_in(self, window: WindowTrained) -> Trajectory | None:
-        """The trajectory whose last window this is."""
-        trajectory = self._hub.state.trajectories[window.trajectory_id]
-        return trajectory if trajectory.ended and window.end == trajectory.length else None
 
     def at_commit(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of the coordinator at an update's commit; counters start anew."""
-        own = self._ledger() | self._rates() | self.idle_shares()
+        own = self._hub.account.ledger.as_metrics() | self._rates() | self.idle_shares()
         if self._arrived:
             own["rollout/finished_length"] = statistics.fmean(self._arrived)
         self._arrived = []
         self.latest = self.latest | metrics | own
         return own
 
-    def _ledger(self) -> dict[str, float]:
-        """The ledger, and beside its balance what was lost before the journal had it."""
-        reports = (g.report for g in self._hub.peers.generators.values())
-        lost = self._hub.lost_tokens + sum(r.lost_tokens for r in reports if r)
-        return self._hub.state.ledger.as_metrics() | {"ledger/lost_before_ack": float(lost)}
-
     def _rates(self) -> dict[str, float]:
-        now, ledger = time.monotonic(), self._hub.state.ledger
+        now, ledger = time.monotonic(), self._hub.account.ledger
         seconds = max(now - self._last_at, 1e-9)
         trained = ledger.accounts["trained_policy"]
         rates = {
@@ -83,7 +74,7 @@ class Gauges:
     def mark_training(self) -> None:
         """Training begins or goes on: rates and generator idle time count from here."""
         self._last_at = time.monotonic()
-        self._last_generated = self._hub.state.ledger.generated
+        self._last_generated = self._hub.account.ledger.generated
         for name, generator in self._hub.peers.generators.items():
             if generator.report:
                 began = (generator.report.idle_s, self._total(name))
@@ -117,19 +108,19 @@ class Gauges:
 
     def now(self, live: int, scoring: int) -> dict[str, float]:
         """Gauges between updates."""
-        state, generators = self._hub.state, self._hub.peers.generators
+        account, generators = self._hub.account, self._hub.peers.generators
         return (
-            self._ledger()
+            self._hub.account.ledger.as_metrics()
             | self.idle_shares()
             | self._heartbeats()
             | {
                 "schedule/live": float(live),
-                "schedule/ready_windows": float(len(state.ready)),
+                "schedule/ready_windows": float(len(account.ready)),
                 "schedule/in_play": float(self._hub.scheduler.in_play()),
-                "schedule/value_waiting": float(len(state.value_queue)),
+                "schedule/value_waiting": float(len(account.values)),
                 "schedule/scoring": float(scoring),
-                "schedule/learner_busy": float(state.taken is not None),
-                "schedule/held": float(sum(t.lease_id is None for t in state.running())),
+                "schedule/learner_busy": float(account.taken is not None),
+                "schedule/held": float(self._hub.leases.waiting()),
                 "weights/slowest_loaded": float(
                     min((g.loaded for g in generators.values()), default=-1)
                 ),
@@ -141,7 +132,7 @@ def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
     """Lengths and rewards of the trajectories that end in a batch."""
     if not trajectories:
         return {}
-    lengths = [t.length for t in trajectories]
+    lengths = [t.sampled for t in trajectories]
     rewards = [t.reward for t in trajectories if t.reward is not None]
     return {
         "response_length/mean": statistics.fmean(lengths),

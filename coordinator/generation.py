@@ -61,9 +61,7 @@ class Generation:
         generator.report = report
         if report.discarded_tokens > known:
             tokens = report.discarded_tokens - known
-            self._hub.note(
-                TokensLost(at=time.time(), generator=name, tokens=tokens, reason="held")
-            )
+            self._hub.note(TokensLost(at=time.time(), generator=name, tokens=tokens, reason="held"))
 
     # -- weights ----------------------------------------------------------------------------------
 

@@ -120,6 +120,10 @@ class Rounds:
 
     # -- batches ----------------------------------------------------------------------------------
 
+    def too_stale(self) -> list[Window]:
+        """Ready windows that can no longer be trained."""
+        return self._halves.too_stale()
+
     def next_batch(self) -> Selection | None:
         """The next batch, or None when the learner has to wait."""
         if self._account.taken is not None or (self._round and not self._round_over()):

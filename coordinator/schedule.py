@@ -59,6 +59,9 @@ class Scheduler(Protocol):
     def goes_on(self, trajectory: Trajectory) -> bool:
         """A trajectory that is being generated came to a border: may it begin the next window?"""
 
+    def too_stale(self) -> list[Window]:
+        """Ready windows that can no longer be trained."""
+
     def next_batch(self) -> Selection | None:
         """The next batch, or None when the learner has to wait."""
 
@@ -100,8 +103,28 @@ class Halves:
 
     def __init__(self, config: RunConfig, state: State, *, by_arrival: bool) -> None:
         self._schedule = config.schedule
-        self._account = state.account
+        self._state, self._account = state, state.account
         self._by_arrival = by_arrival
+        self._looked_at = (-1, -1)
+        """Update and order of the ready windows whose age was looked at last."""
+
+    def too_stale(self) -> list[Window]:
+        """stale = mask: ready windows of which every token is over the bound already. Each window
+        is looked at once for each update, not at every event."""
+        if self._schedule.stale != "mask":
+            return []
+        update, mark = self._state.update, self._looked_at[1]
+        if update != self._looked_at[0]:
+            mark = -1
+        new: list[Window] = []
+        for window in reversed(self._account.ready.values()):
+            if window.order <= mark:
+                break
+            new.append(window)
+        self._looked_at = (update, max([mark, *(window.order for window in new)]))
+        oldest = update - self._schedule.max_staleness
+        update_of = self._state.versions.update_of
+        return [window for window in new if update_of(window.max_version) < oldest]
 
     def windows(self) -> list[Window]:
         """What a full batch takes of the ready windows: the oldest ones."""

@@ -63,6 +63,18 @@ class Settlement:
         if ready:
             yield WindowsReady(at=time.time(), window_ids=sorted(ready))
 
+    def spend(self, trajectory_ids: Iterable[int]) -> Iterator[Record]:
+        """Records that drop the windows of trajectories that a warm-up has used: the value model
+        has seen how they end, so the policy is not trained on them."""
+        ids = [
+            window.window_id
+            for trajectory_id in trajectory_ids
+            for window in self._account.trajectories[trajectory_id].windows
+            if window.state in ("closed", "ready")
+        ]
+        if ids:
+            yield WindowsDropped(at=time.time(), window_ids=ids, reason="value_warmup")
+
     def discard(self, trajectory: Trajectory, reason: DropReason) -> Iterator[Record]:
         """Records that drop all of a trajectory that no update has, its last tokens included."""
         if trajectory.open_tokens:

@@ -279,11 +279,10 @@ class Training:
         hub.state.apply(record)
         metrics |= self._gauges.at_commit(metrics)
         trained = hub.account.ledger.accounts["trained_policy"]
-        hub.recorder.write(
-            msgspec.structs.replace(record, metrics=metrics, trained_tokens=trained)
-        )
+        hub.recorder.write(msgspec.structs.replace(record, metrics=metrics, trained_tokens=trained))
         if not taken.windows:
-            self._drop_warmup(taken.value_trajectories)
+            for drop in hub.settlement.spend(taken.value_trajectories):
+                hub.note(drop)
         hub.scheduler.committed(metrics.get("critic/vf_explained_var"))
         hub.clock.learner_waits(True)
         hub.progress()
@@ -292,19 +291,6 @@ class Training:
         if message.notice is not None:
             await self.published(message.notice)
         return True
-
-    def _drop_warmup(self, trajectory_ids: list[int]) -> None:
-        """Trajectories spent on the value model's warm-up are not trained by the policy: the critic
-        has seen how they end."""
-        trajectories = [self._hub.account.trajectories[key] for key in trajectory_ids]
-        ids = [
-            window.window_id
-            for trajectory in trajectories
-            for window in trajectory.windows
-            if window.state in ("closed", "ready")
-        ]
-        if ids:
-            self._hub.note(WindowsDropped(at=time.time(), window_ids=ids, reason="value_warmup"))
 
     # -- checkpoints ------------------------------------------------------------------------------
 

@@ -26,14 +26,17 @@ def stretch_problem(
     covered = _joined((span.start, span.end) for span in spans)
     if covered is None or covered != _joined(sampled):
         return "version spans do not cover the sampled tokens"
-    inside = [*streams.weights, *streams.coefficients, *streams.marks]
-    if any(not start <= run.start < run.end <= end for run in inside):
+    inside = [(run.start, run.end) for run in streams.weights]
+    inside += [(run.start, run.end) for run in streams.coefficients]
+    inside += [(run.start, run.end) for run in streams.marks]
+    if any(not start <= first < last <= end for first, last in inside):
         return "a run of a stream lies outside the tokens"
     if any(not start <= reward.position < end for reward in streams.rewards):
         return "a reward lies outside the tokens"
     if any(not (math.isfinite(w.value) and w.value >= 0) for w in streams.weights):
         return "a loss weight is negative or not finite"
-    if any(not math.isfinite(x.value) for x in [*streams.rewards, *streams.coefficients]):
+    values = [r.value for r in streams.rewards] + [c.value for c in streams.coefficients]
+    if not all(map(math.isfinite, values)):
         return "a reward or coefficient is not finite"
     return None
 

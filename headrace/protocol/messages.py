@@ -155,8 +155,8 @@ class ChunkAck(Message, frozen=True, kw_only=True, tag=True):
 
 class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
     """Generator to coordinator about once a second: counters since start (`discarded_tokens` were
-    sampled and thrown away because a hold came), and seconds since start spent with nothing to generate (`idle_s`), paused for weights (`pause_s`) and generating
-    (`busy_s`)."""
+    sampled and thrown away because a hold came), and seconds since start spent with nothing to
+    generate (`idle_s`), paused for weights (`pause_s`) and generating (`busy_s`)."""
 
     live: int
     version: int

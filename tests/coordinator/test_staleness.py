@@ -3,14 +3,15 @@
 import pytest
 
 from coordinator.batches import Prepared
-from headrace.protocol.records import VersionPublished
-from tests.coordinator.world import World, make_config
+from tests.coordinator.world import World, counts, make_config, policy_windows
 
 CAP = 12
 
 
 def publish(world: World, version: int) -> None:
-    world.note(VersionPublished(at=0.0, version=version, lineage=0, update=0, num_bytes=0))
+    """The weights after update `version` get this version."""
+    world.state.update = version
+    world.publish(version)
 
 
 def trained(max_staleness: int) -> Prepared:
@@ -31,8 +32,8 @@ def trained(max_staleness: int) -> Prepared:
 
 def test_staleness_of_a_mixed_window_golden_case_16() -> None:
     prepared = trained(max_staleness=3)
-    (window,) = prepared.shards[0].windows
-    assert window.loss_mask.tolist() == [1, 1, 1, 1]
+    (window,) = policy_windows(prepared)
+    assert window.loss_weights.tolist() == [1, 1, 1, 1]
     assert prepared.metrics == {"staleness/mean": 2.25, "staleness/max": 3.0}
     versions = [s.version for s in window.spans for _ in range(s.start, s.end)]
     assert versions == [3, 3, 4, 5]
@@ -41,10 +42,10 @@ def test_staleness_of_a_mixed_window_golden_case_16() -> None:
 def test_tokens_over_the_bound_are_masked_golden_case_16() -> None:
     """eta = 2; what is left out is counted, and the figures are of what is trained."""
     prepared = trained(max_staleness=2)
-    (window,) = prepared.shards[0].windows
-    assert window.loss_mask.tolist() == [0, 0, 1, 1]
+    (window,) = policy_windows(prepared)
+    assert window.loss_weights.tolist() == [0, 0, 1, 1]
     (record,) = prepared.taken.windows
-    assert (record.trained, record.dropped) == (2, {"stale": 2})
+    assert counts(record.masked) == {"stale": 2}
     assert prepared.metrics == {"staleness/mean": 1.5, "staleness/max": 2.0}
 
 
@@ -73,7 +74,7 @@ def test_capacity_golden_case_16(
     for _ in range(running):
         (trajectory,) = world.issue()
         world.lease(trajectory)
-    assert world.state.version == version
+    assert world.state.versions.current == version
     assert world.scheduler.bound - world.scheduler.in_play() == capacity
     carried, groups = world.scheduler.next_leases(1000)
     assert carried == []
