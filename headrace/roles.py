@@ -12,6 +12,8 @@ RUN_SUMMARY = "storage.queries:run_summary"
 RUN_LIST = "storage.queries:list_runs"
 EVALUATIONS = "storage.queries:evaluations"
 EXPORT = "storage.queries:export"
+CHECK_FUNCTION = "rewards.preflight:check_function"
+COLUMNS = "tasks.source:info_columns"
 
 
 def resolve(name: str) -> Any:
