@@ -135,6 +135,7 @@ def _policy_window(
         loss_mask=masked.loss_mask,
         finished=final,
         reward=_reward(trajectory) if final else 0.0,
+        correct=final and bool(trajectory.correct),
         group_rewards=np.array([_reward(t) for t in rivals], np.float32),
         group_lengths=np.array([t.length for t in rivals], np.int32),
         group_index=sum(t.trajectory_id < trajectory.trajectory_id for t in rivals),

@@ -87,6 +87,7 @@ class Scoring:
                     trajectory_id=score.trajectory_id,
                     status=score.status,
                     reward=score.reward if ok else None,
+                    correct=score.correct if ok else None,
                     parts=score.parts,
                     seconds=score.seconds,
                     error=score.error,

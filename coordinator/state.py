@@ -189,6 +189,7 @@ class State:
     def _reward(self, record: RewardArrived) -> None:
         trajectory = self.trajectories[record.trajectory_id]
         trajectory.reward, trajectory.reward_status = record.reward, record.status
+        trajectory.correct = record.correct
         if trajectory.purpose == "eval":
             return
         if record.status == "ok" and self.has_value:

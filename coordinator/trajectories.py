@@ -58,6 +58,8 @@ class Trajectory:
     window_size: int
     status: TrajectoryStatus = "running"
     reward: float | None = None
+    correct: bool | None = None
+    """Whether the verifier calls it right; None where no score has said so."""
     reward_status: str | None = None
     value_update: int | None = None
     """Update that trained the value model on it; -1 while taken; None before."""

@@ -235,11 +235,13 @@ class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one scoring; `reward` means something only where `status` is ok."""
+    """The outcome of one scoring; `reward` and `correct` mean something only where `status` is ok.
+    `correct` says whether the answer is right, whatever number the reward is."""
 
     trajectory_id: int
     status: Literal["ok", "timeout", "crashed", "invalid"]
     reward: float = 0.0
+    correct: bool = False
     parts: dict[str, float] = {}
     seconds: float = 0.0
     error: str | None = None
@@ -258,7 +260,8 @@ class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     """One window for the policy: tokens [start, end) of the response are trained, everything before
     is context. `token_ids` is prompt + response[:end]; `logprobs` and `spans` cover [start, end).
     `loss_mask` has one value (0 or 1) per trained token: 0 where too stale, non-finite or at a
-    masked boundary. `finished`: the response ends here and `reward` is its reward."""
+    masked boundary. `finished`: the response ends here, `reward` is its reward, and `correct` is
+    whether the verifier calls it right."""
 
     window_id: int
     trajectory_id: int
@@ -272,6 +275,7 @@ class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
     loss_mask: npt.NDArray[np.uint8]
     finished: bool
     reward: float
+    correct: bool = False
     group_rewards: Float32 = msgspec.field(default_factory=lambda: np.zeros(0, np.float32))
     """Critic-free recipes: the scores of all scored trajectories of the group, this one included
     (only the coordinator sees whole groups; the learner makes advantages of them). Else empty."""
