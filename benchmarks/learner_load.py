@@ -45,6 +45,7 @@ def demo_batch(*, trajectories: int, window: int, seed: int) -> Batch:
                 loss_mask=np.ones(length - start, np.uint8),
                 finished=finished,
                 reward=reward,
+                correct=reward > 0,
             )
         )
         if finished:

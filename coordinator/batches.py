@@ -186,7 +186,7 @@ def _window(trajectory: Trajectory, window: Window, masked: Masked, sequence: in
         marks=[m for m in trajectory.marks if m.start < window.end and m.end > window.start],
         finished=window.final,
         score=_score(trajectory) if window.final else 0.0,
-        correct=window.final and trajectory.correct,
+        correct=window.final and bool(trajectory.correct),
     )
 
 

@@ -1,8 +1,8 @@
 """Evaluations: the same held-out prompts on one version that every generator has loaded.
 
 Comes in: a quiet pipeline (no training lease, no batch out). Goes out: evaluation leases, then
-one EvaluationDone record. A response that failed or could not be scored counts as wrong, and is
-counted.
+one EvaluationDone record. Accuracy is the share of responses whose score says that they are
+correct. A response that failed or could not be scored counts as wrong, and is counted.
 """
 
 import statistics
@@ -50,7 +50,7 @@ class Evaluation:
             return None
         state = self._hub.state
         good = [t for t in trajectories if t.reward is not None]
-        right = sum(t.reward == self._hub.config.reward.correct_reward for t in good)
+        right = sum(bool(t.correct) for t in good)
         lengths = [t.sampled for t in trajectories]
         record = EvaluationDone(
             at=time.time(),

@@ -88,6 +88,7 @@ class Scoring:
                     status=score.status,
                     reward=score.reward if ok else None,
                     rewards=score.rewards,
+                    correct=score.correct if ok else None,
                     parts=score.parts,
                     seconds=score.seconds,
                     error=score.error,

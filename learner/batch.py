@@ -46,7 +46,7 @@ class PolicyHalf:
         mask: [T] bool, tokens in the loss.
         behaviour: [T] float32 logprobs of the sampler.
         rewards: [T] float32, 0 but at the end of a finished response; shaped.
-        scores: [S] float32, the verifier's score of each window's response (0 if unfinished).
+        right: [S] bool, windows with which a right answer ends.
         versions: [T] int64, the weight version that sampled each token.
         groups: the scores of whole groups, for critic-free advantages.
         same_version: [T] bool, whole prefix sampled by the learner's version.
@@ -58,7 +58,7 @@ class PolicyHalf:
     mask: Tensor
     behaviour: Tensor
     rewards: Tensor
-    scores: Tensor
+    right: Tensor
     versions: Tensor
     groups: Groups
     same_version: Tensor
@@ -131,7 +131,7 @@ def policy_half(
         mask=_joined([w.loss_mask for w in windows], np.uint8, device).bool(),
         behaviour=_joined([w.logprobs for w in windows], np.float32, device),
         rewards=rewards,
-        scores=torch.from_numpy(scores).to(device),
+        right=torch.tensor([is_right(w) for w in windows], dtype=torch.bool, device=device),
         versions=_versions(windows, device),
         groups=groups_of(windows, shape=shape, device=device),
         same_version=torch.from_numpy(offsets < np.repeat(np.array(fresh), lengths)).to(device),

@@ -59,6 +59,6 @@ def positive_likelihood(new: Tensor) -> Tensor:
     return -new
 
 
-def positive_mask(mask: Tensor, scores: Tensor, finished: Tensor, segment_ids: Tensor) -> Tensor:
-    """[T] bool: masked tokens of trajectories that finished with a score [S] above 0."""
-    return mask & (finished & (scores > 0))[segment_ids]
+def positive_mask(mask: Tensor, right: Tensor, segment_ids: Tensor) -> Tensor:
+    """[T] bool: tokens of the mask [T] in segments that are right answers (`right`, [S] bool)."""
+    return mask & right[segment_ids]

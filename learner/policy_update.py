@@ -81,7 +81,7 @@ class PolicyUpdate:
         ids, self._samples = segment_ids(windows.segments), windows.segments.finished.numel()
         self._size = ids.numel()
         everything = torch.ones_like(windows.mask)
-        right = positive_mask(everything, windows.scores, windows.segments.finished, ids)
+        right = positive_mask(everything, windows.right, ids)
         self._ids = self._with_earlier(ids, 0)
         self._mask = self._with_earlier(windows.mask, False)
         self._positive = self._with_earlier(right, True)

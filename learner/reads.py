@@ -62,8 +62,8 @@ def policy_reads(windows: Sequence[PolicyWindow]) -> Reads:
 
 
 def is_right(window: PolicyWindow) -> bool:
-    """The response ends here and the verifier's score is above 0."""
-    return window.finished and window.reward > 0
+    """The response ends here and the verifier calls it right."""
+    return window.finished and window.correct
 
 
 def with_earlier_tokens(reads: Reads, windows: Sequence[PolicyWindow]) -> Reads:

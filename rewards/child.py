@@ -66,12 +66,13 @@ def score(verifier: Verifier, item: ScoreItem) -> Outcome:
     """The outcome of one item, whatever the verifier does short of ending the process."""
     began = time.perf_counter()
     try:
-        reward, parts = verifier(item)
+        verdict = verifier(item)
     except InvalidRewardError as error:
         return Outcome("invalid", time.perf_counter() - began, error=_describe(error))
     except (Exception, SystemExit) as error:
         return Outcome("crashed", time.perf_counter() - began, error=_describe(error))
-    return Outcome("ok", time.perf_counter() - began, reward, parts)
+    seconds = time.perf_counter() - began
+    return Outcome("ok", seconds, verdict.reward, verdict.correct, verdict.parts)
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
@@ -84,7 +85,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         sink.write(pack(Unfit(_describe(error), isinstance(error, UserError))))
         sink.flush()
         return
-    sink.write(pack(Ready()))
+    sink.write(pack(Ready(list(verifier.needs))))
     sink.flush()
     while isinstance(batch := read_question(source), Batch):
         sink.write(pack(Began()))

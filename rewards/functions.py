@@ -1,23 +1,26 @@
 """User functions as verifiers.
 
 In: `package.module:name` or `path/to/file.py:name`, a callable of `(prompt, completion, answer,
-**info)`. Out: a reward and its parts. It may return a number, or a dict whose `score` is the reward
-and whose other entries are parts; anything that is not a finite number raises InvalidRewardError,
-so that a mistake never becomes a reward of zero.
+**info)`. Out: verdicts. The function may return a number, or a dict whose `score` is the reward,
+whose `correct` says whether the answer is right, and whose other entries are parts. Another
+signature is a UserError when the function is loaded; a result that is not a finite number raises
+InvalidRewardError, so that a mistake never becomes a reward of zero.
 """
 
 import importlib
 import importlib.util
-import inspect
 import json
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from headrace.errors import UserError
+from rewards.signatures import OWN, Signature, read_signature
+from rewards.verdict import Verdict
 
 MAX_PARTS = 64
 
@@ -26,8 +29,25 @@ class InvalidRewardError(Exception):
     """A reward function returned something that is not a finite number."""
 
 
-def load_function(name: str) -> Callable[..., Any]:
-    """The callable that `name` names; UserError when there is none."""
+@dataclass(frozen=True)
+class RewardFunction:
+    """A user's function and how it is called."""
+
+    function: Callable[..., Any]
+    signature: Signature
+
+    def __call__(
+        self, prompt: str, completion: str, answer: str, info: str, *, threshold: float
+    ) -> Verdict:
+        """The verdict on one response; `info` is a JSON object whose entries are keyword arguments
+        (those that the function takes)."""
+        given = {**json.loads(info), **dict(zip(OWN, (prompt, completion, answer), strict=True))}
+        return read_result(self.function(**self.signature.arguments(given)), threshold=threshold)
+
+
+def load_function(name: str) -> RewardFunction:
+    """The function that `name` names; UserError when there is none, or one that cannot be called
+    as a reward function."""
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute:
         raise UserError(
@@ -37,26 +57,15 @@ def load_function(name: str) -> Callable[..., Any]:
     function = getattr(module, attribute, None)
     if not callable(function):
         raise UserError(f"reward.function={name!r}: {place} has no function {attribute!r}")
-    return function
+    return RewardFunction(function, read_signature(function, name))
 
 
-def call_function(
-    function: Callable[..., Any], prompt: str, completion: str, answer: str, info: str
-) -> tuple[float, dict[str, float]]:
-    """(reward, parts) of one response; `info` is a JSON object whose entries are keyword arguments
-    (those that the function takes)."""
-    extra = {k: v for k, v in json.loads(info).items() if k not in _OWN}
-    parameters = inspect.signature(function).parameters.values()
-    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        taken = {p.name for p in parameters}
-        extra = {k: v for k, v in extra.items() if k in taken}
-    return read_result(function(prompt, completion, answer, **extra))
-
-
-def read_result(result: object) -> tuple[float, dict[str, float]]:
-    """Split what a function returned into reward and parts; InvalidRewardError when it is none."""
+def read_result(result: object, *, threshold: float) -> Verdict:
+    """The verdict in what a function returned; InvalidRewardError when there is none. The answer is
+    right where the function says `correct`; where it does not say, from a score of `threshold`."""
     if not isinstance(result, Mapping):
-        return _finite("the result", result), {}
+        reward = _finite("the result", result)
+        return Verdict(reward, reward >= threshold)
     if "score" not in result:
         raise InvalidRewardError("the returned dict has no `score`")
     if len(result) > MAX_PARTS:
@@ -64,10 +73,11 @@ def read_result(result: object) -> tuple[float, dict[str, float]]:
             f"{len(result)} entries in the returned dict ({MAX_PARTS} at most)"
         )
     parts = {str(k): _finite(f"part {k!r}", v) for k, v in result.items() if k != "score"}
-    return _finite("`score`", result["score"]), parts
-
-
-_OWN = frozenset({"prompt", "completion", "answer"})
+    reward = _finite("`score`", result["score"])
+    correct = parts.get("correct", float(reward >= threshold))
+    if correct not in (0.0, 1.0):
+        raise InvalidRewardError(f"`correct` is {correct:g}, neither true nor false")
+    return Verdict(reward, bool(correct), parts)
 
 
 def _finite(what: str, value: object) -> float:

@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from rewards.exact_match import answer_after
+from rewards.exact_match import answer_after, wanted_answer
 from rewards.exact_number import read_number, same_number
 
 _BOXED = re.compile(r"\\+(?:boxed|fbox)\s*\{")
@@ -30,12 +30,11 @@ def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
     marker has no answer. Without one it is the last box, what follows `####`, or the last
     expression. Raises ValueError when there is no right answer.
     """
-    if not answer.strip():
-        raise ValueError("the right answer is empty")
+    wanted_source = wanted_answer(answer, marker)
     given = text if marker is None else answer_after(text, marker)
     if not given:
         return False
-    wanted_text, wanted_formula = _read(answer)
+    wanted_text, wanted_formula = _read(wanted_source)
     given_text, given_formula = _read(given)
     wanted, value = read_number(wanted_text), read_number(given_text)
     if wanted is not None and value is not None:

@@ -32,7 +32,9 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The verifier is loaded."""
+    """The verifier is loaded; `needs` are the columns of the dataset it cannot do without."""
+
+    needs: list[str] = []
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):
@@ -52,6 +54,7 @@ class Outcome(msgspec.Struct, frozen=True, tag=True):
     status: Literal["ok", "crashed", "invalid"]
     seconds: float
     reward: float = 0.0
+    correct: bool = False
     parts: dict[str, float] = {}
     error: str | None = None
 

@@ -58,6 +58,8 @@ class Child:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._to, self._from = process, process.stdin, process.stdout
+        self.needs: tuple[str, ...] = ()
+        """Columns of the dataset that its verifier cannot do without."""
 
     @classmethod
     async def start(cls, config: RewardConfig) -> "Child":
@@ -87,6 +89,7 @@ class Child:
             await child.kill()
             raise (UserError if answer.mistake else RunFailedError)(answer.error)
         assert isinstance(answer, Ready)
+        child.needs = tuple(answer.needs)
         return child
 
     async def say(self, message: Setup | Batch) -> None:
@@ -224,6 +227,7 @@ class Pool:
                 answer.status,
                 answer.seconds,
                 reward=answer.reward,
+                correct=answer.correct,
                 parts=answer.parts,
                 error=answer.error,
             )
@@ -236,6 +240,7 @@ class Pool:
         seconds: float,
         *,
         reward: float = 0.0,
+        correct: bool = False,
         parts: dict[str, float] | None = None,
         error: str | None = None,
     ) -> None:
@@ -251,6 +256,7 @@ class Pool:
                 trajectory_id=item.trajectory_id,
                 status=status,
                 reward=reward,
+                correct=correct,
                 parts=parts or {},
                 seconds=seconds,
                 error=error,

@@ -141,6 +141,7 @@ class Account:
     def _reward(self, record: RewardArrived) -> None:
         trajectory = self.trajectories[record.trajectory_id]
         trajectory.reward, trajectory.reward_status = record.reward, record.status
+        trajectory.correct = record.correct
         if record.reward is not None:
             at_end = [Reward(record.reward, max(0, trajectory.length - 1))]
             trajectory.rewards += record.rewards or at_end

@@ -39,6 +39,7 @@ class Trajectory:
         spans: which weights sampled what.
         pieces: who wrote what; empty as long as the policy sampled everything.
         rewards: what was earned where; known once it is scored, or as the environment said.
+        correct: whether the score says that it is right; None where that is not known.
         value: where it is for the value model; None before it has a good reward.
         value_update: the update that has it or trained on it; -1 before.
         next_chunk: index of the next chunk.
@@ -53,7 +54,7 @@ class Trajectory:
     status: TrajectoryStatus = "running"
     reward: float | None = None
     reward_status: str | None = None
-    correct: bool = False
+    correct: bool | None = None
     value: ValueState | None = None
     value_update: int = -1
     next_chunk: int = 0

@@ -147,6 +147,17 @@ def _read(task: DatasetSettings, path: str, limit: int | None) -> list[Row]:
     )
 
 
+def info_columns(task: ProceduralSettings | DatasetSettings) -> frozenset[str]:
+    """The columns beside prompt and answer, which reward functions get by name: those that the
+    first row of every file has."""
+    if task.kind != "dataset":
+        return frozenset(build_source(task, seed=0).row_at(0).info)
+    paths = (task.path, task.eval_path)
+    return frozenset.intersection(
+        *(frozenset(_read(task, path, 1)[0].info) for path in paths if path is not None)
+    )
+
+
 def build_source(task: ProceduralSettings | DatasetSettings, seed: int) -> PromptSource:
     """The source a task's configuration describes. UserError when its data cannot be used."""
     if task.kind == "dataset":

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from headrace.commands.reward import check_reward
 from headrace.commands.training import configured
 from headrace.config.checks import check_dataset, check_machine, check_model, problems
 from headrace.config.explain import Fact, facts, memory_facts
@@ -43,6 +44,7 @@ def check(arguments: argparse.Namespace) -> int:
         lambda: check_model(config),
         lambda: check_dataset(config),
         lambda: check_machine(config, detect()),
+        lambda: check_reward(config),
     ):
         try:
             test()

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from headrace import run_folder
+from headrace.commands.reward import check_reward
 from headrace.commands.training import configured, report, supervise
 from headrace.config.checks import check_machine, check_recipe
 from headrace.config.hub import is_hub_name, with_local_model
@@ -41,6 +42,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     check_recipe(config)
     config = with_local_model(config, download=True)
     check_machine(config, hardware)
+    check_reward(config)
     run_dir = run_folder.make_run_folder(config)
     console = Console(file=sys.stderr)
     with run_folder.locked(run_dir):

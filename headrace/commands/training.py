@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from headrace import run_folder
+from headrace.commands.reward import check_reward
 from headrace.config.checks import check_machine, check_recipe, ignores_age, never_ends
 from headrace.config.hub import with_local_model
 from headrace.config.load import build, deep_merge, load_recipe, merge_overrides
@@ -37,6 +38,7 @@ def train(arguments: argparse.Namespace) -> int:
         check_recipe(config)
         config = with_local_model(config, download=True)
         check_machine(config, hardware)
+        check_reward(config)
         run_dir = run_folder.make_run_folder(config)
     console = Console()
     live = console.is_terminal and not arguments.plain
@@ -91,6 +93,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
     check_recipe(config)
     with run_folder.locked(run_dir):
         check_machine(config, detect())
+        check_reward(config)
         run_folder.write_config(run_dir, config)
     run_folder.write_atomically(run_dir.parent / run_folder.LATEST, run_dir.name + "\n")
     return run_dir, config

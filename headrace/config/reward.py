@@ -16,10 +16,10 @@ class RewardConfig(StrictModel):
 
     function: str | None = None
     """`package.module:name` or `path/to/file.py:name` of
-    `(prompt, completion, answer, **info) -> float | dict` (a dict has `score`, the rest are
-    parts)."""
+    `(prompt, completion, answer, **info) -> float | dict` (a dict has `score` and perhaps
+    `correct`; the rest are parts)."""
 
-    answer_marker: str | None = None
+    answer_marker: str | None = Field(default=None, min_length=1)
     """Text that comes right before the final answer (for example `#`); the answer is what follows
     its last occurrence. None: math-verify finds the answer (boxed, or the last expression)."""
 
@@ -27,10 +27,14 @@ class RewardConfig(StrictModel):
     """A response without an end token counts as wrong."""
 
     correct_reward: float = 1.0
-    """Reward of a right answer."""
+    """What math and exact pay for a right answer."""
 
     wrong_reward: float = 0.0
-    """Reward of a wrong answer."""
+    """What math and exact pay for a wrong answer, and every kind for a response without its end."""
+
+    correct_threshold: float = 0.5
+    """A function's score from here on means a right answer, where it does not say `correct` itself.
+    Accuracy and the likelihood of right answers go by it."""
 
     workers: int = Field(default=1, ge=1)
     """Reward worker processes the supervisor starts."""

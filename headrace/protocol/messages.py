@@ -229,13 +229,15 @@ class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one scoring; `reward` means something only where `status` is ok."""
+    """The outcome of one scoring; `reward` and `correct` mean something only where `status` is ok.
+    `correct` says whether the answer is right, whatever number the reward is."""
 
     trajectory_id: int
     status: Literal["ok", "timeout", "crashed", "invalid"]
     reward: float = 0.0
     rewards: list[Reward] = []
     """What was earned where; empty: all of it at the last sampled token."""
+    correct: bool = False
     parts: dict[str, float] = {}
     seconds: float = 0.0
     error: str | None = None

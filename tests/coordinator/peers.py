@@ -177,6 +177,7 @@ class ScriptedReward(ScriptedPeer):
                     trajectory_id=item.trajectory_id,
                     status="ok",
                     reward=float(item.trajectory_id % 2 == 0),
+                    correct=item.trajectory_id % 2 == 0,
                 )
                 for item in message.items
             ]

@@ -240,14 +240,19 @@ class World:
         at_border = trajectory.length == trajectory.open_start
         return at_border and not self.scheduler.goes_on(trajectory)
 
-    def reward(self, trajectory: Trajectory, reward: float | None = 1.0) -> None:
-        """A score arrives; None: the scoring failed."""
+    def reward(
+        self, trajectory: Trajectory, reward: float | None = 1.0, *, correct: bool | None = None
+    ) -> None:
+        """A score arrives; None: the scoring failed. `correct` where it is not `reward > 0`."""
+        if correct is None and reward is not None:
+            correct = reward > 0
         self.note(
             RewardArrived(
                 at=time.time(),
                 trajectory_id=trajectory.trajectory_id,
                 status="ok" if reward is not None else "timeout",
                 reward=reward,
+                correct=correct,
             )
         )
         self.settle([trajectory])

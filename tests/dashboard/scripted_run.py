@@ -296,6 +296,7 @@ class Script:
                     trajectory_id=key,
                     status="timeout" if is_lost else "ok",
                     reward=reward,
+                    correct=None if reward is None else reward > 0,
                     parts={} if reward is None else {"correct": reward},
                     seconds=0.002,
                 )

@@ -138,6 +138,49 @@ def test_mistakes_in_a_recipe_leave_nothing_behind(
     assert not runs.exists()
 
 
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("verl", "got (data_source, solution_str, ground_truth, extra_info). It looks like a"),
+        ("openrlhf", "expected (prompt, completion, answer, **info), got (queries, prompts, lab"),
+        ("trl", "got (completions, **kwargs). It looks like a reward function for TRL"),
+        ("needs_level", "needs `level`, which no column of the task gives (it has terms)"),
+        ("nothing", "has no function 'nothing'"),
+    ],
+)
+def test_a_reward_function_is_looked_at_before_anything_starts(
+    recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], function: str, expected: str
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "def verl(data_source, solution_str, ground_truth, extra_info=None): return 0.0\n"
+        "def openrlhf(queries, prompts, labels): return [0.0]\n"
+        "def trl(completions, **kwargs): return [0.0]\n"
+        "def needs_level(prompt, completion, answer, level): return 0.0\n"
+    )
+    runs = tmp_path / "runs"
+    overrides = ["reward.kind=function", f"reward.function={mine}:{function}"]
+    assert main(["train", str(recipe), *overrides, "--root", str(runs)]) == 2
+    line = capfd.readouterr().err
+    assert line.startswith(f"error: reward.function='{mine}:{function}'")
+    assert line.count("\n") == 1
+    assert expected in line
+    assert not runs.exists()
+    assert main(["config", "check", str(recipe), *overrides]) == 2
+    assert expected in capfd.readouterr().out
+
+
+def test_a_reward_function_that_cannot_be_imported_is_one_line(
+    recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("import os\nraise RuntimeError('no such luck')\n")
+    overrides = ["reward.kind=function", f"reward.function={mine}:score"]
+    assert main(["train", str(recipe), *overrides, "--root", str(tmp_path / "runs")]) == 2
+    line = capfd.readouterr().err
+    assert line == f"error: reward.function='{mine}:score': RuntimeError: no such luck\n"
+
+
 def test_no_traceback_and_exit_code_2_from_the_program(recipe: Path) -> None:
     done = call("train", str(recipe), "schedule.windw=60")
     assert done.returncode == 2

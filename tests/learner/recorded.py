@@ -80,6 +80,7 @@ def record(
                     loss_mask=(rng.random(end - start) < 0.9).astype(np.uint8),
                     finished=finished and last,
                     reward=reward if finished and last else 0.0,
+                    correct=finished and last and reward > 0,
                 )
             )
         if finished:

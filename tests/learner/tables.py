@@ -91,6 +91,7 @@ class Book:
                 loss_mask=np.array([1] * (length - start) if keep is None else keep, np.uint8),
                 finished=ends,
                 reward=reward if reward is not None else 0.0,
+                correct=reward is not None and reward > 0,
                 group_rewards=np.array([reward] if ends else [], np.float32),
                 group_lengths=np.array([length] if ends else [], np.int32),
             )

@@ -122,27 +122,24 @@ def test_interpolated_proximal(tokens: list[tuple[float, float, int]]) -> None:
 
 @given(
     st.lists(
-        st.tuples(st.lists(logprob, min_size=1, max_size=6), st.sampled_from([-1.0, 0.0, 1.0]),
-                  st.booleans()),
+        st.tuples(st.lists(logprob, min_size=1, max_size=6), st.booleans()),
         min_size=1, max_size=5,
     )
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_likelihood_of_right_answers_and_fixed_length(
-    answers: list[tuple[list[float], float, bool]],
+    answers: list[tuple[list[float], bool]],
 ) -> None:
-    logps = f64([x for answer, _, _ in answers for x in answer])
-    ids = torch.tensor([i for i, (answer, _, _) in enumerate(answers) for _ in answer])
-    scores = f64([score for _, score, _ in answers])
-    finished = torch.tensor([end for _, _, end in answers])
+    logps = f64([x for answer, _ in answers for x in answer])
+    ids = torch.tensor([i for i, (answer, _) in enumerate(answers) for _ in answer])
     everything = torch.ones_like(ids, dtype=torch.bool)
-    right = positive_mask(everything, scores, finished, ids)
+    right = positive_mask(everything, torch.tensor([good for _, good in answers]), ids)
     by_length = fixed_length_weights(everything, global_samples=len(answers), length=9)
     for weights, formula in (
         (
             token_mean_weights(right, global_tokens=int(right.sum())),
             lambda parts: reference.positive_nll(
-                [p for p, (_, score, end) in zip(parts, answers, strict=True) if end and score > 0]
+                [p for p, (_, good) in zip(parts, answers, strict=True) if good]
             ),
         ),
         (by_length, lambda parts: reference.fixed_length([[-x for x in p] for p in parts], 9)),

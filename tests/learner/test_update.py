@@ -279,6 +279,7 @@ def in_groups(windows: list[PolicyWindow], size: int = 3) -> list[PolicyWindow]:
                 group_index=i % size,
                 finished=True,
                 reward=float(scores[i % size]),
+                correct=bool(scores[i % size] >= 0.5),
             )
         )
     return grouped
@@ -318,7 +319,7 @@ def test_overlong_responses_pay_before_the_group_is_compared(model: ModelConfig)
     pair = [
         msgspec.structs.replace(
             w, group_id=0, group_rewards=np.ones(2, np.float32), group_lengths=lengths,
-            group_index=i, reward=1.0,
+            group_index=i, reward=1.0, correct=True,
         )
         for i, w in enumerate(windows)
     ]  # fmt: skip

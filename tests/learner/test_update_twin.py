@@ -204,7 +204,7 @@ def policy_twin(
                     [reference.kl(scores.logprobs[k], known[i][k], c.kl.estimator) for k in kept]
                 )
             entropies.append([-scores.entropies[k] for k in kept])
-        if window.finished and window.reward > 0:
+        if window.finished and window.correct:
             right.append(scores.logprobs)
     mean: Callable[..., Any] = {
         "token_mean": reference.token_mean,

@@ -54,6 +54,7 @@ async def test_one_that_hangs_costs_only_itself(children: int) -> None:
     scores = await score_texts(user_function(children=children), "7", "hang", "7", "8")
     assert [score.status for score in scores] == ["ok", "timeout", "ok", "ok"]
     assert [score.reward for score in scores] == [1.0, 0.0, 1.0, 0.0]
+    assert [score.correct for score in scores] == [True, False, True, False]
     assert scores[1].seconds >= 1.0
     assert "no result within 1 s" in str(scores[1].error)
 
@@ -100,6 +101,7 @@ async def test_prints_do_not_disturb_the_pipe(capfd: pytest.CaptureFixture[str])
 
 async def test_parts_and_times_are_recorded() -> None:
     (score,) = await score_texts(user_function(), "parts")
+    assert score.correct
     assert (score.reward, score.parts) == (0.5, {"format": 1.0, "length": 5.0})
     assert 0.0 < score.seconds < DEADLINE_S
 

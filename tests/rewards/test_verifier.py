@@ -2,6 +2,7 @@ import pytest
 
 from headrace.config.reward import RewardConfig
 from headrace.errors import UserError
+from rewards.verdict import Verdict
 from rewards.verifier import build_verifier
 from tests.rewards.items import item, user_function
 
@@ -11,27 +12,59 @@ def test_math_and_exact_pay_the_configured_rewards() -> None:
         verify = build_verifier(
             RewardConfig(kind=kind, answer_marker="#", correct_reward=2.0, wrong_reward=-1.0)
         )
-        assert verify(item("#7")) == (2.0, {"correct": 1.0})
-        assert verify(item("#8")) == (-1.0, {"correct": 0.0})
+        assert verify(item("#7")) == Verdict(2.0, True, {"correct": 1.0})
+        assert verify(item("#8")) == Verdict(-1.0, False, {"correct": 0.0})
 
 
 def test_exact_means_the_string() -> None:
     verify = build_verifier(RewardConfig(kind="exact", answer_marker="#"))
-    assert verify(item("#7.0"))[0] == 0.0
-    assert build_verifier(RewardConfig(kind="math", answer_marker="#"))(item("#7.0"))[0] == 1.0
+    assert not verify(item("#7.0")).correct
+    assert build_verifier(RewardConfig(kind="math", answer_marker="#"))(item("#7.0")).correct
 
 
 def test_a_response_without_an_end_is_wrong_unless_allowed() -> None:
     cut = item("#7", finished=False)
-    assert build_verifier(RewardConfig(answer_marker="#"))(cut)[0] == 0.0
+    assert not build_verifier(RewardConfig(answer_marker="#"))(cut).correct
     lenient = RewardConfig(answer_marker="#", require_finish=False)
-    assert build_verifier(lenient)(cut)[0] == 1.0
+    assert build_verifier(lenient)(cut).correct
 
 
 def test_user_functions() -> None:
     verify = build_verifier(user_function())
-    assert verify(item("7")) == (1.0, {})
-    assert verify(item("parts")) == (0.5, {"format": 1.0, "length": 5.0})
-    assert verify(item("7", finished=False)) == (0.0, {})
+    assert verify(item("7")) == Verdict(1.0, True)
+    assert verify(item("parts")) == Verdict(0.5, True, {"format": 1.0, "length": 5.0})
+    assert verify(item("7", finished=False)) == Verdict(0.0, False)
     with pytest.raises(UserError, match=r"reward\.function"):
         build_verifier(RewardConfig(kind="function"))
+
+
+def test_one_judge_and_two_thresholds() -> None:
+    """A score of 0.5 is right from 0.5 on, and wrong below 0.6; what it pays is the score."""
+    for threshold, right in ((0.5, True), (0.6, False)):
+        verdict = build_verifier(user_function(correct_threshold=threshold))(item("parts"))
+        assert (verdict.reward, verdict.correct) == (0.5, right)
+
+
+def test_a_cut_response_is_not_correct_whatever_it_is_paid() -> None:
+    verify = build_verifier(user_function(wrong_reward=0.9))
+    assert verify(item("7", finished=False)) == Verdict(0.9, False)
+
+
+@pytest.mark.parametrize("kind", ["math", "exact"])
+@pytest.mark.parametrize("answer", ["", " "])
+def test_a_row_without_an_answer_is_an_error(kind: str, answer: str) -> None:
+    """Not a right answer for whoever says nothing, nor a wrong one for everybody."""
+    verify = build_verifier(RewardConfig.model_validate({"kind": kind}))
+    with pytest.raises(ValueError, match="is empty"):
+        verify(item("", answer=answer))
+
+
+@pytest.mark.parametrize("kind", ["math", "exact"])
+@pytest.mark.parametrize("answer", ["72", "48 and half of it.\n#### 72", "####72"])
+def test_an_answer_that_holds_the_marker_can_be_given(kind: str, answer: str) -> None:
+    config = RewardConfig.model_validate({"kind": kind, "answer_marker": "####"})
+    verify = build_verifier(config)
+    assert verify(item("48 + 24\n#### 72", answer=answer)).correct
+    assert not verify(item("48 + 24\n#### 48", answer=answer)).correct
+    with pytest.raises(ValueError, match="is empty"):
+        verify(item("#### 72", answer="48 + 24 ####"))

@@ -196,7 +196,8 @@ def small_run() -> list[list[Record]]:
         ],
         [
             RewardArrived(
-                at=7.0, trajectory_id=10, status="ok", reward=1.0, parts={"exact": 1.0}, seconds=0.2
+                at=7.0, trajectory_id=10, status="ok", reward=1.0, correct=True,
+                parts={"exact": 1.0}, seconds=0.2,
             ),
             RewardArrived(
                 at=8.0, trajectory_id=20, status="timeout", reward=None, seconds=5.0, error="5 s"

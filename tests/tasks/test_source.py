@@ -11,7 +11,7 @@ from headrace.config.task import ChainSumsConfig, DatasetConfig, GraphWalkConfig
 from headrace.errors import UserError
 from tasks.graph_walk import score
 from tasks.rows import Row
-from tasks.source import DatasetSource, build_source, split_by_hash
+from tasks.source import DatasetSource, build_source, info_columns, split_by_hash
 from tasks.tracking import solve
 
 
@@ -116,3 +116,17 @@ def test_sources_do_not_load_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "set()"
+
+
+def test_columns_for_reward_functions_are_those_of_the_first_row_of_every_file(
+    tmp_path: Path,
+) -> None:
+    training, held_out = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    row = {"id": 1, "prompt": "p", "answer": "1", "level": 2, "source": "s"}
+    training.write_text(json.dumps(row) + "\n" + json.dumps({"prompt": "q", "answer": "2"}) + "\n")
+    del row["source"]
+    held_out.write_text(json.dumps(row) + "\n")
+    task = DatasetConfig(kind="dataset", path=str(training))
+    assert info_columns(task) == {"level", "source"}
+    assert info_columns(task.model_copy(update={"eval_path": str(held_out)})) == {"level"}
+    assert info_columns(ChainSumsConfig(kind="chain_sums")) == {"terms"}

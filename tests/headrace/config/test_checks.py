@@ -85,6 +85,12 @@ TIS = ("algorithm.ratio.kind=tis",)
         (["stop.accuracy=0.9"], "stop.accuracy: needs evaluation.every_updates"),
         (["learner.offload_optimizer=true"], "needs learner.zero_stage"),
         (["reward.kind=function"], "reward.function: goes together"),
+        (
+            ["reward.kind=function", "reward.function=m:f", "reward.correct_reward=0.9"],
+            "reward.correct_reward: only math and exact pay it; which scores of a function mean a "
+            "right answer is reward.correct_threshold",
+        ),
+        (["reward.correct_reward=0"], "reward.wrong_reward: 0 is not less than reward.correct_rew"),
         (["transport.host=0.0.0.0"], "make keys with `headrace keys DIR`"),
         (["transport.heartbeat_timeout_s=2"], "should be at least three heartbeats"),
         (["evaluation.only=true", "evaluation.before=false"], "evaluation.before: must be true"),

@@ -28,7 +28,7 @@ from headrace.protocol.messages import (
     Shard,
     TrajectoryChunk,
 )
-from headrace.protocol.records import AnyRecord, Record
+from headrace.protocol.records import AnyRecord, Record, RewardArrived
 from headrace.protocol.streams import Span
 from tests.headrace.protocol.strategies import structs
 
@@ -88,6 +88,15 @@ def test_every_record_comes_back_as_it_went(kind: type[Record], data: st.DataObj
     assert same(codec.decode(codec.encode(record)), record)
 
 
+def test_a_score_from_before_scores_said_correct_can_be_read() -> None:
+    """A journal's record without the field: whether the answer was right is not known."""
+    old = {"type": "RewardArrived", "at": 1.0, "trajectory_id": 3, "status": "ok", "reward": 1.0}
+    record = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=AnyRecord)
+    assert isinstance(record, RewardArrived)
+    assert record.reward == 1.0
+    assert record.correct is None
+
+
 def test_bytes_on_the_wire_are_these() -> None:
     """Golden: peers of one PROTOCOL_VERSION agree on these bytes for ever."""
     header, raw = message_codec(max_bytes=LIMIT).encode(a_chunk())
@@ -126,6 +135,7 @@ def test_a_window_with_its_group_on_the_wire() -> None:
         loss_mask=np.array([1], np.uint8),
         finished=True,
         reward=1.0,
+        correct=True,
         group_rewards=np.array([0.0, 1.0], np.float32),
         group_lengths=np.array([3, 1], np.int32),
         group_index=1,
@@ -155,6 +165,7 @@ def test_a_window_with_its_group_on_the_wire() -> None:
         "loss_mask": ["b", 16, 1],
         "finished": True,
         "reward": 1.0,
+        "correct": True,
         "group_rewards": ["f", 24, 2],
         "group_lengths": ["i", 32, 2],
         "group_index": 1,

@@ -1,0 +1,95 @@
+"""One meaning of right: what a score calls correct is what accuracy and positive examples count."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace.config.reward import RewardConfig
+from headrace.protocol import messages as m
+from headrace.protocol.records import EvaluationDone, RewardArrived
+from learner.reads import is_right
+from rewards.verifier import build_verifier
+from tests.coordinator.peers import (
+    CoordinatorProcess,
+    ScriptedGenerator,
+    ScriptedLearner,
+    ScriptedReward,
+)
+from tests.coordinator.test_loop import records_of, run_config
+from tests.coordinator.world import World, make_config
+
+
+def judge(prompt: str, completion: str, answer: str) -> float:
+    """Never sure, and never quite dismissive."""
+    del prompt, completion, answer
+    return 0.9
+
+
+class JudgeReward(ScriptedReward):
+    """A real verifier around `judge`."""
+
+    threshold = 0.5
+
+    async def answer(self, message: m.Message) -> None:
+        if isinstance(message, m.Welcome):
+            config = RewardConfig.model_validate(
+                {
+                    "kind": "function",
+                    "function": "tests.coordinator.test_evaluation:judge",
+                    "correct_threshold": self.threshold,
+                }
+            )
+            self.verify = build_verifier(config)
+        if isinstance(message, m.ScoreRequest):
+            verdicts = [(item.trajectory_id, self.verify(item)) for item in message.items]
+            scores = [
+                m.Score(trajectory_id=i, status="ok", reward=v.reward, correct=v.correct)
+                for i, v in verdicts
+            ]
+            await self.dealer.send(m.Scores(scores=scores))
+
+
+@pytest.mark.parametrize(("threshold", "right"), [(0.5, True), (0.95, False)])
+async def test_a_judge_that_scores_a_right_answer_with_nine_tenths(
+    tmp_path: Path, threshold: float, right: bool
+) -> None:
+    """All answers get 0.9: all are right from 0.5 on and none from 0.95 on, in the evaluations, in
+    the journal and as positive examples of the learner."""
+    config = run_config(stop={"updates": 2}, evaluation={"num_prompts": 4})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    judges = JudgeReward(address, "reward-0")
+    judges.threshold = threshold
+    learner = ScriptedLearner(address, "learner-0")
+    peers = [ScriptedGenerator(address, "generator-0", capacity=8), judges, learner]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 0
+    records = records_of(coordinator.run_dir)
+    accuracies = [r.accuracy for r in records if isinstance(r, EvaluationDone)]
+    assert accuracies == [float(right)] * 2
+    scored = {(r.reward, r.correct) for r in records if isinstance(r, RewardArrived)}
+    assert scored == {(0.9, right)}
+    batches = [s for s in learner.seen if isinstance(s, m.Batch)]
+    ends = [w for b in batches for s in b.shards for w in s.windows if w.finished]
+    assert ends
+    assert {is_right(w) for w in ends} == {right}
+
+
+def test_only_the_window_that_ends_a_right_answer_says_so() -> None:
+    world = World(make_config(schedule={"batch_windows": 2}))
+    first, second = world.fill(2)
+    world.chunk(first, 4)
+    world.chunk(first, 2, "stop")
+    world.reward(first, -1.0, correct=True)
+    world.chunk(second, 3, "stop")
+    world.reward(second, 0.4, correct=False)
+    windows = []
+    while (prepared := world.take()) is not None:
+        windows += [w for shard in prepared.shards for w in shard.windows]
+        world.commit()
+    assert {(w.trajectory_id, w.start): (w.finished, w.correct) for w in windows} == {
+        (first.trajectory_id, 0): (False, False),
+        (first.trajectory_id, 4): (True, True),
+        (second.trajectory_id, 0): (True, False),
+    }
