@@ -45,6 +45,14 @@ class Versions:
             insort(self._known, version)
         self._update_of[version] = update
 
+    def keep(self, update: int) -> None:
+        """The update trained the value model alone: the policy's weights after it are still those
+        after the update before."""
+        for version in reversed(self._known):
+            if self._update_of[version] < update - 1:
+                break
+            self._update_of[version] = update
+
     def roll_back(self, update: int) -> None:
         """The learner went back to the state after `update`."""
         self._update_of = {v: min(u, update) for v, u in self._update_of.items()}
