@@ -99,6 +99,8 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     reward: float | None
     rewards: list[Reward] = []
     """What was earned where; empty: all of it at the last sampled token."""
+    correct: bool | None = None
+    """Whether the score counts as a right answer; None where nobody said."""
     parts: dict[str, float] = {}
     seconds: float = 0.0
     error: str | None = None
