@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -122,7 +123,7 @@ def _pieces(chunks: list[ChunkArrived]) -> list[Piece]:
         for piece in pieces:
             last = joined[-1] if joined else None
             if last is not None and _kind(last) == _kind(piece):
-                joined[-1] = Piece(*_kind(piece)[:3], last.start, piece.end, piece.media)
+                joined[-1] = msgspec.structs.replace(last, end=piece.end)
             else:
                 joined.append(piece)
     return joined

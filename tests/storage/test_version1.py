@@ -30,8 +30,10 @@ from tests.storage.samples import chunk, group, run_config, same, small_run, wri
 from tests.storage.test_run_store import dump, without_diagnostics
 from tests.storage.version1_samples import old_run, window, write_old_run
 
+WINDOWS = Settings(8, "window")
 
-def told(records: list[Record], settings: Settings = Settings(8, "window")) -> list[Record]:
+
+def told(records: list[Record], settings: Settings = WINDOWS) -> list[Record]:
     """Old records in today's words."""
     translator = Translator(settings)
     return [new for old in records for new in translator.translate(old)]
