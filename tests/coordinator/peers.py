@@ -189,29 +189,42 @@ class ScriptedLearner(ScriptedPeer):
 
     role: m.Role = "learner"
     die_at: int | None = None
+    batch: m.Batch | None = None
+    left = 0
+    """Parts of the batch that are still to come."""
 
     def notice(self, version: int, update: int) -> m.WeightNotice:
         """A notice of nothing."""
         return m.WeightNotice(version=version, update=update, sha256="", num_bytes=0, sources=[])
 
+    async def finish(self) -> None:
+        """Say done once every part of the batch is here."""
+        batch = self.batch
+        if batch is None or self.left:
+            return
+        self.batch, self.update = None, batch.update
+        trains = batch.publish_as != batch.version
+        await self.dealer.send(
+            m.UpdateDone(
+                update=batch.update,
+                lineage=batch.lineage,
+                metrics={"actor/pg_loss": 0.5},
+                diagnostics=[],
+                notice=self.notice(batch.publish_as, batch.update) if trains else None,
+                checkpoint=f"step_{batch.update}" if batch.checkpoint else None,
+            )
+        )
+
     async def answer(self, message: m.Message) -> None:
         match message:
             case m.Welcome():
                 await self.dealer.send(self.notice(message.publish_as, self.update))
-            case m.Batch():
-                if message.update == self.die_at:
-                    return
-                self.update = message.update
-                trains = any(shard.windows for shard in message.shards)
-                await self.dealer.send(
-                    m.UpdateDone(
-                        update=message.update,
-                        metrics={"actor/pg_loss": 0.5},
-                        diagnostics=[],
-                        notice=self.notice(message.publish_as, message.update) if trains else None,
-                        checkpoint=f"step_{message.update}" if message.checkpoint else None,
-                    )
-                )
+            case m.Batch() if message.update != self.die_at:
+                self.batch, self.left = message, sum(message.parts)
+                await self.finish()
+            case m.BatchPart() if self.batch and message.update == self.batch.update:
+                self.left -= 1
+                await self.finish()
             case m.CheckpointRequest():
                 await self.dealer.send(
                     m.CheckpointDone(update=message.update, path=f"step_{message.update}")

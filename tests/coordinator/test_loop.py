@@ -94,7 +94,8 @@ async def test_a_whole_run_in_each_mode(tmp_path: Path, mode: str) -> None:
     if mode == "windowed":
         assert 4 in [lease.stop_at for lease in leases]
         batches = [r for r in records if isinstance(r, BatchTaken)]
-        assert not any("stale" in w.dropped for batch in batches for w in batch.windows)
+        masked = [run for batch in batches for w in batch.windows for run in w.masked]
+        assert not any(run.reason == "stale" for run in masked)
 
 
 async def test_a_learner_that_dies_is_rolled_back_and_nothing_is_trained_twice(
