@@ -33,13 +33,13 @@ from learner.policy_losses import PolicyLoss, clipped_surrogate, reinforce
 from learner.ratio_slot import RatioFunction, build_ratio, reads_proximal
 from learner.segments import Segments, discounted_suffix_sums, segment_ids, tokens_left
 from learner.shaping import overlong_penalty
-from learner.targets import ValueTargets, lambda_returns
+from learner.targets import ValueTargets, lambda_returns, monte_carlo_returns
 from learner.value_losses import ValueLoss, clipped_squared_error, squared_error
 
 
 class AdvantageFunction(Protocol):
     """(rewards [T], token rewards [T], values [T], windows, groups) -> raw advantages [T].
-    `rewards` stand on last tokens; `token_rewards` are what each token earns besides (KL)."""
+    `rewards` are what was paid; `token_rewards` are what each token earns besides (KL)."""
 
     def __call__(
         self,
@@ -96,8 +96,11 @@ class Algorithm:
     Attributes:
         window: most tokens of one window.
         lambdas: ([S] length so far, [S] finished) -> [S] lambda of the policy's advantages.
-        shape_rewards: ([N] scores, [N] response lengths) -> [N] rewards.
+        shape_rewards: ([N] rewards at the ends of answers, [N] their sampled tokens) -> [N] with
+            what the length costs added; of windows, of value trajectories and of groups.
         advantages, normalise: rewards to what the loss sees.
+        returns: (rewards [T], windows) -> discounted sums up to each window's end, and where they
+            reach the end of the trajectory.
         uses_critic: advantages read values.
         asks_at_cuts: advantages read V(s_l) of cut windows.
         ratio: logprobs to ratio and weight.
@@ -114,6 +117,7 @@ class Algorithm:
     shape_rewards: Callable[[Tensor, Tensor], Tensor]
     advantages: AdvantageFunction
     normalise: NormaliseFunction
+    returns: Callable[[Tensor, Segments], ValueTargets]
     uses_critic: bool
     asks_at_cuts: bool
     ratio: RatioFunction
@@ -148,6 +152,7 @@ def build_algorithm(
         shape_rewards=_shape(config.overlong, longest),
         advantages=_advantages(advantages),
         normalise=partial(_normalise, whitened=advantages.whiten, clamp=advantages.clamp),
+        returns=partial(monte_carlo_returns, gamma=_gamma(advantages)),
         uses_critic=isinstance(advantages, EgaeConfig),
         asks_at_cuts=isinstance(advantages, EgaeConfig) and advantages.boundary == "bootstrap",
         ratio=build_ratio(config.ratio),

@@ -8,22 +8,22 @@ never change within the update.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.protocol.messages import Batch, PolicyWindow
+from headrace.protocol.messages import Batch
 from learner.aggregation import weighted_sum
 from learner.algorithm import ValueSlots
-from learner.batch import MicroBatch, Totals, ValueHalf, deal, steps_of
+from learner.batch import PolicyHalf, Totals, ValueHalf
 from learner.engines import Engine, StepLog
 from learner.inference import infer
 from learner.packing import ranges
 from learner.place import Place
-from learner.reads import Reads, policy_reads, value_reads
+from learner.reads import Reads, reads_of, sampled_windows, with_cuts
 from learner.segments import segment_ids, segment_lengths
+from learner.steps import MicroBatch, Steps
 
 STREAM = 1
 
@@ -53,10 +53,7 @@ class CriticUpdate:
         self._slots, self._engine, self._place = slots, engine, place
         self._update, self._finished, self._totals = batch.update, finished, totals
         self._parts = parts
-        self._reads_of_ranks = [
-            finished.reads if r == place.rank else value_reads(shard.values)
-            for r, shard in enumerate(batch.shards)
-        ]
+        self._steps = Steps(finished.reads, place, parts=parts)
         self._dealt, self._plan = self._deal(epoch=0)
         self._ids = segment_ids(finished.segments)
         self._first_is_accumulated = False
@@ -64,13 +61,20 @@ class CriticUpdate:
         self.targets = self.old
         self.log = StepLog()
 
-    def begin(self, windows: Sequence[PolicyWindow], *, at_cuts: bool) -> None:
+    def begin(self, windows: PolicyHalf | None, *, at_cuts: bool) -> None:
         """Run forward what the advantages of `windows` and the targets need, but for the first
         step's own sequences."""
         own = set(self._finished.reads.trajectories)
-        others = [w for w in windows if w.trajectory_id not in own]
-        self._extra = self._infer(_window_reads(others, at_cuts=at_cuts))
-        asked = {w.trajectory_id for w in windows}
+        everything = [] if windows is None else windows.windows
+        asked = {w.trajectory_id for w in everything}
+        self._extra = self.old[:0]
+        if windows is not None:
+            others = [w for w in everything if w.trajectory_id not in own]
+            sampled = sampled_windows(windows.sequences, others)
+            reads = reads_of(windows.sequences, others, sampled)
+            self._extra = self._infer(
+                with_cuts(reads, windows.sequences, others) if at_cuts else reads
+            )
         rest = [
             s
             for s, t in enumerate(self._finished.reads.trajectories)
@@ -95,14 +99,13 @@ class CriticUpdate:
             self._accumulate(self._plan[0], sound=sound)
             self._first_is_accumulated = True
 
-    def values_of(
-        self, windows: Sequence[PolicyWindow], *, at_cuts: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def values_of(self, windows: PolicyHalf, *, at_cuts: bool) -> tuple[Tensor, Tensor | None]:
         """Values under the weights of the update's start.
 
         Returns:
-            [T] V at each token of the windows, and [S] V(s_l) after each window's last token if
-            `at_cuts` (0 after the end of a response).
+            [T] V at each token of the windows, and [S] V(s_l) after each window if `at_cuts` (0
+            after the end of an answer): where the rest of the trajectory is known, just before the
+            policy's next token, else after the window's last position.
         """
         tokens, cuts = self._sources(windows, at_cuts=at_cuts)
         known = torch.cat([self.old, self._extra, self._extra.new_zeros(1)])
@@ -121,9 +124,8 @@ class CriticUpdate:
                     return
 
     def _deal(self, *, epoch: int) -> tuple[dict[int, int], list[list[MicroBatch]]]:
-        seed = self._place.seed_of(self._update, STREAM, epoch)
-        dealt = deal(self._reads_of_ranks, parts=self._parts, seed=seed)
-        return dealt, steps_of(self._reads_of_ranks, dealt, self._place, parts=self._parts)
+        dealt = self._steps.deal(seed=self._place.seed_of(self._update, STREAM, epoch))
+        return dealt, self._steps.cut(dealt)
 
     def _accumulate(self, micros: Sequence[MicroBatch], *, sound: bool = True) -> None:
         segments, totals = self._finished.segments, self._totals
@@ -151,41 +153,31 @@ class CriticUpdate:
         chosen = range(len(reads.token_ids)) if sequences is None else sequences
         return infer(self._engine, reads, chosen, self._place, log=self.log)
 
-    def _sources(self, windows: Sequence[PolicyWindow], *, at_cuts: bool) -> tuple[Tensor, Tensor]:
+    def _sources(self, windows: PolicyHalf, *, at_cuts: bool) -> tuple[Tensor, Tensor]:
         """Where each token's and each cut's value stands in old + extra + [0]."""
         offsets = self._finished.segments.cu_lengths.tolist()
         own = {t: s for s, t in enumerate(self._finished.reads.trajectories)}
+        counts = windows.sampled.lengths
         next_extra = offsets[-1]
-        next_cut = next_extra + sum(w.end - w.start for w in windows if w.trajectory_id not in own)
+        next_cut = next_extra + sum(
+            count
+            for window, count in zip(windows.windows, counts.tolist(), strict=True)
+            if window.trajectory_id not in own
+        )
         zero = offsets[-1] + self._extra.numel()
-        starts = np.empty(len(windows), np.int64)
-        cuts = np.empty(len(windows), np.int64)
-        for i, window in enumerate(windows):
-            sequence = own.get(window.trajectory_id)
-            if sequence is None:
+        starts = np.empty(counts.size, np.int64)
+        cuts = np.empty(counts.size, np.int64)
+        for i, (window, count) in enumerate(zip(windows.windows, counts.tolist(), strict=True)):
+            answer = own.get(window.trajectory_id)
+            if answer is None:
                 starts[i], cuts[i] = next_extra, next_cut
-                next_extra += window.end - window.start
+                next_extra += count
                 next_cut += at_cuts
             else:
-                starts[i] = offsets[sequence] + window.start
-                cut = offsets[sequence] + window.end
-                cuts[i] = cut if cut < offsets[sequence + 1] else zero
-        counts = np.array([w.end - w.start for w in windows], np.int64)
+                cut = offsets[answer] + window.length
+                starts[i] = cut - count
+                cuts[i] = cut if cut < offsets[answer + 1] else zero
         device = self._place.device
         return torch.from_numpy(ranges(starts, counts)).to(device), torch.from_numpy(cuts).to(
             device
         )
-
-
-def _window_reads(windows: Sequence[PolicyWindow], *, at_cuts: bool) -> Reads:
-    """The windows' tokens and, if asked for, the state after each window."""
-    reads = policy_reads(windows)
-    if not at_cuts or not windows:
-        return reads
-    last = np.cumsum([w.end - w.start for w in windows]) - 1
-    return replace(
-        reads,
-        sequence_of=np.concatenate([reads.sequence_of, reads.sequence_of[last]]),
-        position_of=np.concatenate([reads.position_of, reads.position_of[last] + 1]),
-        targets=np.concatenate([reads.targets, np.zeros(len(windows), np.int64)]),
-    )

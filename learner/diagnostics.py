@@ -157,10 +157,13 @@ def tally_reference(new: Tensor, reference: Tensor, mask: Tensor) -> Tally:
     )
 
 
-def window_cuts(segments: Segments, *, window: int) -> Tensor:
-    """[T] bool: last tokens of earlier, unfinished windows in whole responses (segments)."""
-    position = trajectory_positions(segments) + 1
-    return (position % window == 0) & (tokens_left(segments) > 0)
+def window_cuts(positions: Tensor, segments: Segments, *, window: int) -> Tensor:
+    """[T] bool: last tokens of earlier, unfinished windows in whole responses (segments).
+
+    `positions` [T] are where the tokens stand, whatever was inserted between them counted."""
+    of_window = positions // window
+    later = torch.cat([of_window[1:], of_window[-1:]])
+    return (of_window != later) & (tokens_left(segments) > 0)
 
 
 @torch.no_grad()

@@ -80,7 +80,7 @@ def figures_of(
         tallies.append(tally_egae(values, raw_advantages, windows.segments))
     if critic is not None:
         known = ~critic.old.isnan()
-        cuts = window_cuts(finished.segments, window=window)
+        cuts = window_cuts(finished.positions, finished.segments, window=window)
         tallies.append(
             tally_values(critic.old, critic.targets, known, finished.segments, cuts=cuts)
         )

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.batch import empty_micro_batch, micro_batches
 from learner.engines import StepLog
 from learner.place import Place
 from learner.reads import Reads
+from learner.steps import empty_micro_batch, micro_batches
 
 
 @torch.no_grad()

@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headrace.protocol.messages import Batch, PolicyWindow
+from headrace.protocol.messages import Batch
 from learner.aggregation import token_mean_weights, weighted_sum
 from learner.algorithm import Algorithm
-from learner.batch import MicroBatch, PolicyHalf, Totals, deal, steps_of
+from learner.batch import PolicyHalf, Totals
 from learner.engines import Engine, StepLog
 from learner.inference import infer
-from learner.penalties import entropy_bonus, positive_likelihood, positive_mask
+from learner.penalties import entropy_bonus, positive_likelihood
 from learner.place import Place
 from learner.policy_losses import PolicyLoss
 from learner.ratio_slot import Tokens
 from learner.ratios import Ratio
-from learner.reads import Reads, policy_reads, with_earlier_tokens
+from learner.reads import with_earlier_tokens
 from learner.segments import segment_ids, segment_sums
+from learner.steps import MicroBatch, Steps
 
 STREAM = 0
 
@@ -70,21 +71,17 @@ class PolicyUpdate:
         self._update, self._version = batch.update, batch.version
         self._windows, self._totals, self._parts = windows, totals, parts
         self._ask_reference = reference
-        self._reads_of_ranks = [
-            self._reads_of(windows.reads, windows.windows)
-            if r == place.rank
-            else self._reads_of(policy_reads(shard.windows), shard.windows)
-            for r, shard in enumerate(batch.shards)
-        ]
-        self._reads = self._reads_of_ranks[place.rank]
+        self._reads = windows.reads
+        if algorithm.positive_nll_coef != 0.0:
+            self._reads = with_earlier_tokens(windows.reads, windows.sequences, windows.windows)
+        self._steps = Steps(self._reads, place, parts=parts)
         self._dealt, self._plan = self._deal(epoch=0)
         ids, self._samples = segment_ids(windows.segments), windows.segments.finished.numel()
         self._size = ids.numel()
-        everything = torch.ones_like(windows.mask)
-        right = positive_mask(everything, windows.right, ids)
         self._ids = self._with_earlier(ids, 0)
         self._mask = self._with_earlier(windows.mask, False)
-        self._positive = self._with_earlier(right, True)
+        self._positive = self._with_earlier(windows.right[ids], True)
+        self._weights = self._of_all(windows.weights, 0.0)
         self._behaviour = self._with_earlier(windows.behaviour.to(place.dtype), 0.0)
         self._versions = self._with_earlier(windows.versions, self._version)
         self._sample_tokens = segment_sums(windows.mask, ids, self._samples)
@@ -93,6 +90,8 @@ class PolicyUpdate:
         self._over_cap, self._dropped = torch.zeros_like(self._mask), torch.zeros_like(self._mask)
         self.reference: Tensor | None = None
         self._reference = torch.zeros_like(self._behaviour)
+        coef = windows.kl_coef
+        self._kl_coef = self._of_all(coef if isinstance(coef, Tensor) else None, 0.0)
         self.seen: list[Seen] = []
         self.log = StepLog()
 
@@ -150,13 +149,12 @@ class PolicyUpdate:
                     return
 
     def _deal(self, *, epoch: int) -> tuple[dict[int, int], list[list[MicroBatch]]]:
-        seed = self._place.seed_of(self._update, STREAM, epoch)
-        dealt = deal(self._reads_of_ranks, parts=self._parts, seed=seed)
-        return dealt, steps_of(self._reads_of_ranks, dealt, self._place, parts=self._parts)
+        dealt = self._steps.deal(seed=self._place.seed_of(self._update, STREAM, epoch))
+        return dealt, self._steps.cut(dealt)
 
-    def _reads_of(self, reads: Reads, windows: Sequence[PolicyWindow]) -> Reads:
-        earlier = self._algorithm.positive_nll_coef != 0.0
-        return with_earlier_tokens(reads, windows) if earlier else reads
+    def _of_all(self, x: Tensor | None, fill: float) -> Tensor | None:
+        """`_with_earlier` in the type of the loss; None stays None."""
+        return None if x is None else self._with_earlier(x.to(self._place.dtype), fill)
 
     def _with_earlier(self, x: Tensor, fill: float) -> Tensor:
         """x [T] and `fill` for the E tokens behind it."""
@@ -191,7 +189,8 @@ class PolicyUpdate:
         return loss
 
     def _terms(self, facts: Tokens, tokens: Tensor, surrogate: Tensor, entropy: Tensor) -> Tensor:
-        """The surrogate and whatever is added to it, each over its own tokens."""
+        """The surrogate and whatever is added to it, each over its own tokens. A loss weight
+        multiplies all that its token has but the likelihood of right answers."""
         algorithm, totals = self._algorithm, self._totals
         weights = algorithm.aggregate(
             facts.mask,
@@ -200,9 +199,11 @@ class PolicyUpdate:
             samples=totals.policy_samples,
             sample_tokens=self._sample_tokens,
         )
+        weights = self._weighted(weights, tokens)
         loss = weighted_sum(surrogate, weights)
         if algorithm.entropy_coef:
             share = token_mean_weights(facts.mask, global_tokens=totals.policy_tokens)
+            share = self._weighted(share, tokens)
             loss = loss + algorithm.entropy_coef * weighted_sum(entropy_bonus(entropy), share)
         if algorithm.positive_nll_coef:
             positive = self._positive[tokens]
@@ -211,8 +212,15 @@ class PolicyUpdate:
             loss = loss + algorithm.positive_nll_coef * likelihood
         if algorithm.kl is not None and not algorithm.kl.in_reward:
             divergence = algorithm.kl.estimate(facts.new, self._reference[tokens])
-            loss = loss + algorithm.kl.coef * weighted_sum(divergence, weights)
+            if self._kl_coef is None:
+                loss = loss + algorithm.kl.coef * weighted_sum(divergence, weights)
+            else:
+                loss = loss + weighted_sum(self._kl_coef[tokens] * divergence, weights)
         return loss
+
+    def _weighted(self, shares: Tensor, tokens: Tensor) -> Tensor:
+        """Shares [N] times the tokens' loss weights; the plain case multiplies nothing."""
+        return shares if self._weights is None else shares * self._weights[tokens]
 
     def _start_of(self, tokens: Tensor, now: Tensor) -> Tensor:
         """Logprobs at the update's start, of which the first forward pass of a token decides."""

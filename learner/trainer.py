@@ -6,7 +6,6 @@ and what it saves are whole models, whatever the ZeRO stage; with one rank a res
 goes on to the bit.
 """
 
-import json
 import shutil
 import time
 from pathlib import Path
@@ -20,13 +19,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import (
-    Batch,
-    CheckpointDone,
-    CheckpointRequest,
-    UpdateDone,
-    WeightNotice,
-)
+from headrace.protocol.batches import Shard
+from headrace.protocol.messages import Batch, CheckpointDone, UpdateDone, WeightNotice
 from learner.algorithm import build_algorithm
 from learner.checkpoint import newest, read_manifest, write_checkpoint
 from learner.engines import DeepSpeedEngine
@@ -44,6 +38,7 @@ class Trainer:
 
     Attributes:
         update: the last one in the weights (0: the starting policy).
+        lineage: the line of updates that it is on.
         resumed_from: the checkpoint the weights are from, or None.
         policy_bytes: about the size of a published version.
     """
@@ -116,7 +111,7 @@ class Trainer:
             place,
             reference=reference,
         )
-        self.update = 0
+        self.update, self.lineage = 0, 0
         self._version = 0
         self._published_at = float("-inf")
         self.waiting: int | None = None
@@ -124,11 +119,12 @@ class Trainer:
             self._restore(self.resumed_from)
         self.policy_bytes = sum(p.numel() * p.element_size() for p in policy.parameters())
 
-    def train(self, batch: Batch, publisher: Publisher | None) -> UpdateDone:
-        """One update, its publication and its checkpoint. `publisher` on rank 0."""
-        outcome = self._updater.run(batch)
+    def train(self, batch: Batch, shard: Shard, publisher: Publisher | None) -> UpdateDone:
+        """One update on this rank's share, its publication and its checkpoint. `publisher` on rank
+        0."""
+        outcome = self._updater.run(batch, shard)
         metrics = outcome.metrics
-        self.update = batch.update
+        self.update, self.lineage = batch.update, batch.lineage
         notice = None
         if outcome.policy_moved and outcome.skipped is None:
             began = time.perf_counter()
@@ -138,10 +134,11 @@ class Trainer:
         checkpoint = None
         if batch.checkpoint:
             began = time.perf_counter()
-            checkpoint = str(self._save(batch.cut))
+            checkpoint = str(self._save())
             metrics["timing_s/checkpoint"] = time.perf_counter() - began
         return UpdateDone(
             update=batch.update,
+            lineage=batch.lineage,
             metrics=metrics,
             diagnostics=outcome.diagnostics if self._config.storage.token_diagnostics else [],
             notice=notice,
@@ -172,16 +169,16 @@ class Trainer:
             return None
         return self._published_at + self._config.learner.publish_min_interval_s
 
-    def checkpoint(self, request: CheckpointRequest) -> CheckpointDone:
+    def checkpoint(self) -> CheckpointDone:
         """Write a checkpoint now."""
-        return CheckpointDone(update=self.update, path=str(self._save(request.cut)))
+        return CheckpointDone(update=self.update, path=str(self._save()))
 
     def _whole_weights(self) -> dict[str, Tensor]:
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self._engines[POLICY].whole_parameters():
             return weights_of(self._policy_model.state_dict(), dtype=wanted)
 
-    def _save(self, cut: str) -> Path:
+    def _save(self) -> Path:
         """Every rank leaves its own state beside the checkpoint, rank 0 gathers it in."""
         shelf = self._root / ".ranks"
         shelf.mkdir(parents=True, exist_ok=True)
@@ -197,18 +194,17 @@ class Trainer:
             dist.barrier()
         path = self._root / f"step_{self.update}"
         if self._rank == 0:
-            self._gather(shelf, whole, cut)
+            self._gather(shelf, whole)
         if self._config.learner.ranks > 1:
             dist.barrier()
         return path
 
-    def _gather(self, shelf: Path, whole: dict[str, dict[str, Tensor]], cut: str) -> None:
+    def _gather(self, shelf: Path, whole: dict[str, dict[str, Tensor]]) -> None:
         def fill(folder: Path) -> None:
             for name, weights in whole.items():
                 self._models[name].save_pretrained(folder / name, state_dict=weights)
                 self._tokenizer.save_pretrained(folder / name)
             shutil.move(shelf, folder / STATE)
-            (folder / STATE / "cut.json").write_text(cut)
 
         steps = {name: engine.steps for name, engine in self._engines.items()}
         facts = {
@@ -216,7 +212,7 @@ class Trainer:
             "ranks": self._config.learner.ranks,
             "zero_stage": self._config.learner.zero_stage,
             "steps": steps,
-            "lineage": _lineage(cut),
+            "lineage": self.lineage,
             "resumed_from": str(self.resumed_from) if self.resumed_from else None,
         }
         write_checkpoint(
@@ -250,17 +246,10 @@ class Trainer:
             torch.set_rng_state(state.pop("rng"))
             engine.load_state(state)
         self.update = int(manifest["update"])
+        self.lineage = int(manifest["lineage"])
         self._version = int(manifest["version"])
 
 
-def merged(reports: list[UpdateDone]) -> UpdateDone:
+def joined(reports: list[UpdateDone]) -> UpdateDone:
     """Rank 0's report with the diagnostics of all ranks."""
     return replace(reports[0], diagnostics=[d for report in reports for d in report.diagnostics])
-
-
-def _lineage(cut: str) -> int | None:
-    try:
-        found = json.loads(cut)
-    except ValueError:
-        return None
-    return found.get("lineage") if isinstance(found, dict) else None

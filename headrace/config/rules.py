@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig, TisRatioConfig
 from headrace.config.run import RunConfig
+from headrace.protocol.batches import longest_part_bytes
 
 
 class Rule(NamedTuple):
@@ -56,6 +57,17 @@ def _tis(config: RunConfig) -> TisRatioConfig | None:
 def _warmup(config: RunConfig) -> int:
     value = config.algorithm.value
     return value.warmup_updates if value is not None else 0
+
+
+def _too_long_for_a_message(config: RunConfig) -> bool:
+    """One answer alone, with everything known of its tokens, is more than a message holds."""
+    longest = longest_part_bytes(
+        opening=config.task.max_prompt_length,
+        length=config.task.max_response_length,
+        window=config.window,
+        members=config.schedule.num_generations,
+    )
+    return longest > config.transport.max_message_mib * 2**20
 
 
 RULES: tuple[Rule, ...] = (
@@ -277,6 +289,13 @@ RULES: tuple[Rule, ...] = (
         lambda c: not _loopback(c.transport.host) and c.transport.curve_keys is None,
         "missing: {c.transport.host} can be reached from other machines; make keys with `headrace "
         "keys DIR` and name the folder here",
+    ),
+    Rule(
+        "transport.max_message_mib",
+        _too_long_for_a_message,
+        "{c.transport.max_message_mib:g} has no room for one answer with task.max_prompt_length = "
+        "{c.task.max_prompt_length} and task.max_response_length = {c.task.max_response_length}, "
+        "which may take 250 bytes a token: use more, or shorter answers",
     ),
     Rule(
         "transport.heartbeat_timeout_s",

@@ -5,7 +5,11 @@ counts for is a stream here, and nothing here knows an algorithm. Positions coun
 end of a sequence's opening, as everywhere; the token at position p is `token_ids[opening + p]`.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
+import numpy as np
 
 from headrace.protocol.streams import Coefficient, Float32, Int32, Mark, Reward, Span
 
@@ -61,6 +65,7 @@ class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     rewards: list[Reward]
     score: float
     logprobs: Float32
+    coefficients: list[Coefficient] = []
 
 
 class GroupScores(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,3 +86,91 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     windows: list[PolicyWindow]
     values: list[ValueTrajectory]
     groups: list[GroupScores] = []
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+# Most bytes in msgpack: a number with its tag; a name or a list before its content; an array's
+# reference, which also covers a number, with the padding of its content.
+_NUMBER, _NAME, _REFERENCE = 9, 5, 28
+PART_BYTES = 256
+"""More than a part takes on the wire besides what is in it."""
+
+
+def part_bytes(item: BatchSequence | PolicyWindow | ValueTrajectory | GroupScores) -> int:
+    """At most how many bytes an item adds to a part on the wire.
+
+    A part fits where the sum over its items and PART_BYTES is no more than the largest message.
+    """
+    fields = item.__struct_fields__
+    size = _NAME + sum(len(name) + _NAME + _REFERENCE for name in fields)
+    for name in fields:
+        value: Any = getattr(item, name)
+        if isinstance(value, np.ndarray):
+            size += value.nbytes
+        elif isinstance(value, list):
+            size += sum(map(_entry_bytes, value))
+    return size
+
+
+def _entry_bytes(entry: int | tuple[int, int] | msgspec.Struct) -> int:
+    """A number, a run, or a span, reward, coefficient or mark, which travel as lists."""
+    if isinstance(entry, int):
+        return _NUMBER
+    if isinstance(entry, tuple):
+        return _NAME + _NUMBER * len(entry)
+    size = _NAME + (_NAME + _NUMBER) * len(entry.__struct_fields__)
+    return size + len(getattr(entry, "name", "").encode())
+
+
+def longest_part_bytes(*, opening: int, length: int, window: int, members: int) -> int:
+    """Bytes of the part that no cutting makes smaller: one answer with all that can be known of
+    each token, in a window or for the value model, and the scores of its group.
+
+    Args:
+        opening: tokens before position 0.
+        length: positions of the answer.
+        window: positions of a window.
+        members: trajectories of a group.
+    """
+    # One object stands for all of a list's entries: their sizes are the same.
+    rewards = [Reward(0.0, 0)] * length
+    coefficients = [Coefficient("k" * 16, 0.0, 0, 0)] * length
+    sequence = BatchSequence(
+        trajectory_id=0,
+        group_id=0,
+        token_ids=np.zeros(opening + length, np.int32),
+        opening=opening,
+        sampled=[(0, 0)] * (length // 2 + 1),
+    )
+    policy = PolicyWindow(
+        window_id=0,
+        trajectory_id=0,
+        sequence=0,
+        start=0,
+        end=window,
+        length=length,
+        logprobs=np.zeros(window, np.float32),
+        loss_weights=np.zeros(window, np.float32),
+        spans=[Span(0, 0, 0)] * window,
+        rewards=rewards[:window],
+        coefficients=coefficients[:window],
+        marks=[Mark("hot", 0, 0)] * window,
+    )
+    value = ValueTrajectory(
+        trajectory_id=0,
+        sequence=0,
+        length=length,
+        rewards=rewards,
+        score=0.0,
+        logprobs=np.zeros(length, np.float32),
+        coefficients=coefficients,
+    )
+    group = GroupScores(
+        group_id=0,
+        trajectory_ids=[0] * members,
+        scores=np.zeros(members, np.float32),
+        lengths=np.zeros(members, np.int32),
+    )
+    segments: Sequence[PolicyWindow | ValueTrajectory] = (policy, value)
+    return PART_BYTES + part_bytes(sequence) + part_bytes(group) + max(map(part_bytes, segments))
