@@ -93,13 +93,16 @@ class TrajectoryEnded(Record, frozen=True, kw_only=True, tag=True):
 
 
 class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
-    """A finished trajectory was scored; `reward` is None where `status` is not ok."""
+    """A finished trajectory was scored; `reward` and `correct` are None where `status` is not
+    ok."""
 
     trajectory_id: int
     status: Literal["ok", "timeout", "crashed", "invalid"]
     reward: float | None
     rewards: list[Reward] = []
     """What was earned where; empty: all of it at the last sampled token."""
+    correct: bool | None = None
+    """Whether the answer is right. Records from before scores said so have None."""
     parts: dict[str, float] = {}
     seconds: float = 0.0
     error: str | None = None
