@@ -7,23 +7,26 @@ journal is read up to its last whole batch, and SQL is compared where it has got
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, select
+from sqlalchemy.exc import SQLAlchemyError
 
+from headrace.errors import UserError
 from headrace.run_folder import is_running
 from storage.audit.facts import Facts
 from storage.audit.figures import LedgerFigures
 from storage.audit.files import check_checkpoints, check_diagnostics
 from storage.audit.findings import Finding, Findings
 from storage.audit.masks import check_masks
-from storage.audit.reading import Survey, records, survey
+from storage.audit.reading import UNREADABLE, Records, Survey, survey
 from storage.audit.recount import check_tokens, count, surplus
 from storage.audit.rows import Rows
 from storage.audit.sequences import Sequences
 from storage.audit.updates import Updates
-from storage.reader import RunReader, open_run, read_config
+from storage.journal import run_id_of
+from storage.reader import open_run, read_config
 from storage.tables import Projection
 
 Progress = Callable[[int, int], None]
@@ -61,22 +64,17 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
     growing = is_running(run_dir)
     facts, findings = Facts(), Findings()
     looked_at: dict[str, int] = {}
-    with _moment(open_run(run_dir)) as (reader, connection):
-        query = select(Projection.next_offset).where(Projection.run == reader.key)
-        projected = connection.execute(query).scalar_one()
-        journal = survey(reader.journal, findings, growing=growing)
+    with _moment(run_dir, findings) as sql:
+        journal = survey(run_dir / "journal", findings, growing=growing)
         figures = LedgerFigures(facts, findings, journal.figures_at)
-        rows = Rows(connection, reader.key, findings)
-        if projected > journal.end:
-            text = f"has {projected} records, and the journal {journal.end} that can be read"
-            findings.add("sql", "projection", text)
+        projected = sql.projected(journal, findings) if sql else -1
         reached = 0
-        for reached in _gather(run_dir, config, facts, findings, journal, figures, projected):
-            if reached == projected:
-                rows.compare(facts)
-                looked_at["token_tables"] = check_masks(
-                    connection, reader.key, reader.journal, facts, findings
-                )
+        for reached in _gather(run_dir, config, facts, findings, journal, figures):
+            if sql is not None and reached == projected:
+                Rows(sql.connection, sql.run, findings).compare(facts)
+                folder = run_dir / "journal"
+                tables = check_masks(sql.connection, sql.run, folder, facts, findings)
+                looked_at["token_tables"] = tables
             if progress is not None and (reached % _EVERY == 0 or reached == journal.end):
                 progress(reached, journal.end)
     check_tokens(facts, findings, settled_before=journal.last_batch)
@@ -85,7 +83,7 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
         looked_at["diagnostics"] = check_diagnostics(run_dir, facts, findings, growing=growing)
     counts = count(facts)
     return Report(
-        run=reader.run_id,
+        run=run_id_of(run_dir),
         format=journal.number,
         balanced=surplus(counts) == 0 and not findings.has("ledger"),
         counts=counts,
@@ -105,7 +103,7 @@ def recount_ledger(run_dir: Path) -> dict[str, Any]:
     inserted, discarded_at_hold, lost."""
     facts, findings = Facts(), Findings()
     journal = survey(run_dir / "journal", findings, growing=True)
-    for _ in _gather(run_dir, read_config(run_dir), facts, findings, journal, None, -1):
+    for _ in _gather(run_dir, read_config(run_dir), facts, findings, journal, None):
         pass
     return count(facts)
 
@@ -117,30 +115,57 @@ def _gather(
     findings: Findings,
     journal: Survey,
     figures: LedgerFigures | None,
-    stop_at: int,
 ) -> Iterator[int]:
     """Take down all records; yields how many were, each time that all of one offset are."""
     has_value = config["algorithm"]["value"] is not None
     sequences = Sequences(facts, findings, has_value=has_value)
     updates = Updates(facts, findings)
-    done = 0
-    for read in records(run_dir, findings, journal.end):
-        if read.offset > done:
-            done = read.offset
-            yield done
+    last = -1
+    journaled = Records(run_dir, journal.end)
+    for read in journaled:
+        if read.offset > last >= 0:
+            yield last + 1
+        last = read.offset
         sequences.see(read)
         updates.see(read)
         if figures is not None:
             figures.see(read)
-    yield done + 1 if journal.end else 0
+    if last >= 0:
+        yield last + 1
+    if journaled.problem is not None:
+        text = f"{journaled.problem}; what follows it was not looked at"
+        findings.add("unusable", f"record {journaled.reached}", text)
+
+
+class _Sql(NamedTuple):
+    """A run in a database, seen at one moment."""
+
+    connection: Connection
+    run: int
+
+    def projected(self, journal: Survey, findings: Findings) -> int:
+        """The offset up to which SQL has the journal."""
+        query = select(Projection.next_offset).where(Projection.run == self.run)
+        found: int = self.connection.execute(query).scalar_one()
+        if found > journal.end:
+            text = f"has {found} records, and the journal {journal.end} that can be read"
+            findings.add("sql", "projection", text)
+        return found
 
 
 @contextmanager
-def _moment(reader: RunReader) -> Iterator[tuple[RunReader, Connection]]:
-    """A connection that sees the database as it is at one moment."""
+def _moment(run_dir: Path, findings: Findings) -> Iterator[_Sql | None]:
+    """A connection that sees the database as it is now, whatever is written meanwhile; None where
+    it cannot be read, which is a finding."""
+    try:
+        reader = open_run(run_dir)
+    except (UserError, SQLAlchemyError, *UNREADABLE) as error:
+        findings.add("sql", "database", f"cannot be read: {error}".splitlines()[0])
+        yield None
+        return
     with reader.engine.connect() as connection:
         if connection.dialect.name == "sqlite":
             connection.exec_driver_sql("BEGIN")
         else:
             connection = connection.execution_options(isolation_level="REPEATABLE READ")
-        yield reader, connection
+        yield _Sql(connection, reader.key)

@@ -10,7 +10,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -135,46 +135,54 @@ def _last_figures(batch: pa.RecordBatch, first: int) -> int:
     return -1
 
 
-def records(run_dir: Path, findings: Findings, end: int) -> Iterator[Read]:
-    """Records before offset `end`, each one usable."""
-    translator: version1.Translator | None = None
-    expected = 0
-    for path in segment_paths(run_dir / "journal"):
-        number = record_format(path)
-        for whole in whole_batches(path):
-            pairs = decode(whole.batch, number)
-            for _ in range(whole.batch.num_rows):
-                if expected >= end:
-                    return
-                where = f"record {expected}"
-                try:
-                    offset, record = next(pairs)
-                    if number == 1:
-                        translator = translator or _translator(run_dir)
-                    old = number == 1 and translator is not None
-                    problem = problem_of(record)
-                    told = [record] if problem or not old else _told(translator, record)
-                except UNREADABLE as error:
-                    text = f"cannot be read: {type(error).__name__}: {error}".splitlines()[0]
-                    findings.add("unusable", where, text)
-                    return
-                if problem:
-                    kind = type(record).__name__
-                    findings.add("unusable", where, f"{kind}: {problem}")
-                    return
-                if offset != expected:
-                    findings.add("journal", where, f"says that it is record {offset}")
-                    return
-                for each in told:
-                    yield Read(offset, each, number)
-                expected += 1
+class Records:
+    """The usable records of a journal before offset `end`, in today's shapes.
 
+    Attributes:
+        reached: all records before this offset were usable.
+        problem: why the one at `reached` is not; None where there is no such one.
+    """
 
-def _translator(run_dir: Path) -> version1.Translator:
-    config = json.loads((run_dir / RESOLVED).read_text())
-    return version1.Translator(version1.settings_of(config))
+    def __init__(self, run_dir: Path, end: int) -> None:
+        self._run_dir = run_dir
+        self._end = end
+        self._translator: version1.Translator | None = None
+        self.reached = 0
+        self.problem: str | None = None
 
+    def __iter__(self) -> Iterator[Read]:
+        for path in segment_paths(self._run_dir / "journal"):
+            number = record_format(path)
+            for whole in whole_batches(path):
+                pairs = decode(whole.batch, number)
+                for _ in range(whole.batch.num_rows):
+                    if self.reached >= self._end:
+                        return
+                    told = self._next(pairs, number)
+                    if self.problem is not None:
+                        return
+                    for record in told:
+                        yield Read(self.reached, record, number)
+                    self.reached += 1
 
-def _told(translator: version1.Translator | None, record: Record) -> list[Record]:
-    assert translator is not None
-    return list(translator.translate(record))
+    def _next(self, pairs: Iterator[tuple[int, Any]], number: int) -> list[Record]:
+        """The next record, told in today's; none where it cannot be used."""
+        try:
+            offset, record = next(pairs)
+            if offset != self.reached:
+                self.problem = f"it says that it is record {offset}"
+            elif problem := problem_of(record):
+                self.problem = f"{type(record).__name__}: {problem}"
+            elif number > 1:
+                return [record]
+            else:
+                return list(self._translation().translate(record))
+        except UNREADABLE as error:
+            self.problem = f"it cannot be read: {error!r}".splitlines()[0]
+        return []
+
+    def _translation(self) -> version1.Translator:
+        if self._translator is None:
+            config = json.loads((self._run_dir / RESOLVED).read_text())
+            self._translator = version1.Translator(version1.settings_of(config))
+        return self._translator

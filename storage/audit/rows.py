@@ -40,9 +40,7 @@ class Rows:
 
     def compare(self, facts: Facts) -> None:
         """Look at all tables that say what the account says."""
-        self._table(
-            Trajectory, ("trajectory_id",), _trajectory_row, facts.trajectories.values()
-        )
+        self._table(Trajectory, ("trajectory_id",), _trajectory_row, facts.trajectories.values())
         self._table(Window, ("window_id",), _window_row, facts.windows.values())
         taken = (t for t in facts.trajectories.values() if t.value_taken)
         self._table(ValueUse, ("trajectory_id",), _value_row, taken)
@@ -75,7 +73,9 @@ class Rows:
             (Prompt, len(facts.prompts)),
             (Evaluation, facts.evaluations),
         ):
-            query = select(func.count()).select_from(table).where(table.__table__.c.run == self._run)
+            query = (
+                select(func.count()).select_from(table).where(table.__table__.c.run == self._run)
+            )
             rows = self._connection.execute(query).scalar_one()
             if rows != number:
                 self._say(table, f"{rows} rows, and the journal has {number}")
@@ -96,15 +96,11 @@ class Rows:
         known = {tuple(getattr(fact, key) for key in keys): fact for fact in facts}
         self._rows(table, _Made(known, row_of), keys)
 
-    def _rows(
-        self, table: type[Base], expected: Mapping[Any, Row], keys: tuple[str, ...]
-    ) -> None:
+    def _rows(self, table: type[Base], expected: Mapping[Any, Row], keys: tuple[str, ...]) -> None:
         """Each row against the one expected under its key."""
         columns = table.__table__.c
         names = list(next(iter(expected.values()), {}))
-        query = select(*(columns[name] for name in (*keys, *names))).where(
-            columns.run == self._run
-        )
+        query = select(*(columns[name] for name in (*keys, *names))).where(columns.run == self._run)
         seen = set()
         result = self._connection.execute(query.execution_options(yield_per=_AT_ONCE))
         for row in result:

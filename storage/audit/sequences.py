@@ -267,5 +267,3 @@ def _extend(spans: list[Span], new: Iterable[Span]) -> None:
             spans[-1] = Span(span.version, last.start, span.end)
         else:
             spans.append(span)
-
-

@@ -16,7 +16,7 @@ from headrace.protocol.records import (
     TrajectoryEnded,
     UpdateCommitted,
 )
-from storage.ledger import recount_ledger
+from storage.audit import recount_ledger
 from storage.run_store import RunStore
 
 
