@@ -24,7 +24,7 @@ first steps:
   headrace config explain recipes/quickstart.toml           what a recipe means in numbers
   headrace dashboard                                        look at all runs in a browser
   headrace show latest --json                               one run's figures and its ledger
-  headrace audit latest                                     count its tokens again, check its account
+  headrace audit latest                                     count its tokens again, check it
   headrace export latest trajectories --format parquet --out trajectories.parquet
 
 more than one machine:

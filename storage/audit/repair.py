@@ -30,7 +30,7 @@ from storage.database import SQLITE_NAME, open_file, open_writer
 from storage.journal import read_journal, run_id_of
 from storage.projection.registry import register
 from storage.reader import read_config
-from storage.segments import SegmentWriter, rows_before, segment_paths
+from storage.segments import SegmentWriter, recover, rows_before, segment_paths
 
 _NO_NEW_SEGMENT = 2**62
 _TOGETHER = 4096
@@ -191,21 +191,24 @@ def _copy(source: Path, target: Path, rows: int) -> None:
     target.mkdir()
     row = 0
     for path in segment_paths(source):
+        good, cut = 0, None
         for whole in whole_batches(path):
-            fits = row + whole.batch.num_rows <= rows
-            if fits:
-                row += whole.batch.num_rows
-                continue
+            if row + whole.batch.num_rows > rows:
+                good, cut = whole.position, whole
+                break
+            row, good = row + whole.batch.num_rows, whole.end
+        if cut is None and row < rows:
+            shutil.copyfile(path, target / path.name)
+            continue
+        if good:
             with path.open("rb") as file:
-                (target / path.name).write_bytes(file.read(whole.position))
-            writer = SegmentWriter(target, whole.batch.schema, segment_bytes=_NO_NEW_SEGMENT)
-            if row < rows:
-                writer.append(whole.batch.slice(0, rows - row))
+                (target / path.name).write_bytes(file.read(good))
+            recover(target)
+        if cut is not None and row < rows:
+            writer = SegmentWriter(target, cut.batch.schema, segment_bytes=_NO_NEW_SEGMENT)
+            writer.append(cut.batch.slice(0, rows - row))
             writer.close()
-            return
-        shutil.copyfile(path, target / path.name)
-        if row == rows:
-            return
+        return
 
 
 def _free(folder: Path, pattern: str) -> Path:

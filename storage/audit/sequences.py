@@ -191,6 +191,9 @@ class Sequences:
         for problem in self._problems(trajectory, made):
             self._say("window", f"{made.name} {problem}")
         if window.window_id not in self._facts.windows:
+            # Wrong borders have been told; what is counted stays among the tokens that are there.
+            made.end = min(made.end, trajectory.length)
+            made.start = max(0, min(made.start, made.end))
             self._facts.windows[window.window_id] = made
             trajectory.windows.append(made)
 

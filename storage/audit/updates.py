@@ -14,7 +14,6 @@ from headrace.protocol.records import (
     EvaluationDone,
     Forgotten,
     LineageBegan,
-    MaskedRun,
     RunPhase,
     TokensLost,
     UpdateCommitted,
@@ -160,12 +159,14 @@ class Updates:
     def _check_mask(self, trajectory: TrajectoryFacts, window: WindowFacts) -> None:
         reached = window.start
         for run in sorted(window.masked, key=lambda run: run.start):
-            sampled = trajectory.versions(run.start, run.end) >= 0
-            if run.start < reached or run.end > window.end or run.end <= run.start:
+            if not reached <= run.start < run.end <= window.end:
                 self._say("window", f"{window.name}: its masked runs do not lie in it apart")
-            elif int(sampled.sum()) != run.tokens:
-                self._say("window", f"{window.name}: {_text(run)} has {int(sampled.sum())} tokens")
-            reached = max(reached, run.end)
+                return
+            sampled = int((trajectory.versions(run.start, run.end) >= 0).sum())
+            if sampled != run.tokens:
+                text = f"{run.reason} [{run.start}, {run.end}) of {run.tokens} has {sampled} tokens"
+                self._say("window", f"{window.name}: {text}")
+            reached = run.end
 
     def _take_value(self, record: BatchTaken, key: int) -> None:
         trajectory = self._facts.trajectories.get(key)
@@ -294,7 +295,3 @@ def _some(ids: set[int]) -> str:
     """The first few of some ids."""
     shown = ", ".join(str(each) for each in sorted(ids)[:4])
     return shown + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
-
-
-def _text(run: MaskedRun) -> str:
-    return f"{run.reason} [{run.start}, {run.end}) of {run.tokens}"
