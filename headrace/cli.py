@@ -24,6 +24,7 @@ first steps:
   headrace config explain recipes/quickstart.toml           what a recipe means in numbers
   headrace dashboard                                        look at all runs in a browser
   headrace show latest --json                               one run's figures and its ledger
+  headrace audit latest                                     count its tokens again, check it
   headrace export latest trajectories --format parquet --out trajectories.parquet
 
 more than one machine:
@@ -124,6 +125,18 @@ def _looking(command: Maker) -> None:
     show.add_argument("name", metavar="RUN")
     _json(show)
     _root(show)
+
+    audit = command(
+        "audit", "count a run's tokens again and check its account, or repair its journal",
+        "headrace audit latest --json",
+    )  # fmt: skip
+    audit.add_argument("name", metavar="RUN")
+    audit.add_argument(
+        "--repair", action="store_true",
+        help="end a damaged journal before its first unusable record; keeps the damaged one",
+    )  # fmt: skip
+    _json(audit)
+    _root(audit)
 
     export = command(
         "export", "write trajectories, tokens or metrics of a run to a file",
@@ -226,6 +239,10 @@ def action(arguments: argparse.Namespace) -> Action:
             from headrace.commands.runs import show
 
             return show
+        case "audit":
+            from headrace.commands.audit import audit
+
+            return audit
         case "export":
             from headrace.commands.runs import export
 

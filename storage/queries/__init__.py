@@ -4,8 +4,8 @@ All functions take a run's folder (or the root of run folders), return plain dic
 pandas frames, are bounded, and never write. A run may be alive, finished, or cut short.
 """
 
+from storage.audit import recount_ledger
 from storage.exports import ExportKind, ExportSummary, export
-from storage.ledger import recount_ledger
 from storage.queries.drops import dropped_tokens, dropped_windows
 from storage.queries.evaluations import evaluations
 from storage.queries.metrics import latest_metrics, metric_info, metric_names, metric_series

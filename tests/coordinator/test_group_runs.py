@@ -8,7 +8,7 @@ import pytest
 from headrace.metrics import METRICS
 from headrace.protocol import messages as m
 from headrace.protocol.records import CheckpointWritten, MetricsSampled, RunPhase, UpdateCommitted
-from storage.ledger import recount_ledger
+from storage.audit import recount_ledger
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,
