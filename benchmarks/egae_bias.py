@@ -29,7 +29,6 @@ All are freed of the Monte-Carlo noise of both sides; how is said in
 
 import argparse
 import hashlib
-import json
 import shutil
 import sys
 import tempfile
@@ -47,8 +46,8 @@ from rich.table import Table
 from benchmarks.egae_estimates import ESTIMATORS, Estimator, Sampled, is_near, state_terms
 from benchmarks.estimator_error import summary
 from benchmarks.frozen_policy import LEAST_ENTROPY, STRATA, TERMS, Critic, FrozenPolicy
-from benchmarks.runs import Rows, series, train
-from benchmarks.study import RESULTS
+from benchmarks.rows import RESULTS, Rows, result_line
+from benchmarks.runs import series, train
 from benchmarks.study_settings import PRETRAINING, small
 from headrace.launch import ROOT
 
@@ -276,5 +275,5 @@ def main(argv: list[str]) -> int:
     found = [rows.rows[one] for one in keys]
     show(found)
     if options.json:
-        print(json.dumps({"name": "egae-bias", "rows": found}))
+        print(result_line({"name": "egae-bias", "rows": found}))
     return 0

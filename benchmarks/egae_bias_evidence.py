@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 from benchmarks import egae_bias
 from benchmarks.egae_estimates import BOUNDARIES, ESTIMATORS, WINDOWS, Estimator
 from benchmarks.plots import against, save
-from benchmarks.runs import Rows
+from benchmarks.rows import Rows
 from benchmarks.study import Row, spread, text
 
 NO_CUT = Estimator(WINDOWS[-1], "copy", 0.95)

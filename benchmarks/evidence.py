@@ -28,7 +28,7 @@ from benchmarks.plots import (
     metric_over_updates,
     save,
 )
-from benchmarks.runs import Rows
+from benchmarks.rows import Rows
 from benchmarks.study import Row, Study, rows_of, table, text
 from benchmarks.tppo_vs_ppo import ratio_text
 from headrace.launch import ROOT

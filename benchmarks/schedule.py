@@ -7,12 +7,12 @@ seconds.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.runs import Rows, seconds_to, train
+from benchmarks.rows import Rows, result_line
+from benchmarks.runs import seconds_to, train
 
 MODES = ("streaming", "synchronous")
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
                 )
     result = summarise(rows, arguments.seeds, arguments.accuracy)
     if arguments.json:
-        print(json.dumps(result))
+        print(result_line(result))
     return 0
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.runs import Rows
+from benchmarks.rows import Rows
 from benchmarks.study import (
     Arm,
     Row,

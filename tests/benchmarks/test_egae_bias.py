@@ -43,7 +43,7 @@ from benchmarks.frozen_policy import (
     State,
     stratified_positions,
 )
-from benchmarks.runs import Rows
+from benchmarks.rows import Rows
 from headrace.config.load import load_recipe
 from headrace.launch import ROOT
 from tasks.rows import Row

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import dapo_parts, egae, staleness, tppo_vs_ppo, vapo_parts, vcppo
-from benchmarks.runs import Rows
+from benchmarks.rows import Rows
 from benchmarks.study import Arm, Study, area, core_shares, figures, key, main_of, table
 from benchmarks.tppo_vs_ppo import CURVE, MAIN, compare, crossing
 from headrace.config.checks import problems
