@@ -194,16 +194,6 @@ def pairs() -> list[tuple[str, str]]:
     return [(policy, critic) for policy in POLICIES for critic in CRITICS]
 
 
-def rows_of(rows: Rows) -> list[Row]:
-    """The rows of the study as it is now, of the full size where there is one."""
-    found = []
-    for policy, critic in pairs():
-        for seed in range(SEEDS):
-            keys = [key(policy, critic, seed, size) for size in (FULL, REDUCED)]
-            found += [rows.rows[one] for one in keys if one in rows.rows][:1]
-    return found
-
-
 def values_of(
     rows: Sequence[Row], pair: tuple[str, str], estimator: Estimator, figure: str, where: str
 ) -> list[float]:
