@@ -6,8 +6,8 @@ then beside a process that keeps one core busy:
 
 - spinning   as many threads as cores; a thread that waits for another spins for some milliseconds
              first, which is what libgomp, torch's OpenMP, does when nothing is said
-- passive    as many threads as cores; a thread that waits sleeps at once (OMP_WAIT_POLICY=passive,
-             which Headrace says to every process it starts)
+- passive    as many threads as cores; a thread that waits sleeps at once: what libgomp does with
+             OMP_WAIT_POLICY=passive, which Headrace says to every process it starts
 - one        one thread
 
 Parts: an update of the learner alone with the demonstration's model (`small`, 0.65 million
@@ -57,7 +57,7 @@ class Setting:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the process; the count of spins holds whatever the wait policy says."""
+        """Variables of the process; the count of spins goes before OMP_WAIT_POLICY."""
         threads = str(self.threads)
         return {
             "OMP_NUM_THREADS": threads,

@@ -285,8 +285,10 @@ def show(result: Mapping[str, Any]) -> None:
 
 def ratio_line(result: Mapping[str, Any]) -> str:
     """The ratio of `main` in words."""
+    ratios = result["settings"]["main"]["arms"]["streaming"]["ratio_of_seed"].values()
+    each = ", ".join(censored.bounds_text(ratio, ".2f") for ratio in ratios)
     return (
         "In `main`, PPO's seconds to the target over those of streaming T-PPO, seed by seed: "
-        f"{censored.spread_text(result['ratio'], '.2f')}. Of these settings, with one optimizer "
-        "step an update and PPO not tuned."
+        f"{each}; median {censored.bounds_text(result['ratio']['median'], '.2f')}. Of these "
+        "settings, with one optimizer step an update and PPO not tuned."
     )

@@ -11,7 +11,7 @@ from benchmarks.archive import study_rows
 from benchmarks.censored import at_least, exactly
 from benchmarks.rows import Rows
 from benchmarks.study import Arm, Study, area, core_shares, figures, key, main_of, rows_of, table
-from benchmarks.tppo_vs_ppo import CURVE, MAIN, Crossing, compare, figures_at
+from benchmarks.tppo_vs_ppo import CURVE, MAIN, Crossing, compare, figures_at, ratio_line, summarise
 from headrace.config.checks import problems
 from headrace.config.load import load_recipe
 from headrace.launch import ROOT
@@ -167,6 +167,14 @@ def test_where_ppo_never_crossed_its_seed_is_counted_with_a_bound() -> None:
     assert ours["ratio_of_seed"] == {0: [8.0, None], 1: [2.0, 2.0], 2: [2.0, 2.0]}
     assert result["ratio"] == {"median": [2.0, 2.0], "min": [2.0, 2.0], "max": [8.0, None]}
     assert ours["tail"]["median"] == 8.0
+
+
+def test_the_line_about_the_ratio_names_every_seed_and_what_it_is_of() -> None:
+    by_mode = race([SLOW, GOOD], [FAST, FAST])
+    rows = {row["key"]: row for found in by_mode.values() for row in found.values()}
+    line = ratio_line(summarise(rows))
+    assert "at least 8.00, 2.00; median at least 5.00" in line
+    assert "not tuned" in line
 
 
 def test_where_streaming_never_crossed_its_seed_is_counted_too() -> None:
