@@ -15,7 +15,7 @@ parameters) and with a random one (`large`, 25 million), and an update of a sync
 quickstart, generation included (`run`). `ratio` is a setting's seconds over those of `one` in the
 same turn, median with least and largest: below 1 is faster. A default that cannot collapse has no
 ratio far above 1 beside the busy process; one that loses nothing has none on the calm machine.
-Rows are appended to `--rows`. Takes about ten minutes on two cores.
+Rows are appended to `--rows`. Takes some ten minutes on two calm cores, up to an hour on busy ones.
 """
 
 import argparse
