@@ -29,7 +29,6 @@ All are freed of the Monte-Carlo noise of both sides; how is said in
 
 import argparse
 import hashlib
-import json
 import shutil
 import sys
 import tempfile
@@ -47,8 +46,8 @@ from rich.table import Table
 from benchmarks.egae_estimates import ESTIMATORS, Estimator, Sampled, is_near, state_terms
 from benchmarks.estimator_error import summary
 from benchmarks.frozen_policy import LEAST_ENTROPY, STRATA, TERMS, Critic, FrozenPolicy
-from benchmarks.runs import Rows, series, train
-from benchmarks.study import RESULTS
+from benchmarks.rows import RESULTS, Rows, result_line
+from benchmarks.runs import series, train
 from benchmarks.study_settings import PRETRAINING, small
 from headrace.install import ROOT
 
@@ -195,16 +194,6 @@ def pairs() -> list[tuple[str, str]]:
     return [(policy, critic) for policy in POLICIES for critic in CRITICS]
 
 
-def rows_of(rows: Rows) -> list[Row]:
-    """The rows of the study as it is now, of the full size where there is one."""
-    found = []
-    for policy, critic in pairs():
-        for seed in range(SEEDS):
-            keys = [key(policy, critic, seed, size) for size in (FULL, REDUCED)]
-            found += [rows.rows[one] for one in keys if one in rows.rows][:1]
-    return found
-
-
 def values_of(
     rows: Sequence[Row], pair: tuple[str, str], estimator: Estimator, figure: str, where: str
 ) -> list[float]:
@@ -276,5 +265,5 @@ def main(argv: list[str]) -> int:
     found = [rows.rows[one] for one in keys]
     show(found)
     if options.json:
-        print(json.dumps({"name": "egae-bias", "rows": found}))
+        print(result_line({"name": "egae-bias", "rows": found}))
     return 0

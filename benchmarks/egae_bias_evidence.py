@@ -9,7 +9,6 @@ import matplotlib.pyplot as plt
 from benchmarks import egae_bias
 from benchmarks.egae_estimates import BOUNDARIES, ESTIMATORS, WINDOWS, Estimator
 from benchmarks.plots import against, save
-from benchmarks.runs import Rows
 from benchmarks.study import Row, spread, text
 
 NO_CUT = Estimator(WINDOWS[-1], "copy", 0.95)
@@ -45,10 +44,9 @@ def bias_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw_egae_bias(path: Path) -> None:
+def draw_egae_bias(rows: Sequence[Row], path: Path) -> None:
     """Bias and spread against the window at lambda 0.95: a column a policy and value model, the
     advantage's own size as a line."""
-    rows = egae_bias.rows_of(Rows(egae_bias.ROWS))
     figure, grid = plt.subplots(3, 4, figsize=(11, 7), sharex=True, sharey="row")
     names = {
         "rms_bias": "rms bias",

@@ -1,4 +1,4 @@
-"""Tables and plots of `docs/evidence.md` from the rows in `benchmarks/results`.
+"""Tables and plots of `docs/evidence.md` from the rows that `benchmarks.archive` has.
 
 In: the rows of all studies. Out: the parts of the page between `<!-- table NAME -->` and
 `<!-- end -->`, and one SVG a plot. Nothing is run. `--check` writes nothing and fails when the page
@@ -15,6 +15,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 
 from benchmarks import dapo_parts, egae, egae_bias, staleness, tppo_vs_ppo, vapo_parts, vcppo
+from benchmarks.archive import rows_in, study_rows
+from benchmarks.censored import spread_text
 from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
 from benchmarks.plots import (
     STYLE,
@@ -28,9 +30,8 @@ from benchmarks.plots import (
     metric_over_updates,
     save,
 )
-from benchmarks.runs import Rows
 from benchmarks.study import Row, Study, rows_of, table, text
-from benchmarks.tppo_vs_ppo import ratio_text
+from benchmarks.tppo_vs_ppo import ratio_line
 from headrace.install import ROOT
 
 PAGE = ROOT / "docs" / "evidence.md"
@@ -42,7 +43,7 @@ Arms = dict[str, list[Row]]
 
 def arms_of(study: Study) -> Arms:
     """The rows of the study's arms, arm by arm, where there are any."""
-    found = Rows(study.rows_path).rows
+    found = study_rows(study).rows
     return {arm.name: list(rows.values()) for arm in study.arms if (rows := rows_of(arm, found))}
 
 
@@ -60,7 +61,7 @@ def study_table(study: Study) -> str:
         f"| {text(line['mean'], '.3f')} "
         f"| {text(line['against'], '+.3f')} | {text(line['final_length'], '.0f')} "
         f"| {text(line['generated'], ',.0f')} |"
-        for line in table(plan, Rows(study.rows_path), reference=study.reference)
+        for line in table(plan, study_rows(study), reference=study.reference)
     ]
     return "\n".join(lines) + "\n"
 
@@ -77,33 +78,28 @@ def race_table(result: Mapping[str, Any]) -> str:
         for mode, arm in setting["arms"].items():
             idle = arm["idle_share"]
             crossed = arm["seeds"] - arm["never_crossed"]
-            # What is not evaluated on the way cannot cross.
+            # What is not evaluated on the way cannot cross; who never crossed counts as later.
             target = f", target {setting['target']:.3f}" if setting["raced"] else ""
             some = f" ({crossed} crossed)" if setting["raced"] and arm["never_crossed"] else ""
             lines.append(
                 f"| {name}{target} | {mode} | {arm['seeds']}{some} "
-                f"| {text(arm['seconds'], '.1f')} | {text(arm['tokens'], ',.0f')} "
-                f"| {ratio_text(arm)} | {text(arm['final'], '.3f')} "
+                f"| {spread_text(arm['seconds'], '.1f')} | {spread_text(arm['tokens'], ',.0f')} "
+                f"| {spread_text(arm['ratio'], '.2f')} | {text(arm['final'], '.3f')} "
                 f"| {text(arm['tail'], '.1f')} | {idle['generator']:.2f}, {idle['learner']:.2f} "
                 f"| {text(arm['trained_tokens_per_s'], ',.0f')} | {text(arm['speed'], '.2f')} |"
             )
     if result["ratio"]:
-        lines += [
-            "",
-            f"In `main`, streaming T-PPO is {text(result['ratio'], '.2f')} times as fast as PPO; "
-            f"the ceiling is {text(result['ceiling'], '.2f')}, of which it has "
-            f"{text(result['of_ceiling'], '.2f')}.",
-        ]
+        lines += ["", ratio_line(result)]
     return "\n".join(lines) + "\n"
 
 
 def tables() -> dict[str, str]:
     """Every part of the page that is made, by name."""
-    race = tppo_vs_ppo.summarise(Rows(tppo_vs_ppo.STUDY.rows_path).rows)
+    race = tppo_vs_ppo.summarise(study_rows(tppo_vs_ppo.STUDY).rows)
     return {
         tppo_vs_ppo.STUDY.name: race_table(race),
         **{study.name: study_table(study) for study in STUDIES},
-        "egae-bias": bias_table(egae_bias.rows_of(Rows(egae_bias.ROWS))),
+        "egae-bias": bias_table(rows_in(egae_bias.ROWS.name)),
     }
 
 
@@ -129,7 +125,7 @@ def draw_race(path: Path) -> None:
 
 def draw_speedups(path: Path) -> None:
     """Speed-up against batch and against tail."""
-    settings = tppo_vs_ppo.summarise(Rows(tppo_vs_ppo.STUDY.rows_path).rows)["settings"]
+    settings = tppo_vs_ppo.summarise(study_rows(tppo_vs_ppo.STUDY).rows)["settings"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.2), sharey=True)
     for axes, prefix in ((left, "batch"), (right, "tail")):
         points = sorted(
@@ -195,6 +191,10 @@ def draw_egae_tokens(path: Path) -> None:
     save(figure, path)
 
 
+def draw_bias(path: Path) -> None:
+    draw_egae_bias(rows_in(egae_bias.ROWS.name), path)
+
+
 def draw_staleness(path: Path) -> None:
     arms = arms_of(staleness.STUDY)
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
@@ -246,7 +246,7 @@ PLOTS: dict[str, Callable[[Path], None]] = {
     "vcppo-sweeps": draw_vcppo_sweeps,
     "egae": draw_egae,
     "egae-tokens": draw_egae_tokens,
-    "egae-bias": draw_egae_bias,
+    "egae-bias": draw_bias,
     "staleness": draw_staleness,
     "dapo-parts": draw_dapo,
 }

@@ -10,7 +10,6 @@ object with `ratio`, ours over raw (median of the pairs).
 import argparse
 import asyncio
 import hashlib
-import json
 import multiprocessing
 import os
 import shutil
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.rows import result_line
 from generators.engine import NO_VERSION
 from generators.loop import GeneratorLoop
 from generators.policy_files import read_config, weight_layout
@@ -360,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"weights changed in {figures['weight_load_gap_ms']:.0f} ms"
     )
     if args.json:
-        print(json.dumps(figures))
+        print(result_line(figures))
     return 0
 
 

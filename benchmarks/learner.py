@@ -6,16 +6,17 @@ loss tokens are those of both halves. Target: a ratio of at least 0.9.
 """
 
 import argparse
-import json
 import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
 from benchmarks.learner_load import MODEL, demo_batch
 from benchmarks.padded_loop import PaddedLoop
+from benchmarks.rows import result_line
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
@@ -30,20 +31,20 @@ from learner.update import Outcome, Updater
 POLICY_LR, VALUE_LR = 1e-4, 5e-4
 
 
-def build_updater(*, budget: int) -> Updater:
-    """Our update with the demonstration's settings."""
+def build_updater(*, budget: int, model: Path = MODEL) -> Updater:
+    """Our update with the demonstration's settings; policy and value model from `model`."""
     device = torch.device("cpu")
     if not torch.distributed.is_initialized():
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         join_ranks(rank=0, world_size=1, port=port, device=device)
-    model = ModelConfig(path=str(MODEL))
+    loaded = ModelConfig(path=str(model))
     config = LearnerConfig(policy=OptimizerConfig(lr=POLICY_LR), value=OptimizerConfig(lr=VALUE_LR))
     algorithm = AlgorithmConfig.model_validate({"advantages": {"kind": "egae"}, "value": {}})
     bf16 = torch.bfloat16
-    policy = PolicyNetwork(load_policy(model, dtype=torch.float32, device=device), autocast=bf16)
-    critic = ValueNetwork(load_critic(model, dtype=torch.float32, device=device), autocast=bf16)
+    policy = PolicyNetwork(load_policy(loaded, dtype=torch.float32, device=device), autocast=bf16)
+    critic = ValueNetwork(load_critic(loaded, dtype=torch.float32, device=device), autocast=bf16)
     return Updater(
         build_algorithm(algorithm, window=240),
         DeepSpeedEngine(policy, config.policy, config),
@@ -128,7 +129,7 @@ def main(argv: Sequence[str]) -> int:
             f"loss tokens a second: ratio {result['ratio']:.2f} "
             f"({result['ratio_min']:.2f} to {result['ratio_max']:.2f}), target 0.9"
         )
-    print(json.dumps(result))
+    print(result_line(result))
     return 0
 
 

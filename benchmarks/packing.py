@@ -7,7 +7,6 @@ padding, and of the ways to run packed attention (blocks of several tightnesses;
 sequence).
 """
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import torch
 
 from benchmarks.learner import compare, parse
 from benchmarks.learner_load import MODEL, VOCABULARY, demo_lengths
+from benchmarks.rows import result_line
 from headrace.config.model import ModelConfig
 from learner.attention import BLOCK_RATIO, layout_of
 from learner.forward import Pack, PolicyNetwork
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
             f"{attention['attention_share']:.3f}; {update['tokens_per_s']:.0f} loss tokens a "
             f"second against {update['reference_tokens_per_s']:.0f}"
         )
-    print(json.dumps(result))
+    print(result_line(result))
     return 0
 
 

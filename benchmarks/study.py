@@ -12,7 +12,6 @@ accuracy against the policy's updates, which tells a fast learner from a slow on
 
 import argparse
 import hashlib
-import json
 import os
 import queue
 import shutil
@@ -31,12 +30,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Table
 
-from benchmarks.runs import Rows, Summary, series, train
+from benchmarks.rows import RESULTS, Rows, result_line
+from benchmarks.runs import Summary, series, train
 from headrace.errors import RunFailedError
 from headrace.hardware import detect
 from headrace.install import ROOT
 
-RESULTS = ROOT / "benchmarks" / "results"
 Row = dict[str, Any]
 
 SERIES = (
@@ -179,7 +178,7 @@ def carry_out(
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)
     if options.json:
-        print(json.dumps(result))
+        print(result_line(result))
     return 1 if failed else 0
 
 

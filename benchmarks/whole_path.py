@@ -8,13 +8,13 @@ until the end token, with logprobs. They run in turn, `repeats` times; `ratio` i
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rows import result_line
 from benchmarks.runs import train
 from generators.engine import GenerationRequest
 from generators.policy_files import end_token_ids, read_config, weight_layout
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     result = measure(arguments.recipe, arguments.overrides, arguments.repeats)
     if arguments.json:
-        print(json.dumps(result))
+        print(result_line(result))
     return 0
 
 

@@ -217,6 +217,9 @@ def role_environment(threads: int, gpus: tuple[int, ...] | None = None) -> dict[
     env = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
+        # Threads that spin while they wait for one another stand still for seconds where anything
+        # else uses their cores; those that sleep do not.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",

@@ -14,14 +14,11 @@ from transformers import LlamaConfig, LlamaForTokenClassification
 from benchmarks.egae_bias import (
     COLD,
     CRITICS,
-    FULL,
     POLICIES,
     RECIPE,
-    REDUCED,
     Size,
     key,
     pretraining,
-    rows_of,
     values_of,
 )
 from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
@@ -43,7 +40,6 @@ from benchmarks.frozen_policy import (
     State,
     stratified_positions,
 )
-from benchmarks.runs import Rows
 from headrace.config.load import load_recipe
 from headrace.install import ROOT
 from tasks.rows import Row
@@ -262,19 +258,12 @@ def made_row(policy: str, critic: str, seed: int) -> dict[str, object]:
     return {"policy": policy, "critic": critic, "seed": seed, "estimators": lines}
 
 
-def test_table_and_plot_are_made_of_the_full_rows_where_there_are_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
+def test_table_and_plot_are_made_of_the_rows(tmp_path: Path) -> None:
     pair = ("cold", "well trained")
-    for seed in (0, 1):
-        rows.add(key(*pair, seed, REDUCED), made_row(*pair, seed + 10))
-    rows.add(key(*pair, 1, FULL), made_row(*pair, 1))
-    found = rows_of(rows)
-    assert values_of(found, pair, ESTIMATORS[0], "spread", "near") == [10, 1]
-    lines = bias_table(found).splitlines()
+    rows = [made_row(*pair, 10), made_row(*pair, 1)]
+    assert values_of(rows, pair, ESTIMATORS[0], "spread", "near") == [10, 1]
+    lines = bias_table(rows).splitlines()
     assert lines[2].startswith("| cold | well trained | 15 | copy | 0.95 | 5.50 (1.00 to 10.00) |")
     assert lines[-1].startswith("| cold | well trained | 240 | no cut | 1 | 5.50 (1.00 to 10.00) |")
-    monkeypatch.setattr("benchmarks.egae_bias.ROWS", rows.path)
-    draw_egae_bias(tmp_path / "plot.svg")
+    draw_egae_bias(rows, tmp_path / "plot.svg")
     assert "value model well trained" in (tmp_path / "plot.svg").read_text()

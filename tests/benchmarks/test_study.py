@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import dapo_parts, egae, staleness, tppo_vs_ppo, vapo_parts, vcppo
-from benchmarks.runs import Rows
-from benchmarks.study import Arm, Study, area, core_shares, figures, key, main_of, table
-from benchmarks.tppo_vs_ppo import CURVE, MAIN, compare, crossing
+from benchmarks import dapo_parts, egae, schedule, staleness, tppo_vs_ppo, vapo_parts, vcppo
+from benchmarks.archive import study_rows
+from benchmarks.censored import at_least, exactly
+from benchmarks.rows import Rows
+from benchmarks.study import Arm, Study, area, core_shares, figures, key, main_of, rows_of, table
+from benchmarks.tppo_vs_ppo import CURVE, MAIN, Crossing, compare, figures_at, ratio_line, summarise
 from headrace.config.checks import problems
 from headrace.config.load import load_recipe
 from headrace.install import ROOT
@@ -130,41 +132,89 @@ def test_crossing_needs_two_successive_evaluations() -> None:
     row = row_of(
         arm, 0, [(0, 0.0, 0.2), (4, 5.0, 0.8), (8, 9.0, 0.7), (12, 14.0, 0.8), (16, 20.0, 0.9)]
     )
-    assert crossing(row, 0.8) == {"seconds": 14.0, "tokens": 1400.0}
-    assert crossing(row, 0.85) is None
+    assert figures_at(row, 0.8) == Crossing(True, exactly(14.0), exactly(1400.0))
+    assert figures_at(row, 0.85) == Crossing(False, at_least(20.0), at_least(1800.0))
 
 
-def test_ratio_ceiling_and_its_share_are_of_the_same_seed() -> None:
-    slow = [(0, 0.0, 0.2), (4, 10.0, 0.5), (8, 30.0, 1.0), (12, 40.0, 1.0)]
-    fast = [(0, 0.0, 0.2), (4, 5.0, 0.5), (8, 10.0, 1.0), (12, 20.0, 1.0)]
-    by_mode = {
-        "synchronous": {0: row_of(MAIN.arm("synchronous"), 0, slow)},
-        "streaming": {0: row_of(MAIN.arm("streaming"), 0, fast)},
+SLOW = [(0, 0.0, 0.2), (4, 10.0, 0.9), (8, 30.0, 0.5), (12, 40.0, 0.6)]
+GOOD = [(0, 0.0, 0.2), (4, 10.0, 0.9), (8, 30.0, 0.9), (12, 40.0, 0.9)]
+FAST = [(0, 0.0, 0.2), (4, 5.0, 0.9), (8, 10.0, 0.9), (12, 20.0, 0.9)]
+
+
+def race(
+    synchronous: list[list[tuple[int, float, float]]],
+    streaming: list[list[tuple[int, float, float]]],
+) -> dict[str, dict[int, dict]]:
+    curves = {"synchronous": synchronous, "streaming": streaming}
+    return {
+        mode: {seed: row_of(MAIN.arm(mode), seed, points) for seed, points in enumerate(found)}
+        for mode, found in curves.items()
     }
-    result = compare(by_mode)
-    assert result["target"] == pytest.approx(0.95)
-    assert result["ratio"]["median"] == pytest.approx(3.0)
-    # The generator is the busier: 0.9 of ten seconds is what a run without waiting takes.
-    assert result["ceiling"]["median"] == pytest.approx(30 / 9)
-    assert result["of_ceiling"]["median"] == pytest.approx(0.9)
 
 
-def test_where_ppo_never_crossed_the_ratio_is_a_lower_bound() -> None:
-    slow = [(0, 0.0, 0.2), (4, 10.0, 0.9), (8, 30.0, 0.5), (12, 40.0, 0.6)]
-    good = [(0, 0.0, 0.2), (4, 10.0, 0.9), (8, 30.0, 0.9), (12, 40.0, 0.9)]
-    fast = [(0, 0.0, 0.2), (4, 5.0, 0.9), (8, 10.0, 0.9), (12, 20.0, 0.9)]
-    by_mode = {
-        "synchronous": {
-            seed: row_of(MAIN.arm("synchronous"), seed, points)
-            for seed, points in enumerate((slow, good, good))
-        },
-        "streaming": {seed: row_of(MAIN.arm("streaming"), seed, fast) for seed in range(3)},
-    }
-    result = compare(by_mode)
-    assert result["arms"]["synchronous"]["never_crossed"] == 1
-    assert result["arms"]["streaming"]["at_least"] == 1
-    assert result["ratio"] == {"median": 2.0, "min": 2.0, "max": 8.0}
-    assert result["arms"]["streaming"]["tail"]["median"] == 8.0
+def test_ratio_is_of_the_same_seed() -> None:
+    result = compare(race([GOOD], [FAST]))
+    assert result["target"] == pytest.approx(0.855)
+    assert result["ratio"]["median"] == [2.0, 2.0]
+    assert result["arms"]["synchronous"]["ratio"]["median"] == [1.0, 1.0]
+
+
+def test_where_ppo_never_crossed_its_seed_is_counted_with_a_bound() -> None:
+    result = compare(race([SLOW, GOOD, GOOD], [FAST, FAST, FAST]))
+    ppo, ours = result["arms"]["synchronous"], result["arms"]["streaming"]
+    assert (ppo["never_crossed"], ours["never_crossed"]) == (1, 0)
+    assert ppo["seconds"] == {"median": [10.0, 10.0], "min": [10.0, 10.0], "max": [40.0, None]}
+    assert ours["ratio_of_seed"] == {0: [8.0, None], 1: [2.0, 2.0], 2: [2.0, 2.0]}
+    assert result["ratio"] == {"median": [2.0, 2.0], "min": [2.0, 2.0], "max": [8.0, None]}
+    assert ours["tail"]["median"] == 8.0
+
+
+def test_the_line_about_the_ratio_names_every_seed_and_what_it_is_of() -> None:
+    by_mode = race([SLOW, GOOD], [FAST, FAST])
+    rows = {row["key"]: row for found in by_mode.values() for row in found.values()}
+    line = ratio_line(summarise(rows))
+    assert "at least 8.00, 2.00; median at least 5.00" in line
+    assert "not tuned" in line
+
+
+def test_where_streaming_never_crossed_its_seed_is_counted_too() -> None:
+    """Leaving it out would leave out a race that it lost."""
+    result = compare(race([GOOD, GOOD], [FAST, SLOW]))
+    assert result["arms"]["streaming"]["ratio_of_seed"] == {0: [2.0, 2.0], 1: [0.0, 0.25]}
+    assert result["ratio"]["min"] == [0.0, 0.25]
+    assert result["ratio"]["median"] == [1.0, 1.125]
+
+
+def test_what_is_not_evaluated_on_the_way_has_no_crossings() -> None:
+    result = compare(race([GOOD], [FAST]), raced=False)
+    arm = result["arms"]["streaming"]
+    assert (arm["seeds"], arm["never_crossed"], arm["seconds"], arm["ratio"]) == (1, 0, None, None)
+    assert arm["speed"]["median"] == 2.0
+
+
+def test_schedule_leaves_no_seed_out(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    for mode, seconds in (("streaming", (10.0, None, 10.0)), ("synchronous", (20.0, 15.0, None))):
+        for seed, value in enumerate(seconds):
+            row = {"seconds": value, "evaluations": [[0, 0.0, 0.1], [8, 60.0, 0.2]]}
+            rows.add(f"{mode}/{seed}/0.75", row)
+    result = schedule.summarise(rows, 3, 0.75)
+    assert (result["ratio_min"], result["ratio"], result["ratio_max"]) == (0.0, 2.0, 6.0)
+    assert (result["repeats"], result["missed"]) == (3, 2)
+
+
+def test_archived_rows_are_found_where_a_recipe_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.archive.MEASURED", tmp_path)
+    one = Arm("one", "recipes/quickstart.toml")
+    study = Study("s", (one,), seeds=1, reduced_arms=(), reduced_seeds=1, reference="one")
+    rows = Rows(tmp_path / "s.jsonl")
+    rows.add("one/0/of-an-older-recipe", {"arm": "one", "seed": 0, "mean": 0.5})
+    rows.add("two/0/of-an-arm-that-is-gone", {"arm": "two", "seed": 0, "mean": 0.7})
+    found = study_rows(study).rows
+    assert [row["mean"] for row in rows_of(one, found).values()] == [0.5]
+    assert list(found) == [key(one, 0)]
 
 
 def test_windows_of_a_setting_divide_its_longest_response() -> None:

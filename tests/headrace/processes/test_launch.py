@@ -59,6 +59,17 @@ def test_in_lockstep_both_sides_have_all_cores(make_config: Make, mode: str) -> 
     assert one["learner-0"].env["OMP_NUM_THREADS"] == "1"
 
 
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    specs = plan(make_config("schedule.mode=synchronous"), machine(2))
+    assert {spec.env["OMP_WAIT_POLICY"] for spec in specs.values()} == {"passive"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    specs = plan(make_config("schedule.mode=synchronous"), machine(2))
+    assert {spec.env["OMP_WAIT_POLICY"] for spec in specs.values()} == {"active"}
+
+
 def test_one_core_is_shared(make_config: Make) -> None:
     specs = plan(make_config(), machine(1))
     assert specs["learner-0"].cpus == specs["generator-0"].cpus == ()

@@ -1,0 +1,26 @@
+"""Rows that `docs/evidence.md` is made of: finished measurements, under the month they are from.
+
+In: a study. Out: its rows of that month. What was measured stays what it is where a recipe or the
+code has changed since, so that these rows are found by their arm and seed alone. A study that is
+run again does not read them: it begins a file of its own in `benchmarks/results`.
+"""
+
+from benchmarks.rows import RESULTS, Rows
+from benchmarks.study import Row, Study, key
+
+MEASURED = RESULTS / "2026-11"
+
+
+def study_rows(study: Study) -> Rows:
+    """The rows of a study, each under the key that its arm and seed have now."""
+    rows = Rows(MEASURED / study.rows_path.name)
+    arms = {arm.name: arm for arm in study.arms}
+    kept = [row for row in rows.rows.values() if row["arm"] in arms]
+    found = [{**row, "key": key(arms[row["arm"]], row["seed"])} for row in kept]
+    rows.rows = {row["key"]: row for row in found}
+    return rows
+
+
+def rows_in(name: str) -> list[Row]:
+    """All rows of the file `name`, in its order."""
+    return list(Rows(MEASURED / name).rows.values())
