@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from coordinator.peers import Peers
 from coordinator.recorder import Recorder
+from coordinator.rejections import RejectionLog
 from coordinator.schedule import Scheduler
 from coordinator.state import State
+from coordinator.values import cut
 from headrace.config.run import RunConfig
 from headrace.protocol.messages import Message
 from headrace.protocol.records import Incident, Record
@@ -70,6 +72,10 @@ class Hub:
     """Generated but never journaled: refused here, or thrown away by generators now gone."""
     failed: str | None = None
     """The first cause for which the run cannot go on."""
+    rejections: RejectionLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rejections = RejectionLog(lambda kind, text: self.incident("warning", kind, text))
 
     def note(self, record: Record) -> None:
         """Apply a record and write it down."""
@@ -80,7 +86,12 @@ class Hub:
         """Something a user should know."""
         assert level in ("info", "warning", "error")
         self.recorder.write(
-            Incident(at=time.time(), level=level, kind=kind, text=text)  # type: ignore[arg-type]
+            Incident(
+                at=time.time(),
+                level=level,  # type: ignore[arg-type]
+                kind=kind,
+                text=cut(text) or "",
+            )
         )
 
     def progress(self) -> None:
@@ -89,7 +100,7 @@ class Hub:
 
     async def send(self, name: str, message: Message) -> bool:
         """Send to a peer; False when it is not connected."""
-        return await self.router.send(name, message)
+        return await self.router.send(self.peers.identities.get(name, name), message)
 
     async def broadcast(self, message: Message) -> None:
         """Send to everyone but monitors."""

@@ -1,8 +1,9 @@
 """Chunks in: checked, made records, acknowledged once they are on disk.
 
 A chunk is taken when it is the next of a lease that is in force; a duplicate is acknowledged
-again; a chunk of a lease that was taken back, or one that skips a position, is refused and
-counted as lost. Nothing here trusts the sender: lengths, spans and positions are checked.
+again; a chunk of a lease that was taken back or is another generator's, or one that skips a
+position, is refused and counted as lost (`values.chunk_problem`). Only what is taken counts as
+progress.
 """
 
 import math
@@ -10,6 +11,7 @@ import time
 
 from coordinator.hub import Hub
 from coordinator.trajectories import Trajectory
+from coordinator.values import Limits, chunk_problem, cut, holds_lease
 from headrace.protocol.messages import ChunkAck, Chunks, Hold, TrajectoryChunk
 from headrace.protocol.records import ChunkArrived, TrajectoryEnded
 
@@ -19,9 +21,9 @@ MAX_FAILURES = 3
 class Intake:
     """From the wire to the state."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, vocabulary: int) -> None:
         self._hub = hub
-        self.rejected = 0
+        self._limits = Limits(hub.config.task.max_response_length, vocabulary)
         self.duplicates = 0
 
     async def receive(self, sender: str, message: Chunks) -> list[Trajectory]:
@@ -35,23 +37,23 @@ class Intake:
             if trajectory is None or chunk.chunk_index < trajectory.next_chunk:
                 self.duplicates += 1
                 continue
-            problem = self._problem(trajectory, chunk)
+            problem = chunk_problem(
+                chunk, trajectory, sender, self._limits, self._hub.state.issued_version
+            )
             if problem:
-                self.rejected += 1
                 self._hub.lost_tokens += chunk.token_ids.size
-                if trajectory.lease_id == chunk.lease_id:
+                if holds_lease(chunk, trajectory, sender):
                     # The lease cannot be continued: what was acknowledged is kept, and resumed.
                     trajectory.lease_id = None
-                self._hub.incident(
-                    "warning",
-                    "chunk_rejected",
-                    f"{sender}, trajectory {chunk.trajectory_id}: {problem}",
+                self._hub.rejections.add(
+                    sender, "chunk_rejected", f"trajectory {chunk.trajectory_id}: {problem}"
                 )
                 self._release(sender, chunk)
                 if chunk.finish is None:
                     holds.append((chunk.lease_id, -1))
                 continue
             self._take(sender, trajectory, chunk)
+            self._hub.progress()
             if trajectory.ended:
                 ended.append(trajectory)
             elif self._must_hold(trajectory, chunk):
@@ -60,30 +62,10 @@ class Intake:
         if holds:
             await self._hub.send(sender, Hold(leases=holds))
         self._hub.recorder.after(lambda: self._acknowledge(sender, acked))
-        self._hub.progress()
         return ended
 
     async def _acknowledge(self, sender: str, acked: list[tuple[int, int]]) -> None:
         await self._hub.send(sender, ChunkAck(acked=acked))
-
-    def _problem(self, trajectory: Trajectory, chunk: TrajectoryChunk) -> str | None:
-        size = chunk.token_ids.size
-        if trajectory.lease_id != chunk.lease_id:
-            return f"lease {chunk.lease_id} is not in force"
-        if chunk.chunk_index != trajectory.next_chunk or chunk.start != trajectory.length:
-            return f"chunk {chunk.chunk_index} at {chunk.start} does not follow {trajectory.length}"
-        if chunk.logprobs.size != size or (size == 0 and chunk.finish is None):
-            return "logprobs and tokens differ in number"
-        if chunk.start + size > self._hub.config.task.max_response_length:
-            return "longer than max_response_length"
-        position = chunk.start
-        for span in chunk.spans:
-            if span.start != position or span.end <= span.start:
-                return "version spans do not cover the tokens"
-            if not 0 <= span.version <= self._hub.state.issued_version:
-                return f"weight version {span.version} was never issued"
-            position = span.end
-        return None if position == chunk.start + size else "version spans do not cover the tokens"
 
     def _take(self, sender: str, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
         if not all(map(math.isfinite, chunk.logprobs.tolist())):
@@ -136,7 +118,7 @@ class Intake:
                     trajectory_id=trajectory.trajectory_id,
                     status=status,  # type: ignore[arg-type]
                     length=trajectory.length,
-                    error=chunk.error,
+                    error=cut(chunk.error),
                 )
             )
 

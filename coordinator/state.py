@@ -72,6 +72,12 @@ class State:
         """Training trajectories that still want tokens."""
         return (t for t in self.active.values() if t.status == "running")
 
+    @property
+    def newest_update(self) -> int:
+        """The last update on this lineage that a learner was given."""
+        batch = self.taken or self.returned
+        return max(self.update, batch.update if batch else 0)
+
     def window(self, trajectory_id: int, index: int) -> Window:
         """A complete window."""
         return self.trajectories[trajectory_id].windows[index]

@@ -18,8 +18,10 @@ from coordinator.gauges import Gauges
 from coordinator.generation import Generation
 from coordinator.hub import Hub
 from coordinator.peers import Peer
+from coordinator.permissions import Orders
 from coordinator.shares import DropShares
 from coordinator.trajectories import Trajectory
+from coordinator.values import cut
 from headrace.protocol.messages import (
     Batch,
     CheckpointDone,
@@ -54,6 +56,7 @@ class Training:
         self._sent_at = 0.0
         self._admission = Admission(hub.state)
         self._shares = DropShares()
+        self.orders = Orders()
         self.ready = False
         """The learner has published its weights and waits for a batch."""
         self.checkpoint_update = -1
@@ -80,6 +83,7 @@ class Training:
         self.admit(self._admission.unjudged())
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
+        self.orders = Orders(versions={version: hello.update}, newest=hello.update)
         await hub.send(
             hello.name,
             Welcome(
@@ -116,6 +120,7 @@ class Training:
         """The learner is gone: the batch it had is ready again."""
         state = self._hub.state
         self.ready = False
+        self.orders = Orders()
         self._hub.peers.learner = None
         if state.taken is not None:
             self._hub.note(
@@ -134,6 +139,7 @@ class Training:
 
     async def published(self, notice: WeightNotice) -> None:
         """The learner's weights can be had under a version."""
+        self.orders.published(notice.version)
         self._hub.note(
             VersionPublished(
                 at=time.time(),
@@ -204,6 +210,7 @@ class Training:
             checkpoint=bool(every and update % every == 0),
             cut=self.cut(update),
         )
+        self.orders.batch(batch, prepared.taken.windows)
         self._batch_metrics = prepared.metrics | self._gauges.at_dispatch(prepared.taken)
         self._batch_metrics |= self._share_metrics(prepared.taken)
         self._sent_at = time.monotonic()
@@ -242,13 +249,12 @@ class Training:
             }
         )
 
-    async def done(self, message: UpdateDone) -> bool:
-        """An update came back; False when nobody waits for it (an abandoned lineage)."""
+    async def done(self, message: UpdateDone) -> None:
+        """The update that was out came back."""
         hub, state = self._hub, self._hub.state
-        if state.taken is None or state.taken.update != message.update:
-            hub.incident("warning", "stray_update", f"update {message.update} was not expected")
-            return False
         taken = state.taken
+        assert taken is not None, "permissions let through an update that nobody waits for"
+        self.orders.done()
         metrics = dict(message.metrics) | self._batch_metrics
         metrics["timing_s/round_trip"] = time.monotonic() - self._sent_at
         if message.skipped:
@@ -263,7 +269,7 @@ class Training:
             trained_tokens=0,
             metrics=metrics,
             diagnostics=message.diagnostics,
-            skipped=message.skipped,
+            skipped=cut(message.skipped),
         )
         state.apply(record)
         drops = self._warmup_drops(taken.value_trajectories) if not taken.windows else []
@@ -282,7 +288,6 @@ class Training:
             self._checkpointed(message.update, message.checkpoint)
         if message.notice is not None:
             await self.published(message.notice)
-        return True
 
     def _warmup_drops(self, trajectory_ids: list[int]) -> list[TokensDropped]:
         """Trajectories spent on the value model's warm-up are not trained by the policy."""
@@ -310,12 +315,14 @@ class Training:
         learner = self._hub.peers.learner
         if learner is not None:
             update = self._hub.state.update
+            self.orders.checkpoint = update
             await self._hub.send(
                 learner.hello.name, CheckpointRequest(update=update, cut=self.cut(update))
             )
 
     def checkpoint_done(self, message: CheckpointDone) -> None:
         """A checkpoint asked for is complete."""
+        self.orders.checkpoint = None
         self._checkpointed(message.update, message.path)
 
     def _checkpointed(self, update: int, path: str) -> None:
