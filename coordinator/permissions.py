@@ -66,6 +66,8 @@ class Orders:
     def published(self, version: int) -> None:
         """A version is out: it and those it overtook will not come again."""
         self.versions = {v: u for v, u in self.versions.items() if v > version}
+        if version == self.publish_as:
+            self.publish_as = None
 
 
 def role_refusal(message: m.Message, role: m.Role) -> Refusal | None:

@@ -68,7 +68,8 @@ class ScriptedPeer:
         resumed_from: str | None = None,
     ) -> None:
         self.name = name
-        self.dealer = Dealer(Link(address), identity_of(name))
+        self.address, self.identity = address, identity_of(name)
+        self.dealer = Dealer(Link(address), self.identity)
         self.capacity, self.update, self.resumed_from = capacity, update, resumed_from
         self.pid = next(_PIDS)
         self.shutdown: str | None = None
