@@ -37,9 +37,13 @@ def build_engine(config: RunConfig) -> Engine:
     from generators.policy_files import context_length, end_token_ids, read_config, weight_layout
 
     task, generator, path = config.task, config.generator, config.model.path
-    if generator.engine == "fake":
-        return FakeEngine(seed=config.seed, mean_length=max(1.0, task.max_response_length / 4))
     model = read_config(path, trust_remote_code=config.model.trust_remote_code)
+    if generator.engine == "fake":
+        return FakeEngine(
+            vocab_size=int(model.get_text_config().vocab_size),
+            seed=config.seed,
+            mean_length=max(1.0, task.max_response_length / 4),
+        )
     longest = task.max_prompt_length + task.max_response_length
     context = context_length(model)
     if context is not None and context < longest:
