@@ -114,6 +114,7 @@ class Gauges:
             | self.idle_shares()
             | self._heartbeats()
             | {
+                "transport/rejected": float(self._hub.rejections.total),
                 "schedule/live": float(live),
                 "schedule/ready_windows": float(len(account.ready)),
                 "schedule/in_play": float(self._hub.scheduler.in_play()),

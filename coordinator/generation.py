@@ -45,7 +45,7 @@ class Generation:
             self.lose(hello.name)
             self._hub.peers.generators[hello.name] = GeneratorPeer(hello)
         if self.notice is not None:
-            await self._hub.send(hello.name, self.notice)
+            await self._notify(hello.name, self.notice)
 
     def lose(self, name: str) -> None:
         """A generator is gone: its leases return."""
@@ -69,15 +69,19 @@ class Generation:
         """New weights: every generator is told."""
         self.notice = notice
         for name in self._hub.peers.generators:
-            await self._hub.send(name, notice)
+            await self._notify(name, notice)
+
+    async def _notify(self, name: str, notice: WeightNotice) -> None:
+        self._hub.peers.generators[name].noticed.add(notice.version)
+        await self._hub.send(name, notice)
 
     def loaded(self, name: str, message: WeightsLoaded) -> None:
         """A generator samples from new weights, or could not load them."""
-        generator = self._hub.peers.generators.get(name)
+        generator = self._hub.peers.generators[name]
+        # A notice that was overtaken is never answered.
+        generator.noticed = {v for v in generator.noticed if v > message.version}
         if message.error is not None:
             self._hub.incident("error", "weights_not_loaded", f"{name}: {message.error}")
-            return
-        if generator is None:
             return
         generator.loaded = message.version
         self._hub.progress()

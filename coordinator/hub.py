@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from coordinator.leases import Leases
 from coordinator.peers import Peers
 from coordinator.recorder import Recorder
+from coordinator.rejections import RejectionLog
 from coordinator.schedule import Scheduler
 from coordinator.settle import Settlement
 from coordinator.state import State
+from coordinator.values import cut
 from headrace.config.batch_rules import BatchRules
 from headrace.config.run import RunConfig
 from headrace.protocol.messages import Message
@@ -78,6 +80,10 @@ class Hub:
     progress_at: float = field(default_factory=time.monotonic)
     failed: str | None = None
     """The first cause for which the run cannot go on."""
+    rejections: RejectionLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rejections = RejectionLog(lambda kind, text: self.incident("warning", kind, text))
 
     @property
     def account(self) -> Account:
@@ -99,7 +105,12 @@ class Hub:
         """Something a user should know."""
         assert level in ("info", "warning", "error")
         self.recorder.write(
-            Incident(at=time.time(), level=level, kind=kind, text=text)  # type: ignore[arg-type]
+            Incident(
+                at=time.time(),
+                level=level,  # type: ignore[arg-type]
+                kind=kind,
+                text=cut(text) or "",
+            )
         )
 
     def progress(self) -> None:
@@ -108,7 +119,7 @@ class Hub:
 
     async def send(self, name: str, message: Message) -> bool:
         """Send to a peer; False when it is not connected."""
-        return await self.router.send(name, message)
+        return await self.router.send(self.peers.identities.get(name, name), message)
 
     async def broadcast(self, message: Message) -> None:
         """Send to everyone but monitors."""

@@ -1,8 +1,9 @@
 """Chunks in: checked, made records, acknowledged once they are on disk.
 
 A chunk is taken when it is the next of a lease that is in force; a duplicate is acknowledged
-again; a chunk of a lease that was taken back, or one that skips a position, is refused and
-counted as lost. Nothing here trusts the sender: lengths, spans and positions are checked.
+again; a chunk of a lease that was taken back or is another generator's, or one that skips a
+position, is refused and counted as lost (`values.chunk_problem`). Only what is taken counts as
+progress.
 """
 
 import time
@@ -10,9 +11,9 @@ import time
 import numpy as np
 
 from coordinator.hub import Hub
+from coordinator.values import Limits, chunk_problem, cut, holds_lease
 from headrace.protocol.messages import ChunkAck, Chunks, Hold, TrajectoryChunk
 from headrace.protocol.records import ChunkArrived, TokensLost, TrajectoryEnded
-from sequence.pieces import stretch_problem
 from sequence.trajectories import Trajectory
 
 MAX_FAILURES = 3
@@ -21,9 +22,9 @@ MAX_FAILURES = 3
 class Intake:
     """From the wire to the state."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, vocabulary: int) -> None:
         self._hub = hub
-        self.rejected = 0
+        self._limits = Limits(hub.config.task.max_response_length, vocabulary)
         self.duplicates = 0
 
     async def receive(self, sender: str, message: Chunks) -> list[Trajectory]:
@@ -38,7 +39,9 @@ class Intake:
             if trajectory is None or chunk.chunk_index < trajectory.next_chunk:
                 self.duplicates += 1
                 continue
-            if problem := self._problem(trajectory, chunk):
+            lease, versions = hub.leases.of(chunk.trajectory_id), hub.state.versions
+            problem = chunk_problem(chunk, trajectory, lease, sender, self._limits, versions)
+            if problem:
                 self._refuse(sender, chunk, problem)
                 if chunk.finish is None:
                     holds.append((chunk.lease_id, -1))
@@ -50,41 +53,24 @@ class Intake:
         if holds:
             await hub.send(sender, Hold(leases=holds))
         hub.recorder.after(lambda: self._acknowledge(sender, acked))
-        hub.progress()
+        if touched:
+            hub.progress()
         return [trajectory for trajectory in touched.values() if trajectory.ended]
 
     def _refuse(self, sender: str, chunk: TrajectoryChunk, problem: str) -> None:
         """Count what cannot be taken; a lease in force that brought it cannot go on: what was
         acknowledged is kept, and resumed."""
         hub = self._hub
-        self.rejected += 1
         if tokens := chunk.token_ids.size:
             hub.note(TokensLost(at=time.time(), generator=sender, tokens=tokens, reason="refused"))
-        lease = hub.leases.of(chunk.trajectory_id)
-        if lease is not None and lease.lease_id == chunk.lease_id:
+        if holds_lease(chunk, hub.leases.of(chunk.trajectory_id), sender):
             hub.leases.end(chunk.trajectory_id)
-        text = f"{sender}, trajectory {chunk.trajectory_id}: {problem}"
-        hub.incident("warning", "chunk_rejected", text)
+        text = f"trajectory {chunk.trajectory_id}: {problem}"
+        hub.rejections.add(sender, "chunk_rejected", text)
         self._release(sender, chunk)
 
     async def _acknowledge(self, sender: str, acked: list[tuple[int, int]]) -> None:
         await self._hub.send(sender, ChunkAck(acked=acked))
-
-    def _problem(self, trajectory: Trajectory, chunk: TrajectoryChunk) -> str | None:
-        size = chunk.token_ids.size
-        lease = self._hub.leases.of(chunk.trajectory_id)
-        if lease is None or lease.lease_id != chunk.lease_id:
-            return f"lease {chunk.lease_id} is not in force"
-        if chunk.chunk_index != trajectory.next_chunk or chunk.start != trajectory.length:
-            return f"chunk {chunk.chunk_index} at {chunk.start} does not follow {trajectory.length}"
-        if chunk.logprobs.size != size or (size == 0 and chunk.finish is None):
-            return "logprobs and tokens differ in number"
-        if chunk.start + size > self._hub.config.task.max_response_length:
-            return "longer than max_response_length"
-        unknown = [s.version for s in chunk.spans if not self._hub.state.versions.knows(s.version)]
-        if unknown:
-            return f"weight version {unknown[0]} was never published"
-        return stretch_problem(chunk.start, size, chunk.spans, chunk.streams)
 
     def _take(self, sender: str, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
         if not np.isfinite(chunk.logprobs).all():
@@ -138,7 +124,7 @@ class Intake:
                     trajectory_id=trajectory.trajectory_id,
                     status=status,  # type: ignore[arg-type]
                     length=trajectory.length,
-                    error=chunk.error,
+                    error=cut(chunk.error),
                 )
             )
 

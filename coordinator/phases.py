@@ -234,6 +234,7 @@ class Phases:
             self._discard()
         metrics = self.parts.gauges.now(0, 0)
         hub.recorder.write(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
+        hub.rejections.close()
         hub.recorder.write(RunPhase(at=time.time(), phase=self.outcome, detail=hub.failed or ""))
         await hub.recorder.flush()
         self.phase = "leaving"

@@ -44,7 +44,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
     transport = config.transport
 
     def rejected(name: str, why: str) -> None:
-        hub.incident("warning", "message_rejected", f"{name}: {why}")
+        hub.rejections.add(name, "message_rejected", why)
 
     def bind(port: int) -> Router:
         return Router(

@@ -11,6 +11,7 @@ from collections import deque
 from coordinator.hub import Hub
 from coordinator.peers import RewardPeer
 from coordinator.prompts import Prompts
+from coordinator.values import sound_score
 from headrace.protocol.messages import Hello, ScoreItem, ScoreRequest, Scores
 from headrace.protocol.records import RewardArrived
 from sequence.trajectories import Trajectory
@@ -76,8 +77,10 @@ class Scoring:
         """Scores are in: returns their trajectories; what was not asked for is ignored."""
         worker = self._hub.peers.rewards.get(name)
         scored: list[Trajectory] = []
-        for score in message.scores:
+        for score in map(sound_score, message.scores):
             if worker is None or score.trajectory_id not in worker.scoring:
+                # What a worker is asked before it is lost, it may answer after.
+                self._hub.rejections.count("score_not_asked")
                 continue
             worker.scoring.discard(score.trajectory_id)
             ok = score.status == "ok"

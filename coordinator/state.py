@@ -60,6 +60,12 @@ class State:
         self.issued = 0
         self.ended: Counter[str] = Counter()
 
+    @property
+    def newest_update(self) -> int:
+        """The last update on this lineage that a learner was given."""
+        batch = self.account.taken or self.returned
+        return max(self.update, batch.update if batch else 0)
+
     def apply(self, record: Record) -> None:
         """Change the state as the record says."""
         before = self.account.taken

@@ -48,7 +48,7 @@ def status(hub: Hub, parts: Parts, phase: str) -> Status:
             "eval/scored": float(scored),
             "eval/total": float(total),
             "warming_up": float(hub.scheduler.warming and phase == "training"),
-            "rejected_messages": float(hub.router.rejected + parts.intake.rejected),
+            "rejected_messages": float(hub.rejections.total),
         }
     )
     for evaluation in state.evaluations:

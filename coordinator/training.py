@@ -18,7 +18,9 @@ from coordinator.gauges import Gauges
 from coordinator.generation import Generation
 from coordinator.hub import Hub
 from coordinator.peers import Peer
+from coordinator.permissions import Orders
 from coordinator.shares import DropShares
+from coordinator.values import cut
 from headrace.protocol.messages import (
     Batch,
     BatchPart,
@@ -57,6 +59,7 @@ class Training:
         self._sent_at = 0.0
         self._admission = Admission(hub.account)
         self._shares = DropShares()
+        self.orders = Orders()
         self.ready = False
         """The learner has published its weights and waits for a batch."""
 
@@ -84,6 +87,7 @@ class Training:
         self.admit(self._admission.unjudged())
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
+        self.orders = Orders(versions={version: hello.update}, newest=hello.update)
         await hub.send(
             hello.name,
             Welcome(
@@ -121,6 +125,7 @@ class Training:
     def lose(self, reason: str) -> None:
         """The learner is gone: the batch it had is ready again."""
         self.ready = False
+        self.orders = Orders()
         self._hub.peers.learner = None
         if (taken := self._hub.account.taken) is not None:
             self._hub.note(
@@ -141,6 +146,7 @@ class Training:
 
     async def published(self, notice: WeightNotice) -> None:
         """The learner's weights can be had under a version."""
+        self.orders.published(notice.version)
         self._hub.note(
             VersionPublished(
                 at=time.time(),
@@ -209,6 +215,8 @@ class Training:
             for rank, shards in enumerate(prepared.parts)
             for index, shard in enumerate(shards)
         ]
+        windows = [hub.account.window(item.window_id) for item in prepared.taken.windows]
+        self.orders.batch(batch, windows)
         self._batch_metrics = prepared.metrics | self._gauges.at_dispatch(prepared.taken)
         self._batch_metrics |= self._share_metrics(prepared.taken)
         self._sent_at = time.monotonic()
@@ -251,13 +259,12 @@ class Training:
             for part in parts:
                 await self._hub.send(name, part)
 
-    async def done(self, message: UpdateDone) -> bool:
-        """An update came back; False when nobody waits for it (an abandoned lineage)."""
+    async def done(self, message: UpdateDone) -> None:
+        """The update that was out came back."""
         hub = self._hub
         taken = hub.account.taken
-        if taken is None or (taken.lineage, taken.update) != (message.lineage, message.update):
-            hub.incident("warning", "stray_update", f"update {message.update} was not expected")
-            return False
+        assert taken is not None, "permissions let through an update that nobody waits for"
+        self.orders.done()
         metrics = dict(message.metrics) | self._batch_metrics
         metrics["timing_s/round_trip"] = time.monotonic() - self._sent_at
         if message.skipped:
@@ -273,7 +280,7 @@ class Training:
             value_trajectories=taken.value_trajectories,
             metrics=metrics,
             diagnostics=message.diagnostics,
-            skipped=message.skipped,
+            skipped=cut(message.skipped),
         )
         # Its metrics hold the ledger as it is after this commit, so they are filled in behind it.
         hub.state.apply(record)
@@ -290,7 +297,6 @@ class Training:
             self._checkpointed(message.update, message.checkpoint)
         if message.notice is not None:
             await self.published(message.notice)
-        return True
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -299,10 +305,12 @@ class Training:
         learner = self._hub.peers.learner
         if learner is not None:
             update = self._hub.state.update
+            self.orders.checkpoint = update
             await self._hub.send(learner.hello.name, CheckpointRequest(update=update))
 
     def checkpoint_done(self, message: CheckpointDone) -> None:
         """A checkpoint asked for is complete."""
+        self.orders.checkpoint = None
         self._checkpointed(message.update, message.path)
 
     @property

@@ -40,6 +40,7 @@ SECTIONS = {
     "schedule": "What the scheduler counts when it lets windows begin and makes batches.",
     "staleness": "Updates between the sampling and the training of tokens.",
     "timing_s": "Where the time of an update goes.",
+    "transport": "What the coordinator would not take. See [protocol](protocol.md).",
     "value": "What the critic believed where a response was cut, and its errors along the way.",
     "weights": "How far behind the generators are.",
 }

@@ -17,6 +17,7 @@ import psutil
 
 from headrace.config.process import TransportConfig
 from headrace.errors import RunFailedError, UserError
+from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import (
     Goodbye,
     Heartbeat,
@@ -47,13 +48,15 @@ class Inbox:
         """`update` tells which update the weights are from."""
         link = Link.from_config(transport, address)
         self._transport, self._update, self._resumed_from = transport, update, resumed_from
-        self._dealer = BlockingDealer(link, NAME)
-        self._pulse = Pulse(link, NAME, interval_s=transport.heartbeat_s, stats=self._stats)
+        identity = identity_of(NAME)
+        self._dealer = BlockingDealer(link, identity)
+        self._pulse = Pulse(link, identity, interval_s=transport.heartbeat_s, stats=self._stats)
         self._process = psutil.Process()
         self._began = time.monotonic()
         self._idle_s = 0.0
         self._waiting_since: float | None = None
         self._ending: str | None = None
+        self._answered = False
 
     def __enter__(self) -> "Inbox":
         signal.signal(signal.SIGTERM, self._end)
@@ -91,13 +94,15 @@ class Inbox:
                 message = self._dealer.receive(_POLL_S)
                 if isinstance(message, Refused):
                     raise UserError(f"the coordinator refuses {NAME}: {message.reason}")
-                if message is not None and not isinstance(message, Heartbeat):
-                    return message
                 if message is not None:
                     heard = greeted = now
+                    self._answered = True
+                if message is not None and not isinstance(message, Heartbeat):
+                    return message
                 if now - heard > self._transport.stall_timeout_s:
                     raise RunFailedError(f"the coordinator has been silent for {now - heard:.0f} s")
-                if now - greeted > max(_GREETING_S, self._transport.heartbeat_timeout_s):
+                patience = self._transport.heartbeat_timeout_s if self._answered else _GREETING_S
+                if now - greeted > max(_GREETING_S, patience):
                     self._hello()
                     greeted = now
         finally:

@@ -19,6 +19,7 @@ import psutil
 from headrace.config.process import TransportConfig
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
+from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import Goodbye, Hello, Refused, Shutdown, Welcome
 from headrace.protocol.sockets import Dealer, Link, Pulse
 from rewards.loop import serve
@@ -31,7 +32,8 @@ log = logging.getLogger("rewards")
 async def work(link: Link, name: str) -> None:
     """Join the run at `link`, score until it ends, and take leave, saying why where it failed."""
     hello = Hello(role="reward", name=name, pid=os.getpid(), host=socket.gethostname())
-    dealer = Dealer(link, name)
+    identity = identity_of(name)
+    dealer = Dealer(link, identity)
     cause: str | None = None
     try:
         config = await join(dealer, hello)
@@ -41,7 +43,7 @@ async def work(link: Link, name: str) -> None:
         transport = config.transport
         log.info("scoring with %s in %d children", config.reward.kind, config.reward.children)
         stats = _gauges(pool)
-        with Pulse(link, name, interval_s=transport.heartbeat_s, stats=stats):
+        with Pulse(link, identity, interval_s=transport.heartbeat_s, stats=stats):
             await serve(
                 dealer,
                 pool,

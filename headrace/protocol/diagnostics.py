@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from headrace.protocol import fields
 from headrace.protocol.streams import Float32
 
 
@@ -59,8 +60,8 @@ class TokenDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
     one float32 for each position from `start` on, NaN where there is no figure. `lam` is the lambda
     of the window's advantages."""
 
-    window_id: int
-    trajectory_id: int
-    start: int
+    window_id: fields.WindowId
+    trajectory_id: fields.Count
+    start: fields.Position
     lam: float
     columns: dict[str, Float32]

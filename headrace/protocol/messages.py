@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.protocol import fields
 from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.streams import Float32, Int32, Reward, Span, Streams
@@ -28,18 +29,19 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Hello(Message, frozen=True, kw_only=True, tag=True):
-    """First message of a process. `name` is unique in a run (e.g. generator-0) and is the socket's
-    identity. A generator's capacity is how many trajectories it holds at once. A learner says which
-    update its weights are from (0: the starting policy) and the lineage it was restored from."""
+    """First message of a process. `name` is unique in a run (e.g. generator-0), and the identity of
+    the socket begins with it. A generator's capacity is how many trajectories it holds at once. A
+    learner says which update its weights are from (0: the starting policy), and the checkpoint that
+    it was restored from."""
 
     role: Role
-    name: str
-    pid: int
-    host: str
-    protocol: int = PROTOCOL_VERSION
-    capacity: int = 0
-    update: int = 0
-    resumed_from: str | None = None
+    name: fields.Name
+    pid: fields.Pid
+    host: fields.Host
+    protocol: fields.Count = PROTOCOL_VERSION
+    capacity: fields.Position = 0
+    update: fields.Count = 0
+    resumed_from: fields.Line | None = None
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag=True):
@@ -62,7 +64,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
     """Sent by a thread of its own, both ways. `stats` are gauges of the process: seconds or counts
     (`busy_s`, `idle_s`, `rss_bytes`, ...), cumulative since its start unless named otherwise."""
 
-    stats: dict[str, float] = {}
+    stats: fields.Numbers = {}
 
 
 class Shutdown(Message, frozen=True, kw_only=True, tag=True):
@@ -74,7 +76,7 @@ class Shutdown(Message, frozen=True, kw_only=True, tag=True):
 class Goodbye(Message, frozen=True, kw_only=True, tag=True):
     """A process leaves in good order; `failed` gives the cause when it could not go on."""
 
-    failed: str | None = None
+    failed: fields.Prose | None = None
 
 
 # -- generation ------------------------------------------------------------------------------------
@@ -126,15 +128,15 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
     sampled tokens). A chunk never crosses a window border. `finish` is set on the last chunk of a
     lease only: stop (end token, included), length, window, held, failed."""
 
-    lease_id: int
-    trajectory_id: int
-    chunk_index: int
-    start: int
+    lease_id: fields.Count
+    trajectory_id: fields.Count
+    chunk_index: fields.Position
+    start: fields.Position
     token_ids: Int32
     logprobs: Float32
     spans: list[Span]
     finish: Finish | None = None
-    error: str | None = None
+    error: fields.Prose | None = None
     streams: Streams | None = None
     """None: the policy sampled every token, and nothing else is to be said of them."""
 
@@ -158,14 +160,14 @@ class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
     sampled and thrown away because a hold came), and seconds since start spent with nothing to
     generate (`idle_s`), paused for weights (`pause_s`) and generating (`busy_s`)."""
 
-    live: int
-    version: int
-    tokens: int
-    discarded_tokens: int
-    prefill_tokens: int
-    idle_s: float
-    pause_s: float
-    busy_s: float
+    live: fields.Position
+    version: fields.LoadedVersion
+    tokens: fields.Count
+    discarded_tokens: fields.Count
+    prefill_tokens: fields.Count
+    idle_s: fields.Seconds
+    pause_s: fields.Seconds
+    busy_s: fields.Seconds
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -175,27 +177,27 @@ class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
     """Weights `version` can be had: learner to coordinator to generators. `sources` are tried in
     order: `file:/path.safetensors` (same host) or `tcp://host:port` (the learner's own ROUTER)."""
 
-    version: int
-    update: int
-    sha256: str
-    num_bytes: int
-    sources: list[str]
+    version: fields.Count
+    update: fields.Count
+    sha256: fields.Digest
+    num_bytes: fields.Count
+    sources: list[fields.Line]
 
 
 class WeightsLoaded(Message, frozen=True, kw_only=True, tag=True):
     """Generator to coordinator: `version` samples from now on; how long requests stood still."""
 
-    version: int
-    gap_s: float
-    load_s: float
-    error: str | None = None
+    version: fields.Count
+    gap_s: fields.Seconds
+    load_s: fields.Seconds
+    error: fields.Prose | None = None
 
 
 class WeightRequest(Message, frozen=True, kw_only=True, tag=True):
     """Generator to the learner's weight ROUTER: send `version` from byte `offset`."""
 
-    version: int
-    offset: int
+    version: fields.Count
+    offset: fields.Count
 
 
 class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
@@ -232,15 +234,15 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one scoring; `reward` and `correct` mean something only where `status` is ok.
     `correct` says whether the answer is right, whatever number the reward is."""
 
-    trajectory_id: int
+    trajectory_id: fields.Count
     status: Literal["ok", "timeout", "crashed", "invalid"]
     reward: float = 0.0
     rewards: list[Reward] = []
     """What was earned where; empty: all of it at the last sampled token."""
     correct: bool = False
     parts: dict[str, float] = {}
-    seconds: float = 0.0
-    error: str | None = None
+    seconds: fields.Seconds = 0.0
+    error: fields.Prose | None = None
 
 
 class Scores(Message, frozen=True, kw_only=True, tag=True):
@@ -281,13 +283,13 @@ class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
     """Learner rank 0 to coordinator: the update is in the weights (`skipped`: what was not
     finite, so that it was broken off and its windows count as dropped `non_finite`)."""
 
-    update: int
-    lineage: int
-    metrics: dict[str, float]
+    update: fields.Count
+    lineage: fields.Count
+    metrics: fields.Numbers
     diagnostics: list[TokenDiagnostics]
     notice: WeightNotice | None = None
-    checkpoint: str | None = None
-    skipped: str | None = None
+    checkpoint: fields.Line | None = None
+    skipped: fields.Prose | None = None
 
 
 class CheckpointRequest(Message, frozen=True, kw_only=True, tag=True):
@@ -299,8 +301,8 @@ class CheckpointRequest(Message, frozen=True, kw_only=True, tag=True):
 class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
     """Learner to coordinator: `path` is complete (its manifest is written)."""
 
-    update: int
-    path: str
+    update: fields.Count
+    path: fields.Line
 
 
 # -- watching and steering -------------------------------------------------------------------------

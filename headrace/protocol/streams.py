@@ -8,11 +8,13 @@ have nothing to say. An absent stream means the plain case: one answer, sampled 
 assistant, every token in the loss, one reward at the end.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from headrace.protocol import fields
 
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
@@ -24,16 +26,14 @@ Speaker = Literal["system", "user", "assistant", "tool"]
 """The role in a conversation."""
 MarkName = Literal["hot"]
 """hot: drawn by FIRE's high temperature instead of the regular sampler."""
-Index = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Version = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
     """The policy sampled tokens [start, end) under weights `version`."""
 
-    version: Version
-    start: Index
-    end: Index
+    version: fields.Count
+    start: fields.Position
+    end: fields.Position
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -43,43 +43,43 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
     source: Source
     role: Speaker
-    turn: Index
-    start: Index
-    end: Index
-    media: str | None = None
+    turn: fields.Position
+    start: fields.Position
+    end: fields.Position
+    media: fields.Digest | None = None
 
 
 class Weight(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, end) count `value` times in the policy's loss; without a run, once."""
 
     value: float
-    start: Index
-    end: Index
+    start: fields.Position
+    end: fields.Position
 
 
 class Reward(msgspec.Struct, frozen=True, array_like=True):
     """The token at `position` earned `value`: a line, a turn or the whole answer ends there."""
 
     value: float
-    position: Index
+    position: fields.Position
 
 
 class Coefficient(msgspec.Struct, frozen=True, array_like=True):
     """A number that a loss term reads for tokens [start, end), such as a KL coefficient of this
     sample's source. `name` is the term's."""
 
-    name: str
+    name: fields.Label
     value: float
-    start: Index
-    end: Index
+    start: fields.Position
+    end: fields.Position
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
     """Tokens [start, end) are special in the way that `name` says."""
 
     name: MarkName
-    start: Index
-    end: Index
+    start: fields.Position
+    end: fields.Position
 
 
 class Streams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,6 +13,7 @@ import numpy as np
 
 from headrace.config.run import RunConfig
 from headrace.protocol import messages as m
+from headrace.protocol.identity import identity_of
 from headrace.protocol.sockets import Dealer, Link
 from headrace.protocol.streams import Span
 
@@ -68,7 +69,8 @@ class ScriptedPeer:
         resumed_from: str | None = None,
     ) -> None:
         self.name = name
-        self.dealer = Dealer(Link(address), name)
+        self.address, self.identity = address, identity_of(name)
+        self.dealer = Dealer(Link(address), self.identity)
         self.capacity, self.update, self.resumed_from = capacity, update, resumed_from
         self.pid = next(_PIDS)
         self.shutdown: str | None = None
@@ -89,10 +91,15 @@ class ScriptedPeer:
         )
 
     async def run(self) -> None:
-        """Answer until told to shut down."""
+        """Answer until told to shut down; say Hello until there is an answer."""
         await self.hello()
+        welcomed = False
         while True:
-            message = await self.dealer.receive()
+            message = await self.dealer.receive_within(None if welcomed else 0.5)
+            if message is None:
+                await self.hello()
+                continue
+            welcomed = True
             if isinstance(message, m.Heartbeat):
                 await self.dealer.send(m.Heartbeat())
                 continue

@@ -122,7 +122,7 @@ class PiecewiseGenerator(ScriptedGenerator):
         """Every token and logprob differs."""
         made = super().chunk(lease, index, start, end, finish)
         positions = np.arange(start, end) + 100 * lease.trajectory_id
-        made.token_ids[:] = positions % 997
+        made.token_ids[:] = positions % 61
         made.logprobs[:] = -0.001 * positions
         return made
 

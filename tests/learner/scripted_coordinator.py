@@ -26,6 +26,7 @@ class ScriptedCoordinator:
         self._router = BlockingRouter("127.0.0.1", 0, max_bytes=64 << 20)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.heartbeats = 0
+        self._peer = ""
 
     def start_learner(self, ranks: int = 1) -> None:
         """Start all ranks, as the supervisor does."""
@@ -56,7 +57,7 @@ class ScriptedCoordinator:
 
     def send(self, message: Message) -> None:
         """To rank 0."""
-        assert self._router.send("learner-0", message)
+        assert self._router.send(self._peer, message)
 
     def expect(self, kind: type[M], timeout_s: float = 90.0) -> M:
         """The next message that is no heartbeat; it must be of this kind."""
@@ -66,6 +67,7 @@ class ScriptedCoordinator:
             if arrival is None:
                 self._check_alive()
                 continue
+            self._peer = arrival[0]
             if isinstance(arrival[1], Heartbeat):
                 self.heartbeats += 1
                 continue

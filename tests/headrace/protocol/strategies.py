@@ -1,4 +1,5 @@
-"""Hypothesis strategies for every message and record type, made from their annotations."""
+"""Hypothesis strategies for every message and record type, made from their annotations: values
+within the bounds that the annotations give."""
 
 from typing import Any, get_type_hints
 
@@ -38,12 +39,17 @@ def of_type(info: inspect.Type) -> Strategy:
         case inspect.DictType():
             key, value = of_type(info.key_type), of_type(info.value_type)
             return st.dictionaries(key, value, max_size=3)
+        case inspect.IntType():
+            low = -(2**63) if info.ge is None else info.ge
+            return st.integers(low, 2**64 - 1 if info.le is None else info.le)
+        case inspect.FloatType():
+            return st.floats(info.ge, info.le, allow_nan=False)
+        case inspect.StrType(pattern=str() as pattern):
+            return st.from_regex(pattern).filter(lambda text: len(text) <= 8)
     return _PLAIN[type(info)]
 
 
 _PLAIN: dict[type, Strategy] = {
-    inspect.IntType: st.integers(-(2**63), 2**64 - 1),
-    inspect.FloatType: st.floats(allow_nan=False),
     inspect.StrType: st.text(max_size=8),
     inspect.BytesType: st.binary(max_size=16),
     inspect.BoolType: st.booleans(),
