@@ -32,6 +32,15 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, end) of a response have something in common. `hot`: they were drawn by FIRE
+    sampling, and their logprobs are of that distribution."""
+
+    name: Literal["hot"]
+    start: int
+    end: int
+
+
 # -- joining and staying ---------------------------------------------------------------------------
 
 
@@ -88,6 +97,16 @@ class Goodbye(Message, frozen=True, kw_only=True, tag=True):
 # -- generation ------------------------------------------------------------------------------------
 
 
+class FireSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the hot first token of a response is drawn: at `temperature` from the `top_k` most likely
+    tokens (-1: all) and, of these, the nucleus `top_p`; `ban_eos`: end tokens are no candidates."""
+
+    temperature: float
+    top_k: int
+    top_p: float = 1.0
+    ban_eos: bool = True
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """One trajectory to generate or to go on with. The request's prompt is prompt_ids + prefix_ids;
     the first new token has position len(prefix_ids). Generate until the end token, until
@@ -95,7 +114,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     (finish `window`; lockstep modes), whichever comes first. `lease_id` is new for each lease, so
     that chunks of a lease that was taken back are recognised. In streaming mode windows are cut
     every `window` positions without a stop. `version_at_least`: do not start before these weights
-    are loaded. `next_chunk` is the index of the first chunk."""
+    are loaded. `next_chunk` is the index of the first chunk. `fire`: the token of position 0 is
+    drawn hot; a lease with a prefix has that token already and draws none."""
 
     lease_id: int
     trajectory_id: int
@@ -111,6 +131,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float
     top_k: int = -1
     version_at_least: int = 0
+    fire: FireSampling | None = None
 
 
 class Leases(Message, frozen=True, kw_only=True, tag=True):
@@ -131,8 +152,9 @@ class Hold(Message, frozen=True, kw_only=True, tag=True):
 class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens [start, start + n) of one response with the logprobs of the distribution they were
     sampled from and the weights that sampled them (spans in absolute positions, covering exactly
-    these tokens). A chunk never crosses a window border. `finish` is set on the last chunk of a
-    lease only: stop (end token, included), length, window, held, failed."""
+    these tokens). `marks` are of tokens of this chunk, in order. A chunk never crosses a window
+    border. `finish` is set on the last chunk of a lease only: stop (end token, included), length,
+    window, held, failed."""
 
     lease_id: int
     trajectory_id: int
@@ -141,6 +163,7 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: Int32
     logprobs: Float32
     spans: list[Span]
+    marks: list[Mark] = []
     finish: Finish | None = None
     error: str | None = None
 
