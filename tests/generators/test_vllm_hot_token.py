@@ -17,6 +17,7 @@ from generators.hot_check import check_hot
 from generators.policy_files import end_token_ids, read_config, weight_layout
 from generators.vllm_engine import VllmEngine, VllmSettings
 from generators.weights import WeightLayout
+from headrace.errors import UserError
 from headrace.launch import ROOT
 from headrace.protocol.messages import FireSampling
 from tests.generators.fixed_model import HOT_TOP_2, REGULAR, Z
@@ -227,8 +228,11 @@ def check_streams(model: Any, streams: list[list[TokenDelta]], ends: Sequence[in
 
 @pytest.mark.vllm
 @pytest.mark.slow
-async def test_a_real_engine_draws_and_reports_the_hot_distribution(tmp_path: Path) -> None:
-    """Many hot requests among regular ones, before and after other weights came."""
+async def test_a_real_engine_draws_and_reports_the_hot_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many hot requests among regular ones, before and after other weights came. Settings of the
+    hot token that get lost on the way into the engine are found by the check."""
     path = str(COLD)
     config = read_config(path)
     ends = end_token_ids(path, config)
@@ -238,6 +242,10 @@ async def test_a_real_engine_draws_and_reports_the_hot_distribution(tmp_path: Pa
     engine = VllmEngine(settings, weight_layout(path, config))
     await engine.start()
     await check_hot(engine, temperature=0.8)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_extra_args", lambda request: None)
+        with pytest.raises(UserError, match="first token is not hot"):
+            await check_hot(engine, temperature=0.8)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     check_streams(model, await ask_all(engine, REQUESTS, 0), ends)
 

@@ -103,6 +103,7 @@ def test_bytes_on_the_wire_are_these() -> None:
                 "token_ids": ["i", 0, 3],
                 "logprobs": ["f", 16, 3],
                 "spans": [[4, 64, 66], [5, 66, 67]],
+                "marks": [],
                 "finish": "stop",
                 "error": None,
             }
