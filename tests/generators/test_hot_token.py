@@ -4,20 +4,26 @@ Frequencies are those of 20,000 draws on fixed logits, within three standard dev
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from generators import run
 from generators.engine import GenerationRequest, TokenDelta
 from generators.fake_engine import FakeEngine
 from generators.hot_check import check_hot
 from generators.torch_engine import TorchEngine
 from generators.weights import WeightLayout
+from headrace.config.generator import FireConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import FireSampling
+from headrace.protocol.messages import FireSampling, Hello
+from headrace.protocol.sockets import Link
 from tests.generators.fixed_model import HOT_TOP_2, REGULAR, save_fixed_model
 from tests.generators.frequencies import unlikely
+from tests.generators.scripted import NAME, ScriptedCoordinator
+from tests.generators.test_run import make_config
 
 DRAWS = 20_000
 FIRE = FireSampling(temperature=30.0, top_k=2)
@@ -131,6 +137,24 @@ async def test_an_engine_that_undoes_the_hot_token_in_silence_is_found(marks: bo
     with pytest.raises(UserError, match="first token is not hot") as caught:
         await check_hot(ForgetfulEngine(marks=marks), temperature=1.0)
     assert "\n" not in str(caught.value)
+
+
+async def test_a_generator_with_fire_checks_its_engine_before_it_offers_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = make_config(tmp_path, "fake")
+    fire = config.generator.model_copy(update={"fire": FireConfig()})
+    config = config.model_copy(update={"generator": fire})
+    coordinator = ScriptedCoordinator(config.model_dump_json())
+    server = asyncio.create_task(coordinator.serve())
+    monkeypatch.setattr(run, "build_engine", lambda config: ForgetfulEngine(marks=True))
+    cpus = sorted(os.sched_getaffinity(0))
+    with pytest.raises(UserError, match="first token is not hot"):
+        await run.generate(Link(coordinator.router.address), NAME, cpus)
+    hellos = [message for message in coordinator.seen if isinstance(message, Hello)]
+    assert {hello.capacity for hello in hellos} == {0}
+    server.cancel()
+    coordinator.router.close()
 
 
 class HotterEngine(FakeEngine):
