@@ -2,9 +2,11 @@
 
 import asyncio
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from generators.distributions import hot_logprobs
 from generators.engine import GenerationRequest, RequestError, TokenDelta
 from generators.hot_check import check_hot
 from generators.policy_files import end_token_ids, read_config, weight_layout
-from generators.vllm_engine import VllmEngine, VllmSettings
+from generators.vllm_engine import VllmEngine, VllmSettings, prepare_environment
 from generators.weights import WeightLayout
 from headrace.errors import UserError
 from headrace.launch import ROOT
@@ -25,6 +27,7 @@ from tests.generators.frequencies import unlikely
 
 DRAWS = 20_000
 FIRE = FireSampling(temperature=30.0, top_k=2)
+MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 COLD = ROOT / "recipes" / "models" / "chain-sums-cold"
 
 
@@ -165,6 +168,15 @@ def test_malformed_hot_settings_are_refused() -> None:
     asked.extra_args = {EXTRA_ARG: {"temperature": "hot"}}
     with pytest.raises(ValueError, match=EXTRA_ARG):
         HotToken.validate_params(asked)
+
+
+def test_hot_tokens_choose_the_model_runner_that_their_processor_is_made_for() -> None:
+    with mock.patch.dict(os.environ):
+        os.environ.pop(MODEL_RUNNER, None)
+        prepare_environment(VllmSettings("m", 32, ()))
+        assert MODEL_RUNNER not in os.environ
+        prepare_environment(VllmSettings("m", 32, (), hot_tokens=True))
+        assert os.environ[MODEL_RUNNER] == "0"
 
 
 async def test_an_engine_built_without_the_processor_says_so() -> None:
