@@ -44,9 +44,9 @@ PROMPTS, SAMPLES = 300, 8
 FIRE = FireSampling(temperature=30.0, top_k=4)
 MAX_TOKENS = 3
 
-UPDATES = 40
+UPDATES = 60
 PROMPTS_AN_UPDATE = 32
-POLICY_LR = 1e-4
+POLICY_LR = 3e-4
 RATIO_CAP = 2.0
 TRAINED: dict[str, Correction | None] = {
     "regular": None,

@@ -63,6 +63,8 @@ def undone_by(params: SamplingParams, fire: FireSampling) -> str | None:
 _NEUTRAL: dict[str, Any] = {
     "top_p": 1.0,
     "min_p": 0.0,
+    "logit_bias": None,
+    "allowed_token_ids": None,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,

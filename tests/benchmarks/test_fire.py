@@ -46,6 +46,7 @@ def test_figures_of_a_handful_of_answers() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_hot_first_token_raises_pass_at_8_and_what_is_tried(tmp_path: Path) -> None:
     """Thresholds were calibrated apart from this code: + 0.50, and twice as many answers."""
     rows = tmp_path / "rows.jsonl"
@@ -65,6 +66,7 @@ def test_a_hot_first_token_raises_pass_at_8_and_what_is_tried(tmp_path: Path) ->
 def test_every_correction_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few updates of each arm: nothing is NaN, and the ratio's statistics are there."""
     monkeypatch.setattr(fire, "UPDATES", 4)
+    monkeypatch.setattr(fire, "PROMPTS", 40)
     monkeypatch.setattr(fire_task, "EVEN_STEPS", 20)
     monkeypatch.setattr(fire_task, "ONE_SIDED_STEPS", 10)
     arms = fire.run(0, training=True)["trained"]

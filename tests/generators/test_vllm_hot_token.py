@@ -144,10 +144,11 @@ def test_no_sampling_setting_takes_the_place_of_the_hot_ones() -> None:
         ({"top_p": 0.9}, "top_p = 0.9 changes the distribution"),
         ({"min_p": 0.1}, "min_p = 0.1 changes"),
         ({"repetition_penalty": 1.2}, "repetition_penalty = 1.2 changes"),
+        ({"logit_bias": {1: 5.0}}, "logit_bias = {1: 5.0} changes"),
     ],
 )
 def test_settings_that_undo_the_hot_token_are_refused(
-    overwritten: dict[str, float], reason: str
+    overwritten: dict[str, object], reason: str
 ) -> None:
     from generators.vllm_hot_token import HotToken
 
