@@ -17,13 +17,16 @@ from generators.distributions import hot_logprobs
 from generators.engine import GenerationRequest, RequestError, TokenDelta
 from generators.hot_check import check_hot
 from generators.policy_files import end_token_ids, read_config, weight_layout
+from generators.run import build_engine
 from generators.vllm_engine import VllmEngine, VllmSettings, prepare_environment
 from generators.weights import WeightLayout
+from headrace.config.generator import FireConfig
 from headrace.errors import UserError
 from headrace.launch import ROOT
 from headrace.protocol.messages import FireSampling
 from tests.generators.fixed_model import HOT_TOP_2, REGULAR, Z
 from tests.generators.frequencies import unlikely
+from tests.generators.test_run import make_config
 
 DRAWS = 20_000
 FIRE = FireSampling(temperature=30.0, top_k=2)
@@ -178,6 +181,17 @@ def test_hot_tokens_choose_the_model_runner_that_their_processor_is_made_for() -
         assert MODEL_RUNNER not in os.environ
         prepare_environment(VllmSettings("m", 32, (), hot_tokens=True))
         assert os.environ[MODEL_RUNNER] == "0"
+
+
+@pytest.mark.parametrize("fire", [None, FireConfig()])
+def test_the_processor_is_loaded_where_the_configuration_has_fire(
+    model_folder: Path, fire: FireConfig | None
+) -> None:
+    config = make_config(model_folder, "vllm")
+    generator = config.generator.model_copy(update={"fire": fire})
+    engine = build_engine(config.model_copy(update={"generator": generator}))
+    assert isinstance(engine, VllmEngine)
+    assert ("logits_processors" in engine._engine_args()) == (fire is not None)
 
 
 async def test_an_engine_built_without_the_processor_says_so() -> None:
