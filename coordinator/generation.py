@@ -11,6 +11,7 @@ from coordinator.hub import Hub
 from coordinator.peers import GeneratorPeer
 from coordinator.prompts import Prompts
 from headrace.protocol.messages import (
+    FireSampling,
     GeneratorReport,
     Hello,
     Hold,
@@ -31,7 +32,10 @@ class Generation:
         self._prompts = prompts
         self.notice: WeightNotice | None = None
         self.draining = False
-        self._fresh: list[Trajectory] = []
+        fire = hub.config.generator.fire
+        self._fire = fire and FireSampling(
+            temperature=fire.temperature, top_k=fire.top_k, top_p=fire.top_p, ban_eos=fire.ban_eos
+        )
 
     # -- generators come and go -------------------------------------------------------------------
 
@@ -176,6 +180,7 @@ class Generation:
             top_p=sampling.top_p,
             top_k=-1 if evaluation else config.generator.top_k,
             version_at_least=max(oldest, 0),
+            fire=None if evaluation or trajectory.length else self._fire,
         )
 
     # -- stopping ---------------------------------------------------------------------------------

@@ -185,6 +185,7 @@ class GeneratorLoop:
             temperature=lease.temperature,
             top_p=lease.top_p,
             top_k=lease.top_k,
+            fire=lease.fire,
         )
         try:
             async for delta in self._engine.generate(request):

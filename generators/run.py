@@ -19,6 +19,7 @@ import psutil
 
 from generators.engine import Engine, EngineDeadError
 from generators.fake_engine import FakeEngine
+from generators.hot_check import check_hot
 from generators.loop import GeneratorLoop
 from generators.vllm_engine import cache_folder
 from headrace.config.run import RunConfig
@@ -83,6 +84,7 @@ def build_engine(config: RunConfig) -> Engine:
             and config.schedule.mode == "streaming",
             trust_remote_code=config.model.trust_remote_code,
             on_gpu=has_gpu(),
+            hot_tokens=generator.fire is not None,
         ),
         layout,
     )
@@ -155,6 +157,8 @@ async def generate(link: Link, name: str, cpus: list[int] | None) -> int:
             pin(cpus if cpus is not None else config.generator.cpus)
             engine = build_engine(config)
             await engine.start()
+            if config.generator.fire is not None:
+                await check_hot(engine, temperature=config.generator.temperature)
             family += family[0].children(recursive=True)
             # What start-up made lives as long as the process: no garbage collection looks at it.
             gc.collect()

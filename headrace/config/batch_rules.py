@@ -43,6 +43,8 @@ def batch_rules(config: RunConfig) -> BatchRules:
     compares: Literal["nobody", "itself", "group"] = "nobody"
     if isinstance(advantages, GroupAdvantageConfig):
         compares = "group" if config.schedule.unit == "group" else "itself"
+    fire = config.generator.fire
+    masks_hot = fire is not None and fire.correction == "mask"
     return BatchRules(
         boundary_mask=advantages.boundary_mask if isinstance(advantages, EgaeConfig) else 0,
         skips_truncated=algorithm.overlong is not None and algorithm.overlong.filter,
@@ -50,4 +52,5 @@ def batch_rules(config: RunConfig) -> BatchRules:
         compares=compares,
         value_logprobs=algorithm.kl is not None and algorithm.kl.where == "reward",
         mixed_groups=algorithm.admit == "mixed_groups",
+        masked_marks=frozenset({"hot"}) if masks_hot else frozenset(),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig, TisRatioConfig
+from headrace.config.generator import FireConfig
 from headrace.config.run import RunConfig
 from headrace.protocol.batches import longest_part_bytes
 
@@ -52,6 +53,16 @@ def _cuts_responses(config: RunConfig) -> bool:
 def _tis(config: RunConfig) -> TisRatioConfig | None:
     ratio = config.algorithm.ratio
     return ratio if isinstance(ratio, TisRatioConfig) else None
+
+
+def _fire(config: RunConfig) -> FireConfig | None:
+    return config.generator.fire
+
+
+def _narrower_than_fire(config: RunConfig) -> bool:
+    """The regular sampler keeps fewer candidates than the hot token has."""
+    regular, fire = config.generator.top_k, _fire(config)
+    return fire is not None and regular > 0 and not 0 < fire.top_k <= regular
 
 
 def _warmup(config: RunConfig) -> int:
@@ -113,6 +124,31 @@ RULES: tuple[Rule, ...] = (
         "generator.chunk_tokens",
         lambda c: c.chunk_tokens > c.window,
         "{c.chunk_tokens} is longer than a window of {c.window} tokens",
+    ),
+    Rule(
+        "generator.fire.top_k",
+        lambda c: (fire := _fire(c)) is not None and fire.top_k in (0, 1),
+        "{c.generator.fire.top_k} leaves the first token no choice, so that it would not be hot; "
+        "use 2 or more, or -1 for all tokens",
+    ),
+    Rule(
+        "generator.fire.temperature",
+        lambda c: (fire := _fire(c)) is not None and fire.temperature <= c.generator.temperature,
+        "{c.generator.fire.temperature:g} is no hotter than generator.temperature = "
+        "{c.generator.temperature:g}; use a higher one (30 is usual), or leave [generator.fire] "
+        "out",
+    ),
+    Rule(
+        "generator.top_k",
+        _narrower_than_fire,
+        "{c.generator.top_k} would cut down the candidates of generator.fire.top_k = "
+        "{c.generator.fire.top_k}; use at least as many, or -1",
+    ),
+    Rule(
+        "generator.top_p",
+        lambda c: _fire(c) is not None and c.generator.top_p < 1,
+        "{c.generator.top_p:g} would cut down the candidates of the hot token; use 1 with "
+        "[generator.fire]",
     ),
     Rule(
         "algorithm.value",

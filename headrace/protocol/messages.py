@@ -82,6 +82,16 @@ class Goodbye(Message, frozen=True, kw_only=True, tag=True):
 # -- generation ------------------------------------------------------------------------------------
 
 
+class FireSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the hot first token of a response is drawn: at `temperature` from the `top_k` most likely
+    tokens (-1: all) and, of these, the nucleus `top_p`; `ban_eos`: end tokens are no candidates."""
+
+    temperature: float
+    top_k: int
+    top_p: float = 1.0
+    ban_eos: bool = True
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """One trajectory to generate or to go on with. The request's prompt is prompt_ids + prefix_ids;
     the first new token has position len(prefix_ids). Generate until the end token, until
@@ -89,7 +99,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     (finish `window`; lockstep modes), whichever comes first. `lease_id` is new for each lease, so
     that chunks of a lease that was taken back are recognised. In streaming mode windows are cut
     every `window` positions without a stop. `version_at_least`: do not start before these weights
-    are loaded. `next_chunk` is the index of the first chunk."""
+    are loaded. `next_chunk` is the index of the first chunk. `fire`: the token of position 0 is
+    drawn hot; a lease with a prefix has that token already and draws none."""
 
     lease_id: int
     trajectory_id: int
@@ -105,6 +116,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float
     top_k: int = -1
     version_at_least: int = 0
+    fire: FireSampling | None = None
 
 
 class Leases(Message, frozen=True, kw_only=True, tag=True):

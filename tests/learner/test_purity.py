@@ -15,6 +15,7 @@ MATHEMATICS = (
     "groups",
     "targets",
     "ratios",
+    "hot_tokens",
     "policy_losses",
     "value_losses",
     "penalties",

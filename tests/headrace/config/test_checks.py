@@ -48,6 +48,22 @@ TIS = ("algorithm.ratio.kind=tis",)
         ([*GROUP, "schedule.value_batch_tokens=9"], "makes batches for a value model, and this"),
         (["algorithm.advantages.boundary_mask=60"], "leaves nothing of a window of 60 tokens"),
         (["generator.chunk_tokens=61"], "generator.chunk_tokens: 61 is longer than a window"),
+        (["generator.fire.top_k=1"], "generator.fire.top_k: 1 leaves the first token no choice"),
+        (["generator.fire.top_k=0"], "generator.fire.top_k: 0 leaves the first token no choice"),
+        (
+            ["generator.fire.temperature=1"],
+            "generator.fire.temperature: 1 is no hotter than generator.temperature = 1",
+        ),
+        (
+            ["generator.fire.temperature=2", "generator.temperature=3"],
+            "2 is no hotter than generator.temperature = 3",
+        ),
+        (
+            ["generator.fire.top_k=16", "generator.top_k=8"],
+            "generator.top_k: 8 would cut down the candidates of generator.fire.top_k = 16",
+        ),
+        (["generator.fire.top_k=-1", "generator.top_k=8"], "8 would cut down the candidates"),
+        (["generator.fire.top_k=4", "generator.top_p=0.9"], "generator.top_p: 0.9 would cut down"),
         (["algorithm.value=null"], "algorithm.value: missing"),
         (["algorithm.advantages.kind=group", "schedule.unit=group"], "use no value model"),
         (["algorithm.advantages.kind=group", "algorithm.value=null"], 'schedule.unit: "window"'),
@@ -121,6 +137,7 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     assert problems(corrected) == []
     pretraining = make_config("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
     assert problems(pretraining) == []
+    assert problems(make_config("generator.fire.top_k=4", "generator.top_k=4")) == []
     assert not never_ends(pretraining)
     assert problems(make_config("schedule.num_generations=192")) == []
     rounds = ("schedule.mode=windowed", "schedule.batch_windows=8", "schedule.num_generations=16")
