@@ -21,8 +21,12 @@ from storage.queries.trajectories import (
     trajectory_detail,
     trajectory_page,
 )
+from storage.tokens import MARKS, REASONS, SOURCES
 
 __all__ = [
+    "MARKS",
+    "REASONS",
+    "SOURCES",
     "ExportKind",
     "ExportSummary",
     "RunLine",

@@ -113,11 +113,14 @@ def _outside(reader: RunReader, latest: dict[str, float | None]) -> dict[str, in
             .group_by(TokenLoss.reason)
         )
     )
-    return {
+    counts = {
         "inserted": int(reader.rows(inserted)[0][0] or 0),
         "discarded_at_hold": losses.get("held", 0),
-        "lost_before_ack": losses.get("refused", 0) or _count(latest, "ledger/lost_before_ack"),
+        "lost": losses.get("refused", 0),
     }
+    # Older runs have one number for both kinds of loss, and only as a metric.
+    together = _count(latest, "ledger/lost_before_ack")
+    return {**counts, "lost_before_ack": together} if together else counts
 
 
 def _surviving(reader: RunReader) -> list[ColumnElement[bool]]:

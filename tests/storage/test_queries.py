@@ -59,7 +59,7 @@ def test_tokens_of_the_summary_are_the_newest_ledger(tmp_path: Path) -> None:
     store.close()
     tokens = queries.run_summary(tmp_path / "run")["tokens"]
     assert (tokens["generated"], tokens["ready"], tokens["dropped"]) == (49, 7, {"stale": 3})
-    assert (tokens["discarded_at_hold"], tokens["lost_before_ack"]) == (12, 2)
+    assert (tokens["discarded_at_hold"], tokens["lost"]) == (12, 2)
 
 
 def test_series_are_of_the_surviving_lineage(run_dir: Path) -> None:
