@@ -33,9 +33,14 @@ class Generation:
         self.notice: WeightNotice | None = None
         self.draining = False
         fire = hub.config.generator.fire
-        self._fire = fire and FireSampling(
-            temperature=fire.temperature, top_k=fire.top_k, top_p=fire.top_p, ban_eos=fire.ban_eos
-        )
+        self._fire: FireSampling | None = None
+        if fire is not None:
+            self._fire = FireSampling(
+                temperature=fire.temperature,
+                top_k=fire.top_k,
+                top_p=fire.top_p,
+                ban_eos=fire.ban_eos,
+            )
 
     # -- generators come and go -------------------------------------------------------------------
 

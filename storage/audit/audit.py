@@ -4,6 +4,7 @@ Comes in: a run's folder. Goes out: the counts, and what was found. Works while 
 journal is read up to its last whole batch, and SQL is compared where it has got to.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +62,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
     """Audit a run. UserError: the folder holds no run, or one of a newer version."""
     config = read_config(run_dir)
-    growing = is_running(run_dir)
+    # Whether a folder that cannot be written is still written by others cannot be asked.
+    growing = not os.access(run_dir, os.W_OK) or is_running(run_dir)
     facts, findings = Facts(), Findings()
     looked_at: dict[str, int] = {}
     with _moment(run_dir, findings) as sql:

@@ -57,6 +57,7 @@ class TrajectoryFacts:
         ended_at: journal offset of its end; -1 while it runs.
         received: sampled tokens, added up chunk by chunk.
         value: where it is for the value model; None: it has no good reward.
+        value_number: the record format of the batch that took it for the value model.
         value_trained: (lineage, update) as for windows.
     """
 
@@ -74,7 +75,7 @@ class TrajectoryFacts:
     reward_status: str | None = None
     windows: list[WindowFacts] = field(default_factory=list)
     value: str | None = None
-    value_taken: bool = False
+    value_number: int | None = None
     value_lineage: int | None = None
     value_update: int | None = None
     value_trained: list[tuple[int, int]] = field(default_factory=list)
@@ -120,6 +121,7 @@ class Facts:
     """All of it.
 
     Attributes:
+        issued: the highest version given out.
         update: the last one committed on the present lineage.
         committed: batches in the surviving weights that a rollback could still undo, by update.
         forgotten: no rollback reaches an update before this one.
@@ -134,7 +136,7 @@ class Facts:
     prompts: set[str] = field(default_factory=set)
     leases: dict[int, tuple[int, str]] = field(default_factory=dict)
     last_lease: int = -1
-    issued: set[int] = field(default_factory=set)
+    issued: int = -1
     published: dict[int, tuple[int, int]] = field(default_factory=dict)
     update: int = 0
     lineage: int = 0

@@ -22,15 +22,14 @@ def problem_of(record: Record) -> str | None:
     """Why a record cannot be used, in words; None where it can."""
     if isinstance(record, ChunkArrived):
         return _problem_of_chunk(record)
-    if isinstance(record, RewardArrived) and _is_missing(record):
+    if isinstance(record, RewardArrived) and not _is_scored(record):
         return f"the reward is {record.reward}"
     return _too_large(record, type(record).__name__)
 
 
-def _is_missing(record: RewardArrived) -> bool:
-    """It should have a reward, and has none that anybody can compute with."""
-    reward = record.reward
-    return record.status == "ok" and (reward is None or not math.isfinite(reward))
+def _is_scored(record: RewardArrived) -> bool:
+    """Where the status is ok there is a reward to train on."""
+    return record.status != "ok" or (record.reward is not None and math.isfinite(record.reward))
 
 
 def _problem_of_chunk(chunk: ChunkArrived) -> str | None:

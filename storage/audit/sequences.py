@@ -59,9 +59,10 @@ class Sequences:
             case Restarted():
                 self._facts.leases.clear()
             case VersionIssued() as record:
-                if record.version <= max(self._facts.issued, default=-1):
-                    self._say("versions", f"version {record.version} was given out before")
-                self._facts.issued.add(record.version)
+                if record.version <= self._facts.issued:
+                    text = f"version {record.version} is given out after {self._facts.issued}"
+                    self._say("versions", text)
+                self._facts.issued = max(self._facts.issued, record.version)
             case VersionPublished() as record:
                 self._publish(record)
             case VersionLoaded() as record:
@@ -229,7 +230,7 @@ class Sequences:
 
     def _publish(self, record: VersionPublished) -> None:
         facts, version = self._facts, record.version
-        if version not in facts.issued:
+        if version > facts.issued:
             self._say("versions", f"version {version} was published and never given out")
         if version in facts.published:
             self._say("versions", f"version {version} was published before")

@@ -140,7 +140,8 @@ class Updates:
             window.version = record.version
             trajectory = facts.trajectories[window.trajectory_id]
             self._check_mask(trajectory, window)
-            if trajectory.value == "trained" and self._number >= FIRST_WITH_ORDER:
+            has_order = (trajectory.value_number or 0) >= FIRST_WITH_ORDER
+            if trajectory.value == "trained" and has_order:
                 self._say(
                     "critic_saw_outcome",
                     f"{window.name} was taken for update {record.update}, and update "
@@ -186,7 +187,7 @@ class Updates:
                 "critic_saw_outcome",
                 f"{name} went to the value model while its last window was {last and last.state}",
             )
-        trajectory.value, trajectory.value_taken = "taken", True
+        trajectory.value, trajectory.value_number = "taken", self._number
         trajectory.value_lineage, trajectory.value_update = record.lineage, record.update
 
     def _out(self, record: BatchReturned | UpdateCommitted) -> BatchTaken | None:

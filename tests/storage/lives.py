@@ -324,7 +324,7 @@ class Life:
         if not waiting:
             return
         trajectory = self.random.choice(waiting)
-        status = self.random.choice(["ok", "ok", "ok", "timeout"])
+        status: Any = self.random.choice(["ok", "ok", "ok", "timeout"])
         reward = 1.0 if status == "ok" else None
         key = trajectory.trajectory_id
         self.write(RewardArrived(at=self.clock, trajectory_id=key, status=status, reward=reward))
@@ -423,6 +423,6 @@ class Life:
         self.write(MetricsSampled(at=self.clock, update=self.update, metrics=metrics))
 
     def lose(self) -> None:
-        reason = self.random.choice(["held", "refused"])
+        reason: Any = self.random.choice(["held", "refused"])
         tokens = self.random.randint(1, 5)
         self.write(TokensLost(at=self.clock, generator="g", tokens=tokens, reason=reason))

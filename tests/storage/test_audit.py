@@ -26,6 +26,7 @@ from headrace.protocol.records import (
     Record,
     RewardArrived,
     RunPhase,
+    TokensLost,
     TrajectoryEnded,
     UpdateCommitted,
     VersionIssued,
@@ -132,6 +133,19 @@ def test_a_run_of_the_first_format(tmp_path: Path) -> None:
     assert report.findings == []
     assert (report.format, report.balanced) == (1, True)
     assert {name: report.counts[name] for name in EXPECTED["recount"]} == EXPECTED["recount"]
+
+
+def test_a_run_of_the_first_format_that_was_gone_on_with(tmp_path: Path) -> None:
+    """Old records and new ones in one journal."""
+    run_id = EXPECTED["summary"]["run_id"]
+    copied = shutil.copytree(FIXTURE / run_id, tmp_path / run_id)
+    store = RunStore.open(copied)
+    store.append([RunPhase(at=1e9, phase="training"), VersionIssued(at=1e9, version=1000)])
+    store.append([TokensLost(at=1e9, generator="g", tokens=7, reason="refused")])
+    store.close()
+    report = audit_run(copied)
+    assert report.findings == []
+    assert (report.format, report.counts["lost"]) == (2, 7)
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -459,13 +473,14 @@ def test_repair_of_the_first_format(tmp_path: Path, poison: str) -> None:
     writer = SegmentWriter(copied / "journal", schema, segment_bytes=2**20)
     before, number = writer.rows, 10**6
     born = msgspec.structs.replace(group(number), trajectory_ids=[number * 10])
-    records: list[Record] = {
+    every: dict[str, list[Record]] = {
         "pid": poisons()[:1],
         "version": [VersionLoaded(at=1.0, generator="g", version=2**63, gap_s=0.0, load_s=0.0)],
         "token": [born, msgspec.structs.replace(
             chunk(number * 10, 0, 1), token_ids=np.array([-1], np.int32))],
         "empty": [born, chunk(number * 10, 0, 0, finish="stop")],
-    }[poison]  # fmt: skip
+    }  # fmt: skip
+    records = every[poison]
     writer.append(encode(records, before))
     writer.close()
     assert "unusable" in kinds(audit_run(copied))
