@@ -18,6 +18,8 @@ PROTOCOL_VERSION = 3
 Role = Literal["generator", "reward", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
 Purpose = Literal["train", "eval"]
+Metric = float | list[float | None]
+"""One number, or one for each of a metric's bins (see `headrace.metrics`); None: an empty bin."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -281,7 +283,7 @@ class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
 
     update: int
     lineage: int
-    metrics: dict[str, float]
+    metrics: dict[str, Metric]
     diagnostics: list[TokenDiagnostics]
     notice: WeightNotice | None = None
     checkpoint: str | None = None
