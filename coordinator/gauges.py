@@ -9,6 +9,7 @@ import statistics
 import time
 
 from coordinator.hub import Hub
+from headrace.protocol.fields import Metric
 from headrace.protocol.records import BatchTaken
 from sequence.trajectories import Trajectory
 from sequence.windows import trajectory_of
@@ -51,13 +52,14 @@ class Gauges:
             ending = [account.trajectories[i] for i in taken.value_trajectories]
         return metrics | _outcomes(ending)
 
-    def at_commit(self, metrics: dict[str, float]) -> dict[str, float]:
+    def at_commit(self, metrics: dict[str, Metric]) -> dict[str, float]:
         """Metrics of the coordinator at an update's commit; counters start anew."""
         own = self._hub.account.ledger.as_metrics() | self._rates() | self.idle_shares()
         if self._arrived:
             own["rollout/finished_length"] = statistics.fmean(self._arrived)
         self._arrived = []
-        self.latest = self.latest | metrics | own
+        plain = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        self.latest = self.latest | plain | own
         return own
 
     def _rates(self) -> dict[str, float]:

@@ -33,10 +33,11 @@ class DropShares:
         self._stale[trajectory_id] += stale
         self._masked[trajectory_id] += sum(left_out.values()) - stale
 
-    def take(self) -> dict[str, float]:
-        """Metrics of what was added, which is then forgotten."""
+    def take(self) -> dict[str, list[float | None]]:
+        """Metrics of what was added, which is then forgotten; None for a tenth without tokens."""
         order = sorted(self._length, key=lambda i: (self._length[i], i))
-        metrics: dict[str, float] = {}
+        drops: list[float | None] = [None] * DECILES
+        masks, sizes = drops.copy(), drops.copy()
         for decile, members in enumerate(np.array_split(np.array(order, np.int64), DECILES)):
             ids = members.tolist()
             trained, stale, masked = (
@@ -44,9 +45,14 @@ class DropShares:
             )
             if tokens := trained + stale + masked:
                 lengths = [self._length[i] for i in ids]
-                metrics[f"staleness/drop_share/decile_{decile}"] = stale / tokens
-                metrics[f"staleness/mask_share/decile_{decile}"] = masked / tokens
-                metrics[f"staleness/length/decile_{decile}"] = sum(lengths) / len(lengths)
+                drops[decile] = stale / tokens
+                masks[decile] = masked / tokens
+                sizes[decile] = sum(lengths) / len(lengths)
         for counts in (self._length, self._trained, self._stale, self._masked):
             counts.clear()
-        return metrics
+        named = {
+            "staleness/drop_share": drops,
+            "staleness/mask_share": masks,
+            "staleness/length": sizes,
+        }
+        return named if any(size is not None for size in sizes) else {}

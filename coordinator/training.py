@@ -21,6 +21,7 @@ from coordinator.peers import Peer
 from coordinator.permissions import Orders
 from coordinator.shares import DropShares
 from coordinator.values import cut
+from headrace.protocol.fields import Metric
 from headrace.protocol.messages import (
     Batch,
     BatchPart,
@@ -55,7 +56,7 @@ class Training:
         self._hub = hub
         self._generation = generation
         self._gauges = gauges
-        self._batch_metrics: dict[str, float] = {}
+        self._batch_metrics: dict[str, Metric] = {}
         self._sent_at = 0.0
         self._admission = Admission(hub.account)
         self._shares = DropShares()
@@ -217,8 +218,11 @@ class Training:
         ]
         windows = [hub.account.window(item.window_id) for item in prepared.taken.windows]
         self.orders.batch(batch, windows)
-        self._batch_metrics = prepared.metrics | self._gauges.at_dispatch(prepared.taken)
-        self._batch_metrics |= self._share_metrics(prepared.taken)
+        self._batch_metrics = {
+            **prepared.metrics,
+            **self._gauges.at_dispatch(prepared.taken),
+            **self._share_metrics(prepared.taken),
+        }
         self._sent_at = time.monotonic()
         hub.clock.learner_waits(False)
         hub.recorder.after(lambda: self._send(learner.hello.name, batch, parts))
@@ -236,7 +240,7 @@ class Training:
             ids = [window.window_id for window in stale]
             hub.note(WindowsDropped(at=time.time(), window_ids=ids, reason="stale"))
 
-    def _share_metrics(self, taken: BatchTaken) -> dict[str, float]:
+    def _share_metrics(self, taken: BatchTaken) -> dict[str, Metric]:
         """Of what the batch trains and leaves out, and what was dropped since the last one."""
         for item in taken.windows:
             window = self._hub.account.window(item.window_id)
@@ -290,7 +294,8 @@ class Training:
         if not taken.windows:
             for drop in hub.settlement.spend(taken.value_trajectories):
                 hub.note(drop)
-        hub.scheduler.committed(metrics.get("critic/vf_explained_var"))
+        explained = metrics.get("critic/vf_explained_var")
+        hub.scheduler.committed(explained if isinstance(explained, float) else None)
         hub.clock.learner_waits(True)
         hub.progress()
         if message.checkpoint:

@@ -75,6 +75,10 @@ class RunData:
         """Metrics over an axis, at most POINTS a name."""
         return _series(*self._at, names, x, samples)
 
+    def array(self, name: str) -> pd.DataFrame:
+        """A metric that is an array, over the updates."""
+        return _array(*self._at, name)
+
     def latest(self, prefix: str) -> dict[str, float | None]:
         """Newest values of the metrics whose name begins so."""
         return _latest(*self._at, prefix)
@@ -119,6 +123,11 @@ def _series(
     run_dir: str, stamp: str, names: tuple[str, ...], x: Axis, samples: bool
 ) -> pd.DataFrame:
     return queries.metric_series(Path(run_dir), names, x, samples=samples, points=POINTS)
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _array(run_dir: str, stamp: str, name: str) -> pd.DataFrame:
+    return queries.metric_arrays(Path(run_dir), name, points=POINTS // 4)
 
 
 @st.cache_data(max_entries=32, show_spinner=False)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import pandas as pd
 
-from dashboard.palette import BLUE, GREY, KINDS, SERIES, TEAL
+from dashboard.palette import BLUE, FAINT, GREY, KINDS, ORANGE, SERIES, TEAL
 from dashboard.words import metric_label, share
 
 Chart = alt.Chart | alt.LayerChart
@@ -152,6 +152,40 @@ def timeline_chart(bars: pd.DataFrame, *, start: float) -> Chart:
     work = base.transform_filter(~is_load).mark_bar(height=20, cornerRadius=3, opacity=0.9)
     loads = base.transform_filter(is_load).mark_tick(thickness=2, height=28, opacity=1)
     return _layered(work.encode(x2="stop:Q"), loads).properties(height=130 + 34 * len(lanes))
+
+
+def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> Chart:
+    """A metric that is an array (columns update, bin, value): one row of tiles a bin, the first at
+    the bottom, the stronger the further from 0; blue above, orange below."""
+    data = frame.dropna(subset=["value"])
+    reach = max(float(data["value"].abs().max()), 1e-9)
+    low = -reach if float(data["value"].min()) < 0 else 0.0
+    shades = [ORANGE, FAINT, BLUE] if low else [FAINT, BLUE]
+    percent = unit == "share"
+    chart: alt.Chart = (
+        alt.Chart(data)
+        .mark_rect()
+        .encode(
+            x=alt.X(
+                "update:O",
+                title="update",
+                axis=alt.Axis(labelOverlap=True, labelAngle=0, ticks=False),
+            ),
+            y=alt.Y("bin:N", sort=list(reversed(bins)), title=None, axis=alt.Axis(ticks=False)),
+            color=alt.Color(
+                "value:Q",
+                scale=alt.Scale(domain=[low, 0, reach] if low else [0, reach], range=shades),
+                legend=alt.Legend(title=None, format=".0~%" if percent else ",.3~g"),
+            ),
+            tooltip=[
+                alt.Tooltip("update:O"),
+                alt.Tooltip("bin:N", title="where"),
+                alt.Tooltip("value:Q", format=".2%" if percent else ",.4~g"),
+            ],
+        )
+        .properties(height=HEIGHT)
+    )
+    return chart
 
 
 def lane_order(bars: pd.DataFrame) -> list[str]:

@@ -13,6 +13,8 @@ ORANGE = "#B85F0A"
 TEAL = "#14A374"
 PURPLE = "#CC72C2"
 GREY = "#666E77"
+FAINT = "#8A939C22"
+"""Where a tile is as good as empty, on light and on dark."""
 SERIES = (BLUE, ORANGE, TEAL, PURPLE, GREY)
 
 ACCOUNTS = {"trained_policy": BLUE, "ready": TEAL, "in_flight": GREY, "dropped": ORANGE}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headrace.metrics import LENGTH_BINS
 from learner.policy_losses import PolicyLoss
 from learner.ratios import Ratio, log_ratio
 from learner.segments import (
@@ -24,9 +25,6 @@ from learner.segments import (
 )
 
 NUM_POSITION_BINS = 10
-# Upper ends of the response lengths by which lambda is reported; the last bin is open.
-LENGTH_BINS = (64, 256, 1024, 4096, 16384)
-LENGTH_BIN_NAMES = (*(f"to_{end}" for end in LENGTH_BINS), f"over_{LENGTH_BINS[-1]}")
 # Weights pi_proximal / pi_behaviour beyond which a token counts as in the tail.
 TAIL_BOUNDS = (2.0, 5.0)
 
@@ -242,9 +240,9 @@ def tally_egae(
         "egae/absolute": _sum(advantages.abs(), everything),
         "egae/lambda": _sum(segments.lam, some),
     }
-    for b, name in enumerate(LENGTH_BIN_NAMES):
-        sums[f"egae/lambda_{name}_windows"] = _count(some & (bins == b))
-        sums[f"egae/lambda_{name}"] = _sum(segments.lam, some & (bins == b))
+    for b in range(len(LENGTH_BINS) + 1):
+        sums[f"egae/bin_{b}_windows"] = _count(some & (bins == b))
+        sums[f"egae/bin_{b}_lambda"] = _sum(segments.lam, some & (bins == b))
     return Tally(sums, maxima={})
 
 

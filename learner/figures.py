@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from headrace.protocol.fields import Metric
 from learner.batch import PolicyHalf, Totals, ValueHalf
 from learner.critic_update import CriticUpdate
 from learner.diagnostic_table import finalise
@@ -66,7 +67,7 @@ def figures_of(
     window: int,
     totals: Totals,
     place: Place,
-) -> dict[str, float]:
+) -> dict[str, Metric]:
     """All figures of the update but times and the engines' own state.
 
     Args:

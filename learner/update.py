@@ -19,6 +19,7 @@ from torch import Tensor
 from headrace.config.learner import LearnerConfig
 from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
+from headrace.protocol.fields import Metric
 from headrace.protocol.messages import Batch
 from learner.advantages import moments
 from learner.algorithm import Algorithm
@@ -43,7 +44,7 @@ class Outcome:
             steps before that stay in the weights, and nothing of it is published.
     """
 
-    metrics: dict[str, float]
+    metrics: dict[str, Metric]
     diagnostics: list[TokenDiagnostics]
     policy_moved: bool
     skipped: str | None

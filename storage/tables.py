@@ -135,14 +135,29 @@ class Metric(Base):
     wall_time: Mapped[float]
 
 
+class MetricArray(Base):
+    """A number for each bin of a metric that is an array; null for an empty bin. `lineage` as for
+    metrics."""
+
+    __tablename__ = "metric_arrays"
+    run: Mapped[RunKey]
+    name: Mapped[TextKey]
+    offset: Mapped[Key]
+    update: Mapped[int]
+    lineage: Mapped[int | None]
+    values: Mapped[list[Any]]
+    wall_time: Mapped[float]
+
+
 class MetricInfo(Base):
-    """Unit, meaning and healthy range of a metric."""
+    """Unit, meaning and healthy range of a metric; of an array the names of its bins."""
 
     __tablename__ = "metric_info"
     name: Mapped[TextKey]
     unit: Mapped[str]
     meaning: Mapped[str]
     healthy: Mapped[str]
+    bins: Mapped[list[Any]]
 
 
 class Prompt(Base):

@@ -297,7 +297,7 @@ class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
 
     update: fields.Count
     lineage: fields.Count
-    metrics: fields.Numbers
+    metrics: fields.Metrics
     diagnostics: list[TokenDiagnostics]
     notice: WeightNotice | None = None
     checkpoint: fields.Line | None = None

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from headrace.protocol.diagnostics import TokenDiagnostics
+from headrace.protocol.fields import Metric
 from headrace.protocol.messages import Purpose
 from headrace.protocol.streams import Float32, Int32, Piece, Reward, Span, Streams
 
@@ -201,7 +202,7 @@ class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
     trained_tokens: int
     window_ids: list[int]
     value_trajectories: list[int]
-    metrics: dict[str, float]
+    metrics: dict[str, Metric]
     diagnostics: list[TokenDiagnostics]
     skipped: str | None = None
 

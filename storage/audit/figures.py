@@ -36,7 +36,7 @@ class LedgerFigures:
         ledger = {
             name.removeprefix(_PREFIX): value
             for name, value in record.metrics.items()
-            if name.startswith(_PREFIX)
+            if name.startswith(_PREFIX) and isinstance(value, int | float)
         }
         if "generated" not in ledger:
             return

@@ -7,17 +7,15 @@ from sqlalchemy import Connection, select, update
 from storage.projection.rows import (
     Placed,
     Row,
+    add_metrics,
     clean_text,
     event,
     insert_records,
-    insert_rows,
-    metric_rows,
     upsert_rows,
 )
 from storage.tables import (
     Checkpoint,
     Evaluation,
-    Metric,
     Process,
     Run,
     TokenLoss,
@@ -76,8 +74,7 @@ def add_checkpoints(connection: Connection, run: int, records: list[Placed]) -> 
 
 def add_samples(connection: Connection, run: int, records: list[Placed]) -> None:
     """Gauges between updates."""
-    rows = [row for offset, r in records for row in metric_rows(offset, r, None)]
-    insert_rows(connection, run, Metric, rows)
+    add_metrics(connection, run, records)
 
 
 def change_processes(connection: Connection, run: int, records: list[Placed]) -> None:

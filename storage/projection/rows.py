@@ -10,7 +10,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import InstrumentedAttribute
 
 from headrace.protocol.records import MetricsSampled, UpdateCommitted
-from storage.tables import Base, Event, Trajectory
+from storage.tables import Base, Event, Metric, MetricArray, Trajectory
 
 Placed = tuple[int, Any]
 """(journal offset, record)"""
@@ -118,19 +118,28 @@ def event(
     insert_rows(connection, run, Event, [row])
 
 
-def metric_rows(offset: int, r: UpdateCommitted | MetricsSampled, lineage: int | None) -> list[Row]:
-    """Rows of all metrics in a record."""
-    return [
-        {
-            "name": name,
+def add_metrics(
+    connection: Connection,
+    run: int,
+    records: list[tuple[int, UpdateCommitted | MetricsSampled]],
+) -> None:
+    """Insert all metrics of some records; those of samples have no lineage."""
+    numbers: list[Row] = []
+    arrays: list[Row] = []
+    for offset, r in records:
+        shared = {
             "offset": offset,
             "update": r.update,
-            "lineage": lineage,
-            "value": finite(value),
+            "lineage": r.lineage if isinstance(r, UpdateCommitted) else None,
             "wall_time": r.at,
         }
-        for name, value in r.metrics.items()
-    ]
+        for name, value in r.metrics.items():
+            if isinstance(value, list):
+                arrays.append({**shared, "name": name, "values": [finite(item) for item in value]})
+            else:
+                numbers.append({**shared, "name": name, "value": finite(value)})
+    insert_rows(connection, run, Metric, numbers)
+    insert_rows(connection, run, MetricArray, arrays)
 
 
 def finite(value: float | None) -> float | None:

@@ -5,8 +5,8 @@ from typing import Any
 from sqlalchemy import Connection, update
 
 from headrace.protocol.records import BatchReturned, BatchTaken, LineageBegan, UpdateCommitted
-from storage.projection.rows import Placed, clean_text, event, insert_rows, metric_rows, upsert_rows
-from storage.tables import Metric, Run, Update
+from storage.projection.rows import Placed, add_metrics, clean_text, event, upsert_rows
+from storage.tables import Run, Update
 
 
 def move_updates(connection: Connection, run: int, records: list[Placed]) -> None:
@@ -56,7 +56,7 @@ def _committed(connection: Connection, run: int, offset: int, r: UpdateCommitted
             offset=offset,
         )
     )
-    insert_rows(connection, run, Metric, metric_rows(offset, r, r.lineage))
+    add_metrics(connection, run, [(offset, r)])
     if r.skipped:
         line = f"update {r.update} was skipped: {r.skipped}"
         event(connection, run, offset, r.at, "warning", "update_skipped", line)

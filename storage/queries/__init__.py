@@ -8,7 +8,13 @@ from storage.audit import recount_ledger
 from storage.exports import ExportKind, ExportSummary, export
 from storage.queries.drops import dropped_tokens, dropped_windows
 from storage.queries.evaluations import evaluations
-from storage.queries.metrics import latest_metrics, metric_info, metric_names, metric_series
+from storage.queries.metrics import (
+    latest_metrics,
+    metric_arrays,
+    metric_info,
+    metric_names,
+    metric_series,
+)
 from storage.queries.processes import events, process_table, supervisor_events
 from storage.queries.runs import RunLine, list_runs, resolve_run, run_config, run_line
 from storage.queries.summary import run_summary
@@ -39,6 +45,7 @@ __all__ = [
     "export",
     "latest_metrics",
     "list_runs",
+    "metric_arrays",
     "metric_info",
     "metric_names",
     "metric_series",

@@ -8,6 +8,16 @@ import msgspec
 from headrace.protocol import records as today
 from headrace.protocol.records import DropReason, Record
 
+FLAT_ARRAYS = {
+    **{f"staleness/{name}": [f"staleness/{name}/decile_{d}" for d in range(10)]
+       for name in ("drop_share", "length", "mask_share")},
+    **{f"value/{name}": [f"value/{name}_at_{d}0" for d in range(10)] for name in ("bias", "rmse")},
+    "egae/lambda_by_length": [
+        f"egae/lambda_{name}"
+        for name in ("to_64", "to_256", "to_1024", "to_4096", "to_16384", "over_16384")
+    ],
+}  # fmt: skip
+"""Metrics that are arrays today, and the names that their numbers had."""
 DIAGNOSTIC_NAMES = {"logprobs": "learner_logprobs"}
 """Columns of the token diagnostics that have another name today."""
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.protocol import records as today
+from headrace.protocol.fields import Metric
 from headrace.protocol.records import (
     ChunkArrived,
     ClosedWindow,
@@ -35,6 +36,7 @@ from headrace.protocol.records import (
 )
 from headrace.protocol.streams import Span
 from storage.version1.shapes import (
+    FLAT_ARRAYS,
     BatchReturned,
     BatchTaken,
     LineageBegan,
@@ -299,6 +301,7 @@ class Translator:
         if not record.skipped:  # what was dropped stays dropped
             self._committed[record.update] = batch
         fields = {name: getattr(record, name) for name in record.__struct_fields__}
+        fields["metrics"] = with_arrays(record.metrics)
         return today.UpdateCommitted(
             **fields,
             window_ids=[window.window_id for window in batch.windows],
@@ -326,6 +329,17 @@ class Translator:
     ) -> None:
         for window in batch.windows:
             self._windows[window.window_id].state = state
+
+
+def with_arrays(metrics: dict[str, float]) -> dict[str, Metric]:
+    """Metrics with those that were numbered by bins as arrays."""
+    left = dict(metrics)
+    arrays: dict[str, Metric] = {}
+    for name, bins in FLAT_ARRAYS.items():
+        values = [left.pop(flat, None) for flat in bins]
+        if any(value is not None for value in values):
+            arrays[name] = values
+    return {**left, **arrays}
 
 
 def masked_runs(window: WindowTrained, trajectory: _Trajectory) -> list[MaskedRun]:

@@ -395,7 +395,7 @@ class Script:
             },
         )
 
-    def learner_metrics(self, taken: r.BatchTaken) -> dict[str, float]:
+    def learner_metrics(self, taken: r.BatchTaken) -> dict[str, Any]:
         """Numbers that a learner would report, falling and rising as they should."""
         skill, noise = self.skill, self.random.gauss
         loss_tokens = float(self.tokens_of(taken))
@@ -422,6 +422,9 @@ class Script:
             "schedule/bound": float(self.scheduler.bound),
             "schedule/in_play": float(self.scheduler.in_play()),
             "schedule/ready_windows": float(len(self.account.ready)),
+            "value/bias": [0.3 * (1 - skill) * (1 - tenth / 9) for tenth in range(10)],
+            "value/rmse": [0.5 - 0.03 * tenth for tenth in range(10)],
+            "egae/lambda_by_length": [0.95, 0.97, None, None, None, None],
             "timing_s/update": 1.4 + abs(noise(0, 0.05)),
             "timing_s/forward": 0.3,
             "timing_s/policy": 0.6,

@@ -193,16 +193,14 @@ def test_value_figures() -> None:
     assert made["value/cut_bias"] == pytest.approx(-0.75)
     assert made["value/cut_rmse"] == pytest.approx(0.75)
     # Positions 0, 1/3, 2/3 of the first response and 0, 1/2 of the second.
-    biases = {name: x for name, x in made.items() if name.startswith("value/bias_at")}
-    assert biases == pytest.approx(
-        {
-            "value/bias_at_00": 0.0,
-            "value/bias_at_30": -0.75,
-            "value/bias_at_50": 1.5,
-            "value/bias_at_60": -0.25,
-        }
-    )
-    assert made["value/rmse_at_00"] == pytest.approx(0.5)
+    biases = made["value/bias"]
+    assert isinstance(biases, list)
+    assert [b for b, bias in enumerate(biases) if bias is not None] == [0, 3, 5, 6]
+    assert [b for b in biases if b is not None] == pytest.approx([0.0, -0.75, 1.5, -0.25])
+    errors_by_place = made["value/rmse"]
+    assert isinstance(errors_by_place, list)
+    assert errors_by_place[0] == pytest.approx(0.5)
+    assert errors_by_place[1] is None
 
 
 def test_explained_variance_of_equal_returns_is_absent() -> None:
@@ -224,6 +222,8 @@ def test_egae_figures() -> None:
     values = f64([0.1, 0.2, 0.3, 0.4, 0.9, 0.9, -0.2])
     advantages = f64([1.0, 1.0, -0.3, 0.1, 2.0, 2.0, -0.1])
     made = finalise(tally_egae(values, advantages, segments, boundary_tokens=2))
+    lambdas = made.pop("egae/lambda_by_length")
+    assert lambdas == [pytest.approx(1.45 / 2), pytest.approx(0.99), None, None, None, None]
     assert made == pytest.approx(
         {
             "egae/bootstrap_tokens": 5 / 7,
@@ -233,8 +233,6 @@ def test_egae_figures() -> None:
             "egae/boundary_advantage_abs": 0.5 / 3,
             "egae/advantage_abs": 6.5 / 7,
             "egae/lambda": 2.44 / 3,
-            "egae/lambda_to_64": 1.45 / 2,
-            "egae/lambda_to_256": 0.99,
         }
     )
 

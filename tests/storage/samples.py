@@ -182,7 +182,10 @@ def small_run() -> list[list[Record]]:
         second, at=30.0, lineage=1, version=2,
         windows=[taken(10, 1, MaskedRun("stale", 8, 11, 3))],
     )  # fmt: skip
-    loss = {"actor/pg_loss": 0.5, "critic/vf_loss": float("nan"), "reward/mean": 0.25}
+    loss: dict[str, Any] = {
+        "actor/pg_loss": 0.5, "critic/vf_loss": float("nan"), "reward/mean": 0.25,
+        "value/bias": [0.5, None, *[-0.25] * 8],
+    }  # fmt: skip
 
     def complete(at: float, *windows: ClosedWindow, ready: bool = True) -> list[Record]:
         ids = [window.window_id for window in windows]

@@ -74,6 +74,17 @@ def test_series_are_of_the_surviving_lineage(run_dir: Path) -> None:
     assert gauges[["x", "value"]].to_numpy().tolist() == [[12.5, 2.0]]
 
 
+def test_an_array_has_a_number_for_each_bin(run_dir: Path) -> None:
+    frame = queries.metric_arrays(run_dir, "value/bias")
+    assert frame["update"].tolist() == [1] * 10 + [2] * 10
+    assert frame["bin"].tolist()[:2] == ["0 to 10 %", "10 to 20 %"]
+    assert frame["value"].tolist()[0] == 0.5
+    assert np.isnan(frame["value"].tolist()[1])
+    assert frame["value"].tolist()[2:10] == [-0.25] * 8
+    assert queries.metric_arrays(run_dir, "value/bias", points=1)["update"].unique().tolist() == [2]
+    assert "value/bias" not in queries.latest_metrics(run_dir)
+
+
 def test_numbers_that_are_not_finite_are_unknown(run_dir: Path) -> None:
     latest = queries.latest_metrics(run_dir)
     assert latest["critic/vf_loss"] is None

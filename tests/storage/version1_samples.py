@@ -86,7 +86,10 @@ def old_run() -> list[list[Record]]:
     again = msgspec.structs.replace(
         second, at=30.0, lineage=1, version=2, windows=[window(10, 1, 8, 16, stale=3)]
     )
-    loss = {"actor/pg_loss": 0.5, "critic/vf_loss": float("nan"), "reward/mean": 0.25}
+    loss = {
+        "actor/pg_loss": 0.5, "value/bias_at_00": 0.5, "critic/vf_loss": float("nan"),
+        **{f"value/bias_at_{tenth}0": -0.25 for tenth in range(2, 10)}, "reward/mean": 0.25,
+    }  # fmt: skip
     new = (VersionIssued, WindowsClosed, WindowsDropped, WindowsReady)
     same = [[record for record in batch if not isinstance(record, new)] for batch in small_run()]
     return [

@@ -1,4 +1,4 @@
-"""Windows from the moment they are complete, sequences with inserted tokens.
+"""Windows from the moment they are complete, sequences with inserted tokens, metrics by bins.
 
 The rows of windows are not carried over: they come from the journal, and `projection.format` says
 that all rows of a run from before this migration have to be made again.
@@ -21,11 +21,25 @@ def upgrade() -> None:
         op.drop_table(table)
     with op.batch_alter_table("projection") as batch_op:
         batch_op.add_column(sa.Column("format", BIG, nullable=False, server_default="1"))
+    with op.batch_alter_table("metric_info") as batch_op:
+        batch_op.add_column(sa.Column("bins", sa.JSON(), nullable=False, server_default="[]"))
     with op.batch_alter_table("trajectories") as batch_op:
         batch_op.add_column(sa.Column("sampled", BIG, nullable=False, server_default="0"))
         batch_op.add_column(sa.Column("inserted", BIG, nullable=False, server_default="0"))
         batch_op.add_column(sa.Column("correct", sa.Boolean(), nullable=True))
         batch_op.add_column(sa.Column("rewards", sa.JSON(), nullable=True))
+    op.create_table(
+        "metric_arrays",
+        sa.Column("run", BIG, nullable=False),
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("offset", BIG, autoincrement=False, nullable=False),
+        sa.Column("update", BIG, nullable=False),
+        sa.Column("lineage", BIG, nullable=True),
+        sa.Column("values", sa.JSON(), nullable=False),
+        sa.Column("wall_time", sa.Float(precision=53), nullable=False),
+        sa.ForeignKeyConstraint(["run"], ["runs.id"], name=op.f("fk_metric_arrays_run")),
+        sa.PrimaryKeyConstraint("run", "name", "offset", name=op.f("pk_metric_arrays")),
+    )
     op.create_table(
         "token_losses",
         sa.Column("run", BIG, nullable=False),
@@ -80,11 +94,13 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Undo it, without the rows of windows."""
-    for table in ("windows", "value_uses", "token_losses"):
+    for table in ("windows", "value_uses", "token_losses", "metric_arrays"):
         op.drop_table(table)
     with op.batch_alter_table("trajectories") as batch_op:
         for column in ("rewards", "correct", "inserted", "sampled"):
             batch_op.drop_column(column)
+    with op.batch_alter_table("metric_info") as batch_op:
+        batch_op.drop_column("bins")
     with op.batch_alter_table("projection") as batch_op:
         batch_op.drop_column("format")
     op.create_table(
