@@ -48,6 +48,10 @@ TIS = ("algorithm.ratio.kind=tis",)
         ([*GROUP, "schedule.value_batch_tokens=9"], "makes batches for a value model, and this"),
         (["algorithm.advantages.boundary_mask=60"], "leaves nothing of a window of 60 tokens"),
         (["generator.chunk_tokens=61"], "generator.chunk_tokens: 61 is longer than a window"),
+        (
+            ["transport.max_message_mib=0.01"],
+            "transport.max_message_mib: 0.01 has no room for one answer with",
+        ),
         (["algorithm.value=null"], "algorithm.value: missing"),
         (["algorithm.advantages.kind=group", "schedule.unit=group"], "use no value model"),
         (["algorithm.advantages.kind=group", "algorithm.value=null"], 'schedule.unit: "window"'),
