@@ -96,7 +96,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} has checkpoint format {found}, and this version of Headrace reads up to "
             f"{FORMAT}; use a newer one"
         )
-    return manifest | {"lineage": manifest.get("lineage") or 0}
+    if found < FORMAT:
+        manifest["lineage"] = manifest.get("lineage") or 0
+    return manifest
 
 
 def _numbered(root: Path) -> list[Path]:

@@ -103,9 +103,9 @@ class CriticUpdate:
         """Values under the weights of the update's start.
 
         Returns:
-            [T] V at each token of the windows, and [S] V(s_l) after each window if `at_cuts` (0
-            after the end of an answer): where the rest of the trajectory is known, just before the
-            policy's next token, else after the window's last position.
+            [T] V at each token of the windows, and [S] V(s_l) after each window that is cut if
+            `at_cuts`: where the rest of the trajectory is known, just before the policy's next
+            token (V(s_{l-1}) if it wrote none), else after the window's last position.
         """
         tokens, cuts = self._sources(windows, at_cuts=at_cuts)
         known = torch.cat([self.old, self._extra, self._extra.new_zeros(1)])
@@ -154,7 +154,8 @@ class CriticUpdate:
         return infer(self._engine, reads, chosen, self._place, log=self.log)
 
     def _sources(self, windows: PolicyHalf, *, at_cuts: bool) -> tuple[Tensor, Tensor]:
-        """Where each token's and each cut's value stands in old + extra + [0]."""
+        """Where each token's and each cut's value stands in old + extra + [0]; what stands for
+        V(s_l) at the end of an answer is never read."""
         offsets = self._finished.segments.cu_lengths.tolist()
         own = {t: s for s, t in enumerate(self._finished.reads.trajectories)}
         counts = windows.sampled.lengths
@@ -164,7 +165,6 @@ class CriticUpdate:
             for window, count in zip(windows.windows, counts.tolist(), strict=True)
             if window.trajectory_id not in own
         )
-        zero = offsets[-1] + self._extra.numel()
         starts = np.empty(counts.size, np.int64)
         cuts = np.empty(counts.size, np.int64)
         for i, (window, count) in enumerate(zip(windows.windows, counts.tolist(), strict=True)):
@@ -176,7 +176,7 @@ class CriticUpdate:
             else:
                 cut = offsets[answer] + window.length
                 starts[i] = cut - count
-                cuts[i] = cut if cut < offsets[answer + 1] else zero
+                cuts[i] = cut if cut < offsets[answer + 1] else max(cut - 1, offsets[answer])
         device = self._place.device
         return torch.from_numpy(ranges(starts, counts)).to(device), torch.from_numpy(cuts).to(
             device

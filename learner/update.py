@@ -140,10 +140,9 @@ class Updater:
         ) | engine_figures("actor", self._policy, policy.log)  # fmt: skip
         if critic is not None and self._critic is not None:
             metrics |= engine_figures("critic", self._critic, critic.log)
-        metrics |= watch.figures()
-        metrics["perf/tokens_per_s"] = (
-            metrics.pop("perf/computed_tokens") / metrics["timing_s/update"]
-        )
+        spent, computed = watch.figures(), metrics.pop("perf/computed_tokens")
+        assert isinstance(computed, float)
+        metrics |= {**spent, "perf/tokens_per_s": computed / spent["timing_s/update"]}
         return Outcome(
             metrics=metrics,
             diagnostics=_diagnostics(windows, policy.start, seen),

@@ -80,8 +80,9 @@ def train(model: str, arm: Arm) -> list[CountingEngine]:
     place = Place(device=CPU, budget=arm.budget)
     updater = Updater(build_algorithm(ALGORITHM, window=16), *engines, config, place)
     for update in range(1, UPDATES + 1):
-        windows, values = record(seed=update, trajectories=TRAJECTORIES)
-        outcome = updater.run(batch_of(windows, values, update=update, version=update))
+        shard = record(seed=update, trajectories=TRAJECTORIES, turns=update % 2 == 0)
+        sent = batch_of(shard, update=update, version=update)
+        outcome = updater.run(sent.batch, shard)
         assert outcome.skipped is None
     return engines
 

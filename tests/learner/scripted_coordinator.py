@@ -12,6 +12,7 @@ from headrace.config.run import RunConfig
 from headrace.protocol.messages import Heartbeat, Message
 from headrace.protocol.sockets import BlockingRouter
 from tests.learner.ports import free_port
+from tests.learner.recorded import Sent
 
 M = TypeVar("M", bound=Message)
 
@@ -58,6 +59,12 @@ class ScriptedCoordinator:
     def send(self, message: Message) -> None:
         """To rank 0."""
         assert self._router.send(self._peer, message)
+
+    def send_batch(self, sent: Sent) -> None:
+        """The header, then the parts of all ranks."""
+        self.send(sent.batch)
+        for part in sent.parts():
+            self.send(part)
 
     def expect(self, kind: type[M], timeout_s: float = 90.0) -> M:
         """The next message that is no heartbeat; it must be of this kind."""

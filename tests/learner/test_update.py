@@ -159,6 +159,28 @@ def test_start_values_are_those_of_the_first_weights(model: ModelConfig) -> None
         )
 
 
+def test_the_critic_judges_before_it_learns_the_outcome(model: ModelConfig) -> None:
+    """Values and advantages of an update come from the critic before its first step, although the
+    outcomes of the same answers train it in that update."""
+    shard = record(seed=5, unfinished=0.0)
+    assert {w.trajectory_id for w in shard.windows} == {v.trajectory_id for v in shard.values}
+    still, moving = Learner(model, tppo()), Learner(model, tppo(), minibatches=3)
+    moving.critic = PlainEngine(moving.critic.network, lr=0.5)
+    moving.updater._critic = moving.critic
+    before = still.run(batch_of(replace(shard, values=[])))
+    after = moving.run(batch_of(shard, value_epochs=4))
+    assert (still.critic.steps, moving.critic.steps) == (0, 12)
+    for a, b in zip(before.diagnostics, after.diagnostics, strict=True):
+        for name in ("values", "advantages"):
+            np.testing.assert_allclose(a.columns[name], b.columns[name], rtol=1e-4, atol=1e-5)
+    again = moving.run(batch_of(replace(shard, values=[])))
+    known, later = (
+        np.concatenate([d.columns["values"] for d in outcome.diagnostics])
+        for outcome in (before, again)
+    )
+    assert np.abs(known - later).max() > 0.1
+
+
 def test_windows_of_one_trajectory_share_a_sequence(model: ModelConfig) -> None:
     """Three windows of one response cost the tokens of one."""
     shard = record(seed=1, trajectories=6, longest=48, unfinished=0.0)

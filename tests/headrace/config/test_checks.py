@@ -64,6 +64,10 @@ TIS = ("algorithm.ratio.kind=tis",)
         ),
         (["generator.fire.top_k=-1", "generator.top_k=8"], "8 would cut down the candidates"),
         (["generator.fire.top_k=4", "generator.top_p=0.9"], "generator.top_p: 0.9 would cut down"),
+        (
+            ["transport.max_message_mib=0.01"],
+            "transport.max_message_mib: 0.01 has no room for one answer with",
+        ),
         (["algorithm.value=null"], "algorithm.value: missing"),
         (["algorithm.advantages.kind=group", "schedule.unit=group"], "use no value model"),
         (["algorithm.advantages.kind=group", "algorithm.value=null"], 'schedule.unit: "window"'),
