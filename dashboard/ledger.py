@@ -68,7 +68,10 @@ def _outside(tokens: dict[str, Any]) -> str:
     names = {
         "abandoned": "trained on an abandoned lineage",
         "evaluation": "of evaluations",
-        "lost_before_ack": "lost before they were acknowledged",
+        "inserted": "inserted by templates, tools or the environment",
+        "discarded_at_hold": "thrown away by generators at a hold",
+        "lost": "lost before they were acknowledged",
+        "lost_before_ack": "thrown away or lost before they were acknowledged",
     }
     found = [f"{count(tokens[key])} {text}" for key, text in names.items() if tokens.get(key)]
     return f"<br>outside the balance: {', '.join(found)}" if found else ""

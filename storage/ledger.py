@@ -19,13 +19,12 @@ from headrace.protocol.records import (
     LineageBegan,
     Record,
     RewardArrived,
-    TokensDropped,
     TrajectoryEnded,
     UpdateCommitted,
-    WindowTrained,
 )
 from headrace.run_folder import read_config
 from storage.journal import read_journal
+from storage.version1 import TokensDropped, WindowTrained
 
 _ENDS = ("finished", "truncated")
 

@@ -1,4 +1,6 @@
-"""What is only written down: drops, versions, evaluations, checkpoints, gauges, events."""
+"""What is only written down: losses, versions, evaluations, checkpoints, gauges, events."""
+
+from collections import Counter
 
 from sqlalchemy import Connection, select, update
 
@@ -14,11 +16,11 @@ from storage.projection.rows import (
 )
 from storage.tables import (
     Checkpoint,
-    Drop,
     Evaluation,
     Metric,
     Process,
     Run,
+    TokenLoss,
     VersionLoad,
     WeightVersion,
 )
@@ -26,10 +28,16 @@ from storage.tables import (
 FINAL_PHASES = ("finished", "failed", "interrupted", "stopped")
 
 
-def add_drops(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Tokens dropped outside batches."""
-    names = ("at", "trajectory_id", "start", "end", "reason", "tokens")
-    insert_records(connection, run, Drop, names, records)
+def add_losses(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Tokens that the journal will never have, counted by generator and reason."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for _, r in records:
+        counts[r.generator, r.reason] += r.tokens
+    rows = [
+        {"generator": generator, "reason": reason, "tokens": tokens}
+        for (generator, reason), tokens in sorted(counts.items())
+    ]
+    upsert_rows(connection, run, TokenLoss, rows, add=("tokens",))
 
 
 def add_versions(connection: Connection, run: int, records: list[Placed]) -> None:
@@ -97,6 +105,13 @@ def add_incidents(connection: Connection, run: int, records: list[Placed]) -> No
     """Lines of history."""
     for offset, r in records:
         event(connection, run, offset, r.at, r.level, r.kind, r.text)
+
+
+def add_restarts(connection: Connection, run: int, records: list[Placed]) -> None:
+    """A new coordinator took over."""
+    for offset, r in records:
+        line = "a new coordinator took over from the journal"
+        event(connection, run, offset, r.at, "warning", "restarted", line)
 
 
 def change_phase(connection: Connection, run: int, records: list[Placed]) -> None:

@@ -6,7 +6,7 @@ pandas frames, are bounded, and never write. A run may be alive, finished, or cu
 
 from storage.exports import ExportKind, ExportSummary, export
 from storage.ledger import recount_ledger
-from storage.queries.drops import dropped_windows
+from storage.queries.drops import dropped_tokens, dropped_windows
 from storage.queries.evaluations import evaluations
 from storage.queries.metrics import latest_metrics, metric_info, metric_names, metric_series
 from storage.queries.processes import events, process_table, supervisor_events
@@ -21,13 +21,18 @@ from storage.queries.trajectories import (
     trajectory_detail,
     trajectory_page,
 )
+from storage.tokens import MARKS, REASONS, SOURCES
 
 __all__ = [
+    "MARKS",
+    "REASONS",
+    "SOURCES",
     "ExportKind",
     "ExportSummary",
     "RunLine",
     "TrajectoryDetail",
     "TrajectoryPage",
+    "dropped_tokens",
     "dropped_windows",
     "evaluations",
     "events",

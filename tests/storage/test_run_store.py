@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from headrace.errors import UserError
-from headrace.protocol.messages import TokenDiagnostics
+from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.records import ChunkArrived, Record, TrajectoryEnded, UpdateCommitted
 from storage import projection
 from storage.database import open_reader

@@ -1,4 +1,4 @@
-"""Updates and their windows: taken, returned, committed, rolled back."""
+"""Updates: taken, returned, committed, rolled back."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from sqlalchemy import Connection, update
 
 from headrace.protocol.records import BatchReturned, BatchTaken, LineageBegan, UpdateCommitted
 from storage.projection.rows import Placed, clean_text, event, insert_rows, metric_rows, upsert_rows
-from storage.tables import Metric, Run, Update, ValueUse, Window
+from storage.tables import Metric, Run, Update
 
 
-def move_batches(connection: Connection, run: int, records: list[Placed]) -> None:
+def move_updates(connection: Connection, run: int, records: list[Placed]) -> None:
     """Taken, returned, committed, rolled back: in their order."""
     for offset, record in records:
         match record:
@@ -24,37 +24,26 @@ def move_batches(connection: Connection, run: int, records: list[Placed]) -> Non
 
 
 def _taken(connection: Connection, run: int, offset: int, r: BatchTaken) -> None:
-    shared = {"state": "taken", "lineage": r.lineage, "update": r.update, "offset": offset}
-    windows = [
-        {
-            **{name: getattr(window, name) for name in window.__struct_fields__},
-            **shared,
-            "version": r.version,
-        }
-        for window in r.windows
-    ]
-    uses = [{**shared, "trajectory_id": trajectory} for trajectory in r.value_trajectories]
     row = {
-        **shared,
+        "lineage": r.lineage,
+        "update": r.update,
         "version": r.version,
+        "state": "taken",
         "taken_at": r.at,
-        "num_windows": len(windows),
-        "num_values": len(uses),
+        "num_windows": len(r.windows),
+        "num_values": len(r.value_trajectories),
+        "offset": offset,
     }
     upsert_rows(connection, run, Update, [row])
-    upsert_rows(connection, run, Window, windows)
-    upsert_rows(connection, run, ValueUse, uses)
 
 
 def _returned(connection: Connection, run: int, offset: int, r: BatchReturned) -> None:
-    _move(connection, run, r, "ready")
     connection.execute(_this_update(run, r).values(state="returned"))
     line = f"the batch of update {r.update} is ready again: {r.reason}"
     event(connection, run, offset, r.at, "warning", "batch_returned", line)
 
 
 def _committed(connection: Connection, run: int, offset: int, r: UpdateCommitted) -> None:
-    _move(connection, run, r, "skipped" if r.skipped else "trained")
     connection.execute(
         _this_update(run, r).values(
             state="skipped" if r.skipped else "committed",
@@ -74,12 +63,6 @@ def _committed(connection: Connection, run: int, offset: int, r: UpdateCommitted
 
 
 def _rolled_back(connection: Connection, run: int, offset: int, r: LineageBegan) -> None:
-    for table in (Window, ValueUse):  # what was skipped stays dropped
-        connection.execute(
-            update(table)
-            .where(table.run == run, table.update > r.update, table.state.in_(["taken", "trained"]))
-            .values(state="ready")
-        )
     later = update(Update).where(Update.run == run, Update.update > r.update)
     connection.execute(later.where(Update.state == "taken").values(state="returned"))
     done = Update.state.in_(["committed", "skipped"])
@@ -87,20 +70,6 @@ def _rolled_back(connection: Connection, run: int, offset: int, r: LineageBegan)
     connection.execute(update(Run).where(Run.id == run).values(lineage=r.lineage))
     line = f"lineage {r.lineage} goes on from update {r.update}: {r.reason}"
     event(connection, run, offset, r.at, "info", "lineage_began", line)
-
-
-def _move(connection: Connection, run: int, r: BatchReturned | UpdateCommitted, state: str) -> None:
-    for table in (Window, ValueUse):
-        connection.execute(
-            update(table)
-            .where(
-                table.run == run,
-                table.update == r.update,
-                table.lineage == r.lineage,
-                table.state == "taken",
-            )
-            .values(state=state)
-        )
 
 
 def _this_update(run: int, r: BatchReturned | UpdateCommitted) -> Any:
