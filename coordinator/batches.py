@@ -25,6 +25,7 @@ from headrace.protocol.batches import (
     ValueTrajectory,
 )
 from headrace.protocol.records import BatchTaken, TakenWindow
+from headrace.protocol.streams import Reward
 from sequence.trajectories import Trajectory
 from sequence.windows import Window
 
@@ -47,9 +48,10 @@ class Prepared:
 
 @dataclass
 class _Item:
-    """What a batch has of one trajectory."""
+    """What a batch has of one trajectory. `rivals`: how many scores its advantages may need."""
 
     trajectory: Trajectory
+    rivals: int = 0
     windows: list[tuple[Window, Masked]] = field(default_factory=list)
     value: bool = False
 
@@ -81,7 +83,8 @@ def prepare(
         taken.append(TakenWindow(window_id=window.window_id, masked=masked.runs))
         if masked.trained.any():
             ages.append(age[masked.trained])
-            item = policy.setdefault(window.trajectory_id, _Item(trajectory))
+            rivals = len(state.account.groups[trajectory.group_id].trajectory_ids)
+            item = policy.setdefault(window.trajectory_id, _Item(trajectory, rivals))
             item.windows.append((window, masked))
     values = {t.trajectory_id: _Item(t, value=True) for t in selection.value_trajectories}
     record = BatchTaken(
@@ -108,7 +111,7 @@ def _deal(policy: dict[int, _Item], values: dict[int, _Item], ranks: int) -> lis
         for key, item in sorted(half.items(), key=lambda pair: -pair[1].size):
             rank = load.index(min(load))
             load[rank] += item.size
-            known = dealt[rank].setdefault(key, _Item(item.trajectory))
+            known = dealt[rank].setdefault(key, _Item(item.trajectory, item.rivals))
             known.windows += item.windows
             known.value |= item.value
     return [list(items.values()) for items in dealt]
@@ -129,13 +132,15 @@ def _cut(items: Iterable[_Item], max_bytes: int) -> list[list[_Item]]:
 
 
 def _num_bytes(item: _Item) -> int:
-    """At most what the item takes in a message: ids, logprobs and weights of four bytes each, and
-    the header's share of its runs."""
+    """At most what the item takes in a message: ids, logprobs and weights of four bytes each, the
+    scores of its group, and the header's share of its runs."""
     dense = 4 * item.size + sum(8 * (w.end - w.start) for w, _ in item.windows)
     dense += 4 * item.trajectory.length * item.value
     t = item.trajectory
+    dense += 24 * item.rivals
+    names = max((len(c.name) for c in t.coefficients), default=0)
     runs = len(t.spans) + len(t.pieces) + len(t.rewards) + len(t.coefficients) + len(t.marks)
-    return dense + 512 * (1 + len(item.windows)) + 64 * runs * (1 + len(item.windows))
+    return dense + 512 * (1 + len(item.windows)) + (64 + 4 * names) * runs * (1 + len(item.windows))
 
 
 def _shard(items: Sequence[_Item], state: State, rules: BatchRules) -> Shard:
@@ -167,7 +172,6 @@ def _sequence(trajectory: Trajectory, end: int, rules: BatchRules) -> BatchSeque
 
 def _window(trajectory: Trajectory, window: Window, masked: Masked, sequence: int) -> PolicyWindow:
     logprobs = trajectory.logprobs[window.start : window.end]
-    here = range(window.start, window.end)
     length = sum(w.tokens for w in trajectory.windows[: window.index + 1])
     return PolicyWindow(
         window_id=window.window_id,
@@ -179,7 +183,7 @@ def _window(trajectory: Trajectory, window: Window, masked: Masked, sequence: in
         logprobs=np.where(np.isfinite(logprobs), logprobs, np.float32(0.0)),
         loss_weights=masked.weights,
         spans=trajectory.spans_between(window.start, window.end),
-        rewards=[r for r in trajectory.rewards if r.position in here],
+        rewards=_rewards(trajectory, window),
         coefficients=[
             c for c in trajectory.coefficients if c.start < window.end and c.end > window.start
         ],
@@ -188,6 +192,17 @@ def _window(trajectory: Trajectory, window: Window, masked: Masked, sequence: in
         score=_score(trajectory) if window.final else 0.0,
         correct=window.final and bool(trajectory.correct),
     )
+
+
+def _rewards(trajectory: Trajectory, window: Window) -> list[Reward]:
+    """What its positions earned. What was earned behind the last sampled token of all (a tool's
+    answer ended the sequence) counts at that token."""
+    last = window.end - 1
+    return [
+        Reward(reward.value, min(reward.position, last))
+        for reward in trajectory.rewards
+        if window.start <= reward.position and (reward.position <= last or window.final)
+    ]
 
 
 def _value(trajectory: Trajectory, sequence: int, rules: BatchRules) -> ValueTrajectory:

@@ -134,7 +134,7 @@ class Intake:
         lease = self._hub.leases.of(trajectory.trajectory_id)
         if lease is None or lease.holding or trajectory.purpose == "eval":
             return None
-        if self._hub.scheduler.lockstep or trajectory.length > trajectory.open_start:
+        if self._hub.scheduler.lockstep or trajectory.open_tokens:
             return None
         if self._hub.scheduler.goes_on(trajectory):
             return None

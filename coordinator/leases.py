@@ -121,7 +121,7 @@ class Leases:
 
     def _is_inside(self, trajectory_id: int) -> bool:
         trajectory = self.account.trajectories[trajectory_id]
-        return trajectory.purpose == "train" and trajectory.length > trajectory.open_start
+        return trajectory.purpose == "train" and trajectory.open_tokens > 0
 
     def _wait(self, trajectory_id: int) -> None:
         if self._is_inside(trajectory_id):

@@ -78,7 +78,7 @@ class Settlement:
     def discard(self, trajectory: Trajectory, reason: DropReason) -> Iterator[Record]:
         """Records that drop all of a trajectory that no update has, its last tokens included."""
         if trajectory.open_tokens:
-            rest = self._window(trajectory, trajectory.length, final=False)
+            rest = self._window(trajectory, trajectory.spans[-1].end, final=False)
             yield WindowsClosed(at=time.time(), windows=[rest])
         left = [w.window_id for w in trajectory.windows if w.state in ("closed", "ready")]
         if left:
@@ -94,7 +94,8 @@ class Settlement:
             yield self._window(trajectory, end, index=index, start=start)
             index, start, left = index + 1, end, left - self._size
         if trajectory.ended and left:
-            end, final = trajectory.length, trajectory.complete
+            # What was inserted behind the last sampled token is in no window, however it came in.
+            end, final = trajectory.spans[-1].end, trajectory.complete
             yield self._window(trajectory, end, index=index, start=start, final=final)
 
     def _window(

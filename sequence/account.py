@@ -143,8 +143,8 @@ class Account:
         trajectory.reward, trajectory.reward_status = record.reward, record.status
         trajectory.correct = record.correct
         if record.reward is not None:
-            at_end = [Reward(record.reward, max(0, trajectory.length - 1))]
-            trajectory.rewards += record.rewards or at_end
+            last = trajectory.spans[-1].end - 1 if trajectory.spans else 0
+            trajectory.rewards += record.rewards or [Reward(record.reward, last)]
         if trajectory.purpose == "train" and record.status == "ok" and self._has_value:
             self.ledger.finish_value(trajectory.sampled)
             trajectory.value = "waiting"

@@ -169,7 +169,7 @@ class Trajectory:
         return [
             Span(s.version, max(s.start, start), min(s.end, end))
             for s in self.spans
-            if s.start < end and s.end > start
+            if max(s.start, start) < min(s.end, end)
         ]
 
     def sampled_between(self, start: int, end: int) -> list[tuple[int, int]]:

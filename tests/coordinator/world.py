@@ -237,7 +237,7 @@ class World:
 
     def must_hold(self, trajectory: Trajectory) -> bool:
         """At a window border: the bound says no."""
-        at_border = trajectory.length == trajectory.open_start
+        at_border = not trajectory.open_tokens
         return at_border and not self.scheduler.goes_on(trajectory)
 
     def reward(
