@@ -195,8 +195,16 @@ RULES: tuple[Rule, ...] = (
         lambda c: (kl := c.algorithm.kl) is not None
         and kl.where == "loss"
         and kl.estimator == "k1",
-        '"k1" as a loss has a gradient of 0 on average; use "k2" or "k3", or algorithm.kl.where = '
-        '"reward"',
+        '"k1" as a loss has a gradient of 0 on average; use "k1+" or "k3+", or algorithm.kl.where '
+        '= "reward"',
+    ),
+    Rule(
+        "algorithm.kl.estimator",
+        lambda c: (kl := c.algorithm.kl) is not None
+        and kl.where == "reward"
+        and kl.chosen_estimator != "k1",
+        '"{c.algorithm.kl.estimator}" in the reward does not lead towards the reference, only "k1" '
+        'does; use that, or algorithm.kl.where = "loss"',
     ),
     Rule(
         "algorithm.overlong.cache",

@@ -103,7 +103,7 @@ def kl_penalised(
     if c.kl is None or c.kl.where != "reward":
         return r
     kls = [
-        number(reference.kl(f64(x), y, c.kl.estimator))
+        number(reference.kl(f64(x), y, c.kl.chosen_estimator))
         for x, y in zip(behaviour, known, strict=True)
     ]
     return reference.rewards_with_kl(r, kls, c.kl.coef)
@@ -201,7 +201,10 @@ def policy_twin(
             token_losses.append(surrogates_of(window, scores.logprobs, start[i], advantages[i], r))
             if c.kl is not None:
                 kls.append(
-                    [reference.kl(scores.logprobs[k], known[i][k], c.kl.estimator) for k in kept]
+                    [
+                        reference.kl(scores.logprobs[k], known[i][k], c.kl.chosen_estimator)
+                        for k in kept
+                    ]
                 )
             entropies.append([-scores.entropies[k] for k in kept])
         if window.finished and window.reward > 0:
@@ -344,8 +347,9 @@ WHOLE_UPDATES = {
         near=0.15,
     ),
     "kl-loss": recipe(kl={"coef": 0.1, "where": "loss"}),
+    "kl-loss-k3": recipe(kl={"coef": 0.1, "where": "loss", "estimator": "k3"}),
     "kl-reward": recipe(
-        kl={"coef": 0.1, "where": "reward", "estimator": "k1"},
+        kl={"coef": 0.1, "where": "reward"},
         advantages={"kind": "egae", "gamma": 0.97, "boundary": "terminal", "whiten": False},
     ),
     "lambda-target": recipe(

@@ -77,6 +77,14 @@ TIS = ("algorithm.ratio.kind=tis",)
         ([*TIS, "algorithm.ratio.geometric_filter=[0.999, 1.001]"], "judges whole responses"),
         ([*TIS, "algorithm.ratio.geometric_filter=[1.1, 1.2]"], "should be [low, high] with"),
         (["algorithm.kl.coef=0.1", "algorithm.kl.estimator=k1"], '"k1" as a loss has a gradient'),
+        (
+            [
+                "algorithm.kl.coef=0.1",
+                "algorithm.kl.where=reward",
+                "algorithm.kl.estimator=k3+",
+            ],
+            '"k3+" in the reward does not lead towards the reference',
+        ),
         (["algorithm.overlong.cache=241"], "241 is longer than task.max_response_length = 240"),
         (["algorithm.overlong.factor=2"], "does nothing without cache or filter"),
         ([*GROUP, "model.critic_path=critic"], "model.critic_path: names a value model"),
