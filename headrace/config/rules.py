@@ -58,6 +58,13 @@ def _warmup(config: RunConfig) -> int:
     return value.warmup_updates if value is not None else 0
 
 
+# Which tokens are left out depends on the sampler's weights, older than the learner's, and no
+# message says it. With the learner's own choice instead, a sampled token could lie outside of it.
+_LEFT_OUT = (
+    "the sampler's logprobs are renormalised over the tokens that it keeps, the learner's are not, "
+    "so every ratio between them would be biased; use "
+)
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "schedule.window",
@@ -101,6 +108,16 @@ RULES: tuple[Rule, ...] = (
         "generator.chunk_tokens",
         lambda c: c.chunk_tokens > c.window,
         "{c.chunk_tokens} is longer than a window of {c.window} tokens",
+    ),
+    Rule(
+        "generator.top_p",
+        lambda c: c.generator.top_p < 1.0 and not c.evaluation.only,
+        "{c.generator.top_p:g}: " + _LEFT_OUT + "1 (evaluation.top_p may be less)",
+    ),
+    Rule(
+        "generator.top_k",
+        lambda c: c.generator.top_k > 0 and not c.evaluation.only,
+        "{c.generator.top_k}: " + _LEFT_OUT + "-1 (evaluation.top_p may narrow evaluations)",
     ),
     Rule(
         "algorithm.value",

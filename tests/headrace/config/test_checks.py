@@ -48,6 +48,8 @@ TIS = ("algorithm.ratio.kind=tis",)
         ([*GROUP, "schedule.value_batch_tokens=9"], "makes batches for a value model, and this"),
         (["algorithm.advantages.boundary_mask=60"], "leaves nothing of a window of 60 tokens"),
         (["generator.chunk_tokens=61"], "generator.chunk_tokens: 61 is longer than a window"),
+        (["generator.top_p=0.9"], "generator.top_p: 0.9: the sampler's logprobs are renormalised"),
+        (["generator.top_k=50"], "generator.top_k: 50: the sampler's logprobs are renormalised"),
         (["algorithm.value=null"], "algorithm.value: missing"),
         (["algorithm.advantages.kind=group", "schedule.unit=group"], "use no value model"),
         (["algorithm.advantages.kind=group", "algorithm.value=null"], 'schedule.unit: "window"'),
@@ -125,6 +127,10 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     assert problems(pretraining) == []
     assert not never_ends(pretraining)
     assert problems(make_config("schedule.num_generations=192")) == []
+    narrow_evaluation = ("evaluation.top_p=0.7", "generator.top_k=0", "generator.top_p=1")
+    assert problems(make_config(*narrow_evaluation)) == []
+    narrow = ("generator.top_p=0.7", "generator.top_k=20", "evaluation.only=true")
+    assert problems(make_config(*narrow)) == []
     rounds = ("schedule.mode=windowed", "schedule.batch_windows=8", "schedule.num_generations=16")
     assert problems(make_config(*rounds)) == []
     assert len({rule.advice for rule in RULES}) == len(RULES)
