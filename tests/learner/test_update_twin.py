@@ -8,6 +8,7 @@ token.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -68,7 +69,7 @@ class Scores:
 
 def recipe(*, window: int = WINDOW, near: float | None = None, **changes: object) -> Recipe:
     config = {
-        "advantages": {"kind": "egae", "length_adaptive_alpha": 0.05, "gae_lambda_policy": 0.9},
+        "advantages": {"kind": "egae", "length_adaptive_alpha": 0.5, "gae_lambda_policy": 0.9},
         "value": {"value_clip_low": 0.05, "value_clip_high": 0.06},
         "penalties": {"positive_nll_coef": 0.1},
         **changes,
@@ -109,6 +110,23 @@ def kl_penalised(
     return reference.rewards_with_kl(r, kls, c.kl.coef)
 
 
+def shaped(score: float, length: int, c: AlgorithmConfig) -> float:
+    """The score of a whole answer of that length, and DAPO's punishment."""
+    if c.overlong is None or c.overlong.cache is None:
+        return score
+    penalty = reference.overlong(length, LONGEST, c.overlong.cache)
+    return score + c.overlong.factor * float(penalty)
+
+
+def lambda_of(window: PolicyWindow, r: Recipe) -> float:
+    """By the length of the answer so far; one that goes on counts half a window longer."""
+    alpha, floor = r.egae.length_adaptive_alpha, r.egae.gae_lambda_policy
+    if alpha is None:
+        return floor
+    length = window.end + (0 if window.finished else r.window // 2)
+    return float(reference.length_adaptive_lambda(length, Fraction(alpha), Fraction(floor)))
+
+
 def advantages_of(
     windows: Sequence[PolicyWindow],
     values: Sequence[list[float]],
@@ -120,13 +138,10 @@ def advantages_of(
     for window, v, ref in zip(windows, values, known, strict=True):
         rewards = [0.0] * (window.end - window.start)
         if window.finished:
-            rewards[-1] = window.reward
+            rewards[-1] = shaped(window.reward, window.end, r.config)
         behaviour = window.logprobs.astype(float).tolist()
         rewards = kl_penalised(rewards, behaviour, ref[window.start :], r.config)
-        length = window.end + (0 if window.finished else r.window // 2)
-        lam = e.gae_lambda_policy
-        if e.length_adaptive_alpha is not None:
-            lam = max(lam, 1 - 1 / (e.length_adaptive_alpha * length))
+        lam = lambda_of(window, r)
         here, v_end = v[window.start : window.end], v[window.end]
         raw += reference.egae(rewards, here, e.gamma, lam, window.finished, e.boundary, v_end)
         kept += window.loss_mask.astype(bool).tolist()
@@ -233,7 +248,7 @@ def value_twin(
     assert c is not None
     for trajectory, v_old, ref in zip(finished, old, known, strict=True):
         v = values_of(model, trajectory.token_ids, trajectory.prompt_length)[:-1]
-        rewards = [0.0] * (len(v) - 1) + [trajectory.reward]
+        rewards = [0.0] * (len(v) - 1) + [shaped(trajectory.reward, len(v), r.config)]
         behaviour = trajectory.logprobs.astype(float).tolist()
         rewards = kl_penalised(rewards, behaviour, ref, r.config)
         lam, gamma = c.gae_lambda_value, r.egae.gamma
@@ -327,6 +342,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 WHOLE_UPDATES = {
     "tppo": recipe(),
+    "overlong": recipe(overlong={"cache": 30, "factor": 0.7}),
     "dual-clip-entropy": recipe(
         policy_loss={"kind": "clipped", "clip_ratio_low": 0.1, "dual_clip": 2.0},
         penalties={"positive_nll_coef": 0.1, "entropy_coef": 0.01},
@@ -374,6 +390,11 @@ def test_the_loss_of_a_whole_update(path: str, r: Recipe) -> None:
     of_response = {w.trajectory_id: i for i, w in enumerate(windows)}
     ends = [of_response[v.trajectory_id] for v in finished]
     old, reference_of = [values[i] for i in ends], [known[i] for i in ends]
+    if r.egae.length_adaptive_alpha is not None and r.window < LONGEST:
+        floor = r.egae.gae_lambda_policy
+        found = {lambda_of(w, r) for w in windows}
+        assert floor in found
+        assert len(found - {floor}) > 2
     runs = [
         learner.updater.run(batch_for(r, first, epochs=epochs)).metrics
         for learner, epochs in ((one, 1), (two, 2))
