@@ -396,8 +396,10 @@ def test_length_adaptive_lambda_of_tensors_is_that_of_numbers(
 def test_length_adaptive_lambda_refuses_nonsense() -> None:
     with pytest.raises(ValueError, match="alpha"):
         length_adaptive_lambda(10, alpha=0.0)
-    with pytest.raises(ValueError, match="floor"):
-        length_adaptive_lambda(10, alpha=0.05, floor=-0.1)
+    for floor in (-0.1, 1.1):
+        with pytest.raises(ValueError, match="floor"):
+            length_adaptive_lambda(10, alpha=0.05, floor=floor)
+    assert [length_adaptive_lambda(50, alpha=0.05, floor=floor) for floor in (0.0, 1.0)] == [0.6, 1]
 
 
 @pytest.mark.parametrize(
