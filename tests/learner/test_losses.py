@@ -217,6 +217,7 @@ def test_an_unfinished_or_wrong_answer_is_no_example() -> None:
     right = positive_mask(mask, scores, finished, ids)
     assert not right.any()
     weights = token_mean_weights(right, global_tokens=0)
+    assert weights.dtype == torch.float64
     assert weighted_sum(positive_likelihood(f64([-1.0, -1.0, -1.0])), weights).item() == 0.0
 
 
