@@ -191,6 +191,7 @@ def test_value_losses_have_the_twins_value_and_gradient(
     torch.testing.assert_close(_gradient(made, v), _gradient(twin, slow), rtol=0, atol=1e-12)
     plain = squared_error(v, r)
     torch.testing.assert_close(_gradient(plain.loss, v), (v - r).detach(), rtol=0, atol=1e-12)
+    assert plain.clipped.dtype == torch.bool
     assert not plain.clipped.any()
 
 
