@@ -180,7 +180,7 @@ def _shape(config: OverlongConfig | None, longest: int) -> Callable[[Tensor, Ten
 
 def _kl(config: KlConfig) -> KlSlots:
     return KlSlots(
-        estimate=partial(kl_divergence, estimator=config.estimator),
+        estimate=partial(kl_divergence, estimator=config.chosen_estimator),
         coef=config.coef,
         in_reward=config.where == "reward",
     )

@@ -52,10 +52,12 @@ class GeneratorConfig(StrictModel):
     """Sampling temperature of training trajectories."""
 
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus of training trajectories. Behaviour logprobs are those of the nucleus."""
+    """Nucleus of training trajectories; must be 1 (all) in a run that trains, for the learner
+    cannot know which tokens the sampler left out. `evaluation.top_p` is free."""
 
     top_k: int = Field(default=-1, ge=-1)
-    """Most likely tokens to sample from; -1: all."""
+    """Most likely tokens to sample training trajectories from; must be -1 or 0 (all) in a run that
+    trains, as `top_p`."""
 
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     """Precision of the engine's weights and forward pass."""

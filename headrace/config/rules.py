@@ -59,12 +59,6 @@ def _fire(config: RunConfig) -> FireConfig | None:
     return config.generator.fire
 
 
-def _narrower_than_fire(config: RunConfig) -> bool:
-    """The regular sampler keeps fewer candidates than the hot token has."""
-    regular, fire = config.generator.top_k, _fire(config)
-    return fire is not None and regular > 0 and not 0 < fire.top_k <= regular
-
-
 def _warmup(config: RunConfig) -> int:
     value = config.algorithm.value
     return value.warmup_updates if value is not None else 0
@@ -80,6 +74,13 @@ def _too_long_for_a_message(config: RunConfig) -> bool:
     )
     return longest > config.transport.max_message_mib * 2**20
 
+
+# Which tokens are left out depends on the sampler's weights, older than the learner's, and no
+# message says it. With the learner's own choice instead, a sampled token could lie outside of it.
+_LEFT_OUT = (
+    "the sampler's logprobs are renormalised over the tokens that it keeps, the learner's are not, "
+    "so every ratio between them would be biased; use "
+)
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -139,16 +140,14 @@ RULES: tuple[Rule, ...] = (
         "out",
     ),
     Rule(
-        "generator.top_k",
-        _narrower_than_fire,
-        "{c.generator.top_k} would cut down the candidates of generator.fire.top_k = "
-        "{c.generator.fire.top_k}; use at least as many, or -1",
+        "generator.top_p",
+        lambda c: c.generator.top_p < 1.0 and not c.evaluation.only,
+        "{c.generator.top_p:g}: " + _LEFT_OUT + "1 (evaluation.top_p may be less)",
     ),
     Rule(
-        "generator.top_p",
-        lambda c: _fire(c) is not None and c.generator.top_p < 1,
-        "{c.generator.top_p:g} would cut down the candidates of the hot token; use 1 with "
-        "[generator.fire]",
+        "generator.top_k",
+        lambda c: c.generator.top_k > 0 and not c.evaluation.only,
+        "{c.generator.top_k}: " + _LEFT_OUT + "-1 (evaluation.top_p may narrow evaluations)",
     ),
     Rule(
         "algorithm.value",
@@ -243,8 +242,16 @@ RULES: tuple[Rule, ...] = (
         lambda c: (kl := c.algorithm.kl) is not None
         and kl.where == "loss"
         and kl.estimator == "k1",
-        '"k1" as a loss has a gradient of 0 on average; use "k2" or "k3", or algorithm.kl.where = '
-        '"reward"',
+        '"k1" as a loss has a gradient of 0 on average; use "k1+" or "k3+", or algorithm.kl.where '
+        '= "reward"',
+    ),
+    Rule(
+        "algorithm.kl.estimator",
+        lambda c: (kl := c.algorithm.kl) is not None
+        and kl.where == "reward"
+        and kl.chosen_estimator != "k1",
+        '"{c.algorithm.kl.estimator}" in the reward does not lead towards the reference, only "k1" '
+        'does; use that, or algorithm.kl.where = "loss"',
     ),
     Rule(
         "algorithm.overlong.cache",

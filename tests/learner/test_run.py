@@ -243,3 +243,31 @@ def test_two_ranks_publish_the_weights_of_one(tmp_path: Path) -> None:
     for name, weight in found[1].items():
         difference = (found[2][name] - weight).norm() / weight.norm()
         assert difference < 1e-5, name
+
+
+@pytest.mark.slow
+def test_policy_and_reference_are_read_at_the_samplers_temperature(tmp_path: Path) -> None:
+    """Logprobs that the learner gives back are those of logits / T; and the reference, which is the
+    policy's own start, is at no distance from it."""
+    folder = save_tiny_model(tmp_path / "model")
+    settings = run_config(folder, policy={"minibatches": 1}).model_dump()
+    settings["generator"]["temperature"] = 0.6
+    settings["algorithm"]["kl"] = {"coef": 0.1}
+    config = RunConfig.model_validate(settings)
+    windows, values = record(seed=1)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with ScriptedCoordinator(config, tmp_path / "run-1") as coordinator:
+        coordinator.start_learner()
+        greet(coordinator, 0)
+        coordinator.send(batch_of(windows, values, update=1, version=0))
+        done = coordinator.expect(UpdateDone)
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
+    assert done.metrics["actor/reference_kl"] == pytest.approx(0.0, abs=1e-8)
+    for window, made in zip(windows, done.diagnostics, strict=True):
+        ids = torch.from_numpy(window.token_ids.astype(np.int64))
+        first = window.prompt_length + window.start
+        with torch.no_grad():
+            log_p = (model(ids[None]).logits[0, first - 1 : -1] / 0.6).log_softmax(-1)
+        expected = log_p.gather(1, ids[first:, None]).squeeze(1)
+        np.testing.assert_allclose(made.logprobs, expected.numpy(), rtol=1e-4, atol=1e-4)

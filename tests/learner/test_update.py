@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 def tppo(**changes: object) -> Algorithm:
     config = {
-        "advantages": {"kind": "egae", "length_adaptive_alpha": 0.05, "gae_lambda_policy": 0.9},
+        "advantages": {"kind": "egae", "length_adaptive_alpha": 0.5, "gae_lambda_policy": 0.9},
         "value": {"value_clip_low": 0.5, "value_clip_high": 0.6},
         "penalties": {"positive_nll_coef": 0.1, "entropy_coef": 0.01},
         **changes,
@@ -69,13 +69,15 @@ class Learner:
         chunk: int = 4096,
         minibatches: int = 1,
         context: str = "full",
+        lr: float = 1e-2,
     ) -> None:
         kind = {"dtype": torch.float64, "device": CPU}
-        self.policy = PlainEngine(PolicyNetwork(load_policy(model, **kind), logits_chunk=chunk))
+        network = PolicyNetwork(load_policy(model, **kind), logits_chunk=chunk)
+        self.policy = PlainEngine(network, lr=lr)
         critic = load_critic(model, **kind)
         torch.manual_seed(7)
         nn.init.normal_(critic.score.weight, std=0.3)
-        self.critic = PlainEngine(ValueNetwork(critic))
+        self.critic = PlainEngine(ValueNetwork(critic), lr=lr)
         settings = OptimizerConfig(minibatches=minibatches)
         config = LearnerConfig(policy=settings, value=settings, context=context)
         place = Place(device=CPU, dtype=torch.float64, budget=budget)
@@ -283,6 +285,26 @@ def test_fewer_trajectories_than_minibatches(model: ModelConfig) -> None:
         found.append(learner.run(batch_of(shard)).metrics)
     for name in ("actor/grad_norm", "critic/grad_norm", "actor/pg_loss", "critic/vf_loss"):
         assert found[1][name] == pytest.approx(found[0][name], rel=1e-9), name
+
+
+@pytest.mark.parametrize("minibatches", [2, 3])
+@pytest.mark.parametrize("aggregate", ["token_mean", "sample_mean"])
+def test_the_steps_of_an_update_average_to_the_whole(
+    model: ModelConfig, minibatches: int, aggregate: str
+) -> None:
+    """While the weights stay where they are, the gradients of the optimizer steps have the update's
+    as their mean: a step is as large as the whole, whatever number of them there is."""
+    batch = batch_of(*record(seed=2))
+    algorithm = tppo(aggregate=aggregate)
+    one, many = (Learner(model, algorithm, minibatches=n, lr=0.0) for n in (1, minibatches))
+    one.run(batch)
+    many.run(batch)
+    for whole, parts in ((one.policy, many.policy), (one.critic, many.critic)):
+        assert len(parts.history) == minibatches
+        for name, gradient in whole.gradients.items():
+            steps = torch.stack([step[name] for step in parts.history])
+            # The models' norms work in float32, whatever the weights are.
+            assert relative(steps.mean(dim=0), gradient) < 1e-5, name
 
 
 def test_same_version_means_the_whole_prefix(model: ModelConfig) -> None:

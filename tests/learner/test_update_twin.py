@@ -135,7 +135,7 @@ def kl_penalised(
     """Rewards of the sampled positions; `behaviour` and `known` are by position from 0."""
     if c.kl is None or c.kl.where != "reward":
         return r
-    kls = [number(reference.kl(f64(behaviour[p]), known[p], c.kl.estimator)) for p in at]
+    kls = [number(reference.kl(f64(behaviour[p]), known[p], c.kl.chosen_estimator)) for p in at]
     return [
         reference.rewards_with_kl([x], [k], kl_coef(segment, p, c.kl.coef))[0]
         for x, k, p in zip(r, kls, at, strict=True)
@@ -280,7 +280,7 @@ def policy_twin(
                     [
                         w
                         * kl_coef(window, p, c.kl.coef)
-                        * reference.kl(scores.logprobs[p], known[number_][p], c.kl.estimator)
+                        * reference.kl(scores.logprobs[p], known[number_][p], c.kl.chosen_estimator)
                         for w, p in zip(weights, kept, strict=True)
                     ]
                 )
@@ -426,8 +426,9 @@ WHOLE_UPDATES = {
         near=0.15,
     ),
     "kl-loss": recipe(kl={"coef": 0.1, "where": "loss"}),
+    "kl-loss-k3": recipe(kl={"coef": 0.1, "where": "loss", "estimator": "k3"}),
     "kl-reward": recipe(
-        kl={"coef": 0.1, "where": "reward", "estimator": "k1"},
+        kl={"coef": 0.1, "where": "reward"},
         advantages={"kind": "egae", "gamma": 0.97, "boundary": "terminal", "whiten": False},
     ),
     "lambda-target": recipe(
