@@ -10,6 +10,7 @@ import time
 
 from coordinator.hub import Hub
 from headrace.protocol.fields import Metric
+from headrace.protocol.messages import GeneratorReport
 from headrace.protocol.records import BatchTaken
 from sequence.trajectories import Trajectory
 from sequence.windows import trajectory_of
@@ -25,7 +26,10 @@ class Gauges:
         self._last_at = time.monotonic()
         self._last_generated = 0
         self._last_trained = 0
-        self._started_idle: dict[str, tuple[float, float]] = {}
+        self._reports: dict[str, GeneratorReport] = {}
+        """The last report of each generator since training began or went on."""
+        self._idle_s = self._whole_s = 0.0
+        """Seconds of generators in training: with nothing to generate, and all."""
         self.latest: dict[str, float] = {}
 
     def scored(self, trajectory: Trajectory) -> None:
@@ -77,27 +81,25 @@ class Gauges:
         """Training begins or goes on: rates and generator idle time count from here."""
         self._last_at = time.monotonic()
         self._last_generated = self._hub.account.ledger.generated
-        for name, generator in self._hub.peers.generators.items():
-            if generator.report:
-                began = (generator.report.idle_s, self._total(name))
-                self._started_idle.setdefault(name, began)
+        self._reports.clear()
 
-    def _total(self, name: str) -> float:
-        report = self._hub.peers.generators[name].report
-        return report.idle_s + report.busy_s + report.pause_s if report else 0.0
+    def reported(self, name: str, report: GeneratorReport) -> None:
+        """A generator says how long it worked and waited so far. What lies between two reports of
+        training counts; evaluations, and the second around each, do not."""
+        if self._hub.clock.running:
+            before = self._reports.get(name)
+            if before is not None and before.idle_s <= report.idle_s:
+                self._idle_s += report.idle_s - before.idle_s
+                self._whole_s += _seconds(report) - _seconds(before)
+            self._reports[name] = report
 
     def idle_shares(self) -> dict[str, float]:
         """Shares of the training time in which learner and generators had nothing to do."""
         clock = self._hub.clock
-        shares = {"idle/learner": clock.idle() / clock.now() if clock.now() > 0 else 0.0}
-        idle = whole = 0.0
-        for name, generator in self._hub.peers.generators.items():
-            if generator.report:
-                idle_0, whole_0 = self._started_idle.get(name, (0.0, 0.0))
-                idle += generator.report.idle_s - idle_0
-                whole += self._total(name) - whole_0
-        shares["idle/generator"] = idle / whole if whole > 0 else 0.0
-        return shares
+        return {
+            "idle/learner": clock.idle() / clock.own() if clock.own() > 0 else 0.0,
+            "idle/generator": self._idle_s / self._whole_s if self._whole_s > 0 else 0.0,
+        }
 
     def _heartbeats(self) -> dict[str, float]:
         """Seconds since each process was heard; monitors come and go."""
@@ -129,6 +131,10 @@ class Gauges:
                 ),
             }
         )
+
+
+def _seconds(report: GeneratorReport) -> float:
+    return report.idle_s + report.busy_s + report.pause_s
 
 
 def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:

@@ -31,8 +31,22 @@ class Clock:
 
     train_s: float = 0.0
     learner_idle_s: float = 0.0
+    before_s: float = field(init=False)
+    """Seconds of training under earlier coordinators."""
     _since: float | None = None
     _idle_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.before_s = self.train_s
+
+    @property
+    def running(self) -> bool:
+        """Whether training is going on."""
+        return self._since is not None
+
+    def own(self) -> float:
+        """Seconds of training under this coordinator."""
+        return self.now() - self.before_s
 
     def start(self) -> None:
         """Training goes on."""

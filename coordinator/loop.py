@@ -117,6 +117,7 @@ class Coordinator:
                 self.parts.training.admit(ended)
             case m.GeneratorReport():
                 self.parts.generation.report(name, message)
+                self.parts.gauges.reported(name, message)
             case m.WeightsLoaded():
                 self.parts.generation.loaded(name, message)
             case m.Scores():
