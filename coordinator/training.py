@@ -309,9 +309,11 @@ class Training:
         """Ask for a checkpoint of the present weights."""
         learner = self._hub.peers.learner
         if learner is not None:
-            update = self._hub.state.update
+            update, lineage = self._hub.state.update, self._hub.state.lineage
             self.orders.checkpoint = update
-            await self._hub.send(learner.hello.name, CheckpointRequest(update=update))
+            await self._hub.send(
+                learner.hello.name, CheckpointRequest(update=update, lineage=lineage)
+            )
 
     def checkpoint_done(self, message: CheckpointDone) -> None:
         """A checkpoint asked for is complete."""

@@ -48,7 +48,7 @@ def run_loop(
             case WeightRequest():
                 answer = trainer.publish(publisher, at_once=True)
             case CheckpointRequest():
-                answer = trainer.checkpoint()
+                answer = trainer.checkpoint(message.lineage)
             case Shutdown():
                 return message.reason
         if inbox is not None and answer is not None:

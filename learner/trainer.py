@@ -169,8 +169,9 @@ class Trainer:
             return None
         return self._published_at + self._config.learner.publish_min_interval_s
 
-    def checkpoint(self) -> CheckpointDone:
-        """Write a checkpoint now."""
+    def checkpoint(self, lineage: int) -> CheckpointDone:
+        """Write a checkpoint now. The lineage may have changed since the last batch."""
+        self.lineage = lineage
         return CheckpointDone(update=self.update, path=str(self._save()))
 
     def _whole_weights(self) -> dict[str, Tensor]:

@@ -305,9 +305,11 @@ class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
 
 
 class CheckpointRequest(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to learner between updates: write a checkpoint now (end of a run)."""
+    """Coordinator to learner between updates: write a checkpoint of the weights after `update` on
+    `lineage` now (end of a run)."""
 
     update: int
+    lineage: int
 
 
 class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):

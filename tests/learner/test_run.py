@@ -106,7 +106,7 @@ def test_a_whole_life(tmp_path: Path) -> None:
         assert last.checkpoint == str(run_dir / "checkpoints" / "step_4")
         assert "critic/grad_norm" not in last.metrics
 
-        coordinator.send(CheckpointRequest(update=4))
+        coordinator.send(CheckpointRequest(update=4, lineage=0))
         path = Path(coordinator.expect(CheckpointDone).path)
         assert (run_dir / "checkpoints" / "latest").read_text().strip() == path.name
         manifest = json.loads((path / "manifest.json").read_text())
@@ -234,7 +234,7 @@ def test_two_ranks_publish_the_weights_of_one(tmp_path: Path) -> None:
             assert done.notice is not None
             found[ranks] = load_file(file_of(done.notice))
             assert sorted(d.window_id for d in done.diagnostics) == [w.window_id for w in windows]
-            coordinator.send(CheckpointRequest(update=2))
+            coordinator.send(CheckpointRequest(update=2, lineage=0))
             path = Path(coordinator.expect(CheckpointDone).path)
             assert len(list((path / "state").glob("policy-*.safetensors"))) == ranks
             coordinator.send(Shutdown(reason="done"))
