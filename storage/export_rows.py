@@ -19,7 +19,7 @@ from storage.diagnostics import DiagnosticsReader
 from storage.filters import Filter, Junction, check_columns, columns_of, to_arrow, to_sql
 from storage.reader import RunReader
 from storage.responses import EMPTY, Response, Wanted, read_responses
-from storage.tables import AnySelect, Metric, Prompt, Trajectory, Update, Window
+from storage.tables import AnySelect, Metric, MetricArray, Prompt, Trajectory, Update, Window
 from storage.texts import text_decoder
 from storage.tokens import MARKS, REASONS, SOURCES, TokenTable, token_table
 from storage.trajectory_rows import COLUMNS, joined
@@ -167,12 +167,14 @@ class TokenRows:
 
 
 class MetricRows:
-    """One row a number: of updates (`source` update), and gauges between them (sample)."""
+    """One row a number: of updates (`source` update), and gauges between them (sample); then those
+    of metrics that are arrays, one row a bin that is not empty."""
 
     schema = pa.schema(
         [
             pa.field("run_id", pa.string()),
             pa.field("name", pa.string()),
+            pa.field("bin", pa.string()),
             pa.field("update", pa.int64()),
             pa.field("lineage", pa.int64()),
             pa.field("value", pa.float64()),
@@ -210,17 +212,54 @@ class MetricRows:
             .order_by(Metric.offset, Metric.name)
         )
         self._query = query if where is None else query.where(to_sql(where, self.columns))
+        self._expression = None if where is None else to_arrow(where, self.schema)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Rows in batches of bounded size."""
         for rows in _stream(self._reader, self._query):
             columns = {name: [getattr(row, name) for row in rows] for name in self.columns}
-            columns["run_id"] = [self._reader.run_id] * len(rows)
-            columns["source"] = ["sample" if row.lineage is None else "update" for row in rows]
-            columns["unit"] = [
-                METRICS[row.name].unit if row.name in METRICS else "" for row in rows
-            ]
-            yield _batch(columns, self.schema)
+            columns["bin"] = [None] * len(rows)
+            yield self._complete(columns)
+        for rows in _stream(self._reader, self._array_query()):
+            batch = self._complete(self._by_bin(rows))
+            yield batch if self._expression is None else batch.filter(self._expression)
+
+    def _array_query(self) -> AnySelect:
+        own = ("name", "update", "lineage", "wall_time")
+        return (
+            select(
+                *(getattr(MetricArray, name) for name in own),
+                MetricArray.values,
+                *(column for name, column in self.columns.items() if name not in (*own, "value")),
+            )
+            .join(
+                Update,
+                (Update.run == MetricArray.run)
+                & (Update.lineage == MetricArray.lineage)
+                & (Update.update == MetricArray.update),
+            )
+            .where(MetricArray.run == self._reader.key)
+            .order_by(MetricArray.offset, MetricArray.name)
+        )
+
+    def _by_bin(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {name: [] for name in (*self.columns, "bin")}
+        for row in rows:
+            for label, value in zip(METRICS[row.name].bins, row.values, strict=True):
+                if value is not None:
+                    known = {**row._mapping, "value": value, "bin": label}
+                    for name, column in columns.items():
+                        column.append(known[name])
+        return columns
+
+    def _complete(self, columns: dict[str, list[Any]]) -> pa.RecordBatch:
+        names = columns["name"]
+        columns["run_id"] = [self._reader.run_id] * len(names)
+        columns["source"] = [
+            "sample" if lineage is None else "update" for lineage in columns["lineage"]
+        ]
+        columns["unit"] = [METRICS[name].unit if name in METRICS else "" for name in names]
+        return _batch(columns, self.schema)
 
 
 KINDS: dict[str, Callable[[RunReader, Filter | None], Rows]] = {

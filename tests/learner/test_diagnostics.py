@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headrace.metrics import METRICS
-from learner.diagnostic_table import DIAGNOSTICS, finalise
+from learner.diagnostic_table import ARRAYS, DIAGNOSTICS, finalise
 from learner.diagnostics import (
     Tally,
     as_vectors,
@@ -203,6 +203,11 @@ def test_value_figures() -> None:
     assert isinstance(errors_by_place, list)
     assert errors_by_place[0] == pytest.approx(0.5)
     assert errors_by_place[1] is None
+
+
+def test_an_array_has_a_formula_for_each_bin() -> None:
+    for array in ARRAYS:
+        assert len(array.formulas) == len(METRICS[array.name].bins)
 
 
 def test_explained_variance_of_equal_returns_is_absent() -> None:

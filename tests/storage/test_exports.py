@@ -85,7 +85,14 @@ def test_metrics(run_dir: Path, tmp_path: Path) -> None:
         (2, 1, 0.125),
     ]
     everything = export(run_dir, "metrics", None, tmp_path / "all.parquet")
-    assert everything.rows == 3 * 3 + 1
+    assert everything.rows == 3 * 3 + 1 + 3 * 9
+    export(run_dir, "metrics", None, tmp_path / "bias.jsonl", where="name = 'value/bias'")
+    rows = [row for row in rows_of(tmp_path / "bias.jsonl") if not row["abandoned"]]
+    assert [(row["update"], row["bin"], row["value"]) for row in rows][:2] == [
+        (1, "0 to 10 %", 0.5),
+        (1, "20 to 30 %", -0.25),
+    ]
+    assert len(rows) == 18
 
 
 def test_filters_of_tokens_reach_trajectories_and_tokens(run_dir: Path, tmp_path: Path) -> None:
@@ -129,7 +136,7 @@ def test_target_that_exists(run_dir: Path, tmp_path: Path) -> None:
         export(run_dir, "metrics", None, out)
     assert out.read_text() == "mine"
     export(run_dir, "metrics", None, out, force=True)
-    assert len(rows_of(out)) == 10
+    assert len(rows_of(out)) == 37
 
 
 def test_export_that_fails_leaves_nothing(
