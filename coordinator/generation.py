@@ -168,7 +168,7 @@ class Generation:
         oldest = state.versions.current
         if not (evaluation or self._hub.scheduler.lockstep):
             # What older weights sample could not be trained any more.
-            oldest = state.versions.oldest_allowed(state.update - self._hub.rules.max_age)
+            oldest = state.versions.oldest_allowed(state.update, self._hub.rules.max_age)
         sampling = config.evaluation if evaluation else config.generator
         return Lease(
             lease_id=state.next_lease,

@@ -78,21 +78,20 @@ class Warmup:
         self.restart()
 
     def restart(self) -> None:
-        """Begin where the state is."""
+        """Begin where the state is; a batch that is out is not in yet."""
         value, first = self._value, self._state.first_policy_update
+        done = self._state.update - (self._state.account.taken is not None)
         # The warm-up may have ended early, by explained variance.
-        over = first is not None and self._state.update >= first - 1
-        self.updates = min(self._state.update, value.warmup_updates) if value else 0
-        self.on = value is not None and self._state.update < value.warmup_updates and not over
+        over = first is not None and done >= first - 1
+        self.on = value is not None and done < value.warmup_updates and not over
 
     def committed(self, explained_variance: float | None) -> None:
         """An update is in, and the warm-up may be over."""
         value = self._value
         if not self.on or value is None:
             return
-        self.updates += 1
         good = value.warmup_explained_variance
-        if self.updates >= value.warmup_updates or (
+        if self._state.update >= value.warmup_updates or (
             good is not None and explained_variance is not None and explained_variance >= good
         ):
             self.on = False
@@ -122,9 +121,8 @@ class Halves:
                 break
             new.append(window)
         self._looked_at = (update, max([mark, *(window.order for window in new)]))
-        oldest = update - self._schedule.max_staleness
-        update_of = self._state.versions.update_of
-        return [window for window in new if update_of(window.max_version) < oldest]
+        bound, age = self._schedule.max_staleness, self._state.versions.age
+        return [window for window in new if age(window.max_version, update) > bound]
 
     def windows(self) -> list[Window]:
         """What a full batch takes of the ready windows: the oldest ones."""

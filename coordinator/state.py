@@ -110,9 +110,9 @@ class State:
     def _commit(self, record: UpdateCommitted) -> None:
         self.returned = None
         self.train_time_s = record.train_time_s
-        if not record.window_ids:
+        if record.skipped is not None or not record.window_ids:
             self.versions.keep(record.update)
-        elif self.first_policy_update is None:
+        if record.window_ids and self.first_policy_update is None:
             self.first_policy_update = record.update
 
     def _roll_back(self, record: LineageBegan) -> None:

@@ -165,16 +165,16 @@ class Stream:
         """stale = wait: a window under way would be over the bound after one more update."""
         if self._schedule.stale != "wait":
             return False
-        oldest = self._state.update - self._schedule.max_staleness
-        update_of = self._state.versions.update_of
+        bound, update = self._schedule.max_staleness, self._state.update
+        age = self._state.versions.age
         for key, _ in self._leases.training():
             trajectory = self._account.trajectories[key]
             spans = trajectory.spans_between(trajectory.open_start, trajectory.length)
-            if spans and update_of(spans[0].version) <= oldest:
+            if spans and age(spans[0].version, update) >= bound:
                 return True
         # Complete, but the reward or the rest of the group is not there yet.
         return any(
-            window.state == "closed" and update_of(window.min_version) <= oldest
+            window.state == "closed" and age(window.min_version, update) >= bound
             for trajectory in self._account.active.values()
             for window in trajectory.windows
         )

@@ -122,6 +122,14 @@ class Training:
                 diagnostics=[],
             )
         )
+        self._spend(batch)
+        self._hub.scheduler.committed(None)
+
+    def _spend(self, batch: BatchTaken) -> None:
+        """What a warm-up's critic has seen the end of is not for the policy any more."""
+        if not batch.windows:
+            for drop in self._hub.settlement.spend(batch.value_trajectories):
+                self._hub.note(drop)
 
     def lose(self, reason: str) -> None:
         """The learner is gone: the batch it had is ready again."""
@@ -291,9 +299,7 @@ class Training:
         metrics |= self._gauges.at_commit(metrics)
         trained = hub.account.ledger.accounts["trained_policy"]
         hub.recorder.write(msgspec.structs.replace(record, metrics=metrics, trained_tokens=trained))
-        if not taken.windows:
-            for drop in hub.settlement.spend(taken.value_trajectories):
-                hub.note(drop)
+        self._spend(taken)
         explained = metrics.get("critic/vf_explained_var")
         hub.scheduler.committed(explained if isinstance(explained, float) else None)
         hub.clock.learner_waits(True)
