@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.batches import Shard
+from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.messages import Batch, CheckpointDone, UpdateDone, WeightNotice
 from learner.algorithm import build_algorithm
 from learner.checkpoint import newest, read_manifest, write_checkpoint
@@ -263,7 +264,7 @@ def joined(reports: list[UpdateDone], *, max_bytes: int) -> UpdateDone:
     `max_bytes`; the log says how many did not."""
     every = [d for report in reports for d in report.diagnostics]
     room = max_bytes - _REPORT_BYTES
-    kept = []
+    kept: list[TokenDiagnostics] = []
     for diagnostics in every:
         room -= _WINDOW_BYTES + sum(column.nbytes for column in diagnostics.columns.values())
         if room < 0:
