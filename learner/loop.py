@@ -26,7 +26,7 @@ from learner.inbox import Inbox
 from learner.publishing import Publisher
 from learner.relay import Relay
 from learner.shards import merged
-from learner.trainer import Trainer, joined
+from learner.trainer import Trainer
 
 _LOG = logging.getLogger("headrace.learner")
 
@@ -67,7 +67,7 @@ def _update(
     if isinstance(parts, Message):
         return None, parts
     reports = relay.collect(trainer.train(batch, merged(parts), publisher))
-    return (joined(cast(list[UpdateDone], reports)) if reports else None), None
+    return (trainer.report(cast(list[UpdateDone], reports)) if reports else None), None
 
 
 def _next(inbox: Inbox | None, trainer: Trainer) -> Message | None:

@@ -6,6 +6,7 @@ and what it saves are whole models, whatever the ZeRO stage; with one rank a res
 goes on to the bit.
 """
 
+import logging
 import shutil
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.batches import Shard
+from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.messages import Batch, CheckpointDone, UpdateDone, WeightNotice
 from learner.algorithm import build_algorithm
 from learner.checkpoint import newest, read_manifest, write_checkpoint
@@ -31,6 +33,9 @@ from learner.publishing import Publisher, weights_of
 from learner.update import Updater
 
 POLICY, CRITIC, STATE = "policy", "critic", "state"
+# More than a report takes besides its diagnostics, and a window's diagnostics besides their arrays.
+_REPORT_BYTES, _WINDOW_BYTES = 64 << 10, 512
+_LOG = logging.getLogger("headrace.learner")
 
 
 class Trainer:
@@ -146,6 +151,10 @@ class Trainer:
             skipped=outcome.skipped,
         )
 
+    def report(self, reports: list[UpdateDone]) -> UpdateDone:
+        """What rank 0 tells the coordinator of an update, from the reports of all ranks."""
+        return joined(reports, max_bytes=int(self._config.transport.max_message_mib * 2**20))
+
     def announce(self, version: int, publisher: Publisher | None) -> WeightNotice | None:
         """Publish the weights as they are, under `version`."""
         self._version = version
@@ -251,6 +260,20 @@ class Trainer:
         self._version = int(manifest["version"])
 
 
-def joined(reports: list[UpdateDone]) -> UpdateDone:
-    """Rank 0's report with the diagnostics of all ranks."""
-    return replace(reports[0], diagnostics=[d for report in reports for d in report.diagnostics])
+def joined(reports: list[UpdateDone], *, max_bytes: int) -> UpdateDone:
+    """Rank 0's report with the diagnostics of all ranks, as many windows' as fit into a message of
+    `max_bytes`; the log says how many did not."""
+    every = [d for report in reports for d in report.diagnostics]
+    room = max_bytes - _REPORT_BYTES
+    kept: list[TokenDiagnostics] = []
+    for diagnostics in every:
+        room -= _WINDOW_BYTES + sum(column.nbytes for column in diagnostics.columns.values())
+        if room < 0:
+            _LOG.warning(
+                "token diagnostics of %d of %d windows left out of update %d: the report would be "
+                "over transport.max_message_mib", len(every) - len(kept), len(every),
+                reports[0].update,
+            )  # fmt: skip
+            break
+        kept.append(diagnostics)
+    return replace(reports[0], diagnostics=kept)

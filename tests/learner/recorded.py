@@ -140,7 +140,7 @@ def record(
 
 def _turns(rng: np.random.Generator, length: int) -> list[tuple[int, int]]:
     """Runs of the policy between runs that somebody else wrote; the first may be anybody's."""
-    runs, position = [], int(rng.integers(0, 3))
+    runs, position = [], int(rng.integers(0, min(3, length)))
     while position < length:
         end = min(position + int(rng.integers(1, 9)), length)
         runs.append((position, end))

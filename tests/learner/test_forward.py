@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from headrace.config.model import ModelConfig
-from learner.batch import micro_batches
 from learner.forward import Pack, PolicyNetwork, ValueNetwork
 from learner.models import load_critic, load_policy
 from learner.place import Place
-from learner.reads import policy_reads
+from learner.reads import reads_of, sampled_windows
+from learner.steps import micro_batches
 from tests.learner.padded import PaddedPolicy, PaddedValue
 from tests.learner.recorded import VOCABULARY, record, save_tiny_model
 
@@ -28,8 +28,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 
 def pack_of(seed: int) -> Pack:
     """All windows of a recorded batch in one pack."""
-    windows, _ = record(seed=seed)
-    reads = policy_reads(windows)
+    shard = record(seed=seed, turns=True)
+    sampled = sampled_windows(shard.sequences, shard.windows)
+    reads = reads_of(shard.sequences, shard.windows, sampled)
     place = Place(device=CPU, budget=100_000)
     ((pack, _),) = micro_batches(reads, range(len(reads.token_ids)), place)
     return pack

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError
+from headrace.protocol.batches import BatchSequence, GroupScores, PolicyWindow, Shard
 from headrace.protocol.codec import MAGIC, Codec, message_codec
 from headrace.protocol.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
-    Batch,
+    BatchPart,
     Chunks,
     GeneratorReport,
     Heartbeat,
@@ -22,14 +23,12 @@ from headrace.protocol.messages import (
     Lease,
     Leases,
     Message,
-    PolicyWindow,
     ScoreItem,
     ScoreRequest,
-    Shard,
     TrajectoryChunk,
 )
 from headrace.protocol.records import AnyRecord, Record, RewardArrived
-from headrace.protocol.streams import Span
+from headrace.protocol.streams import Reward, Span
 from tests.headrace.protocol.strategies import structs
 
 LIMIT = 1 << 20
@@ -114,63 +113,95 @@ def test_bytes_on_the_wire_are_these() -> None:
                 "spans": [[4, 64, 66], [5, 66, 67]],
                 "finish": "stop",
                 "error": None,
+                "streams": None,
             }
         ],
     }
     assert raw.hex() == "050000000600000007000000" + "00000000" + "000000bf000080bf000000c0"
 
 
-def test_a_window_with_its_group_on_the_wire() -> None:
-    """Golden: the scores and lengths of the whole group go with each window."""
+def test_a_part_of_a_batch_on_the_wire() -> None:
+    """Golden: a sequence, a window of it with its streams, and the scores of the whole group."""
+    sequence = BatchSequence(
+        trajectory_id=1,
+        group_id=9,
+        token_ids=np.array([4, 5], np.int32),
+        opening=1,
+        sampled=[(0, 1)],
+    )
     window = PolicyWindow(
         window_id=65536,
         trajectory_id=1,
-        group_id=0,
-        prompt_length=1,
+        sequence=0,
         start=0,
         end=1,
-        token_ids=np.array([4, 5], np.int32),
+        length=1,
         logprobs=np.array([-0.5], np.float32),
+        loss_weights=np.array([1.0], np.float32),
         spans=[Span(2, 0, 1)],
-        loss_mask=np.array([1], np.uint8),
+        rewards=[Reward(1.0, 0)],
         finished=True,
-        reward=1.0,
+        score=1.0,
         correct=True,
-        group_rewards=np.array([0.0, 1.0], np.float32),
-        group_lengths=np.array([3, 1], np.int32),
-        group_index=1,
     )
-    batch = Batch(
-        update=1,
-        version=2,
-        publish_as=3,
-        shards=[Shard(windows=[window], values=[])],
-        value_epochs=1,
-        checkpoint=False,
-        cut="{}",
+    group = GroupScores(
+        group_id=9,
+        trajectory_ids=[1, 2],
+        scores=np.array([1.0, 0.0], np.float32),
+        lengths=np.array([1, 3], np.int32),
     )
-    header, raw = message_codec(max_bytes=LIMIT).encode(batch)
-    (sent,) = msgspec.msgpack.decode(header[3:])["shards"][0]["windows"]
-    assert PROTOCOL_VERSION == 2
-    assert sent == {
-        "window_id": 65536,
-        "trajectory_id": 1,
-        "group_id": 0,
-        "prompt_length": 1,
-        "start": 0,
-        "end": 1,
-        "token_ids": ["i", 0, 2],
-        "logprobs": ["f", 8, 1],
-        "spans": [[2, 0, 1]],
-        "loss_mask": ["b", 16, 1],
-        "finished": True,
-        "reward": 1.0,
-        "correct": True,
-        "group_rewards": ["f", 24, 2],
-        "group_lengths": ["i", 32, 2],
-        "group_index": 1,
+    shard = Shard(sequences=[sequence], windows=[window], values=[], groups=[group])
+    part = BatchPart(update=1, rank=0, index=0, shard=shard)
+    header, raw = message_codec(max_bytes=LIMIT).encode(part)
+    assert PROTOCOL_VERSION == 3
+    assert msgspec.msgpack.decode(header[3:]) == {
+        "type": "BatchPart",
+        "update": 1,
+        "rank": 0,
+        "index": 0,
+        "shard": {
+            "sequences": [
+                {
+                    "trajectory_id": 1,
+                    "group_id": 9,
+                    "token_ids": ["i", 0, 2],
+                    "opening": 1,
+                    "sampled": [[0, 1]],
+                }
+            ],
+            "windows": [
+                {
+                    "window_id": 65536,
+                    "trajectory_id": 1,
+                    "sequence": 0,
+                    "start": 0,
+                    "end": 1,
+                    "length": 1,
+                    "logprobs": ["f", 8, 1],
+                    "loss_weights": ["f", 16, 1],
+                    "spans": [[2, 0, 1]],
+                    "rewards": [[1.0, 0]],
+                    "coefficients": [],
+                    "marks": [],
+                    "finished": True,
+                    "score": 1.0,
+                    "correct": True,
+                }
+            ],
+            "values": [],
+            "groups": [
+                {
+                    "group_id": 9,
+                    "trajectory_ids": [1, 2],
+                    "scores": ["f", 24, 2],
+                    "lengths": ["i", 32, 2],
+                }
+            ],
+        },
     }
-    assert raw[24:].hex() == "000000000000803f" + "0300000001000000"
+    assert raw[8:].hex() == (
+        "000000bf" + "00000000" + "0000803f" + "00000000" + "0000803f00000000" + "0100000003000000"
+    )
 
 
 def test_arrays_are_read_only_views_of_the_frame() -> None:
@@ -229,7 +260,7 @@ def rejected(*frames: bytes) -> str:
 def test_another_version_is_named() -> None:
     header, raw = message_codec(max_bytes=LIMIT).encode(Heartbeat())
     other = b"HR" + bytes([PROTOCOL_VERSION + 1]) + header[3:]
-    assert rejected(other, raw) == "protocol version 3, this is 2"
+    assert rejected(other, raw) == "protocol version 4, this is 3"
 
 
 def test_frames_that_are_no_message() -> None:
