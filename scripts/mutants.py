@@ -43,6 +43,7 @@ Made by `make mutants`; the reasons are written by hand and kept. A mutant is a 
 small wrong change: a comparison, an operator, a constant by one, an argument left out and the like.
 It is killed if a test of the files named with its module fails or runs too long. What survives is
 equivalent (nothing can tell it from the original) or accepted, with the reason below it.
+Where fewer ran than there are, they are a sample drawn with a fixed seed.
 """
 
 # A module, or `module:function`, and the tests that guard it, fast ones first.
