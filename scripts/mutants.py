@@ -3,6 +3,7 @@
     .venv/bin/python scripts/mutants.py                    all targets
     .venv/bin/python scripts/mutants.py learner.shaping    one of them
     .venv/bin/python scripts/mutants.py --sample 20        so many mutants of each, always the same
+    .venv/bin/python scripts/mutants.py --again            only those that the report names
 
 In: `TARGETS`, modules or single functions with the test files that guard them. Out: a line for each
 mutant that survives, `docs/mutants.md` (only the targets that ran are written anew), exit code 1
@@ -19,6 +20,7 @@ import argparse
 import importlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -41,6 +43,7 @@ Made by `make mutants`; the reasons are written by hand and kept. A mutant is a 
 small wrong change: a comparison, an operator, a constant by one, an argument left out and the like.
 It is killed if a test of the files named with its module fails or runs too long. What survives is
 equivalent (nothing can tell it from the original) or accepted, with the reason below it.
+Where fewer ran than there are, they are a sample drawn with a fixed seed.
 """
 
 # A module, or `module:function`, and the tests that guard it, fast ones first.
@@ -136,8 +139,17 @@ def _run_tests(folder: Path, tests: Sequence[str]) -> int:
     return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
 
 
-def run(target: str, folder: Path, *, sample: int | None, seed: int, limit_s: float) -> Outcome:
-    """All mutants of a target, or as many as the sample has."""
+def run(
+    target: str,
+    folder: Path,
+    *,
+    sample: int | None,
+    seed: int,
+    limit_s: float,
+    before: str | None = None,
+) -> Outcome:
+    """All mutants of a target, or as many as the sample has; or only the survivors that its
+    section of the report named `before`."""
     module, _, function = target.partition(":")
     path, tests = folder / (module.replace(".", "/") + ".py"), TARGETS[target]
     source = path.read_text(encoding="utf-8")
@@ -149,6 +161,11 @@ def run(target: str, folder: Path, *, sample: int | None, seed: int, limit_s: fl
     if sample is not None and sample < len(mutants):
         places = sorted(random.Random(seed).sample(range(len(mutants)), sample))
         chosen = [mutants[i] for i in places]
+    ran = len(chosen)
+    if before is not None:
+        known = reasons_of(before)
+        chosen = [mutant for mutant in mutants if mutant.key in known]
+        ran = ran_in(before)
     print(f"{target}: {len(chosen)} of {len(mutants)} mutants, "
           f"{time.monotonic() - began:.1f} s each at most", flush=True)  # fmt: skip
     survivors = []
@@ -159,7 +176,7 @@ def run(target: str, folder: Path, *, sample: int | None, seed: int, limit_s: fl
             print(f"  survived: {mutant.key}", flush=True)
     path.write_text(source, encoding="utf-8")
     print(f"  {len(chosen) - len(survivors)} killed, {len(survivors)} survived", flush=True)
-    return Outcome(target, tests, len(mutants), len(chosen), survivors)
+    return Outcome(target, tests, len(mutants), ran, survivors)
 
 
 def sections(report: str) -> dict[str, str]:
@@ -180,6 +197,12 @@ def reasons_of(section: str) -> dict[str, str]:
     return found
 
 
+def ran_in(section: str) -> int:
+    """How many mutants a part says that ran."""
+    found = re.search(r"^(?:all )?(\d+) .*mutants ran", section, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
 def written(report: str, outcomes: Sequence[Outcome]) -> str:
     """The report with the sections of these outcomes made anew, in the order of `TARGETS`."""
     parts = sections(report)
@@ -194,6 +217,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Which wrong changes no test notices.")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(TARGETS))
     parser.add_argument("--sample", type=int, help="mutants of each target (default: all)")
+    parser.add_argument("--again", action="store_true", help="survivors of the report only")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for each mutant")
     options = parser.parse_args(arguments)
@@ -207,10 +231,12 @@ def _outcomes(options: argparse.Namespace) -> Iterator[Outcome]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         folder = Path(name).resolve()
         copied(folder)
-        for target in options.targets or TARGETS:
+        parts = sections(REPORT.read_text(encoding="utf-8")) if options.again else {}
+        for target in options.targets or parts or TARGETS:
             yield run(
-                target, folder, sample=options.sample, seed=options.seed, limit_s=options.limit
-            )
+                target, folder, sample=options.sample, seed=options.seed, limit_s=options.limit,
+                before=parts.get(target),
+            )  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -256,6 +256,7 @@ def test_fixed_length_weights() -> None:
     close(weights, [0.05, 0.05, 0.0, 0.05], atol=1e-15)
     with pytest.raises(ValueError, match="length"):
         fixed_length_weights(mask, global_samples=2, length=0)
+    close(fixed_length_weights(mask, global_samples=2, length=1), [0.5, 0.5, 0.0, 0.5], atol=0.0)
 
 
 def test_an_empty_batch_has_no_loss() -> None:

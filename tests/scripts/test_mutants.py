@@ -111,6 +111,8 @@ def test_the_report_keeps_reasons_and_asks_for_those_that_lack(
     one, two = mutations.mutants_of(MODULE)[:2]
     first = mutants.written(mutants.HEAD, [outcome(mutants, [one, two])])
     assert "20 of 30 mutants ran, 18 killed, 2 survived; tests: `tests/a.py`." in first
+    assert mutants.ran_in(first) == 20
+    assert mutants.ran_in("## x\n\nall 7 mutants ran, 7 killed") == 7
     assert first.count(mutants.UNEXPLAINED) == 2
     explained = first.replace(mutants.UNEXPLAINED, "Nobody leaves\n  x out.", 1)
     second = mutants.written(explained, [outcome(mutants, [two, one])])
@@ -177,3 +179,14 @@ def test_a_run_tells_killed_from_survived_and_leaves_the_tree(tmp_path: Path) ->
         "- `double`: `0 -> -1` in `while x == -1:`",
         "- `unseen`: `-x -> x` in `return x`",
     ]
+    # A test more, and only the survivors again.
+    more = "from package.module import unseen\n\ndef test_unseen():\n    assert unseen(1) == -1\n"
+    (tree / "test_it.py").write_text(TEST.format(tree=str(tree)) + more)
+    again = subprocess.run(
+        [sys.executable, "-c", code.replace("'--limit'", "'--again', '--limit'"), str(tree)],
+        cwd=ROOT / "scripts", capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert "package.module: 3 of 7 mutants" in again.stdout, again.stderr
+    report = (tree / "docs" / "mutants.md").read_text()
+    assert "all 7 mutants ran, 5 killed, 2 survived" in report
+    assert "`unseen`" not in report
