@@ -7,7 +7,7 @@ sequence; ranks are balanced by tokens, context included.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,11 +18,13 @@ from coordinator.schedule import Selection
 from coordinator.state import State
 from headrace.config.batch_rules import BatchRules
 from headrace.protocol.batches import (
+    PART_BYTES,
     BatchSequence,
     GroupScores,
     PolicyWindow,
     Shard,
     ValueTrajectory,
+    part_bytes,
 )
 from headrace.protocol.records import BatchTaken, TakenWindow
 from headrace.protocol.streams import Reward
@@ -70,7 +72,7 @@ class _Item:
 def prepare(
     selection: Selection, state: State, rules: BatchRules, *, ranks: int, max_bytes: int
 ) -> Prepared:
-    """Compile a batch; each part takes at most about `max_bytes` on the wire."""
+    """Compile a batch; each part takes at most `max_bytes` on the wire."""
     trajectories = state.account.trajectories
     policy: dict[int, _Item] = {}
     taken: list[TakenWindow] = []
@@ -95,10 +97,8 @@ def prepare(
         windows=taken,
         value_trajectories=list(values),
     )
-    parts = [
-        [_shard(part, state, rules) for part in _cut(items, max_bytes)]
-        for items in _deal(policy, values, ranks)
-    ]
+    dealt = _deal(policy, values, ranks)
+    parts = [_cut(items, state, rules, max_bytes) for items in dealt]
     return Prepared(parts, record, _age_metrics(ages))
 
 
@@ -117,47 +117,39 @@ def _deal(policy: dict[int, _Item], values: dict[int, _Item], ranks: int) -> lis
     return [list(items.values()) for items in dealt]
 
 
-def _cut(items: Iterable[_Item], max_bytes: int) -> list[list[_Item]]:
-    """Items in their order, as many to a part as fit; a rank without any gets no part."""
-    parts: list[list[_Item]] = []
+def _cut(items: Iterable[_Item], state: State, rules: BatchRules, max_bytes: int) -> list[Shard]:
+    """Items in their order, as many to a shard as fit; a rank without any gets none."""
+    shards: list[Shard] = []
     room = 0
     for item in items:
-        size = _num_bytes(item)
-        if size > room or not parts:
-            parts.append([])
-            room = max_bytes
-        parts[-1].append(item)
+        number = len(shards[-1].sequences) if shards else 0
+        piece = _piece(item, number, state, rules)
+        size = sum(
+            map(part_bytes, [*piece.sequences, *piece.windows, *piece.values, *piece.groups])
+        )
+        if size > room:
+            shards.append(Shard(sequences=[], windows=[], values=[], groups=[]))
+            room = max_bytes - PART_BYTES
+            piece = _piece(item, 0, state, rules)
         room -= size
-    return parts
+        known = {group.group_id for group in shards[-1].groups}
+        shards[-1].sequences.extend(piece.sequences)
+        shards[-1].windows.extend(piece.windows)
+        shards[-1].values.extend(piece.values)
+        shards[-1].groups.extend(g for g in piece.groups if g.group_id not in known)
+    return shards
 
 
-def _num_bytes(item: _Item) -> int:
-    """At most what the item takes in a message: ids, logprobs and weights of four bytes each, the
-    scores of its group, and the header's share of its runs."""
-    dense = 4 * item.size + sum(8 * (w.end - w.start) for w, _ in item.windows)
-    dense += 4 * item.trajectory.length * item.value
-    t = item.trajectory
-    dense += 24 * item.rivals
-    names = max((len(c.name) for c in t.coefficients), default=0)
-    runs = len(t.spans) + len(t.pieces) + len(t.rewards) + len(t.coefficients) + len(t.marks)
-    return dense + 512 * (1 + len(item.windows)) + (64 + 4 * names) * runs * (1 + len(item.windows))
-
-
-def _shard(items: Sequence[_Item], state: State, rules: BatchRules) -> Shard:
-    sequences: list[BatchSequence] = []
-    windows: list[PolicyWindow] = []
-    values: list[ValueTrajectory] = []
-    groups: dict[int, GroupScores] = {}
-    for number, item in enumerate(items):
-        trajectory = item.trajectory
-        sequences.append(_sequence(trajectory, item.end, rules))
-        windows += [_window(trajectory, w, masked, number) for w, masked in item.windows]
-        if item.value:
-            values.append(_value(trajectory, number, rules))
-        if item.windows and rules.compares != "nobody":
-            scores = _scores(trajectory, state, rules)
-            groups.setdefault(scores.group_id, scores)
-    return Shard(sequences=sequences, windows=windows, values=values, groups=[*groups.values()])
+def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
+    """One item as it stands in a shard, where its sequence has this number."""
+    trajectory = item.trajectory
+    compares = item.windows and rules.compares != "nobody"
+    return Shard(
+        sequences=[_sequence(trajectory, item.end, rules)],
+        windows=[_window(trajectory, window, masked, number) for window, masked in item.windows],
+        values=[_value(trajectory, number, rules)] if item.value else [],
+        groups=[_scores(trajectory, state, rules)] if compares else [],
+    )
 
 
 def _sequence(trajectory: Trajectory, end: int, rules: BatchRules) -> BatchSequence:
@@ -212,6 +204,7 @@ def _value(trajectory: Trajectory, sequence: int, rules: BatchRules) -> ValueTra
         length=trajectory.sampled,
         rewards=trajectory.rewards,
         score=_score(trajectory),
+        coefficients=trajectory.coefficients,
         logprobs=trajectory.logprobs if rules.value_logprobs else _NO_LOGPROBS,
     )
 

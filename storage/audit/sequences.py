@@ -223,7 +223,8 @@ class Sequences:
             yield f"says {window.tokens} sampled tokens and has {sampled.size}"
         elif (int(sampled.min()), int(sampled.max())) != (window.min_version, window.max_version):
             yield f"says versions {window.min_version} to {window.max_version}"
-        if window.final and not (trajectory.complete and window.end == trajectory.length):
+        rest = trajectory.versions(window.end, trajectory.length)
+        if window.final and not (trajectory.complete and (rest < 0).all()):
             yield "is called final and is not where the answer ends"
 
     # -- versions ---------------------------------------------------------------------------------

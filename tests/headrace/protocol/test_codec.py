@@ -348,7 +348,14 @@ SAMPLES: list[Message] = [
     a_chunk(),
     Hello(role="generator", name="generator-0", pid=1, host="here"),
     GeneratorReport(
-        live=1, version=2, tokens=3, discarded_tokens=0, prefill_tokens=0, idle_s=0, pause_s=0, busy_s=1
+        live=1,
+        version=2,
+        tokens=3,
+        discarded_tokens=0,
+        prefill_tokens=0,
+        idle_s=0,
+        pause_s=0,
+        busy_s=1,
     ),
     ScoreRequest(
         items=[
