@@ -9,7 +9,6 @@ evaluated by the regular sampler; that part gates nothing but that all figures a
 import argparse
 import asyncio
 import hashlib
-import json
 import math
 import sys
 import tempfile
@@ -28,17 +27,16 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import fire_task
-from benchmarks.runs import Rows
+from benchmarks.rows import RESULTS, Rows, result_line
 from generators.engine import GenerationRequest
 from generators.policy_files import end_token_ids, read_config, weight_layout
 from generators.torch_engine import TorchEngine
-from headrace.launch import ROOT
 from headrace.protocol.messages import FireSampling
 from learner.hot_tokens import Correction, hot_streams
 from learner.ratios import behaviour_ratio
 from tasks.pass_at_k import pass_at_k
 
-ROWS = ROOT / "benchmarks" / "results" / "fire.jsonl"
+ROWS = RESULTS / "fire.jsonl"
 SEEDS = 3
 PROMPTS, SAMPLES = 300, 8
 FIRE = FireSampling(temperature=30.0, top_k=4)
@@ -308,5 +306,5 @@ def main(argv: list[str]) -> int:
         found.append(rows.rows[name])
     show(found)
     if options.json:
-        print(json.dumps({"name": "fire", "rows": found}))
+        print(result_line({"name": "fire", "rows": found}))
     return 0

@@ -24,7 +24,7 @@ def answer(model: Path, trajectories: int, threads: int) -> None:
     for line in sys.stdin:
         batch = demo_batch(trajectories=trajectories, window=WINDOW, seed=int(line))
         began = time.perf_counter()
-        updater.run(batch)
+        updater.run(*batch)
         print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
 
 

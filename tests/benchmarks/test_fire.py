@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from benchmarks import fire, fire_task
-from headrace.launch import ROOT
+from headrace.install import ROOT
 
 
 def test_a_strategy_answers_as_it_says() -> None:

@@ -4,6 +4,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from coordinator.permissions import (
     MAY_SAY,
@@ -15,8 +16,9 @@ from coordinator.permissions import (
 )
 from headrace.errors import UserError
 from headrace.protocol import messages as m
+from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.identity import identity_of, name_of
-from headrace.protocol.records import WindowTrained
+from sequence.windows import Window, trajectory_of
 from tests.headrace.protocol.samples import sample_of
 
 TABLE = """
@@ -105,30 +107,35 @@ def test_a_generator_answers_the_notices_that_it_was_given() -> None:
 
 # -- the learner's work ----------------------------------------------------------------------------
 
+LINEAGE = 2
 
-def window(window_id: int, start: int, end: int) -> WindowTrained:
-    return WindowTrained(
-        window_id=window_id,
-        trajectory_id=window_id >> 16,
-        index=window_id & 0xFFFF,
+
+def window(window_id: int, start: int, end: int) -> Window:
+    trajectory_id, index = trajectory_of(window_id)
+    return Window(
+        trajectory_id=trajectory_id,
+        index=index,
         start=start,
         end=end,
-        trained=end - start,
-        dropped={},
+        tokens=end - start,
         min_version=0,
         max_version=0,
+        state="taken",
     )
 
 
-def batch(update: int, publish_as: int, *, checkpoint: bool = False) -> m.Batch:
+def batch(
+    update: int, publish_as: int, *, checkpoint: bool = False, warm_up: bool = False
+) -> m.Batch:
+    """A warm-up trains no policy: its weights stay the version that they are."""
     return m.Batch(
         update=update,
-        version=publish_as - 1,
+        lineage=LINEAGE,
+        version=publish_as - (not warm_up),
         publish_as=publish_as,
-        shards=[],
+        parts=[1],
         value_epochs=1,
         checkpoint=checkpoint,
-        cut="{}",
     )
 
 
@@ -136,21 +143,27 @@ def notice(version: int, update: int) -> m.WeightNotice:
     return m.WeightNotice(version=version, update=update, sha256="", num_bytes=0, sources=[])
 
 
-def row(window_id: int, start: int, sizes: tuple[int, int, int]) -> m.TokenDiagnostics:
-    arrays = [np.zeros(size, np.float32) for size in sizes]
-    return m.TokenDiagnostics(
+def row(window_id: int, start: int, sizes: tuple[int, int, int, int]) -> TokenDiagnostics:
+    return TokenDiagnostics(
         window_id=window_id,
         trajectory_id=window_id >> 16,
         start=start,
-        logprobs=arrays[0],
-        values=arrays[1],
-        advantages=arrays[2],
         lam=1.0,
+        columns={
+            name: np.zeros(size, np.float32) for name, size in zip(COLUMN_NAMES, sizes, strict=True)
+        },
     )
 
 
+def fewer(diagnostics: TokenDiagnostics) -> TokenDiagnostics:
+    """Without the last column."""
+    columns = {name: diagnostics.columns[name] for name in COLUMN_NAMES[:-1]}
+    return replace(diagnostics, columns=columns)
+
+
 def done(update: int, **fields: object) -> m.UpdateDone:
-    return m.UpdateDone(update=update, metrics={}, **({"diagnostics": []} | fields))  # type: ignore[arg-type]
+    usual: dict[str, object] = {"diagnostics": [], "lineage": LINEAGE}
+    return m.UpdateDone(update=update, metrics={}, **(usual | fields))  # type: ignore[arg-type]
 
 
 def at_work() -> Orders:
@@ -168,24 +181,29 @@ def refused(message: m.UpdateDone | m.WeightNotice | m.CheckpointDone, orders: O
 
 def test_the_update_that_is_out_may_come_back_once() -> None:
     orders = at_work()
-    whole = done(5, notice=notice(9, 5), diagnostics=[row(65537, 4, (2, 2, 2))])
+    whole = done(5, notice=notice(9, 5), diagnostics=[row(65537, 4, (2, 2, 2, 2))])
     assert refused(whole, orders) == ""
     assert refused(done(5), orders) == ""
     orders.done()
-    assert refused(whole, orders) == "update 5 was not expected"
+    assert refused(whole, orders) == "update 5 of lineage 2 was not expected"
 
 
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (done(6), "update 6 was not expected"),
+        (done(6), "update 6 of lineage 2 was not expected"),
+        (done(5, lineage=1), "update 5 of lineage 1 was not expected"),
         (done(5, notice=notice(10, 5)), "version 10 is not that of update 5"),
         (done(5, notice=notice(9, 4)), "version 9 is not that of update 5"),
         (done(5, notice=notice(8, 5)), "version 8 is not that of update 5"),
         (done(5, checkpoint="step_5"), "no checkpoint of update 5 was asked for"),
-        (done(5, diagnostics=[row(65538, 0, (4, 4, 4))]), "window 65538 is not in the batch"),
-        (done(5, diagnostics=[row(65536, 1, (4, 4, 4))]), "window 65536 do not cover it"),
-        (done(5, diagnostics=[row(65536, 0, (4, 4, 3))]), "window 65536 do not cover it"),
+        (done(5, diagnostics=[row(65538, 0, (4, 4, 4, 4))]), "window 65538 is not in the batch"),
+        (done(5, diagnostics=[row(65536, 1, (4, 4, 4, 4))]), "window 65536 do not cover it"),
+        (done(5, diagnostics=[row(65536, 0, (4, 4, 4, 3))]), "window 65536 do not cover it"),
+        (
+            done(5, diagnostics=[fewer(row(65536, 0, (4, 4, 4, 4)))]),
+            "window 65536 have other columns",
+        ),
     ],
 )
 def test_an_update_with_anything_that_was_not_asked_for(message: m.UpdateDone, reason: str) -> None:
@@ -194,7 +212,7 @@ def test_an_update_with_anything_that_was_not_asked_for(message: m.UpdateDone, r
 
 def test_a_warm_up_publishes_nothing() -> None:
     orders = Orders(versions={}, newest=0)
-    orders.batch(batch(1, 3), [])
+    orders.batch(batch(1, 3, warm_up=True), [])
     assert refused(done(1), orders) == ""
     assert refused(done(1, notice=notice(3, 1)), orders) != ""
     assert refused(notice(3, 1), orders) != ""

@@ -22,7 +22,7 @@ from generators.vllm_engine import VllmEngine, VllmSettings, prepare_environment
 from generators.weights import WeightLayout
 from headrace.config.generator import FireConfig
 from headrace.errors import UserError
-from headrace.launch import ROOT
+from headrace.install import ROOT
 from headrace.protocol.messages import FireSampling
 from tests.generators.fixed_model import HOT_TOP_2, REGULAR, Z
 from tests.generators.frequencies import unlikely

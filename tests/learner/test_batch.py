@@ -5,11 +5,18 @@ import pytest
 import torch
 
 from headrace.config.algorithm import AlgorithmConfig
-from headrace.protocol.messages import PolicyWindow, Shard, Span, ValueTrajectory
+from headrace.protocol.batches import (
+    BatchSequence,
+    GroupScores,
+    PolicyWindow,
+    Shard,
+    ValueTrajectory,
+)
+from headrace.protocol.streams import Reward, Span
 from learner.algorithm import Algorithm, build_algorithm
-from learner.batch import PolicyHalf, micro_batches, policy_half, value_half
+from learner.batch import PolicyHalf, policy_half, value_half
 from learner.place import Place
-from learner.reads import policy_reads
+from learner.steps import micro_batches
 
 CPU = torch.device("cpu")
 PROMPT, WINDOW, LONGEST = 3, 16, 40
@@ -24,29 +31,43 @@ def algorithm() -> Algorithm:
     )
 
 
-def window(start: int, end: int, *, finished: bool, trajectory: int = 0) -> PolicyWindow:
-    """Tokens start to end of an answer that was scored 1 if it ends here."""
-    return PolicyWindow(
-        window_id=start,
-        trajectory_id=trajectory,
-        group_id=trajectory,
-        prompt_length=PROMPT,
-        start=start,
-        end=end,
-        token_ids=np.arange(PROMPT + end, dtype=np.int32),
-        logprobs=np.full(end - start, -1.0, np.float32),
-        spans=[Span(0, start, end)],
-        loss_mask=np.ones(end - start, np.uint8),
-        finished=finished,
-        reward=1.0 if finished else 0.0,
+def answer(length: int) -> BatchSequence:
+    """An opening and an answer that the policy sampled alone."""
+    return BatchSequence(
+        trajectory_id=0,
+        group_id=0,
+        token_ids=np.arange(PROMPT + length, dtype=np.int32),
+        opening=PROMPT,
+        sampled=[(0, length)],
     )
 
 
-def half(*windows: PolicyWindow) -> PolicyHalf:
+def window(start: int, end: int, *, finished: bool) -> PolicyWindow:
+    """Tokens start to end of an answer that was scored 1 if it ends here."""
+    return PolicyWindow(
+        window_id=start,
+        trajectory_id=0,
+        sequence=0,
+        start=start,
+        end=end,
+        length=end,
+        logprobs=np.full(end - start, -1.0, np.float32),
+        loss_weights=np.ones(end - start, np.float32),
+        spans=[Span(0, start, end)],
+        rewards=[Reward(1.0, end - 1)] if finished else [],
+        finished=finished,
+        score=1.0 if finished else 0.0,
+        correct=finished,
+    )
+
+
+def half(window: PolicyWindow) -> PolicyHalf:
     made = algorithm()
+    scores, lengths = np.ones(1, np.float32), np.array([window.end], np.int32)
+    group = GroupScores(group_id=0, trajectory_ids=[0], scores=scores, lengths=lengths)
     return policy_half(
-        Shard(windows=list(windows), values=[]),
-        version=0, lambdas=made.lambdas, shape=made.shape_rewards, device=CPU,
+        Shard(sequences=[answer(window.end)], windows=[window], values=[], groups=[group]),
+        version=0, lambdas=made.lambdas, shape=made.shape_rewards, kl_coef=0.0, device=CPU,
     )  # fmt: skip
 
 
@@ -73,18 +94,22 @@ def test_lambda_is_from_the_length_of_the_answer_so_far(
 def test_the_overlong_penalty_is_from_the_length_of_the_whole_answer(
     start: int, end: int, expected: float
 ) -> None:
-    """A score of 1 and the penalty, on the last token, in both halves; the score itself stays."""
+    """A score of 1 and the penalty, on the last token, in both halves and in the group; right is
+    what the score says, not what is left of it."""
     policy = half(window(start, end, finished=True))
     assert policy.rewards.tolist() == pytest.approx([0.0] * (end - start - 1) + [expected])
-    assert policy.scores.tolist() == [1.0]
-    answer = ValueTrajectory(
+    assert policy.groups.rewards.tolist() == pytest.approx([expected])
+    assert policy.right.tolist() == [True]
+    whole = ValueTrajectory(
         trajectory_id=0,
-        prompt_length=PROMPT,
-        token_ids=np.arange(PROMPT + end, dtype=np.int32),
-        reward=1.0,
+        sequence=0,
+        length=end,
+        rewards=[Reward(1.0, end - 1)],
+        score=1.0,
+        logprobs=np.zeros(0, np.float32),
     )
-    shard = Shard(windows=[], values=[answer])
-    values = value_half(shard, shape=algorithm().shape_rewards, device=CPU)
+    shard = Shard(sequences=[answer(end)], windows=[], values=[whole])
+    values = value_half(shard, shape=algorithm().shape_rewards, kl_coef=0.0, device=CPU)
     assert values.rewards.tolist() == pytest.approx([0.0] * (end - 1) + [expected])
 
 
@@ -93,7 +118,7 @@ def test_frozen_is_all_before_the_token_that_predicts_the_first(start: int, end:
     """The last token before the window is where its first is predicted: its keys and values are
     the window's own, those of what stands before it are not."""
     place = Place(device=CPU, frozen_context=True)
-    ((pack, _),) = micro_batches(policy_reads([window(start, end, finished=False)]), [0], place)
+    ((pack, _),) = micro_batches(half(window(start, end, finished=False)).reads, [0], place)
     assert pack.layout.frozen is not None
     kept = PROMPT + start - 1
     assert pack.layout.frozen.tolist() == [True] * kept + [False] * (end - start)

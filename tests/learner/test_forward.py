@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from headrace.config.model import ModelConfig
+from headrace.protocol.batches import PolicyWindow, Shard
 from learner.forward import Pack, PolicyNetwork, ValueNetwork
 from learner.models import load_critic, load_policy
 from learner.place import Place
-from learner.reads import reads_of, sampled_windows
+from learner.reads import Reads, reads_of, sampled_windows
 from learner.steps import micro_batches
 from tests.learner.padded import PaddedPolicy, PaddedValue
 from tests.learner.recorded import VOCABULARY, record, save_tiny_model
@@ -26,11 +27,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return ModelConfig(path=str(save_tiny_model(tmp_path_factory.mktemp("model"))))
 
 
+def reads_in(shard: Shard, windows: list[PolicyWindow]) -> Reads:
+    """The sampled tokens of windows of a shard."""
+    return reads_of(shard.sequences, windows, sampled_windows(shard.sequences, windows))
+
+
 def pack_of(seed: int) -> Pack:
     """All windows of a recorded batch in one pack."""
-    shard = record(seed=seed, turns=True)
-    sampled = sampled_windows(shard.sequences, shard.windows)
-    reads = reads_of(shard.sequences, shard.windows, sampled)
+    shard = record(seed=seed)
+    reads = reads_in(shard, shard.windows)
     place = Place(device=CPU, budget=100_000)
     ((pack, _),) = micro_batches(reads, range(len(reads.token_ids)), place)
     return pack
@@ -127,9 +132,10 @@ def test_frozen_context_is_a_cache_without_gradient(model: ModelConfig) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(
         model.path, dtype=torch.float64, attn_implementation="eager"
     )
-    windows = {w.trajectory_id: w for w in record(seed=1)[0]}
+    shard = record(seed=1)
+    windows = {w.trajectory_id: w for w in shard.windows}
     assert {bool(w.start) for w in windows.values()} == {False, True}
-    reads = policy_reads(list(windows.values()))
+    reads = reads_in(shard, list(windows.values()))
     place = Place(device=CPU, budget=100_000, frozen_context=True)
     ((pack, tokens),) = micro_batches(reads, range(len(reads.token_ids)), place)
     weights = torch.linspace(-1, 2, tokens.numel(), dtype=torch.float64)
@@ -137,8 +143,10 @@ def test_frozen_context_is_a_cache_without_gradient(model: ModelConfig) -> None:
     torch.autograd.backward((made * weights).sum())
     found: list[Tensor] = []
     for window in windows.values():
-        ids = torch.from_numpy(window.token_ids.astype(np.int64))[None]
-        first = window.prompt_length + window.start - 1
+        sequence = shard.sequences[window.sequence]
+        known = sequence.token_ids[: sequence.opening + window.end]
+        ids = torch.from_numpy(known.astype(np.int64))[None]
+        first = sequence.opening + window.start - 1
         with torch.no_grad():
             cache = theirs(ids[:, :first], use_cache=True).past_key_values
         log_p = theirs(ids[:, first:-1], past_key_values=cache).logits[0].log_softmax(-1)
