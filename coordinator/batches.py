@@ -124,9 +124,10 @@ def _cut(items: Iterable[_Item], state: State, rules: BatchRules, max_bytes: int
     for item in items:
         number = len(shards[-1].sequences) if shards else 0
         piece = _piece(item, number, state, rules)
-        size = sum(
-            map(part_bytes, [*piece.sequences, *piece.windows, *piece.values, *piece.groups])
-        )
+        size = sum(part_bytes(sequence) for sequence in piece.sequences)
+        size += sum(part_bytes(window) for window in piece.windows)
+        size += sum(part_bytes(value) for value in piece.values)
+        size += sum(part_bytes(group) for group in piece.groups)
         if size > room:
             shards.append(Shard(sequences=[], windows=[], values=[], groups=[]))
             room = max_bytes - PART_BYTES

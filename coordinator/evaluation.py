@@ -26,6 +26,8 @@ class Evaluation:
         self._prompts = prompts
         self._generation = generation
         self._groups: list[GroupIssued] = []
+        self._open: list[int] = []
+        """Trajectories that may not be scored yet; looked at from the end."""
         self._label: Label = "before"
         self._began = 0.0
         self.running = False
@@ -37,6 +39,7 @@ class Evaluation:
         self._groups = self._prompts.eval_groups(state.next_group, state.next_trajectory)
         for group in self._groups:
             self._hub.note(group)
+        self._open = [group.trajectory_ids[0] for group in self._groups]
 
     def progress(self) -> tuple[int, int]:
         """(scored, all)."""
@@ -45,9 +48,11 @@ class Evaluation:
     async def advance(self) -> EvaluationDone | None:
         """Lease what is not leased; the result once everything is scored."""
         await self._generation.lease_evaluation(self._groups)
-        trajectories = self._trajectories()
-        if not all(map(self._settled, trajectories)):
+        while self._open and self._settled(self._hub.account.trajectories[self._open[-1]]):
+            self._open.pop()
+        if self._open:
             return None
+        trajectories = self._trajectories()
         state = self._hub.state
         good = [t for t in trajectories if t.reward is not None]
         right = sum(bool(t.correct) for t in good)

@@ -41,6 +41,8 @@ class Generation:
                 top_p=fire.top_p,
                 ban_eos=fire.ban_eos,
             )
+        self._all_held = False
+        """Every training lease in force was told to end."""
 
     # -- generators come and go -------------------------------------------------------------------
 
@@ -134,6 +136,8 @@ class Generation:
     async def lease_evaluation(self, groups: list[GroupIssued]) -> None:
         """Fill free slots with evaluation trajectories that have no lease."""
         free = sum(g.free for g in self._hub.peers.generators.values())
+        if not free:
+            return
         known, leases = self._hub.account.trajectories, self._hub.leases
         trajectories = (known.get(g.trajectory_ids[0]) for g in groups)
         idle = [t for t in trajectories if t and not t.ended and not leases.of(t.trajectory_id)]
@@ -141,6 +145,7 @@ class Generation:
 
     async def _lease(self, trajectories: list[Trajectory]) -> None:
         by_generator: dict[str, list[Lease]] = {}
+        self._all_held = self._all_held and not trajectories
         for trajectory in trajectories:
             name, generator = max(self._hub.peers.generators.items(), key=lambda item: item[1].free)
             generator.live.add(trajectory.trajectory_id)
@@ -191,7 +196,11 @@ class Generation:
     # -- stopping ---------------------------------------------------------------------------------
 
     async def hold_all(self) -> None:
-        """Take back every training lease; tokens that exist are kept."""
+        """Take back every training lease; tokens that exist are kept. Whoever asks again while no
+        lease was given in between does not look at all of them."""
+        if self._all_held:
+            return
+        self._all_held = True
         by_generator: dict[str, list[tuple[int, int]]] = {}
         for _, lease in self._hub.leases.training():
             if not lease.holding:

@@ -24,10 +24,12 @@ from sequence.account import Account
 
 @dataclass
 class Given:
-    """A lease in force. `holding`: its generator was told to end it."""
+    """A lease in force. `training`: of a training trajectory. `holding`: its generator was told to
+    end it."""
 
     lease_id: int
     generator: str
+    training: bool
     holding: bool = False
 
 
@@ -44,6 +46,8 @@ class Leases:
     account: Account
     given: dict[int, Given] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
+    _training: int = 0
+    """How many of the leases are of training trajectories."""
     _by_generator: dict[str, set[int]] = field(default_factory=dict)
     """Trajectories by generator."""
     _inside: list[int] = field(default_factory=list)
@@ -84,7 +88,10 @@ class Leases:
 
     def _give(self, record: LeaseIssued) -> None:
         self._leave_queue(record.trajectory_id)
-        self.given[record.trajectory_id] = Given(record.lease_id, record.generator)
+        training = self.account.trajectories[record.trajectory_id].purpose == "train"
+        before = self.given.get(record.trajectory_id)
+        self._training += training - (before is not None and before.training)
+        self.given[record.trajectory_id] = Given(record.lease_id, record.generator, training)
         self._by_generator.setdefault(record.generator, set()).add(record.trajectory_id)
 
     # -- leases -----------------------------------------------------------------------------------
@@ -93,6 +100,7 @@ class Leases:
         """The lease is over; an unfinished training trajectory waits for the next."""
         lease = self.given.pop(trajectory_id, None)
         if lease is not None:
+            self._training -= lease.training
             self._by_generator[lease.generator].discard(trajectory_id)
         trajectory = self.account.trajectories.get(trajectory_id)
         if trajectory is not None and trajectory.purpose == "train" and not trajectory.ended:
@@ -110,12 +118,11 @@ class Leases:
 
     def training(self) -> Iterator[tuple[int, Given]]:
         """Leases of training trajectories."""
-        known = self.account.trajectories
-        return ((key, given) for key, given in self.given.items() if known[key].purpose == "train")
+        return ((key, given) for key, given in self.given.items() if given.training)
 
     def live(self) -> int:
         """How many training trajectories have a lease."""
-        return sum(1 for _ in self.training())
+        return self._training
 
     # -- waiting ----------------------------------------------------------------------------------
 

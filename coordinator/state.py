@@ -14,6 +14,7 @@ from headrace.protocol.records import (
     BatchReturned,
     BatchTaken,
     CheckpointWritten,
+    ChunkArrived,
     EvaluationDone,
     Forgotten,
     GroupIssued,
@@ -25,6 +26,8 @@ from headrace.protocol.records import (
     UpdateCommitted,
     VersionIssued,
     VersionPublished,
+    WindowsClosed,
+    WindowsReady,
 )
 from sequence.account import Account
 
@@ -71,6 +74,8 @@ class State:
         before = self.account.taken
         self.account.apply(record)
         match record:
+            case ChunkArrived() | WindowsClosed() | WindowsReady():
+                pass  # The most frequent ones are the account's alone.
             case GroupIssued():
                 self._issue(record)
             case LeaseIssued():

@@ -73,10 +73,11 @@ class Account:
     def apply(self, record: Record) -> None:
         """Change the account as the record says."""
         match record:
-            case GroupIssued():
-                self._issue(record)
             case ChunkArrived():
                 self._arrive(record)
+                return  # The most frequent one moves no window.
+            case GroupIssued():
+                self._issue(record)
             case TrajectoryEnded():
                 self._end(record)
             case RewardArrived():

@@ -11,12 +11,19 @@ from collections.abc import Iterable, Sequence
 
 from headrace.protocol.streams import PLAIN, Span, Streams
 
+_UNCOVERED = "version spans do not cover the sampled tokens"
+
 
 def stretch_problem(
     start: int, size: int, spans: Sequence[Span], streams: Streams | None
 ) -> str | None:
     """What is wrong with positions [start, start + size), in words; None where all is well."""
-    end, streams = start + size, streams or PLAIN
+    end = start + size
+    if streams is None and len(spans) == 1 and size:
+        # Nearly all there is: one answer under one version.
+        whole = (spans[0].start, spans[0].end) == (start, end)
+        return None if whole else _UNCOVERED
+    streams = streams or PLAIN
     sampled = [(start, end)] if size else []
     if streams.pieces:
         runs = [(piece.start, piece.end) for piece in streams.pieces]
@@ -25,7 +32,7 @@ def stretch_problem(
         sampled = [(p.start, p.end) for p in streams.pieces if p.source == "policy"]
     covered = _joined((span.start, span.end) for span in spans)
     if covered is None or covered != _joined(sampled):
-        return "version spans do not cover the sampled tokens"
+        return _UNCOVERED
     inside = [(run.start, run.end) for run in streams.weights]
     inside += [(run.start, run.end) for run in streams.coefficients]
     inside += [(run.start, run.end) for run in streams.marks]
