@@ -21,7 +21,7 @@ a `share` lies between 0 and 1.
 A metric comes once for every committed update, or about once a second as a gauge between updates,
 or both. A few are arrays: a number for each bin that is named. In SQL they are rows of `metrics`
 and `metric_arrays` (see [storage](storage.md)); `metric_info` holds this page's table; `headrace
-export RUN metrics` writes them to a file. Prefixes `actor/`, `critic/`,
+export RUN metrics` writes the single numbers to a file. Prefixes `actor/`, `critic/`,
 `response_length/`, `timing_s/` and `perf/` and the names under them are verl's where verl has them.
 """
 

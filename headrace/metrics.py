@@ -84,6 +84,7 @@ _ALL = (
     MetricInfo("ledger/dropped/reward_failed", "tokens", "whose trajectory could not be scored", "0"),
     MetricInfo("ledger/dropped/stale", "tokens", "older than the staleness bound", "below a few percent"),
     MetricInfo("ledger/dropped/value_warmup", "tokens", "generated while only the value model was trained"),
+    MetricInfo("ledger/dropped/zero_weight", "tokens", "whose loss weight is 0, such as hot tokens that are masked"),
     MetricInfo("ledger/evaluation", "tokens", "generated for evaluations; outside the balance"),
     MetricInfo("ledger/generated", "tokens", "response tokens journaled = trained_policy + ready + in_flight + dropped"),
     MetricInfo("ledger/in_flight", "tokens", "in a window that is not complete, or waits for its reward"),
