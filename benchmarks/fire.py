@@ -193,7 +193,7 @@ def update(
     losses = -streams.weight * ratio.log_ratio.exp() * batch.advantages
     loss = losses.sum() / streams.weight.sum()
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     hot = max(int(batch.hot.sum()), 1)

@@ -132,7 +132,6 @@ _ALL = (
     MetricInfo("schedule/in_play", "windows", "open or ready, as the staleness bound counts them", "at most schedule/bound"),
     MetricInfo("schedule/learner_busy", "", "1 while a batch is with the learner"),
     MetricInfo("schedule/live", "trajectories", "being generated"),
-    MetricInfo("schedule/open_windows", "windows", "begun and not complete"),
     MetricInfo("schedule/ready_windows", "windows", "complete and not taken"),
     MetricInfo("schedule/scoring", "trajectories", "wait for their reward"),
     MetricInfo("schedule/unfinished_share", "share", "windows of this batch whose response goes on"),

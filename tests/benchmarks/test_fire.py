@@ -1,5 +1,6 @@
 """FIRE's test B: a hot first token lets a model answer as it can, but hardly ever does."""
 
+import json
 from pathlib import Path
 from random import Random
 
@@ -51,7 +52,7 @@ def test_a_hot_first_token_raises_pass_at_8_and_what_is_tried(tmp_path: Path) ->
     """Thresholds were calibrated apart from this code: + 0.50, and twice as many answers."""
     rows = tmp_path / "rows.jsonl"
     assert fire.main(["--no-training", "--rows", str(rows)]) == 0
-    found = [row["sampled"] for row in fire.Rows(rows).rows.values()]
+    found = [json.loads(line)["sampled"] for line in rows.read_text().splitlines()]
     assert len(found) == 3
     for row in found:
         assert row["regular"]["first A"] > 0.98

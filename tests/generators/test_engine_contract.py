@@ -232,7 +232,7 @@ async def test_greedy_takes_the_likeliest_token(
 
 async def test_abort_ends_the_stream(engine: Engine) -> None:
     request = ask(seed=9, length=200)
-    deltas = []
+    deltas: list[TokenDelta] = []
     async for delta in engine.generate(request):
         if not deltas:
             await engine.abort(request.request_id)

@@ -17,7 +17,7 @@ from alembic.config import Config
 import storage
 from headrace.errors import UserError
 from headrace.protocol import records as today
-from headrace.protocol.records import MaskedRun, Record, TrajectoryEnded
+from headrace.protocol.records import MaskedRun, Record, TrajectoryEnded, TrajectoryStatus
 from headrace.protocol.streams import Span
 from sequence.moves import moves
 from storage import queries
@@ -166,12 +166,12 @@ def make_old_database(run_dir: Path) -> None:
         config.attributes["connection"] = connection
         command.downgrade(config, "0001")
     engine.dispose()
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute(
             "insert into runs (run_id, name, config, status, detail, lineage)"
             " values ('old-1', 'sample', '{}', 'finished', '', 0)"
         )
-        connection.execute("insert into projection (run, next_offset) values (1, 99)")
+        file.execute("insert into projection (run, next_offset) values (1, 99)")
 
 
 def test_the_old_file_is_kept(tmp_path: Path) -> None:
@@ -276,11 +276,11 @@ def test_every_token_is_told_once_whatever_happened() -> None:
             records.append(chunk(key, ends[key], end, finish=finish))
             ends[key] = end
             if finish:
-                status = chance.choice(["finished", "failed"])
+                status: TrajectoryStatus = chance.choice(["finished", "failed"])
                 records.append(
-                    TrajectoryEnded(at=1.0, trajectory_id=key, status=status, length=ends.pop(key))  # type: ignore[arg-type]
+                    TrajectoryEnded(at=1.0, trajectory_id=key, status=status, length=ends.pop(key))
                 )
-        settings = Settings(8, chance.choice(["window", "trajectory", "group"]))  # type: ignore[arg-type]
+        settings = Settings(8, chance.choice(["window", "trajectory", "group"]))
         found = told(records, settings)
         closed = [w for r in found if isinstance(r, today.WindowsClosed) for w in r.windows]
         places: dict[int, list[tuple[int, int]]] = {}

@@ -67,7 +67,9 @@ def test_no_part_is_larger_than_its_items(
     groups: list[GroupScores],
 ) -> None:
     shard = Shard(sequences=sequences, windows=windows, values=values, groups=groups)
-    estimate = PART_BYTES + sum(map(part_bytes, (*sequences, *windows, *values, *groups)))
+    items: list[BatchSequence | PolicyWindow | ValueTrajectory | GroupScores]
+    items = [*sequences, *windows, *values, *groups]
+    estimate = PART_BYTES + sum(map(part_bytes, items))
     assert bytes_on_the_wire(shard) <= estimate
 
 
