@@ -24,11 +24,7 @@ def answer(model: Path, trajectories: int, threads: int) -> None:
     for line in sys.stdin:
         batch, shard = demo_batch(trajectories=trajectories, window=WINDOW, seed=int(line))
         began = time.perf_counter()
-<<<<<<< HEAD
-        updater.run(*batch)
-=======
         updater.run(batch, shard)
->>>>>>> w/prose
         print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
 
 

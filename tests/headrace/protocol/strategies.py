@@ -59,13 +59,18 @@ _PLAIN: dict[type, Strategy] = {
 
 def _struct(info: inspect.StructType) -> Strategy:
     hints = get_type_hints(info.cls)
-    fields = {
-        field.name: _array(hints[field.name])
-        if isinstance(field.type, inspect.CustomType)
-        else of_type(field.type)
-        for field in info.fields
-    }
+    fields = {field.name: _field(field.type, hints[field.name]) for field in info.fields}
     return st.fixed_dictionaries(fields).map(lambda values: info.cls(**values))
+
+
+def _field(info: inspect.Type, annotation: Any) -> Strategy:
+    """Values of a field; an array, or a dict of arrays, is known by its annotation alone."""
+    match info:
+        case inspect.CustomType():
+            return _array(annotation)
+        case inspect.DictType(key_type=key, value_type=inspect.CustomType()):
+            return st.dictionaries(of_type(key), _array(annotation.__args__[1]), max_size=3)
+    return of_type(info)
 
 
 def _array(annotation: Any) -> Strategy:

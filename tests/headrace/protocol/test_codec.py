@@ -49,6 +49,8 @@ def same(left: Any, right: Any) -> bool:
         )
     if isinstance(left, list | tuple):
         return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     return bool(left == right)
 
 
