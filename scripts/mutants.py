@@ -58,7 +58,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "learner.shaping": ("tests/learner/test_shaping.py",),
     "learner.targets": ("tests/learner/test_targets.py",),
     "learner.value_losses": ("tests/learner/test_losses.py",),
-    "coordinator.batches:mask_window": (
+    "coordinator.masks:mask_window": (
         "tests/coordinator/test_masks.py",
         "tests/coordinator/test_staleness.py",
         "tests/coordinator/test_state.py",

@@ -168,8 +168,9 @@ def a_hello(_: Stage) -> Callable[[], m.Message]:
 
 def a_report(_: Stage) -> Callable[[], m.Message]:
     return lambda: m.GeneratorReport(
-        live=1, version=0, tokens=1, lost_tokens=1, prefill_tokens=1, idle_s=1, pause_s=1, busy_s=1
-    )
+        live=1, version=0, tokens=1, discarded_tokens=1, prefill_tokens=1, idle_s=1, pause_s=1,
+        busy_s=1,
+    )  # fmt: skip
 
 
 def a_checkpoint(stage: Stage) -> Callable[[], m.Message]:

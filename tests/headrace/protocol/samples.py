@@ -1,6 +1,6 @@
 """One plain value of every message type, made from its annotations."""
 
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -12,16 +12,14 @@ def sample_of(kind: type[msgspec.Struct]) -> Any:
     return _of(inspect.type_info(kind))
 
 
-def _of(info: inspect.Type) -> Any:
+def _of(info: inspect.Type, annotation: Any = None) -> Any:
+    """Only the annotation says of what type an array's numbers are."""
     match info:
+        case inspect.CustomType():
+            return np.zeros(1, annotation.__args__[1].__args__[0])
         case inspect.StructType():
             hints = get_type_hints(info.cls, include_extras=True)
-            values = {
-                f.name: np.zeros(1, hints[f.name].__args__[1].__args__[0])
-                if isinstance(f.type, inspect.CustomType)
-                else _of(f.type)
-                for f in info.fields
-            }
+            values = {f.name: _of(f.type, hints[f.name]) for f in info.fields}
             return info.cls(**values)
         case inspect.UnionType():
             return _of(next(t for t in info.types if not isinstance(t, inspect.NoneType)))
@@ -32,7 +30,10 @@ def _of(info: inspect.Type) -> Any:
         case inspect.TupleType():
             return tuple(map(_of, info.item_types))
         case inspect.DictType():
-            return {_of(info.key_type): _of(info.value_type)}
+            values = (
+                get_args(annotation)[1] if isinstance(info.value_type, inspect.CustomType) else None
+            )
+            return {_of(info.key_type): _of(info.value_type, values)}
         case inspect.StrType():
             return "a"
     return {inspect.IntType: 1, inspect.FloatType: 0.5, inspect.BoolType: False}.get(

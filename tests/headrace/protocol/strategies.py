@@ -1,7 +1,7 @@
 """Hypothesis strategies for every message and record type, made from their annotations: values
 within the bounds that the annotations give."""
 
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -23,9 +23,12 @@ def structs(kind: type[msgspec.Struct]) -> Strategy:
     return of_type(inspect.type_info(kind))
 
 
-def of_type(info: inspect.Type) -> Strategy:
-    """Values of one annotated type; a type without a rule here fails the test that meets it."""
+def of_type(info: inspect.Type, annotation: Any = None) -> Strategy:
+    """Values of one annotated type; a type without a rule here fails the test that meets it. Only
+    the annotation says of what type an array's numbers are."""
     match info:
+        case inspect.CustomType():
+            return _array(annotation)
         case inspect.StructType():
             return _struct(info)
         case inspect.UnionType():
@@ -37,7 +40,10 @@ def of_type(info: inspect.Type) -> Strategy:
         case inspect.TupleType():
             return st.tuples(*map(of_type, info.item_types))
         case inspect.DictType():
-            key, value = of_type(info.key_type), of_type(info.value_type)
+            values = (
+                get_args(annotation)[1] if isinstance(info.value_type, inspect.CustomType) else None
+            )
+            key, value = of_type(info.key_type), of_type(info.value_type, values)
             return st.dictionaries(key, value, max_size=3)
         case inspect.IntType():
             low = -(2**63) if info.ge is None else info.ge
@@ -59,7 +65,7 @@ _PLAIN: dict[type, Strategy] = {
 
 def _struct(info: inspect.StructType) -> Strategy:
     hints = get_type_hints(info.cls)
-    fields = {field.name: _field(field.type, hints[field.name]) for field in info.fields}
+    fields = {field.name: of_type(field.type, hints[field.name]) for field in info.fields}
     return st.fixed_dictionaries(fields).map(lambda values: info.cls(**values))
 
 

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError
-from headrace.protocol.batches import BatchSequence, GroupScores, PolicyWindow, Shard
+from headrace.protocol.batches import (
+    BatchSequence,
+    GroupScores,
+    PolicyWindow,
+    Shard,
+    ValueTrajectory,
+)
 from headrace.protocol.codec import MAGIC, Codec, message_codec
 from headrace.protocol.messages import (
     PROTOCOL_VERSION,
@@ -28,7 +34,7 @@ from headrace.protocol.messages import (
     TrajectoryChunk,
 )
 from headrace.protocol.records import AnyRecord, Record, RewardArrived
-from headrace.protocol.streams import Reward, Span
+from headrace.protocol.streams import Coefficient, Mark, Piece, Reward, Span, Streams, Weight
 from tests.headrace.protocol.strategies import structs
 
 LIMIT = 1 << 20
@@ -47,6 +53,8 @@ def same(left: Any, right: Any) -> bool:
         return type(left) is type(right) and all(
             same(getattr(left, name), getattr(right, name)) for name in names
         )
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     if isinstance(left, list | tuple):
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, dict):
@@ -122,11 +130,32 @@ def test_bytes_on_the_wire_are_these() -> None:
     assert raw.hex() == "050000000600000007000000" + "00000000" + "000000bf000080bf000000c0"
 
 
+def test_streams_of_a_chunk_on_the_wire() -> None:
+    """Golden: sparse streams are lists, and those without an entry are not sent."""
+    streams = Streams(
+        pieces=[Piece("policy", "assistant", 0, 64, 66), Piece("tool", "tool", 1, 66, 67)],
+        weights=[Weight(0.5, 64, 65)],
+        marks=[Mark("hot", 64, 65)],
+    )
+    chunk = msgspec.structs.replace(a_chunk().chunks[0], streams=streams)
+    header, _ = message_codec(max_bytes=LIMIT).encode(Chunks(chunks=[chunk]))
+    (sent,) = msgspec.msgpack.decode(header[3:])["chunks"]
+    assert sent["streams"] == {
+        "pieces": [
+            ["policy", "assistant", 0, 64, 66, None],
+            ["tool", "tool", 1, 66, 67, None],
+        ],
+        "weights": [[0.5, 64, 65]],
+        "marks": [["hot", 64, 65]],
+    }
+
+
 def test_a_part_of_a_batch_on_the_wire() -> None:
-    """Golden: a sequence, a window of it with its streams, and the scores of the whole group."""
+    """Golden: a window and a value trajectory stand in one sequence, which is sent once, as are the
+    scores and lengths of the whole group."""
     sequence = BatchSequence(
         trajectory_id=1,
-        group_id=9,
+        group_id=0,
         token_ids=np.array([4, 5], np.int32),
         opening=1,
         sampled=[(0, 1)],
@@ -139,33 +168,43 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
         end=1,
         length=1,
         logprobs=np.array([-0.5], np.float32),
-        loss_weights=np.array([1.0], np.float32),
+        loss_weights=np.array([2.0], np.float32),
         spans=[Span(2, 0, 1)],
         rewards=[Reward(1.0, 0)],
+        coefficients=[Coefficient("kl", 0.25, 0, 1)],
+        marks=[Mark("hot", 0, 1)],
         finished=True,
         score=1.0,
         correct=True,
     )
-    group = GroupScores(
-        group_id=9,
-        trajectory_ids=[1, 2],
-        scores=np.array([1.0, 0.0], np.float32),
-        lengths=np.array([1, 3], np.int32),
+    whole = ValueTrajectory(
+        trajectory_id=1,
+        sequence=0,
+        length=1,
+        rewards=[Reward(1.0, 0)],
+        score=1.0,
+        logprobs=np.zeros(0, np.float32),
     )
-    shard = Shard(sequences=[sequence], windows=[window], values=[], groups=[group])
-    part = BatchPart(update=1, rank=0, index=0, shard=shard)
+    group = GroupScores(
+        group_id=0,
+        trajectory_ids=[0, 1],
+        scores=np.array([0.0, 1.0], np.float32),
+        lengths=np.array([3, 1], np.int32),
+    )
+    shard = Shard(sequences=[sequence], windows=[window], values=[whole], groups=[group])
+    part = BatchPart(update=1, rank=0, index=2, shard=shard)
     header, raw = message_codec(max_bytes=LIMIT).encode(part)
     assert PROTOCOL_VERSION == 3
     assert msgspec.msgpack.decode(header[3:]) == {
         "type": "BatchPart",
         "update": 1,
         "rank": 0,
-        "index": 0,
+        "index": 2,
         "shard": {
             "sequences": [
                 {
                     "trajectory_id": 1,
-                    "group_id": 9,
+                    "group_id": 0,
                     "token_ids": ["i", 0, 2],
                     "opening": 1,
                     "sampled": [[0, 1]],
@@ -183,27 +222,36 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
                     "loss_weights": ["f", 16, 1],
                     "spans": [[2, 0, 1]],
                     "rewards": [[1.0, 0]],
-                    "coefficients": [],
-                    "marks": [],
+                    "coefficients": [["kl", 0.25, 0, 1]],
+                    "marks": [["hot", 0, 1]],
                     "finished": True,
                     "score": 1.0,
                     "correct": True,
                 }
             ],
-            "values": [],
+            "values": [
+                {
+                    "trajectory_id": 1,
+                    "sequence": 0,
+                    "length": 1,
+                    "rewards": [[1.0, 0]],
+                    "score": 1.0,
+                    "logprobs": ["f", 24, 0],
+                    "coefficients": [],
+                }
+            ],
             "groups": [
                 {
-                    "group_id": 9,
-                    "trajectory_ids": [1, 2],
+                    "group_id": 0,
+                    "trajectory_ids": [0, 1],
                     "scores": ["f", 24, 2],
                     "lengths": ["i", 32, 2],
                 }
             ],
         },
     }
-    assert raw[8:].hex() == (
-        "000000bf" + "00000000" + "0000803f" + "00000000" + "0000803f00000000" + "0100000003000000"
-    )
+    ids, logprob, weight = "0400000005000000", "000000bf" + 4 * "00", "00000040" + 4 * "00"
+    assert raw.hex() == ids + logprob + weight + "000000000000803f" + "0300000001000000"
 
 
 def test_arrays_are_read_only_views_of_the_frame() -> None:
