@@ -39,11 +39,12 @@ class Evaluation:
             self._hub.note(group)
 
     def progress(self) -> tuple[int, int]:
-        """(scored, all)."""
+        """How many responses are scored, and how many there are."""
         return sum(self._settled(t) for t in self._trajectories()), len(self._groups)
 
     async def advance(self) -> EvaluationDone | None:
-        """Lease what is not leased; the result once everything is scored."""
+        """Lease the trajectories that have no lease; returns the result once everything is
+        scored."""
         await self._generation.lease_evaluation(self._groups)
         trajectories = self._trajectories()
         if not all(map(self._settled, trajectories)):

@@ -3,7 +3,7 @@
 A version is a number that is given out once and never again, whatever dies. The age of a token is
 counted in updates on the surviving lineage: how many updates lie between the weights that sampled
 it and the weights that will be trained. After a rollback to update u the versions of the lineage
-that was given up are as old as u is: that is where they and the surviving weights part.
+that was given up are as old as u is: that update is where they and the surviving weights part.
 """
 
 from bisect import bisect_left, insort
