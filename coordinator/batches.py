@@ -44,7 +44,7 @@ class Prepared:
 
     @property
     def trains_policy(self) -> bool:
-        """It has windows with tokens in the loss."""
+        """Whether it has windows with tokens in the loss."""
         return any(shard.windows for shards in self.parts for shard in shards)
 
 

@@ -42,11 +42,12 @@ class Evaluation:
         self._open = [group.trajectory_ids[0] for group in self._groups]
 
     def progress(self) -> tuple[int, int]:
-        """(scored, all)."""
+        """How many responses are scored, and how many there are."""
         return sum(self._settled(t) for t in self._trajectories()), len(self._groups)
 
     async def advance(self) -> EvaluationDone | None:
-        """Lease what is not leased; the result once everything is scored."""
+        """Lease the trajectories that have no lease; returns the result once everything is
+        scored."""
         await self._generation.lease_evaluation(self._groups)
         while self._open and self._settled(self._hub.account.trajectories[self._open[-1]]):
             self._open.pop()

@@ -48,7 +48,8 @@ class Generation:
 
     async def join(self, hello: Hello) -> None:
         """A generator said Hello. The same process may say it again (its engine is ready now, or it
-        heard nothing for a while) and keeps its leases; another process of its name has none."""
+        heard nothing for a while) and keeps its leases; a different process under the same name
+        starts without any."""
         known = self._hub.peers.generators.get(hello.name)
         if known is not None and known.hello.pid == hello.pid:
             known.hello = hello

@@ -58,8 +58,8 @@ class Intake:
         return [trajectory for trajectory in touched.values() if trajectory.ended]
 
     def _refuse(self, sender: str, chunk: TrajectoryChunk, problem: str) -> None:
-        """Count what cannot be taken; a lease in force that brought it cannot go on: what was
-        acknowledged is kept, and resumed."""
+        """Count a chunk that cannot be taken. If its lease is in force, the lease ends here: the
+        tokens acknowledged so far are kept, and another lease resumes them."""
         hub = self._hub
         if tokens := chunk.token_ids.size:
             hub.note(TokensLost(at=time.time(), generator=sender, tokens=tokens, reason="refused"))
@@ -129,8 +129,8 @@ class Intake:
             )
 
     def _hold(self, trajectory: Trajectory) -> tuple[int, int] | None:
-        """A trajectory of a stream that is at a window's border asks the bound whether it may go
-        on; the lease and the border where it may not."""
+        """Ask the scheduler whether a trajectory that has reached a window's border may go on.
+        Returns its lease and the border if it may not, else None."""
         lease = self._hub.leases.of(trajectory.trajectory_id)
         if lease is None or lease.holding or trajectory.purpose == "eval":
             return None

@@ -44,7 +44,7 @@ class Coordinator:
         """Who said Hello under a name that another process has, and when first."""
 
     async def run(self) -> None:
-        """Until the run is over."""
+        """Serve until the run is over."""
         recorder = asyncio.create_task(self.hub.recorder.run(), name="recorder")
         work = [
             asyncio.create_task(self._tick(), name="tick"),
@@ -175,9 +175,10 @@ class Coordinator:
             hub.progress()
 
     async def _is_contested(self, identity: str, hello: m.Hello) -> bool:
-        """Whether another process has the name, or is the learner, and may still live. One whose
-        connection is closed is forgotten. One that is heard after a newcomer's first Hello lives,
-        and the newcomer's next Hello is refused; until then the newcomer is not answered."""
+        """Whether another process holds this name (or the learner's place) and may still be alive.
+        A holder whose connection is closed is forgotten. A holder that says anything after the
+        newcomer's first Hello is alive, and the newcomer's next Hello is refused. Until then the
+        newcomer gets no answer."""
         peers = self.hub.peers
         holder = peers.find(hello.name)
         if hello.role == "learner" and peers.learner is not None:

@@ -1,8 +1,8 @@
 """Which tokens of a window are trained, and why the others are not.
 
 In: a window, the age of its tokens, the rules. Out: a weight for each position and the masked runs.
-Promise: both come from the same array, so what is counted is what is trained; the first reason that
-holds for a token is the one counted.
+Promise: both come from the same array, so what is counted is what is trained; a token for which
+several reasons hold is counted under the first of them.
 """
 
 from dataclasses import dataclass

@@ -63,7 +63,7 @@ class Orders:
             self.versions[batch.publish_as] = batch.update
 
     def done(self) -> None:
-        """The batch came back."""
+        """The learner has answered for the batch."""
         self.update = self.publish_as = None
         self.windows, self.checkpoint_with_update = [], False
 
@@ -75,14 +75,15 @@ class Orders:
 
 
 def role_refusal(message: m.Message, role: m.Role) -> Refusal | None:
-    """Whether this role says such messages at all."""
+    """Refuse a message of a kind that this role never sends."""
     if type(message) in MAY_SAY[role]:
         return None
     return Refusal("not_permitted", f"a {role} may not send {type(message).__name__}")
 
 
 def loaded_refusal(message: m.WeightsLoaded, noticed: Container[int]) -> Refusal | None:
-    """A generator loads what it was given notice of, and says so once."""
+    """Refuse a generator's report of weights that no notice told it to load, or a second report of
+    the same weights."""
     if message.version in noticed:
         return None
     return Refusal("not_asked", f"no notice of weights {message.version} awaits an answer")
@@ -91,8 +92,8 @@ def loaded_refusal(message: m.WeightsLoaded, noticed: Container[int]) -> Refusal
 def learner_refusal(
     message: m.UpdateDone | m.WeightNotice | m.CheckpointDone, orders: Orders
 ) -> Refusal | None:
-    """The learner reports the batch that it has, publishes versions that were issued to it, and
-    writes the checkpoints that it was asked for."""
+    """Refuse a report of a batch that the learner does not have, a version that was not issued to
+    it, and a checkpoint that nobody asked it for."""
     match message:
         case m.UpdateDone():
             problem = _update_problem(message, orders)
@@ -129,8 +130,8 @@ def _notice_problem(notice: m.WeightNotice, orders: Orders) -> str | None:
 
 
 def hello_problem(identity: str, hello: m.Hello, newest_update: int) -> str | None:
-    """Why a Hello is refused whoever else is there, or None. `newest_update` is the last update
-    that the run has given to a learner."""
+    """Why a Hello is refused whatever other processes are connected, or None. `newest_update` is
+    the last update that the run has given to a learner."""
     if hello.protocol != m.PROTOCOL_VERSION:
         return f"this is protocol {m.PROTOCOL_VERSION}"
     if name_of(identity) != hello.name:

@@ -38,11 +38,12 @@ class RejectionLog:
         return self.counts.total()
 
     def count(self, kind: str) -> None:
-        """One that is no news: it happens in a healthy run."""
+        """Count a rejection and write nothing, because such rejections happen in healthy runs
+        too."""
         self.counts[kind] += 1
 
     def add(self, sender: str, kind: str, text: str) -> None:
-        """One that a user may want to know of."""
+        """Count a rejection, and write a line about it while the period has lines left."""
         self.tell()
         self.counts[kind] += 1
         if self._began is None:
@@ -55,7 +56,7 @@ class RejectionLog:
         self.write(kind, f"{key[0]}: {text[:LONGEST]}")
 
     def tell(self) -> None:
-        """Write the summary of a period that is over. Call it now and then."""
+        """Write the summary of the period if the period is over. Callers call this now and then."""
         if self._began is not None and self.clock() - self._began >= PERIOD_S:
             self.close()
 

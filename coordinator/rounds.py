@@ -2,7 +2,7 @@
 
 Promises: a round has batch_windows windows (fewer by less than a group where carried trajectories
 leave no room for one), carried trajectories first, all sampled by one version; what a batch holds,
-and in which order, is not a matter of who arrived first. Each event costs constant time.
+and in which order, does not depend on who arrived first. Each event costs constant time.
 """
 
 from collections.abc import Iterable
@@ -76,8 +76,8 @@ class Rounds:
         return [self._account.trajectories[key] for key in keys], groups
 
     def _rest(self, free: int) -> list[int]:
-        """Trajectories of the round without a lease. Who is at its border waits for the next
-        weights, except in a warm-up."""
+        """Trajectories of the round without a lease. A trajectory that has reached its border waits
+        for the next weights, except in a warm-up."""
         due: list[int] = []
         others: list[int] = []
         queues = [self._leases.next_inside]
@@ -109,12 +109,12 @@ class Rounds:
         return carried[:free], groups if carried else max(1, groups)
 
     def issued(self, trajectories: Iterable[Trajectory]) -> None:
-        """New trajectories exist: they are of the round."""
+        """New trajectories exist: they join the round."""
         for trajectory in trajectories:
             self._join_round(trajectory.trajectory_id)
 
     def goes_on(self, trajectory: Trajectory) -> bool:
-        """Whoever has a lease uses it up."""
+        """Always true: in a round every lease is used up."""
         self._leases.may_begin(trajectory.trajectory_id)
         return True
 
@@ -159,7 +159,8 @@ class Rounds:
         return True
 
     def _is_through(self, key: int) -> bool:
-        """It has done what its round wants of it: a window, in a warm-up the whole response."""
+        """Whether the trajectory has done its part in the round: one window, or in a warm-up the
+        whole response."""
         trajectory = self._account.trajectories.get(key)
         if trajectory is None:
             return True

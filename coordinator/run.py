@@ -91,7 +91,8 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
 
 
 def _last_port(run_dir: Path) -> int:
-    """The port of the coordinator that died: who is still there finds the new one at it."""
+    """The port of the coordinator that died. Processes that are still there look for the new
+    coordinator at the same port."""
     announced = run_dir / "coordinator.json"
     if not announced.exists():
         return 0
@@ -99,9 +100,9 @@ def _last_port(run_dir: Path) -> int:
 
 
 def _take_over(coordinator: Coordinator) -> None:
-    """Go on where the last coordinator was: its leases are void, so whoever was generating waits
-    for a new one, and whoever had ended waits for a score. Whether the learner still trains the
-    batch that was out, or has it in its weights, its Hello will tell."""
+    """Go on where the last coordinator was: its leases are void, so every unfinished trajectory
+    waits for a new lease and every complete one for its score. A batch may be out at the learner:
+    the learner's Hello will say whether its weights already hold that batch."""
     hub = coordinator.hub
     # Some leases may have been given out and not journaled.
     next_lease = hub.state.next_lease + UNJOURNALED_LEASES

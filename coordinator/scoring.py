@@ -41,7 +41,7 @@ class Scoring:
         self._hub.peers.rewards[hello.name] = RewardPeer(hello)
 
     def lose(self, name: str) -> None:
-        """A worker is gone: what it had is scored by another."""
+        """A worker is gone: others score what it had."""
         worker = self._hub.peers.rewards.pop(name, None)
         if worker:
             self._queue.extendleft(sorted(worker.scoring, reverse=True))
@@ -74,7 +74,7 @@ class Scoring:
         )
 
     def receive(self, name: str, message: Scores) -> list[Trajectory]:
-        """Scores are in: returns their trajectories; what was not asked for is ignored."""
+        """Take scores and return their trajectories; scores that were not asked for are ignored."""
         worker = self._hub.peers.rewards.get(name)
         scored: list[Trajectory] = []
         for score in map(sound_score, message.scores):

@@ -1,9 +1,8 @@
 """What follows from what happened: which windows close, become ready or are dropped.
 
 Comes in: trajectories that something happened to. Goes out: the records that say what becomes of
-their windows; the caller applies each before it asks for the next. Promises: these are the only
-rules about it in the house, whoever reads the records needs none of them; asking twice gives no
-record twice.
+their windows; the caller applies each before it asks for the next. Promises: the rules stand here
+and nowhere else, and readers of the records need none of them; asking twice gives no record twice.
 
 A window closes after `window` sampled tokens, or where its trajectory ends. It is ready as soon as
 what its training unit needs is there: `window` only the reward of the answer's last one,
@@ -87,7 +86,7 @@ class Settlement:
     # -- closing ----------------------------------------------------------------------------------
 
     def _closings(self, trajectory: Trajectory) -> Iterator[ClosedWindow]:
-        """The complete windows behind the last one that is closed."""
+        """The complete windows that follow the last closed one."""
         index, start, left = len(trajectory.windows), trajectory.open_start, trajectory.open_tokens
         while left > self._size or (left == self._size and not trajectory.ended):
             end = trajectory.position_after(start, self._size)
@@ -126,14 +125,14 @@ class Settlement:
     # -- ready or lost ----------------------------------------------------------------------------
 
     def _is_lost(self, trajectory: Trajectory, window: Window) -> bool:
-        """It will never have what it needs."""
+        """Whether the window will never get what it needs."""
         if trajectory.ended and not trajectory.complete:
             return True
         failed = trajectory.reward_status not in (None, "ok")
         return failed and (window.final or self._unit != "window")
 
     def _is_ready(self, trajectory: Trajectory, window: Window) -> bool:
-        """Nothing is missing any more."""
+        """Whether the window has all it needs."""
         if self._unit == "window" and not window.final:
             return True
         if trajectory.reward_status != "ok":
@@ -145,8 +144,8 @@ class Settlement:
 
 
 def _recalls(trajectory: Trajectory) -> Iterator[Window]:
-    """The end came after the chunk that filled the last window: it is final after all. One that the
-    learner has had is not changed any more."""
+    """The last window, if the trajectory turned out to end with it: the end came only after the
+    chunk that filled the window. A window that the learner has had is not changed any more."""
     if trajectory.complete and trajectory.windows and not trajectory.open_tokens:
         last = trajectory.windows[-1]
         if not last.final and last.state in ("closed", "ready"):

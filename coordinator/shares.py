@@ -1,9 +1,10 @@
-"""Who is left out of training, by length: whether what is dropped for its age is what is long.
+"""Which tokens are left out of training, by the length of their response: shows whether age limits
+drop long responses more often than short ones.
 
 Comes in: windows that were trained or left out, and why, with the length of their response so far.
 Goes out: for each tenth of the responses, shortest first, the share of tokens left out for their
 age, the share masked for another reason, and the mean length. Promise: filtered groups and tokens
-spent on a warm-up do not count; they are no matter of length.
+spent on a warm-up do not count, because their length is not why they are left out.
 """
 
 from collections import Counter

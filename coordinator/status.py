@@ -36,7 +36,7 @@ def waits(hub: Hub, parts: Parts) -> dict[str, float]:
 
 
 def status(hub: Hub, parts: Parts, phase: str) -> Status:
-    """Phase, gauges, ledger, waits."""
+    """The run's phase, its gauges and ledger, and what is waited for."""
     state = hub.state
     ledger = hub.account.ledger
     scored, total = parts.evaluation.progress()

@@ -1,4 +1,5 @@
-"""The scheduler of `streaming`: generators never wait for the learner, but for the bound.
+"""The scheduler of `streaming`: generators wait when the staleness bound is reached, and never for
+the learner itself.
 
 Promises: windows in play (being generated, waiting, ready, or with the learner) never exceed
 `ScheduleConfig.bound` except by windows that were already under way when their trajectory was held;
@@ -129,8 +130,8 @@ class Stream:
         return self._halves.windows()
 
     def _warmup_half(self) -> list[Trajectory]:
-        """As many finished trajectories as a batch has windows, or whole token budgets; less where
-        the stream could wait for ever."""
+        """As many finished trajectories as a batch has windows, or enough to fill token budgets;
+        fewer where the stream would otherwise wait for ever."""
         if self._schedule.value_batch_tokens is not None:
             chosen = self._halves.warmup_values()
         elif len(self._account.values) >= self._schedule.batch_windows:

@@ -50,7 +50,7 @@ MANY_BATCHES = 10
 
 
 class Training:
-    """The learner's only partner."""
+    """The one part of the coordinator that talks with the learner."""
 
     def __init__(self, hub: Hub, generation: Generation, gauges: Gauges) -> None:
         self._hub = hub

@@ -84,7 +84,8 @@ def _above_rounding(chunk: TrajectoryChunk) -> bool:
 
 def sound_score(score: Score) -> Score:
     """A score that can be journaled: texts are cut and parts limited in number, and a reward that
-    is no number of use makes the score `invalid`, for the trajectory must not wait for ever."""
+    is not finite, or too large, makes the score `invalid` instead of leaving the trajectory without
+    one."""
     good = math.isfinite(score.reward) and abs(score.reward) <= LARGEST_REWARD
     parts = {
         name.replace("\0", "\ufffd")[:_LONGEST_PART]: value

@@ -204,7 +204,7 @@ class Account:
             self.active.pop(trajectory.trajectory_id, None)
 
     def _sort(self) -> None:
-        """What came back stands where it stood."""
+        """Put windows and trajectories that came back into the queues' order again."""
         self.ready = OrderedDict(sorted(self.ready.items(), key=lambda item: item[1].order))
         self.values = OrderedDict(sorted(self.values.items()))
 
@@ -251,7 +251,7 @@ class Account:
 
 
 def _spent(trajectory: Trajectory) -> bool:
-    """Nothing of it can be scored or trained any more."""
+    """Whether nothing of the group can be scored or trained any more."""
     if trajectory.purpose == "eval" or not trajectory.ended:
         return False
     scored = trajectory.reward_status is not None or not trajectory.complete

@@ -19,7 +19,8 @@ Account = Literal["in_flight", "ready", "trained_policy", "dropped"]
 
 
 class LedgerError(Exception):
-    """More tokens were to leave an account than it holds: a bug, never to be trained over."""
+    """More tokens were to leave an account than it holds. That is a bug, and the run ends rather
+    than train on a wrong account."""
 
 
 @dataclass

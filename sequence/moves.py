@@ -1,4 +1,4 @@
-"""What a record does to windows and to trajectories in the value model's hands: the only place that
+"""What a record does to windows, and to trajectories that the value model trains on. No other code
 decides what a window is.
 
 Comes in: one record, nothing else. Goes out: the moves it names. Promise: folding the moves of a
