@@ -52,7 +52,7 @@ M = TypeVar("M", bound=Message)
 CHUNK = 128
 WINDOW = 2 * CHUNK
 MODEL = Path("recipes/models/chain-sums-cold")
-IN_FLIGHT = 32
+IN_FLIGHT = 128
 """Messages sent and not acknowledged: some commits' worth, as from busy generators."""
 PATIENCE_S = 120.0
 
