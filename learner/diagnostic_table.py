@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.metrics import LENGTH_BINS
-from headrace.protocol.fields import Metric
 from learner.diagnostics import NUM_POSITION_BINS, TAIL_BOUNDS, Tally
 
 Named = dict[str, float]
+Figure = float | list[float | None]
 Formula = Callable[[Named, Named], float | None]
 
 
@@ -32,11 +32,11 @@ class ArrayDiagnostic(NamedTuple):
     formulas: tuple[Formula, ...]
 
 
-def finalise(tally: Tally) -> dict[str, Metric]:
+def finalise(tally: Tally) -> dict[str, Figure]:
     """Figures by name, for every row of the tables whose sums the tally holds."""
     sums = {name: value.item() for name, value in tally.sums.items()}
     maxima = {name: value.item() for name, value in tally.maxima.items()}
-    figures: dict[str, Metric] = {}
+    figures: dict[str, Figure] = {}
     for row in DIAGNOSTICS:
         figure = row.formula(sums, maxima)
         if figure is not None:

@@ -1,5 +1,6 @@
 """Tiny models and recorded batches: what the learner's tests train on."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from headrace.protocol.batches import (
     Shard,
     ValueTrajectory,
 )
+from headrace.protocol.fields import Metric
 from headrace.protocol.messages import Batch, BatchPart
 from headrace.protocol.streams import Coefficient, Float32, Reward, Span
 from learner.sampled import runs_between
@@ -257,6 +259,13 @@ def batch_of(
         checkpoint=checkpoint,
     )
     return Sent(header, shards)
+
+
+def numbers(metric: Metric) -> float | list[float]:
+    """A figure, or one for each bin with NaN for an empty one: what can be compared closely."""
+    if isinstance(metric, list):
+        return [math.nan if x is None else x for x in metric]
+    return metric
 
 
 def run_config(model: Path, **learner: object) -> RunConfig:
