@@ -58,6 +58,11 @@ def share(part: str, whole: str) -> Formula:
     return formula
 
 
+def number_of(name: str) -> Formula:
+    """The sum itself; nothing where it is 0."""
+    return lambda sums, _maxima: sums.get(name) or None
+
+
 def deviation(squares: str, total: str, count: str, *, centred: bool) -> Formula:
     """Square root of the mean square, around the mean if centred."""
 
@@ -146,6 +151,12 @@ _MISMATCH = (
     Diagnostic("rollout/logprob_diff_max", largest("mismatch/absolute")),
 )
 
+_HOT = (
+    Diagnostic("rollout/hot_tokens", number_of("hot/tokens")),
+    Diagnostic("rollout/hot_ratio_mean", share("hot/ratio", "hot/compared")),
+    Diagnostic("rollout/hot_over_cap", share("hot/over_cap", "hot/trained")),
+)
+
 _VALUE = (
     Diagnostic("critic/vf_explained_var", explained_variance),
     Diagnostic("critic/value_bias", share("value/error", "value/tokens")),
@@ -201,4 +212,11 @@ ARRAYS = (
     ),
 )
 
-DIAGNOSTICS: tuple[Diagnostic, ...] = (*_POLICY, *_WEIGHTS, *_MISMATCH, *_VALUE, *_EGAE)
+DIAGNOSTICS: tuple[Diagnostic, ...] = (
+    *_POLICY,
+    *_WEIGHTS,
+    *_MISMATCH,
+    *_HOT,
+    *_VALUE,
+    *_EGAE,
+)
