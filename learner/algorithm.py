@@ -24,10 +24,12 @@ from headrace.config.algorithm import (
     ReinforceLossConfig,
     ValueTargetConfig,
 )
+from headrace.config.generator import FireConfig
 from headrace.errors import UserError
 from learner.advantages import credited_length, length_adaptive_lambda, packed_egae, whiten
 from learner.aggregation import fixed_length_weights, sample_mean_weights, token_mean_weights
 from learner.groups import Groups, group_advantages
+from learner.hot_tokens import HotStreams, hot_streams
 from learner.penalties import kl_divergence
 from learner.policy_losses import PolicyLoss, clipped_surrogate, reinforce
 from learner.ratio_slot import RatioFunction, build_ratio, reads_proximal
@@ -109,6 +111,8 @@ class Algorithm:
         aggregate: token losses to weights.
         entropy_coef, positive_nll_coef: weights of further terms.
         kl: divergence from the reference, None without one.
+        correct_hot: ([N] loss weights, [N] behaviour, [N] logprobs at the update's start, [N] which
+            are hot) -> corrected streams; None where no hot token is in the loss.
         value: None for critic-free algorithms.
     """
 
@@ -127,17 +131,23 @@ class Algorithm:
     entropy_coef: float
     positive_nll_coef: float
     kl: KlSlots | None
+    correct_hot: Callable[[Tensor, Tensor, Tensor, Tensor], HotStreams] | None
     value: ValueSlots | None
 
 
 def build_algorithm(
-    config: AlgorithmConfig, *, window: int, max_length: int | None = None
+    config: AlgorithmConfig,
+    *,
+    window: int,
+    max_length: int | None = None,
+    fire: FireConfig | None = None,
 ) -> Algorithm:
     """The functions that a configuration names.
 
     Args:
         window: most tokens of one window.
         max_length: most tokens of a response; None: `window`.
+        fire: how hot tokens were sampled; None: there are none.
 
     Raises UserError where advantages by critic are asked for without a value model.
     """
@@ -162,6 +172,7 @@ def build_algorithm(
         entropy_coef=config.penalties.entropy_coef,
         positive_nll_coef=config.penalties.positive_nll_coef,
         kl=None if config.kl is None else _kl(config.kl),
+        correct_hot=_correct_hot(fire),
         value=None if config.value is None else _value(config.value, _gamma(advantages), longest),
     )
 
@@ -184,6 +195,15 @@ def _kl(config: KlConfig) -> KlSlots:
         coef=config.coef,
         in_reward=config.where == "reward",
     )
+
+
+def _correct_hot(
+    config: FireConfig | None,
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], HotStreams] | None:
+    # Masked hot tokens have no loss weight from the start.
+    if config is None or config.correction == "mask":
+        return None
+    return partial(hot_streams, correction=config.correction, cap=config.ratio_cap)
 
 
 def _gamma(config: EgaeConfig | GroupAdvantageConfig) -> float:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.metrics import LENGTH_BINS
-from headrace.protocol.fields import Metric
 from learner.diagnostics import NUM_POSITION_BINS, TAIL_BOUNDS, Tally
 
 Named = dict[str, float]
+Figure = float | list[float | None]
 Formula = Callable[[Named, Named], float | None]
 
 
@@ -32,11 +32,11 @@ class ArrayDiagnostic(NamedTuple):
     formulas: tuple[Formula, ...]
 
 
-def finalise(tally: Tally) -> dict[str, Metric]:
+def finalise(tally: Tally) -> dict[str, Figure]:
     """Figures by name, for every row of the tables whose sums the tally holds."""
     sums = {name: value.item() for name, value in tally.sums.items()}
     maxima = {name: value.item() for name, value in tally.maxima.items()}
-    figures: dict[str, Metric] = {}
+    figures: dict[str, Figure] = {}
     for row in DIAGNOSTICS:
         figure = row.formula(sums, maxima)
         if figure is not None:
@@ -56,6 +56,11 @@ def share(part: str, whole: str) -> Formula:
         return sums[part] / count if count else None
 
     return formula
+
+
+def number_of(name: str) -> Formula:
+    """The sum itself; nothing where it is 0."""
+    return lambda sums, _maxima: sums.get(name) or None
 
 
 def deviation(squares: str, total: str, count: str, *, centred: bool) -> Formula:
@@ -146,6 +151,12 @@ _MISMATCH = (
     Diagnostic("rollout/logprob_diff_max", largest("mismatch/absolute")),
 )
 
+_HOT = (
+    Diagnostic("rollout/hot_tokens", number_of("hot/tokens")),
+    Diagnostic("rollout/hot_ratio_mean", share("hot/ratio", "hot/compared")),
+    Diagnostic("rollout/hot_over_cap", share("hot/over_cap", "hot/trained")),
+)
+
 _VALUE = (
     Diagnostic("critic/vf_explained_var", explained_variance),
     Diagnostic("critic/value_bias", share("value/error", "value/tokens")),
@@ -201,4 +212,11 @@ ARRAYS = (
     ),
 )
 
-DIAGNOSTICS: tuple[Diagnostic, ...] = (*_POLICY, *_WEIGHTS, *_MISMATCH, *_VALUE, *_EGAE)
+DIAGNOSTICS: tuple[Diagnostic, ...] = (
+    *_POLICY,
+    *_WEIGHTS,
+    *_MISMATCH,
+    *_HOT,
+    *_VALUE,
+    *_EGAE,
+)

@@ -143,6 +143,30 @@ def tally_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Tally:
 
 
 @torch.no_grad()
+def tally_hot(
+    learner: Tensor, sampler: Tensor, hot: Tensor, *, known: Tensor, trained: Tensor,
+    over_cap: Tensor,
+) -> Tally:  # fmt: skip
+    """Hot tokens of FIRE sampling: how likely the policy finds what the hot sampler drew.
+
+    All [T]: logprobs under the weights of the update's start and under the hot sampler, which
+    tokens are hot, for which the first is known, which are in the loss, and whose weight was cut.
+    """
+    compared = hot & known
+    ratio = log_ratio(learner, sampler, compared).to(torch.float64).exp()
+    return Tally(
+        sums={
+            "hot/tokens": _count(hot),
+            "hot/compared": _count(compared),
+            "hot/ratio": _sum(ratio, compared),
+            "hot/trained": _count(hot & trained),
+            "hot/over_cap": _count(hot & over_cap),
+        },
+        maxima={},
+    )
+
+
+@torch.no_grad()
 def tally_reference(new: Tensor, reference: Tensor, mask: Tensor) -> Tally:
     """How far the policy has moved from the reference: k3 of KL(new || reference), all [T]."""
     log_r = log_ratio(reference, new, mask).to(torch.float64)

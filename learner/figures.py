@@ -22,6 +22,7 @@ from learner.diagnostics import (
     from_vectors,
     merge,
     tally_egae,
+    tally_hot,
     tally_mismatch,
     tally_policy,
     tally_reference,
@@ -115,14 +116,19 @@ def engine_figures(prefix: str, engine: Engine, log: StepLog) -> dict[str, float
 def _policy_tallies(windows: PolicyHalf, policy: PolicyUpdate) -> list[Tally]:
     seen = joined(policy.seen, windows)
     behaviour = windows.behaviour.to(policy.start.dtype)
-    known = windows.mask & ~policy.start.isnan()
+    # A hot token's sampler is another one on purpose: its ratio says nothing of age or engine.
+    known = windows.mask & ~windows.hot & ~policy.start.isnan()
     difference = log_ratio(policy.start, behaviour, known)
     weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), policy.over_cap)
     tallies = [
         tally_policy(seen.ratio, seen.loss, seen.advantages, seen.mask, entropy=seen.entropy),
         tally_weights(weights, policy.start, behaviour, known, dropped=policy.dropped),
         tally_mismatch(policy.start, behaviour, known & windows.same_version & policy.exact),
-    ]
+        tally_hot(
+            policy.start, behaviour, windows.hot,
+            known=policy.exact, trained=windows.mask, over_cap=policy.hot_over_cap,
+        ),
+    ]  # fmt: skip
     if policy.reference is not None:
         tallies.append(tally_reference(policy.start, policy.reference, known))
     return tallies

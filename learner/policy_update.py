@@ -2,14 +2,15 @@
 
 In: windows with their advantages. Out: optimizer steps, logprobs under the weights of the update's
 start, and what the loss saw. Promise: proximal logprobs are those of the update's start; the first
-optimizer step gives its own, the others come from one pass before it, and only if the ratio
-reads them.
+optimizer step gives its own, the others come from one pass before it, and only if the ratio or the
+correction of a hot token reads them.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,6 +89,9 @@ class PolicyUpdate:
         self._start = torch.full_like(self._behaviour, math.nan)
         self._exact = torch.zeros_like(self._mask)
         self._over_cap, self._dropped = torch.zeros_like(self._mask), torch.zeros_like(self._mask)
+        self._hot = self._with_earlier(windows.hot & windows.mask, False)
+        self._corrects = algorithm.correct_hot is not None and bool(self._hot.any())
+        self._hot_over_cap = torch.zeros_like(self._mask)
         self.reference: Tensor | None = None
         self._reference = torch.zeros_like(self._behaviour)
         coef = windows.kl_coef
@@ -116,12 +120,19 @@ class PolicyUpdate:
         """[T] bool: tokens of the mask that trained with weight 0."""
         return self._dropped[: self._size]
 
+    @property
+    def hot_over_cap(self) -> Tensor:
+        """[T] bool: hot tokens whose importance weight the cap has cut."""
+        return self._hot_over_cap[: self._size]
+
     def begin(self) -> None:
         """Proximal logprobs of what the first optimizer step does not run itself, and the
         reference's."""
-        if self._algorithm.uses_proximal:
-            trajectories = self._reads.trajectories
-            later = [s for s, t in enumerate(trajectories) if self._dealt[t] > 0]
+        proximal, corrects = self._algorithm.uses_proximal, self._algorithm.correct_hot is not None
+        # A collective: whether this rank has hot tokens does not decide.
+        if proximal or corrects:
+            asked = range(len(self._reads.trajectories)) if proximal else self._hot_sequences()
+            later = [s for s in asked if self._dealt[self._reads.trajectories[s]] > 0]
             self._start = infer(self._engine, self._reads, later, self._place, log=self.log)
             self._exact = ~self._start.isnan()
         if self._ask_reference is not None:
@@ -148,6 +159,11 @@ class PolicyUpdate:
                 if not self.log.take(self._engine):
                     return
 
+    def _hot_sequences(self) -> list[int]:
+        """The sequences with a hot token in the loss."""
+        hot = self._reads.sequence_of[self._hot.cpu().numpy()]
+        return [int(sequence) for sequence in np.unique(hot)]
+
     def _deal(self, *, epoch: int) -> tuple[dict[int, int], list[list[MicroBatch]]]:
         dealt = self._steps.deal(seed=self._place.seed_of(self._update, STREAM, epoch))
         return dealt, self._steps.cut(dealt)
@@ -167,10 +183,12 @@ class PolicyUpdate:
         algorithm = self._algorithm
         new, entropy = self._engine(pack, entropy_gradient=algorithm.entropy_coef != 0.0)
         self.log.count(pack, reads=int((tokens < self._size).sum()))
+        start = self._start_of(tokens, new.detach())
+        behaviour, loss_weights = self._sampled_by(tokens, start)
         facts = Tokens(
             new=new,
-            start=self._start_of(tokens, new.detach()),
-            behaviour=self._behaviour[tokens],
+            start=start,
+            behaviour=behaviour,
             versions=self._versions[tokens],
             mask=self._mask[tokens],
             segment_ids=self._ids[tokens],
@@ -180,7 +198,8 @@ class PolicyUpdate:
         ratio = algorithm.ratio(facts)
         seen_advantages = advantages[tokens]
         token_loss = algorithm.policy_loss(ratio.log_ratio, seen_advantages)
-        loss = self._terms(facts, tokens, ratio.weight * token_loss.loss, entropy)
+        surrogate = ratio.weight * token_loss.loss
+        loss = self._terms(facts, tokens, surrogate, entropy, loss_weights)
         self._over_cap[tokens] = ratio.over_cap
         self._dropped[tokens] = facts.mask & (ratio.weight == 0)
         detached = Ratio(ratio.log_ratio.detach(), ratio.weight, ratio.over_cap)
@@ -188,7 +207,26 @@ class PolicyUpdate:
         self.seen.append(Seen(detached, silent, seen_advantages, facts.mask, entropy.detach()))
         return loss
 
-    def _terms(self, facts: Tokens, tokens: Tensor, surrogate: Tensor, entropy: Tensor) -> Tensor:
+    def _sampled_by(self, tokens: Tensor, start: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Behaviour logprobs [N] and loss weights [N] (None: all 1), hot tokens corrected."""
+        behaviour = self._behaviour[tokens]
+        weights = None if self._weights is None else self._weights[tokens]
+        correct = self._algorithm.correct_hot
+        if correct is None or not self._corrects:
+            return behaviour, weights
+        plain = torch.ones_like(behaviour) if weights is None else weights
+        streams = correct(plain, behaviour, start, self._hot[tokens])
+        self._hot_over_cap[tokens] = streams.over_cap
+        return streams.behaviour, streams.weight
+
+    def _terms(
+        self,
+        facts: Tokens,
+        tokens: Tensor,
+        surrogate: Tensor,
+        entropy: Tensor,
+        loss_weights: Tensor | None,
+    ) -> Tensor:
         """The surrogate and whatever is added to it, each over its own tokens. A loss weight
         multiplies all that its token has but the likelihood of right answers."""
         algorithm, totals = self._algorithm, self._totals
@@ -199,11 +237,11 @@ class PolicyUpdate:
             samples=totals.policy_samples,
             sample_tokens=self._sample_tokens,
         )
-        weights = self._weighted(weights, tokens)
+        weights = _weighted(weights, loss_weights)
         loss = weighted_sum(surrogate, weights)
         if algorithm.entropy_coef:
             share = token_mean_weights(facts.mask, global_tokens=totals.policy_tokens)
-            share = self._weighted(share, tokens)
+            share = _weighted(share, loss_weights)
             loss = loss + algorithm.entropy_coef * weighted_sum(entropy_bonus(entropy), share)
         if algorithm.positive_nll_coef:
             positive = self._positive[tokens]
@@ -218,10 +256,6 @@ class PolicyUpdate:
                 loss = loss + weighted_sum(self._kl_coef[tokens] * divergence, weights)
         return loss
 
-    def _weighted(self, shares: Tensor, tokens: Tensor) -> Tensor:
-        """Shares [N] times the tokens' loss weights; the plain case multiplies nothing."""
-        return shares if self._weights is None else shares * self._weights[tokens]
-
     def _start_of(self, tokens: Tensor, now: Tensor) -> Tensor:
         """Logprobs at the update's start, of which the first forward pass of a token decides."""
         known = self._start[tokens]
@@ -230,6 +264,11 @@ class PolicyUpdate:
         if not self.log.taken:
             self._exact[tokens] = True
         return start
+
+
+def _weighted(shares: Tensor, loss_weights: Tensor | None) -> Tensor:
+    """Shares [N] times the tokens' loss weights; the plain case multiplies nothing."""
+    return shares if loss_weights is None else shares * loss_weights
 
 
 def joined(seen: Sequence[Seen], like: PolicyHalf) -> Seen:

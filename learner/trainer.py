@@ -80,7 +80,10 @@ class Trainer:
         self._engines = {POLICY: DeepSpeedEngine(policy, learner.policy, learner)}
         self._models: dict[str, PreTrainedModel] = {POLICY: self._policy_model}
         algorithm = build_algorithm(
-            config.algorithm, window=config.window, max_length=config.task.max_response_length
+            config.algorithm,
+            window=config.window,
+            max_length=config.task.max_response_length,
+            fire=config.generator.fire,
         )
         if algorithm.value is not None:
             self._models[CRITIC] = load_critic(models, dtype=dtype, device=device)

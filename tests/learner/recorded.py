@@ -1,5 +1,6 @@
 """Tiny models and recorded batches: what the learner's tests train on."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,9 @@ from headrace.protocol.batches import (
     Shard,
     ValueTrajectory,
 )
+from headrace.protocol.fields import Metric
 from headrace.protocol.messages import Batch, BatchPart
-from headrace.protocol.streams import Coefficient, Float32, Reward, Span
+from headrace.protocol.streams import Coefficient, Float32, Mark, Reward, Span
 from learner.sampled import runs_between
 
 VOCABULARY = 32
@@ -62,11 +64,13 @@ def record(
     version: int = 1,
     unfinished: float = 0.3,
     turns: bool = False,
+    hot: bool = False,
 ) -> Shard:
     """Made-up answers: their windows, several of one trajectory among them, and the ended ones.
 
     With `turns` the policy and tools take turns, rewards are paid on the way, tokens have weights
-    between 0 and 2 and some have a KL coefficient of their own.
+    between 0 and 2 and some have a KL coefficient of their own. With `hot` the first sampled token
+    of each answer was drawn by FIRE sampling.
     """
     rng = np.random.default_rng(seed)
     sequences: list[BatchSequence] = []
@@ -88,6 +92,7 @@ def record(
         if turns:
             rewards = _points(rng, length) + rewards
             coefficients = [Coefficient("kl", 0.3, 1, 5), Coefficient("other", 9.0, 0, length)]
+        marks = [Mark("hot", sampled[0][0], sampled[0][0] + 1)] if hot and sampled else []
         logprobs = np.where(own, rng.normal(-3.4, 0.3, length), 0.0).astype(np.float32)
         for start in range(0, length, window):
             end = min(start + window, length)
@@ -109,6 +114,7 @@ def record(
                     spans=[Span(version, a, b) for a, b in runs_between(sampled, start, end)],
                     rewards=[r for r in rewards if start <= r.position < end],
                     coefficients=coefficients,
+                    marks=[mark for mark in marks if start <= mark.start < end],
                     finished=last,
                     score=score if last else 0.0,
                     correct=last and score > 0,
@@ -257,6 +263,13 @@ def batch_of(
         checkpoint=checkpoint,
     )
     return Sent(header, shards)
+
+
+def numbers(metric: Metric) -> float | list[float]:
+    """A figure, or one for each bin with NaN for an empty one: what can be compared closely."""
+    if isinstance(metric, list):
+        return [math.nan if x is None else x for x in metric]
+    return metric
 
 
 def run_config(model: Path, **learner: object) -> RunConfig:

@@ -14,6 +14,7 @@ from learner.diagnostics import (
     from_vectors,
     merge,
     tally_egae,
+    tally_hot,
     tally_mismatch,
     tally_policy,
     tally_reference,
@@ -25,6 +26,7 @@ from learner.policy_losses import clipped_surrogate
 from learner.ratios import behaviour_ratio, decoupled_ratio
 from learner.segments import Segments, segments_of
 from tests.learner import reference
+from tests.learner.recorded import numbers
 from tests.learner.test_advantages import f64
 
 
@@ -46,6 +48,14 @@ def tally_all(x: dict[str, Tensor], segments: Segments) -> Tally:
             tally_policy(ratio, loss, x["advantages"], x["mask"], entropy=x["entropy"]),
             tally_weights(ratio, x["proximal"], x["behaviour"], x["mask"]),
             tally_mismatch(x["proximal"], x["behaviour"], x["mask"]),
+            tally_hot(
+                x["proximal"],
+                x["behaviour"],
+                x["advantages"] > 0.0,
+                known=x["values"] > 0.0,
+                trained=x["mask"],
+                over_cap=x["mask"] & (x["targets"] > 0.0),
+            ),
             tally_values(x["values"], x["targets"], x["mask"], segments, cuts=x["mask"]),
             tally_egae(x["values"], x["advantages"], segments, boundary_tokens=2),
         ]
@@ -71,15 +81,8 @@ def test_figures_do_not_depend_on_the_split_nor_on_the_ranks() -> None:
     for made in (finalise(merge([one, two])), finalise(reduced)):
         assert made.keys() == expected.keys()
         for name, value in made.items():
-            pairs = zip(bins_of(value), bins_of(expected[name]), strict=True)
-            assert all((a is None) == (b is None) for a, b in pairs), name
-            known = [[b for b in bins_of(v) if b is not None] for v in (value, expected[name])]
-            assert known[0] == pytest.approx(known[1], rel=1e-9, abs=1e-12), name
-
-
-def bins_of(value: float | list[float | None]) -> list[float | None]:
-    """A number is one bin."""
-    return value if isinstance(value, list) else [value]
+            wanted = pytest.approx(numbers(expected[name]), rel=1e-9, abs=1e-12, nan_ok=True)
+            assert numbers(value) == wanted, name
 
 
 def test_a_rank_without_tokens_has_the_same_names_and_no_figures() -> None:
@@ -225,6 +228,25 @@ def test_explained_variance_of_equal_returns_is_absent() -> None:
     perfect = finalise(tally_values(values, values, mask, segments))
     assert perfect["critic/vf_explained_var"] == 1.0
     assert "value/cut_bias" not in perfect
+
+
+def test_hot_figures() -> None:
+    """Three hot tokens: pi / q is 1/2 and 4 where pi is known, two are trained, one is cut."""
+    yes, no = True, False
+    made = finalise(
+        tally_hot(
+            f64([0.25, 0.5, math.nan, 0.1]).log(), f64([0.5, 0.125, 0.5, 0.9]).log(),
+            torch.tensor([yes, yes, yes, no]),
+            known=torch.tensor([yes, yes, no, yes]),
+            trained=torch.tensor([no, yes, yes, yes]),
+            over_cap=torch.tensor([no, yes, no, no]),
+        )
+    )  # fmt: skip
+    assert made == pytest.approx({
+        "rollout/hot_tokens": 3,
+        "rollout/hot_ratio_mean": 4.5 / 2,
+        "rollout/hot_over_cap": 1 / 2,
+    })  # fmt: skip
 
 
 def test_egae_figures() -> None:

@@ -26,6 +26,7 @@ from headrace.config.algorithm import (
     EgaeConfig,
     TisRatioConfig,
 )
+from headrace.config.generator import FireConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
 from headrace.protocol.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
@@ -49,12 +50,14 @@ VERSION, WINDOW, LONGEST = 4, 16, 40
 @dataclass
 class Recipe:
     """A configuration, the window it is run at, how near the sampler's logprobs are to the
-    policy's (None: made up), and whether the policy and tools take turns."""
+    policy's (None: made up), whether the policy and tools take turns, and how hot tokens were
+    sampled (None: there are none)."""
 
     config: AlgorithmConfig
     window: int
     near: float | None
     turns: bool
+    fire: FireConfig | None
 
     @property
     def egae(self) -> EgaeConfig:
@@ -71,7 +74,12 @@ class Scores:
 
 
 def recipe(
-    *, window: int = WINDOW, near: float | None = None, turns: bool = False, **changes: object
+    *,
+    window: int = WINDOW,
+    near: float | None = None,
+    turns: bool = False,
+    fire: FireConfig | None = None,
+    **changes: object,
 ) -> Recipe:
     config = {
         "advantages": {"kind": "egae", "length_adaptive_alpha": 0.5, "gae_lambda_policy": 0.9},
@@ -79,7 +87,7 @@ def recipe(
         "penalties": {"positive_nll_coef": 0.1},
         **changes,
     }
-    return Recipe(AlgorithmConfig.model_validate(config), window, near, turns)
+    return Recipe(AlgorithmConfig.model_validate(config), window, near, turns, fire)
 
 
 def scores_of(model: PreTrainedModel, sequence: BatchSequence) -> Scores:
@@ -200,6 +208,24 @@ def advantages_of(
     return [[next(left) for _ in range(size)] for size in sizes]
 
 
+def corrected(
+    window: PolicyWindow, at: Sequence[int], pi: Sequence[float], fire: FireConfig | None
+) -> PolicyWindow:
+    """The window whose hot tokens, drawn from q, count min(pi(y) / q(y), C) times ("ratio") or as
+    they are ("recompute"), and have r = pi_theta(y) / pi(y)."""
+    hot = [p for p in trained(window, at) for m in window.marks if m.start <= p < m.end]
+    if fire is None:
+        assert not hot
+        return window
+    mu, weights = (x.astype(float) for x in (window.logprobs, window.loss_weights))
+    for p in hot:
+        i = p - window.start
+        if fire.correction == "ratio":
+            weights[i] *= min(math.exp(pi[p]) / math.exp(mu[i]), fire.ratio_cap)
+        mu[i] = pi[p]
+    return replace(window, logprobs=mu, loss_weights=weights)
+
+
 def surrogates_of(
     window: PolicyWindow,
     at: list[int],
@@ -266,10 +292,11 @@ def policy_twin(
     c, penalties = r.config, r.config.penalties
     advantages = advantages_of(shard, values, known, r)
     token_losses, kls, entropies, right = [], [], [], []
-    for window, of_window in zip(shard.windows, advantages, strict=True):
-        sequence, number_ = shard.sequences[window.sequence], window.sequence
+    for as_sent, of_window in zip(shard.windows, advantages, strict=True):
+        sequence, number_ = shard.sequences[as_sent.sequence], as_sent.sequence
         scores = scores_of(model, sequence)
-        at = places(sequence, window.start, window.end)
+        at = places(sequence, as_sent.start, as_sent.end)
+        window = corrected(as_sent, at, start[number_], r.fire)
         kept = trained(window, at)
         weights = [float(window.loss_weights[p - window.start]) for p in kept]
         if kept:
@@ -354,7 +381,7 @@ class Learner:
         self.reference = PolicyNetwork(other)
         settings = OptimizerConfig(epochs=epochs)
         self.updater = Updater(
-            build_algorithm(r.config, window=r.window, max_length=LONGEST),
+            build_algorithm(r.config, window=r.window, max_length=LONGEST, fire=r.fire),
             self.policy, self.critic, LearnerConfig(policy=settings),
             Place(device=CPU, dtype=torch.float64, budget=100),
             reference=self.reference if r.config.kl is not None else None,
@@ -380,7 +407,10 @@ class Learner:
 def shard_for(r: Recipe, policy: PreTrainedModel) -> Shard:
     """Windows of which some are cut; the sampler's logprobs, made up or near the policy's, go with
     the ended answers."""
-    shard = record(seed=3, trajectories=7, window=r.window, longest=LONGEST, turns=r.turns)
+    shard = record(
+        seed=3, trajectories=7, window=r.window, longest=LONGEST, turns=r.turns,
+        hot=r.fire is not None,
+    )  # fmt: skip
     if r.near is not None:
         rng = np.random.default_rng(0)
         logprobs = [floats(scores_of(policy, s).logprobs) for s in shard.sequences]
@@ -455,7 +485,37 @@ WHOLE_UPDATES = {
         ratio={"kind": "decoupled", "cap": 1.2},
         aggregate="sample_mean",
     ),
+    "fire-ratio": recipe(fire=FireConfig(correction="ratio", ratio_cap=1.5)),
+    "fire-ratio-turns": recipe(
+        turns=True,
+        fire=FireConfig(correction="ratio", ratio_cap=1.0),
+        penalties={"positive_nll_coef": 0.1, "entropy_coef": 0.01},
+        kl={"coef": 0.1, "where": "loss"},
+        ratio={"kind": "decoupled", "cap": 1.2},
+        aggregate="sample_mean",
+    ),
+    "fire-ratio-tis": recipe(
+        fire=FireConfig(correction="ratio", ratio_cap=1.5), ratio={"kind": "tis", "cap": 1.5}
+    ),
+    "fire-recompute": recipe(fire=FireConfig(correction="recompute")),
+    "fire-recompute-interpolated": recipe(
+        fire=FireConfig(correction="recompute"),
+        ratio={"kind": "decoupled", "proximal": "interpolated", "cap": 1.2, "over_cap": "mask"},
+    ),
 }
+
+
+def hot_figures(shard: Shard, start: Sequence[list[float]], fire: FireConfig) -> dict[str, float]:
+    """What is said of the hot tokens, one by one."""
+    hot = [(w, m.start) for w in shard.windows for m in w.marks]
+    rho = [math.exp(start[w.sequence][p] - float(w.logprobs[p - w.start])) for w, p in hot]
+    kept = [x for (w, p), x in zip(hot, rho, strict=True) if w.loss_weights[p - w.start] > 0]
+    over = [x > fire.ratio_cap for x in kept] if fire.correction == "ratio" else [False]
+    return {
+        "rollout/hot_tokens": len(hot),
+        "rollout/hot_ratio_mean": sum(rho) / len(rho),
+        "rollout/hot_over_cap": sum(over) / len(over),
+    }
 
 
 def header_and_shard(shard: Shard, epochs: int) -> tuple[Batch, Shard]:
@@ -521,6 +581,14 @@ def test_the_loss_of_a_whole_update(path: str, r: Recipe) -> None:
     runs = [outcome.metrics for outcome in outcomes]
     if r.near is None:
         assert runs[1]["actor/pg_clipfrac_lower"] > 0 < runs[1]["actor/pg_clipfrac_upper"]
+    if r.fire is not None:
+        wanted_figures = hot_figures(shard, start, r.fire)
+        assert r.fire.correction != "ratio" or 0 < wanted_figures["rollout/hot_over_cap"] < 1
+        for run in runs:
+            found_figures = {name: run[name] for name in wanted_figures}
+            assert found_figures == pytest.approx(wanted_figures, rel=1e-6)
+    else:
+        assert not any(name.startswith("rollout/hot") for name in runs[0])
     if not isinstance(r.config.ratio, BehaviourRatioConfig):
         assert 0 < runs[1]["rollout/weight_over_cap"] < 1
     second, later_critic, _ = one.models()
