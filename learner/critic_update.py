@@ -32,8 +32,8 @@ class CriticUpdate:
     """The critic's part of one update: `begin`, `first_pass`, `values_of`, then `train`.
 
     Attributes:
-        old: [T] values of the finished trajectories' tokens at the update's start; NaN where
-            nothing needed them yet.
+        old: [T] values of the finished trajectories' tokens at the update's start.
+        known: [T] bool, where `old` holds a value; elsewhere nothing has needed one yet.
         targets: [T] what the critic should have said.
         log: the optimizer steps.
     """
@@ -57,7 +57,8 @@ class CriticUpdate:
         self._dealt, self._plan = self._deal(epoch=0)
         self._ids = segment_ids(finished.segments)
         self._first_is_accumulated = False
-        self.old = torch.full_like(finished.rewards, math.nan, dtype=place.dtype)
+        self.old = torch.zeros_like(finished.rewards, dtype=place.dtype)
+        self.known = torch.zeros_like(finished.rewards, dtype=torch.bool)
         self.targets = self.old
         self.log = StepLog()
 
@@ -81,8 +82,8 @@ class CriticUpdate:
             if self._slots.targets_read_old
             or (self._dealt[t] > 0 and (self._slots.reads_old or t in asked))
         ]
-        looked_up = self._infer(self._finished.reads, rest)
-        self.old = torch.where(looked_up.isnan(), self.old, looked_up)
+        self.old = self._infer(self._finished.reads, rest)
+        self.known = torch.from_numpy(self._finished.reads.within(rest)).to(self._place.device)
         self.targets = self._slots.targets(
             self._finished.rewards, self.old, self._finished.segments
         ).targets
@@ -135,8 +136,9 @@ class CriticUpdate:
             values = self._engine(pack)
             self.log.count(pack, reads=tokens.numel())
             before = self.old[tokens]
-            old = torch.where(before.isnan(), values.detach().to(before.dtype), before)
+            old = torch.where(self.known[tokens], before, values.detach().to(before.dtype))
             self.old[tokens] = old
+            self.known[tokens] = True
             loss = self._slots.loss(values, old, self.targets[tokens]).loss
             weights = self._slots.aggregate(
                 torch.ones_like(tokens, dtype=torch.bool),

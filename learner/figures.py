@@ -80,7 +80,7 @@ def figures_of(
     if values is not None:
         tallies.append(tally_egae(values, raw_advantages, windows.segments))
     if critic is not None:
-        known = ~critic.old.isnan()
+        known = critic.known & critic.old.isfinite()
         cuts = window_cuts(finished.positions, finished.segments, window=window)
         tallies.append(
             tally_values(critic.old, critic.targets, known, finished.segments, cuts=cuts)
@@ -115,7 +115,7 @@ def engine_figures(prefix: str, engine: Engine, log: StepLog) -> dict[str, float
 def _policy_tallies(windows: PolicyHalf, policy: PolicyUpdate) -> list[Tally]:
     seen = joined(policy.seen, windows)
     behaviour = windows.behaviour.to(policy.start.dtype)
-    known = windows.mask & ~policy.start.isnan()
+    known = windows.mask & policy.known & policy.start.isfinite()
     difference = log_ratio(policy.start, behaviour, known)
     weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), policy.over_cap)
     tallies = [

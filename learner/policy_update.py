@@ -85,8 +85,8 @@ class PolicyUpdate:
         self._behaviour = self._with_earlier(windows.behaviour.to(place.dtype), 0.0)
         self._versions = self._with_earlier(windows.versions, self._version)
         self._sample_tokens = segment_sums(windows.mask, ids, self._samples)
-        self._start = torch.full_like(self._behaviour, math.nan)
-        self._exact = torch.zeros_like(self._mask)
+        self._start = torch.zeros_like(self._behaviour)
+        self._known, self._exact = torch.zeros_like(self._mask), torch.zeros_like(self._mask)
         self._over_cap, self._dropped = torch.zeros_like(self._mask), torch.zeros_like(self._mask)
         self.reference: Tensor | None = None
         self._reference = torch.zeros_like(self._behaviour)
@@ -100,6 +100,11 @@ class PolicyUpdate:
         """[T] logprobs under the weights of the update's start; where `exact` is False, those of
         the token's first forward pass, some optimizer steps later."""
         return self._start[: self._size]
+
+    @property
+    def known(self) -> Tensor:
+        """[T] bool: `start` holds a logprob; elsewhere no forward pass has read the token."""
+        return self._known[: self._size]
 
     @property
     def exact(self) -> Tensor:
@@ -123,7 +128,8 @@ class PolicyUpdate:
             trajectories = self._reads.trajectories
             later = [s for s, t in enumerate(trajectories) if self._dealt[t] > 0]
             self._start = infer(self._engine, self._reads, later, self._place, log=self.log)
-            self._exact = ~self._start.isnan()
+            self._known = torch.from_numpy(self._reads.within(later)).to(self._place.device)
+            self._exact = self._known.clone()
         if self._ask_reference is not None:
             reads = self._windows.reads
             everything = range(len(reads.token_ids))
@@ -224,9 +230,9 @@ class PolicyUpdate:
 
     def _start_of(self, tokens: Tensor, now: Tensor) -> Tensor:
         """Logprobs at the update's start, of which the first forward pass of a token decides."""
-        known = self._start[tokens]
-        start = torch.where(known.isnan(), now, known)
+        start = torch.where(self._known[tokens], self._start[tokens], now)
         self._start[tokens] = start
+        self._known[tokens] = True
         if not self.log.taken:
             self._exact[tokens] = True
         return start

@@ -145,7 +145,7 @@ class Updater:
         metrics |= {**spent, "perf/tokens_per_s": computed / spent["timing_s/update"]}
         return Outcome(
             metrics=metrics,
-            diagnostics=_diagnostics(windows, policy.start, seen),
+            diagnostics=_diagnostics(windows, policy, seen),
             policy_moved=policy.log.applied > 0,
             skipped=self._skipped(broken, windows, policy, critic, seen),
         )
@@ -242,11 +242,11 @@ def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
     return f"{reason}; optimizer steps that stay: {', '.join(kept)}" if kept else reason
 
 
-def _diagnostics(windows: PolicyHalf, logprobs: Tensor, seen: Judged) -> list[TokenDiagnostics]:
+def _diagnostics(windows: PolicyHalf, policy: PolicyUpdate, seen: Judged) -> list[TokenDiagnostics]:
     """A column for each of COLUMN_NAMES, by position; NaN where there is no figure."""
-    nothing = torch.full_like(logprobs, math.nan)
+    nothing = torch.full_like(policy.start, math.nan)
     figures = {
-        "learner_logprobs": logprobs,
+        "learner_logprobs": torch.where(policy.known, policy.start, nothing),
         "values": nothing if seen.values is None else seen.values,
         "advantages": seen.advantages,
         "returns": torch.where(seen.returns_known, seen.returns, math.nan),
