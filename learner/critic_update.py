@@ -1,9 +1,9 @@
 """The value half of one update: values for the advantages, then the critic's optimizer steps.
 
 In: finished trajectories, and the windows whose advantages need values. Out: values under the
-weights of the update's start, and optimizer steps towards the targets. Promises: what the first
-optimizer step runs forward anyway is not run twice for its start values; targets and old values
-never change within the update.
+weights of the update's start, and optimizer steps towards the targets. Promises: sequences that the
+first optimizer step runs forward are not run a second time for their start values; targets and old
+values never change within the update.
 """
 
 import math
@@ -63,8 +63,8 @@ class CriticUpdate:
         self.log = StepLog()
 
     def begin(self, windows: PolicyHalf | None, *, at_cuts: bool) -> None:
-        """Run forward what the advantages of `windows` and the targets need, but for the first
-        step's own sequences."""
+        """Run forward what the advantages of `windows` and the targets need, except for the
+        sequences of the first optimizer step, which runs them itself."""
         own = set(self._finished.reads.trajectories)
         everything = [] if windows is None else windows.windows
         asked = {w.trajectory_id for w in everything}
@@ -94,8 +94,9 @@ class CriticUpdate:
         return torch.cat([self._extra, self.targets])
 
     def first_pass(self, *, sound: bool) -> None:
-        """The first step's gradient, and with it the start values of its sequences. Not `sound`:
-        the step will be thrown away."""
+        """Accumulate the gradient of the first optimizer step, which also gives the start values of
+        its sequences. `sound` is False where an input is not finite: the gradient then becomes NaN,
+        so that all ranks throw this step away."""
         if self._plan:
             self._accumulate(self._plan[0], sound=sound)
             self._first_is_accumulated = True
@@ -113,7 +114,7 @@ class CriticUpdate:
         return known[tokens], known[cuts] if at_cuts else None
 
     def train(self, *, epochs: int) -> None:
-        """All optimizer steps of the update, up to the first that is thrown away."""
+        """Take all optimizer steps of the update, up to the first that is thrown away."""
         for epoch in range(epochs):
             if epoch and self._parts > 1:
                 _, self._plan = self._deal(epoch=epoch)

@@ -26,7 +26,7 @@ def infer(
     log: StepLog,
 ) -> Tensor:
     """[N] logprobs or values of the reads in `sequences`, by an engine's or network's forward pass
-    under its weights now."""
+    under its present weights; 0 for all other reads (see `Reads.within`)."""
     found = torch.zeros(reads.position_of.size, dtype=place.dtype, device=place.device)
     micros = micro_batches(reads, sequences, place)
     micros += [empty_micro_batch(place.device)] * (place.most(len(micros)) - len(micros))

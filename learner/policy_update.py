@@ -2,8 +2,8 @@
 
 In: windows with their advantages. Out: optimizer steps, logprobs under the weights of the update's
 start, and what the loss saw. Promise: proximal logprobs are those of the update's start; the first
-optimizer step gives its own, the others come from one pass before it, and only if the ratio
-reads them.
+optimizer step computes those of its own tokens, and one pass before it computes the others, only if
+the ratio reads them.
 """
 
 import math
@@ -44,8 +44,9 @@ class Seen(NamedTuple):
 class PolicyUpdate:
     """The policy's part of one update.
 
-    Behind the windows' T tokens stand, where the likelihood of right answers is asked for, those
-    of their earlier windows: E tokens with a likelihood and neither ratio nor advantage.
+    Where the algorithm asks for the likelihood of right answers, the tokens of their earlier
+    windows follow the windows' T tokens: E tokens that have a likelihood but neither ratio nor
+    advantage.
 
     Attributes:
         reference: [T] logprobs of the reference, None without one.
@@ -139,8 +140,9 @@ class PolicyUpdate:
             self._reference = self._with_earlier(self.reference, 0.0)
 
     def train(self, advantages: Tensor, *, epochs: int, sound: bool) -> None:
-        """All optimizer steps of the update, up to the first that is thrown away; `advantages` [T]
-        as the loss sees them. Not `sound`: that is the first one."""
+        """Take all optimizer steps of the update, up to the first that is thrown away. `advantages`
+        [T] are those that the loss sees. `sound` is False where an input is not finite: the losses
+        then become NaN, so that all ranks throw the first step away."""
         advantages = self._with_earlier(advantages, 0.0)
         for epoch in range(epochs):
             if epoch and self._parts > 1:
@@ -196,7 +198,7 @@ class PolicyUpdate:
 
     def _terms(self, facts: Tokens, tokens: Tensor, surrogate: Tensor, entropy: Tensor) -> Tensor:
         """The surrogate and whatever is added to it, each over its own tokens. A loss weight
-        multiplies all that its token has but the likelihood of right answers."""
+        multiplies every term of its token except the likelihood of right answers."""
         algorithm, totals = self._algorithm, self._totals
         weights = algorithm.aggregate(
             facts.mask,
@@ -225,11 +227,13 @@ class PolicyUpdate:
         return loss
 
     def _weighted(self, shares: Tensor, tokens: Tensor) -> Tensor:
-        """Shares [N] times the tokens' loss weights; the plain case multiplies nothing."""
+        """Shares [N] times the tokens' loss weights; the shares themselves where all weights are
+        1."""
         return shares if self._weights is None else shares * self._weights[tokens]
 
     def _start_of(self, tokens: Tensor, now: Tensor) -> Tensor:
-        """Logprobs at the update's start, of which the first forward pass of a token decides."""
+        """Logprobs at the update's start. A token without one gets that of its first forward pass,
+        `now`."""
         start = torch.where(self._known[tokens], self._start[tokens], now)
         self._start[tokens] = start
         self._known[tokens] = True

@@ -1,11 +1,11 @@
-"""One update: both halves of a batch become gradients, and figures about them.
+"""One update: both halves of a batch become optimizer steps, and figures about them.
 
 In: a `Batch`, the same on all ranks, and this rank's share of it. Out: an `Outcome`: metrics,
 diagnostics, and whether the weights moved. Promises: values and logprobs of the update's start are
 those of its first weights; policy and value model step independently; ranks do the same collectives
 in the same order whatever their shards hold; how the batch is cut into ranks, parts and
-micro-batches changes nothing but rounding. What is not finite ends the update: no optimizer step
-follows, on any rank, and where it can be known beforehand there is none at all.
+micro-batches changes nothing but rounding. A number that is not finite ends the update: no rank
+takes a further optimizer step, and none takes any where the number is found before the first one.
 """
 
 import math
@@ -174,7 +174,7 @@ class Updater:
         return f"{reason}; not finite already: {named}" if named else reason
 
     def _not_finite(self, seen: Mapping[str, Tensor]) -> str:
-        """Which of these are not finite on any rank; empty if all are."""
+        """The names of those that are not finite on some rank; empty if all are finite."""
         counts = torch.stack([(~x.isfinite()).sum() for x in seen.values()])
         found = self._place.total(counts).tolist()
         return ", ".join(f"{name} ({n})" for name, n in zip(seen, found, strict=True) if n)
@@ -233,7 +233,8 @@ def _inputs(
 
 
 def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
-    """Whose optimizer step was thrown away, and what stays of those before it; None: nobody's."""
+    """Which model's optimizer step was thrown away, and which earlier steps stay in the weights.
+    None where no step was thrown away."""
     name = next((name for name, log in logs.items() if log.dropped), None)
     if name is None:
         return None
