@@ -29,18 +29,16 @@ CODEC = message_codec(max_bytes=1 << 30)
 
 
 def rules(**changes: Any) -> BatchRules:
-    return BatchRules(
-        **{
-            "boundary_mask": 2,
-            "skips_truncated": True,
-            "max_age": 1,
-            "compares": "group",
-            "value_logprobs": True,
-            "mixed_groups": False,
-            "masked_marks": frozenset({"hot"}),
-        }
-        | changes
-    )
+    usual: dict[str, Any] = {
+        "boundary_mask": 2,
+        "skips_truncated": True,
+        "max_age": 1,
+        "compares": "group",
+        "value_logprobs": True,
+        "mixed_groups": False,
+        "masked_marks": frozenset({"hot"}),
+    }
+    return BatchRules(**usual | changes)
 
 
 @dataclass
