@@ -45,12 +45,13 @@ def newest_run(root: str) -> Path | None:
 
 
 def stamp_of(line: RunLine) -> str:
-    """Changes with every record that is written, and when the status does."""
+    """A value that changes with every record that is written and with every change of the
+    status."""
     return f"{line.status} {line.updates} {line.wall_s:.3f}"
 
 
 def is_live(line: RunLine) -> bool:
-    """Whether more is to come."""
+    """Whether the run will write more."""
     return line.status not in FINAL
 
 
@@ -97,7 +98,7 @@ class RunData:
         return _processes(*self._at)
 
     def events(self, limit: int = 40) -> pd.DataFrame:
-        """Newest events; the supervisor's come without a new record in the journal."""
+        """Newest events. Those of the supervisor appear without a new record in the journal."""
         return _events(self._at[0], limit)
 
     def page(self, **wanted: Any) -> TrajectoryPage:

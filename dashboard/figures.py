@@ -124,7 +124,8 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", height: 
 
 
 def timeline_chart(bars: pd.DataFrame, *, start: float) -> Chart:
-    """Who works when: one lane a process, bars in seconds since `start` (epoch seconds)."""
+    """A chart of which process works when: one lane for each process, bars in seconds since `start`
+    (epoch seconds)."""
     lanes = lane_order(bars)
     data = bars.assign(begin=bars["start"] - start, stop=bars["end"] - start)
     data["kind"] = data["kind"].str.replace("_", " ")
@@ -155,8 +156,9 @@ def timeline_chart(bars: pd.DataFrame, *, start: float) -> Chart:
 
 
 def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> Chart:
-    """A metric that is an array (columns update, bin, value): one row of tiles a bin, the first at
-    the bottom, the stronger the further from 0; blue above, orange below."""
+    """A metric that is an array (columns update, bin, value) as tiles: one row for each bin, the
+    first at the bottom. Values above 0 are blue and those below orange, the further from 0 the
+    stronger."""
     data = frame.dropna(subset=["value"])
     reach = max(float(data["value"].abs().max()), 1e-9)
     low = -reach if float(data["value"].min()) < 0 else 0.0
@@ -315,7 +317,7 @@ def _is_big(data: pd.DataFrame) -> bool:
 
 
 def _wants_zero(data: pd.DataFrame) -> bool:
-    """From zero where that does not flatten the line."""
+    """Whether the axis begins at zero: it does where that does not flatten the line."""
     if data.empty:
         return True
     low, high = float(data["value"].min()), float(data["value"].max())

@@ -1,7 +1,7 @@
 """The token ledger as a balance that visibly adds up.
 
-In: the token counts of a run's summary. Out: HTML. Every number is the store's, to the token; the
-sum is made here and compared, so that a balance that breaks is seen.
+In: the token counts of a run's summary. Out: HTML. Every number is that of the store, to the token.
+The sum is computed here and compared, so that a broken balance is visible.
 """
 
 from html import escape

@@ -1,8 +1,8 @@
 """Colours and the style sheet of all pages.
 
 Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that stand side by side
-are told apart with any of the common colour deficiencies (a test computes both). Meaning never
-hangs on colour alone: there is a word or a position besides.
+are told apart with any of the common colour deficiencies (a test computes both). Nothing is told by
+colour alone: a word or a position says it too.
 """
 
 LIGHT_BACKGROUND = "#FFFFFF"

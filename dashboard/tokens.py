@@ -70,7 +70,8 @@ def colour_values(detail: TrajectoryDetail, by: str) -> npt.NDArray[np.float64]:
 
 
 def colour_scale(values: npt.NDArray[np.float64], by: str) -> Scale:
-    """Ends at the 2nd and 98th percentile, so that one token does not pale the others."""
+    """The scale of the colours. It ends at the 2nd and 98th percentile, so that a single extreme
+    token does not make all others pale."""
     known = values[np.isfinite(values)]
     if not known.size:
         return Scale(0.0, 0.0, 1.0)

@@ -1,9 +1,9 @@
 """A scripted engine without a model, for tests and transport benchmarks.
 
-Tokens and logprobs are a hash of (prompt, seed, position), lengths an exponential law with mean
-`mean_length`, also by hash. A hot token is the next one, and its logprob that of an even choice
-among the candidates. Weights are ignored but for their version. It is never a default of anything
-a user runs.
+Tokens and logprobs are a hash of (prompt, seed, position). Lengths follow an exponential law with
+mean `mean_length`, drawn by the same hash. A hot token is the regular token's id plus one, with the
+logprob of an even choice among the candidates. Of weights only the version matters. It is never a
+default of anything a user runs.
 """
 
 import asyncio

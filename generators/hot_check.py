@@ -1,8 +1,8 @@
-"""A check before the first lease: hot tokens are hot on this engine.
+"""A check before the first lease: does this engine really draw hot tokens hot?
 
-Whatever undoes them does so in silence: an engine without the logits processor ignores the request,
-sampling settings copied over those of the hot token take its temperature away, logprobs of the
-wrong distribution are still logprobs. So the engine is asked once. At a boundless temperature the
+Nothing fails when it does not: an engine without the logits processor ignores the request, other
+sampling settings may replace the hot token's temperature, and logprobs of the wrong distribution
+look like any others. So this check sends the engine one request. At a boundless temperature the
 candidates are equally likely whatever the model, so that the hot token's logprob must be -log of
 their number, and no other token is marked.
 """

@@ -1,7 +1,8 @@
 """The heart of a generator.
 
 In: Leases, Hold, WeightNotice, ChunkAck, Shutdown from the coordinator. Out: Chunks, WeightsLoaded,
-GeneratorReport, Goodbye. One task a lease consumes its stream; no token waits for an await of ours.
+GeneratorReport, Goodbye. Each lease has a task that consumes its stream; no token waits for
+anything else that the loop does.
 
 What blocks it: a lease waits for weights of its `version_at_least` (and for any weights at all);
 nothing else. What wakes it: messages and tokens. On Shutdown or `finish` every live lease is held

@@ -7,7 +7,7 @@ prefilled twice.
 
 vLLM divides logits by the request's temperature T after this processor and normalises them, so it
 leaves T log q. What vLLM would do to the logits between these two, or after them, would change q
-without a word; `validate_params` refuses requests that ask for it.
+unnoticed; `validate_params` refuses requests that ask for it.
 """
 
 from typing import Any, NamedTuple
@@ -86,7 +86,7 @@ class HotToken(LogitsProcessor):
         self._rows: dict[int, _Hot] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """No: a banned end token may have been the likeliest one."""
+        """Always False: a banned end token may have been the likeliest one."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:

@@ -1,8 +1,8 @@
-"""The command line: what can be said, and nothing of what is done.
+"""The command line: all commands and their options, and none of the work that they do.
 
-Subcommands live in `headrace/commands/`, one module a noun, and are imported when they are used, so
-that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no traceback), 1 ours,
-130 interrupted.
+Subcommands live in `headrace/commands/`, one module for each noun, and are imported when they are
+used, so that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no traceback),
+1 ours, 130 interrupted.
 """
 
 import argparse
@@ -209,7 +209,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def action(arguments: argparse.Namespace) -> Action:
-    """What a command does: the function that takes its arguments, imported only now."""
+    """The function that does a command's work and takes its arguments; it is imported only here."""
     match arguments.command:
         case "train":
             from headrace.commands.training import train
@@ -272,7 +272,8 @@ def action(arguments: argparse.Namespace) -> Action:
 
 
 def missing(error: ModuleNotFoundError) -> str:
-    """One line where a package of ours is not there; empty where it is somebody else's."""
+    """The line for a user whose installation lacks one of the project's own packages; an empty text
+    where the missing module belongs to somebody else."""
     from headrace.install import PACKAGES
 
     name = error.name or ""

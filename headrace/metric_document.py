@@ -1,7 +1,7 @@
 """docs/metrics.md, made from `headrace.metrics`.
 
-In: the table of metrics. Out: one page of Markdown, a section a prefix. `scripts/docs.py` writes
-the page and says when it is stale.
+In: the table of metrics. Out: one page of Markdown with a section for each prefix.
+`scripts/docs.py` writes the page and says when it is stale.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""Every metric by name: unit, meaning, healthy range, and of an array what its numbers are of. The
-one place where they are written down.
+"""Every metric by name: its unit, meaning and healthy range, and for an array what each of its
+numbers stands for. This is the one place where metrics are described.
 
 Whoever emits a metric adds its line here; storage copies the table into SQL, docs and dashboard
 read it. Names follow verl's prefixes (actor/ critic/ response_length/ timing_s/ perf/) where it
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 
 class MetricInfo(NamedTuple):
-    """What a number means. `healthy` is a range or a tendency in words, empty if there is none."""
+    """What a metric means. `healthy` is a range or a tendency in words, empty if there is none."""
 
     name: str
     unit: str
     meaning: str
     healthy: str = ""
     bins: tuple[str, ...] = ()
-    """What an array's numbers are of, in order; empty for a single number."""
+    """What each number of an array stands for, in order; empty for a metric that is one number."""
 
 
 TENTHS = tuple(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(10))

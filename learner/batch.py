@@ -84,7 +84,8 @@ class ValueHalf:
 
 class Totals(NamedTuple):
     """Counts over all ranks: tokens and samples in the loss of each half, and sampled tokens of
-    right answers, those of earlier windows included. A token counts once, whatever its weight."""
+    right answers, those of earlier windows included. Each token counts once, whatever its
+    weight."""
 
     policy_tokens: int
     policy_samples: int
@@ -171,9 +172,10 @@ def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.devi
 def _earned(
     sampled: Sampled, points: Sequence[Sequence[Reward]], segments: Segments, shape: Shape
 ) -> Tensor:
-    """[T] rewards of segments: what was paid at or after a sampled token and before the next one is
-    that token's, and the end of an answer is shaped by the answer's length. What was paid before a
-    segment's first token belongs to an earlier segment and is not counted here."""
+    """[T] rewards of segments: a sampled token earns what was paid at it or after it, up to the
+    next sampled token. The last token of an answer also gets the shaping by the answer's length.
+    What was paid before a segment's first token belongs to an earlier segment and is not counted
+    here."""
     earned = np.zeros(sampled.positions.size, np.float32)
     for segment, rewards in enumerate(points):
         for reward in rewards:
@@ -236,8 +238,9 @@ def groups_of(shard: Shard, *, shape: Shape, device: torch.device) -> Groups:
 def _versions(
     windows: Sequence[PolicyWindow], sampled: Sampled, version: int
 ) -> tuple[Int64, npt.NDArray[np.bool_]]:
-    """[T] what sampled each token, and where that and everything before it is `version`. Of a
-    window that begins later the versions before it are not known."""
+    """[T] the version that sampled each token, and [T] whether `version` sampled it and everything
+    before it. A window that begins later in its answer does not say what sampled the tokens before
+    it."""
     spans = [span for w in windows for span in w.spans]
     counts = np.array([s.end - s.start for s in spans], np.int64)
     versions = np.repeat(np.array([s.version for s in spans], np.int64), counts)
@@ -246,7 +249,8 @@ def _versions(
 
 
 def _fresh_end(window: PolicyWindow, version: int) -> int:
-    """The first position of a window that `version` did not sample, or has not all before it."""
+    """The position before which `version` has sampled every token; 0 for a window that begins later
+    in its answer, because what sampled the tokens before it is not known."""
     if window.start:
         return 0
     other = (span.start for span in window.spans if span.version != version)

@@ -1,9 +1,9 @@
 """The value half of one update: values for the advantages, then the critic's optimizer steps.
 
 In: finished trajectories, and the windows whose advantages need values. Out: values under the
-weights of the update's start, and optimizer steps towards the targets. Promises: what the first
-optimizer step runs forward anyway is not run twice for its start values; targets and old values
-never change within the update.
+weights of the update's start, and optimizer steps towards the targets. Promises: sequences that the
+first optimizer step runs forward are not run a second time for their start values; targets and old
+values never change within the update.
 """
 
 import math
@@ -32,8 +32,8 @@ class CriticUpdate:
     """The critic's part of one update: `begin`, `first_pass`, `values_of`, then `train`.
 
     Attributes:
-        old: [T] values of the finished trajectories' tokens at the update's start; NaN where
-            nothing needed them yet.
+        old: [T] values of the finished trajectories' tokens at the update's start.
+        known: [T] bool, where `old` holds a value; elsewhere nothing has needed one yet.
         targets: [T] what the critic should have said.
         log: the optimizer steps.
     """
@@ -57,13 +57,14 @@ class CriticUpdate:
         self._dealt, self._plan = self._deal(epoch=0)
         self._ids = segment_ids(finished.segments)
         self._first_is_accumulated = False
-        self.old = torch.full_like(finished.rewards, math.nan, dtype=place.dtype)
+        self.old = torch.zeros_like(finished.rewards, dtype=place.dtype)
+        self.known = torch.zeros_like(finished.rewards, dtype=torch.bool)
         self.targets = self.old
         self.log = StepLog()
 
     def begin(self, windows: PolicyHalf | None, *, at_cuts: bool) -> None:
-        """Run forward what the advantages of `windows` and the targets need, but for the first
-        step's own sequences."""
+        """Run forward what the advantages of `windows` and the targets need, except for the
+        sequences of the first optimizer step, which runs them itself."""
         own = set(self._finished.reads.trajectories)
         everything = [] if windows is None else windows.windows
         asked = {w.trajectory_id for w in everything}
@@ -81,8 +82,8 @@ class CriticUpdate:
             if self._slots.targets_read_old
             or (self._dealt[t] > 0 and (self._slots.reads_old or t in asked))
         ]
-        looked_up = self._infer(self._finished.reads, rest)
-        self.old = torch.where(looked_up.isnan(), self.old, looked_up)
+        self.old = self._infer(self._finished.reads, rest)
+        self.known = torch.from_numpy(self._finished.reads.within(rest)).to(self._place.device)
         self.targets = self._slots.targets(
             self._finished.rewards, self.old, self._finished.segments
         ).targets
@@ -93,8 +94,9 @@ class CriticUpdate:
         return torch.cat([self._extra, self.targets])
 
     def first_pass(self, *, sound: bool) -> None:
-        """The first step's gradient, and with it the start values of its sequences. Not `sound`:
-        the step will be thrown away."""
+        """Accumulate the gradient of the first optimizer step, which also gives the start values of
+        its sequences. `sound` is False where an input is not finite: the gradient then becomes NaN,
+        so that all ranks throw this step away."""
         if self._plan:
             self._accumulate(self._plan[0], sound=sound)
             self._first_is_accumulated = True
@@ -112,7 +114,7 @@ class CriticUpdate:
         return known[tokens], known[cuts] if at_cuts else None
 
     def train(self, *, epochs: int) -> None:
-        """All optimizer steps of the update, up to the first that is thrown away."""
+        """Take all optimizer steps of the update, up to the first that is thrown away."""
         for epoch in range(epochs):
             if epoch and self._parts > 1:
                 _, self._plan = self._deal(epoch=epoch)
@@ -135,8 +137,9 @@ class CriticUpdate:
             values = self._engine(pack)
             self.log.count(pack, reads=tokens.numel())
             before = self.old[tokens]
-            old = torch.where(before.isnan(), values.detach().to(before.dtype), before)
+            old = torch.where(self.known[tokens], before, values.detach().to(before.dtype))
             self.old[tokens] = old
+            self.known[tokens] = True
             loss = self._slots.loss(values, old, self.targets[tokens]).loss
             weights = self._slots.aggregate(
                 torch.ones_like(tokens, dtype=torch.bool),

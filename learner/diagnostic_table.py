@@ -1,10 +1,9 @@
 """The table of diagnostics: how each figure is made from the sums.
 
-In: a `Tally` merged over micro-batches and ranks. Out: numbers, and arrays of numbers by bins, by
-metric name; what a figure means and looks like when all is well stands under its name in
-`headrace.metrics`. Promises: a figure with nothing behind it (no cut window, no finished
-trajectory) is absent, a bin with nothing in it None, never 0 or NaN; a sum that holds NaN or Inf
-shows as such.
+In: a `Tally` merged over micro-batches and ranks. Out: by metric name, numbers and arrays of
+numbers by bins; `headrace.metrics` says what each figure means and which values are healthy.
+Promises: a figure without data (no cut window, no finished trajectory) is absent and a bin without
+data is None, never 0 or NaN; a sum that holds NaN or Inf shows as such.
 """
 
 from collections.abc import Callable
@@ -49,7 +48,7 @@ def finalise(tally: Tally) -> dict[str, Figure]:
 
 
 def share(part: str, whole: str) -> Formula:
-    """sum of part / sum of whole; nothing where the whole is missing or 0."""
+    """sum of part / sum of whole; None where the whole is missing or 0."""
 
     def formula(sums: Named, _maxima: Named) -> float | None:
         count = sums.get(whole, 0.0)
@@ -77,7 +76,7 @@ def deviation(squares: str, total: str, count: str, *, centred: bool) -> Formula
 
 
 def largest(name: str) -> Formula:
-    """The maximum; nothing where nothing was seen."""
+    """The maximum; None where there was no number."""
 
     def formula(_sums: Named, maxima: Named) -> float | None:
         value = maxima.get(name, float("-inf"))

@@ -1,8 +1,8 @@
 """The figures of one update by metric name (see headrace/metrics.py), merged over all ranks.
 
-In: what the halves of an update saw. Out: floats. Promises: the same numbers on every rank, and
-the same whatever the batch's cut into ranks and micro-batches; a figure with nothing behind it is
-absent, never 0 or NaN.
+In: what the halves of an update saw. Out: floats. Promises: every rank gets the same numbers,
+however the batch was cut into ranks and micro-batches; a figure without data is absent, never 0 or
+NaN.
 """
 
 import time
@@ -81,7 +81,7 @@ def figures_of(
     if values is not None:
         tallies.append(tally_egae(values, raw_advantages, windows.segments))
     if critic is not None:
-        known = ~critic.old.isnan()
+        known = critic.known & critic.old.isfinite()
         cuts = window_cuts(finished.positions, finished.segments, window=window)
         tallies.append(
             tally_values(critic.old, critic.targets, known, finished.segments, cuts=cuts)
@@ -117,7 +117,7 @@ def _policy_tallies(windows: PolicyHalf, policy: PolicyUpdate) -> list[Tally]:
     seen = joined(policy.seen, windows)
     behaviour = windows.behaviour.to(policy.start.dtype)
     # A hot token's sampler is another one on purpose: its ratio says nothing of age or engine.
-    known = windows.mask & ~windows.hot & ~policy.start.isnan()
+    known = windows.mask & ~windows.hot & policy.known & policy.start.isfinite()
     difference = log_ratio(policy.start, behaviour, known)
     weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), policy.over_cap)
     tallies = [
@@ -189,7 +189,8 @@ def _loss_figures(
 
 
 def _work_figures(sums: Mapping[str, float], totals: Totals) -> dict[str, float]:
-    """Of the tokens that went through a model: how many there were, in a loss, not padding."""
+    """How many tokens went through a model, and which shares of them were in a loss, context or
+    padding."""
     tokens = sums["actor/tokens"] + sums.get("critic/tokens", 0.0)
     fillers = sums["actor/fillers"] + sums.get("critic/fillers", 0.0)
     figures = {"perf/loss_tokens": float(totals.policy_tokens), "perf/computed_tokens": tokens}

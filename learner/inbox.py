@@ -1,9 +1,9 @@
 """Rank 0's conversation with the coordinator.
 
 In: messages from the socket, signals, the clock. Out: one message after the other for the loop to
-act on. Promises: says Hello until it is answered, again where the coordinator went silent, and
-Goodbye at the end; a request to end becomes a Shutdown between two updates; heartbeats go on in a
-thread of their own.
+act on. Promises: it says Hello until the coordinator answers, says it again when the coordinator
+has gone silent, and says Goodbye at the end; a request to end becomes a Shutdown between two
+updates; heartbeats go on in a thread of their own.
 """
 
 import os
@@ -80,8 +80,9 @@ class Inbox:
         self._dealer.send(message)
 
     def next(self, *, due: tuple[int, float] | None = None) -> Message:
-        """What to do next. `due`: a version that waits and when it may be published; it comes back
-        as a WeightRequest. RunFailedError where the coordinator is silent for too long."""
+        """The next message to act on. `due` names a version that waits and when it may be
+        published; when that time comes, the answer is a WeightRequest for it. RunFailedError where
+        the coordinator is silent for too long."""
         began = heard = greeted = time.monotonic()
         self._waiting_since = began
         try:

@@ -34,8 +34,8 @@ _LOG = logging.getLogger("headrace.learner")
 def run_loop(
     inbox: Inbox | None, publisher: Publisher | None, relay: Relay, trainer: Trainer
 ) -> str:
-    """Serve until Shutdown and give its reason. `inbox` and `publisher` on rank 0; all ranks take
-    the same turns."""
+    """Serve until Shutdown and return its reason. Only rank 0 has `inbox` and `publisher`; all
+    ranks take the same turns."""
     waiting: Message | None = None
     while True:
         message, waiting = waiting or relay.share(_next(inbox, trainer)), None

@@ -64,7 +64,7 @@ def token_entropy(log_p: Tensor) -> Tensor:
 
 
 def entropy_bonus(entropy: Tensor) -> Tensor:
-    """[T] -H: more entropy, less loss."""
+    """[T] -H, so that more entropy means less loss."""
     return -entropy
 
 

@@ -66,7 +66,8 @@ class Place:
         return torch.cat([rows[:n] for rows, n in zip(found, counts, strict=True)])
 
     def most(self, count: int) -> int:
-        """The largest count of all ranks, where they must go together; else the own one."""
+        """The largest count of all ranks, where they must run the same number of passes; else this
+        rank's own count."""
         if not (self.forward_together and self.world > 1):
             return count
         return int(self.largest(torch.tensor(count, device=self.device)).item())

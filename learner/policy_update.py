@@ -2,8 +2,8 @@
 
 In: windows with their advantages. Out: optimizer steps, logprobs under the weights of the update's
 start, and what the loss saw. Promise: proximal logprobs are those of the update's start; the first
-optimizer step gives its own, the others come from one pass before it, and only if the ratio or the
-correction of a hot token reads them.
+optimizer step computes those of its own tokens, and one pass before it computes the others, only if
+the ratio or the correction of a hot token reads them.
 """
 
 import math
@@ -45,8 +45,9 @@ class Seen(NamedTuple):
 class PolicyUpdate:
     """The policy's part of one update.
 
-    Behind the windows' T tokens stand, where the likelihood of right answers is asked for, those
-    of their earlier windows: E tokens with a likelihood and neither ratio nor advantage.
+    Where the algorithm asks for the likelihood of right answers, the tokens of their earlier
+    windows follow the windows' T tokens: E tokens that have a likelihood but neither ratio nor
+    advantage.
 
     Attributes:
         reference: [T] logprobs of the reference, None without one.
@@ -86,8 +87,8 @@ class PolicyUpdate:
         self._behaviour = self._with_earlier(windows.behaviour.to(place.dtype), 0.0)
         self._versions = self._with_earlier(windows.versions, self._version)
         self._sample_tokens = segment_sums(windows.mask, ids, self._samples)
-        self._start = torch.full_like(self._behaviour, math.nan)
-        self._exact = torch.zeros_like(self._mask)
+        self._start = torch.zeros_like(self._behaviour)
+        self._known, self._exact = torch.zeros_like(self._mask), torch.zeros_like(self._mask)
         self._over_cap, self._dropped = torch.zeros_like(self._mask), torch.zeros_like(self._mask)
         self._hot = self._with_earlier(windows.hot & windows.mask, False)
         self._corrects = algorithm.correct_hot is not None and bool(self._hot.any())
@@ -104,6 +105,11 @@ class PolicyUpdate:
         """[T] logprobs under the weights of the update's start; where `exact` is False, those of
         the token's first forward pass, some optimizer steps later."""
         return self._start[: self._size]
+
+    @property
+    def known(self) -> Tensor:
+        """[T] bool: `start` holds a logprob; elsewhere no forward pass has read the token."""
+        return self._known[: self._size]
 
     @property
     def exact(self) -> Tensor:
@@ -134,7 +140,8 @@ class PolicyUpdate:
             asked = range(len(self._reads.trajectories)) if proximal else self._hot_sequences()
             later = [s for s in asked if self._dealt[self._reads.trajectories[s]] > 0]
             self._start = infer(self._engine, self._reads, later, self._place, log=self.log)
-            self._exact = ~self._start.isnan()
+            self._known = torch.from_numpy(self._reads.within(later)).to(self._place.device)
+            self._exact = self._known.clone()
         if self._ask_reference is not None:
             reads = self._windows.reads
             everything = range(len(reads.token_ids))
@@ -144,8 +151,9 @@ class PolicyUpdate:
             self._reference = self._with_earlier(self.reference, 0.0)
 
     def train(self, advantages: Tensor, *, epochs: int, sound: bool) -> None:
-        """All optimizer steps of the update, up to the first that is thrown away; `advantages` [T]
-        as the loss sees them. Not `sound`: that is the first one."""
+        """Take all optimizer steps of the update, up to the first that is thrown away. `advantages`
+        [T] are those that the loss sees. `sound` is False where an input is not finite: the losses
+        then become NaN, so that all ranks throw the first step away."""
         advantages = self._with_earlier(advantages, 0.0)
         for epoch in range(epochs):
             if epoch and self._parts > 1:
@@ -228,7 +236,7 @@ class PolicyUpdate:
         loss_weights: Tensor | None,
     ) -> Tensor:
         """The surrogate and whatever is added to it, each over its own tokens. A loss weight
-        multiplies all that its token has but the likelihood of right answers."""
+        multiplies every term of its token except the likelihood of right answers."""
         algorithm, totals = self._algorithm, self._totals
         weights = algorithm.aggregate(
             facts.mask,
@@ -257,10 +265,11 @@ class PolicyUpdate:
         return loss
 
     def _start_of(self, tokens: Tensor, now: Tensor) -> Tensor:
-        """Logprobs at the update's start, of which the first forward pass of a token decides."""
-        known = self._start[tokens]
-        start = torch.where(known.isnan(), now, known)
+        """Logprobs at the update's start. A token without one gets that of its first forward pass,
+        `now`."""
+        start = torch.where(self._known[tokens], self._start[tokens], now)
         self._start[tokens] = start
+        self._known[tokens] = True
         if not self.log.taken:
             self._exact[tokens] = True
         return start

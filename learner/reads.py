@@ -33,6 +33,10 @@ class Reads:
     position_of: Int64
     targets: Int64
 
+    def within(self, sequences: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """[N] whether each token stands in one of these sequences."""
+        return np.isin(self.sequence_of, np.array(sequences, np.int64))
+
 
 def sampled_windows(sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]) -> Sampled:
     """The sampled tokens of windows."""

@@ -1,9 +1,10 @@
-"""What rank 0 hears from the coordinator, the other ranks hear from rank 0, and back.
+"""The relay: rank 0 passes the coordinator's messages on to the other ranks, and collects their
+answers.
 
-In: messages on rank 0. Out: the same messages on every rank, but of a batch's contents each rank's
-own parts alone; answers of all ranks on rank 0. Promises: rank 0 holds one part of another rank at
-a time; raw bytes of the wire's codec in uint8 tensors, no pickle; a group of its own on the CPU, so
-that nothing here mixes with the collectives of training.
+In: messages on rank 0. Out: the same messages on every rank, except that each rank gets only its
+own parts of a batch; the answers of all ranks on rank 0. Promises: rank 0 holds one part of another
+rank at a time; messages travel as bytes of the wire's codec in uint8 tensors, without pickle, in a
+CPU group of their own, so that they never mix with the collectives of training.
 """
 
 import logging
@@ -93,7 +94,7 @@ class Relay:
     def _hand_on(
         self, message: Message, batch: Batch, own: dict[int, Shard], missing: list[set[int]]
     ) -> Message | None:
-        """Keep or pass on a part; give back what is none."""
+        """Keep a part or pass it on; return any message that is not a part."""
         if not isinstance(message, BatchPart):
             return message
         rank, index = message.rank, message.index
@@ -112,7 +113,7 @@ class Relay:
         return None
 
     def collect(self, message: Message) -> list[Message]:
-        """On rank 0 the messages of all ranks in order; elsewhere nothing."""
+        """Returns the messages of all ranks in order on rank 0, and nothing on the others."""
         if self._world == 1:
             return [message]
         if self._rank:

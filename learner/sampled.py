@@ -75,7 +75,8 @@ class Sampled:
         return joined if self._is_dense else joined[self._places]
 
     def spread(self, flat: Float32) -> list[Float32]:
-        """A stream [T] as one array a segment, with NaN where nothing was sampled."""
+        """Splits a stream [T] into one array for each segment, with NaN where nothing was
+        sampled."""
         dense = flat
         if not self._is_dense:
             dense = np.full(self._stops[-1], np.nan, np.float32)
@@ -83,8 +84,8 @@ class Sampled:
         return np.split(dense, self._stops[:-1]) if self._stops.size else []
 
     def earner(self, segment: int, position: int) -> int | None:
-        """The last token of a segment that was sampled at a position or before it: the one that
-        earned what was paid there. None where an earlier segment has it."""
+        """The token of a segment that earned what was paid at a position: the last one sampled
+        there or before. None where that token is in an earlier segment."""
         before = count_before(self._runs[segment], position + 1)
         return self._offsets[segment] + before - 1 if before else None
 

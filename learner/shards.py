@@ -1,8 +1,8 @@
 """A rank's share of a batch from its parts.
 
-In: the parts of one rank, each cut to fit into a message. Out: one `Shard`. Promises: one sequence
-a trajectory, the longest that any part brought, which is what all its windows stand in; nothing
-depends on how the share was cut but the order of its windows.
+In: the parts of one rank, each cut to fit into a message. Out: one `Shard`. Promises: each
+trajectory has one sequence, the longest that any part brought, and all its windows stand in it;
+only the order of the windows depends on how the share was cut.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from headrace.protocol.batches import (
 
 
 def merged(parts: Iterable[Shard]) -> Shard:
-    """All parts as one."""
+    """One shard that holds all parts."""
     place: dict[int, int] = {}
     sequences: list[BatchSequence] = []
     windows: list[PolicyWindow] = []

@@ -1,9 +1,9 @@
 """Which tokens go through a model together: micro-batches, and the optimizer steps they make up.
 
 In: the reads of one half. Out: `Steps` and `MicroBatch`es. Promises: every rank deals trajectories
-to optimizer steps alike, whatever its share; all ranks get the same number of micro-batches a step
-(what is missing is filled with empty ones). What concerns all ranks is agreed by collectives, so no
-rank needs another's share.
+to optimizer steps alike, whatever its share; all ranks get the same number of micro-batches for
+each step (ranks with fewer get empty ones). Ranks agree on it by collectives, so no rank needs
+another's share.
 """
 
 from collections.abc import Sequence
@@ -109,7 +109,8 @@ class Steps:
         self._weights = weights_of(reads, place) if parts > 1 else {}
 
     def deal(self, *, seed: Sequence[int]) -> dict[int, int]:
-        """The step of each trajectory; with one step of this rank's alone."""
+        """The optimizer step of each trajectory. Where there is only one step, this rank's
+        trajectories alone are named."""
         if self._parts == 1:
             return dict.fromkeys(self._reads.trajectories, 0)
         return deal(self._weights, parts=self._parts, seed=seed)

@@ -1,4 +1,5 @@
-"""Everything a learner rank holds between updates: models, engines, where weights go.
+"""Everything that a learner rank holds between updates: models, engines, and the way its weights go
+out.
 
 In: a run's configuration and folder. Out: answers to the coordinator's messages. Promises: starts
 from the newest complete checkpoint of the run, else from the configured models; what it publishes
@@ -192,7 +193,8 @@ class Trainer:
             return weights_of(self._policy_model.state_dict(), dtype=wanted)
 
     def _save(self) -> Path:
-        """Every rank leaves its own state beside the checkpoint, rank 0 gathers it in."""
+        """Every rank writes its own state beside the checkpoint, and rank 0 moves all of them into
+        it."""
         shelf = self._root / ".ranks"
         shelf.mkdir(parents=True, exist_ok=True)
         for name, engine in self._engines.items():

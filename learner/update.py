@@ -1,11 +1,11 @@
-"""One update: both halves of a batch become gradients, and figures about them.
+"""One update: both halves of a batch become optimizer steps, and figures about them.
 
 In: a `Batch`, the same on all ranks, and this rank's share of it. Out: an `Outcome`: metrics,
 diagnostics, and whether the weights moved. Promises: values and logprobs of the update's start are
 those of its first weights; policy and value model step independently; ranks do the same collectives
 in the same order whatever their shards hold; how the batch is cut into ranks, parts and
-micro-batches changes nothing but rounding. What is not finite ends the update: no optimizer step
-follows, on any rank, and where it can be known beforehand there is none at all.
+micro-batches changes nothing but rounding. A number that is not finite ends the update: no rank
+takes a further optimizer step, and none takes any where the number is found before the first one.
 """
 
 import math
@@ -145,7 +145,7 @@ class Updater:
         metrics |= {**spent, "perf/tokens_per_s": computed / spent["timing_s/update"]}
         return Outcome(
             metrics=metrics,
-            diagnostics=_diagnostics(windows, policy.start, seen),
+            diagnostics=_diagnostics(windows, policy, seen),
             policy_moved=policy.log.applied > 0,
             skipped=self._skipped(broken, windows, policy, critic, seen),
         )
@@ -174,7 +174,7 @@ class Updater:
         return f"{reason}; not finite already: {named}" if named else reason
 
     def _not_finite(self, seen: Mapping[str, Tensor]) -> str:
-        """Which of these are not finite on any rank; empty if all are."""
+        """The names of those that are not finite on some rank; empty if all are finite."""
         counts = torch.stack([(~x.isfinite()).sum() for x in seen.values()])
         found = self._place.total(counts).tolist()
         return ", ".join(f"{name} ({n})" for name, n in zip(seen, found, strict=True) if n)
@@ -233,7 +233,8 @@ def _inputs(
 
 
 def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
-    """Whose optimizer step was thrown away, and what stays of those before it; None: nobody's."""
+    """Which model's optimizer step was thrown away, and which earlier steps stay in the weights.
+    None where no step was thrown away."""
     name = next((name for name, log in logs.items() if log.dropped), None)
     if name is None:
         return None
@@ -242,11 +243,11 @@ def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
     return f"{reason}; optimizer steps that stay: {', '.join(kept)}" if kept else reason
 
 
-def _diagnostics(windows: PolicyHalf, logprobs: Tensor, seen: Judged) -> list[TokenDiagnostics]:
+def _diagnostics(windows: PolicyHalf, policy: PolicyUpdate, seen: Judged) -> list[TokenDiagnostics]:
     """A column for each of COLUMN_NAMES, by position; NaN where there is no figure."""
-    nothing = torch.full_like(logprobs, math.nan)
+    nothing = torch.full_like(policy.start, math.nan)
     figures = {
-        "learner_logprobs": logprobs,
+        "learner_logprobs": torch.where(policy.known, policy.start, nothing),
         "values": nothing if seen.values is None else seen.values,
         "advantages": seen.advantages,
         "returns": torch.where(seen.returns_known, seen.returns, math.nan),

@@ -1,4 +1,4 @@
-"""A worker's warm scoring children.
+"""The scoring children of a worker, kept warm.
 
 In: items by `submit`. Out: one Score an item on `scores`, in the order of completion. Promises: an
 item ends within its deadline plus the time it waited for a free child; a child that misses a

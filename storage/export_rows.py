@@ -69,7 +69,7 @@ _PER_TOKEN = {
 
 
 def _tokens_of(table: TokenTable, name: str) -> npt.NDArray[Any]:
-    """A column of `_PER_TOKEN`, codes still codes."""
+    """A column of `_PER_TOKEN`, with codes not yet replaced by names."""
     if name in table.figures:
         return table.figures[name]
     values: npt.NDArray[Any] = getattr(table, name)

@@ -92,7 +92,8 @@ def _batches(rows: Rows) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _part_of(out: Path) -> Iterator[Path]:
-    """A name beside the target that becomes it, or goes."""
+    """A temporary name beside the target; the file gets the target's name when it is whole, else it
+    is removed."""
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         yield part

@@ -77,8 +77,8 @@ _STREAMS = msgspec.msgpack.Decoder(Streams)
 
 
 class Journal:
-    """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset. What
-    is there may be of an older format: new records go into segments of their own."""
+    """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset.
+    Segments that are already there may be of an older format: new records go into new segments."""
 
     def __init__(self, folder: Path, *, run_id: str, segment_mib: float) -> None:
         self._folder = folder

@@ -1,9 +1,10 @@
-"""Runs whose rows an older version made: found out, and projected anew from their journals.
+"""Runs whose rows an older version made: how they are recognised, and projected anew from their
+journals.
 
 In: a run's folder. Out: a SQLite file with rows of today's format. The journal is the truth, so no
 row is carried over: all are made again, once, in one transaction. Where the folder can be written
-this happens in it, and what the file was is kept beside it; a folder that cannot be written is left
-alone and the rows go into the user's cache. Rows on a database server are left alone too.
+the new file replaces the old one, a copy of which stays beside it. A folder that cannot be written
+stays as it is, and the rows go into the user's cache. Rows on a database server are left alone too.
 """
 
 import fcntl
@@ -106,7 +107,7 @@ def _format(engine: Engine, run_id: str) -> int | None:
 
 
 def _cache_of(run_dir: Path) -> Path:
-    """A folder of the user's for this run as its journal is now."""
+    """A folder in the user's cache for this run and the present state of its journal."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     sizes = [path.stat().st_size for path in segment_paths(run_dir / "journal")]
     key = hashlib.sha256(f"{run_dir.resolve()} {sizes}".encode()).hexdigest()[:16]
@@ -120,7 +121,7 @@ def _cache_of(run_dir: Path) -> Path:
 
 @contextmanager
 def _alone(run_dir: Path) -> Iterator[None]:
-    """One process at a time."""
+    """Let one process in at a time."""
     with (run_dir / ".rebuild.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

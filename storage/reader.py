@@ -1,4 +1,4 @@
-"""A run opened for reading: its folder, its configuration, its rows in SQL.
+"""Runs opened for reading: the folder, the configuration and the rows in SQL.
 
 Rows that an older version made are made anew from the journal when the run is first opened.
 """

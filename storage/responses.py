@@ -63,7 +63,8 @@ def read_responses(
 
 
 def _choose(batch: pa.RecordBatch, wanted: Wanted) -> tuple[pa.RecordBatch, list[int]]:
-    """The chunks of wanted trajectories, and for each where its trajectory's last one is."""
+    """The chunks of wanted trajectories, and for each of them where its trajectory's last chunk
+    is."""
     trajectories = batch.column("trajectory_id").fill_null(-1).to_numpy()
     places = np.searchsorted(wanted.ids, trajectories).clip(max=len(wanted.ids) - 1)
     is_chunk = pc.equal(batch.column("kind"), ChunkArrived.__name__).to_numpy(zero_copy_only=False)
@@ -112,7 +113,8 @@ def _streams(chunks: list[ChunkArrived]) -> Streams | None:
 
 
 def _pieces(chunks: list[ChunkArrived]) -> list[Piece]:
-    """Pieces that cover the response. What follows a turn without saying more belongs to it."""
+    """Pieces that cover the response. A chunk without pieces holds tokens of the policy that
+    continue the last turn."""
     joined: list[Piece] = []
     for chunk in chunks:
         pieces = chunk.streams.pieces if chunk.streams is not None else []

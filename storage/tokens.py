@@ -1,4 +1,4 @@
-"""Everything known about each token of a response, side by side.
+"""Everything known about each token of a response, in arrays of one length.
 
 In: the response, its rows of the windows table, what the learner saw of them. Out: arrays of one
 length. What happened to a token is read from what was written down: nothing is inferred. Where a
@@ -103,7 +103,7 @@ def token_table(
 
 
 def _say(table: TokenTable, streams: Streams) -> None:
-    """Runs to one entry a token."""
+    """Turn runs into one entry for each token."""
     for piece in streams.pieces:
         table.sources[piece.start : piece.end] = SOURCES.index(piece.source)
         table.turns[piece.start : piece.end] = piece.turn

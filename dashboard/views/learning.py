@@ -1,4 +1,4 @@
-"""Learning: does the policy get better, and do its gradients look healthy."""
+"""Learning: whether the policy gets better, and whether its gradients look healthy."""
 
 from functools import partial
 from pathlib import Path

@@ -49,7 +49,7 @@ PARAMETER = "trajectory"
 
 
 def render(run: RunData, root: Path) -> None:
-    """The page. It is not redrawn by itself: a reader's place would be lost."""
+    """Draw the page. It is not redrawn by itself, because the reader would lose the place."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.title("Trajectories")
         if is_live(run.line):
@@ -231,7 +231,8 @@ def _tokens(detail: TrajectoryDetail) -> None:
 
 
 def _default(detail: TrajectoryDetail) -> str:
-    """Advantages where an update has trained the response."""
+    """The quantity that colours tokens at first: advantages where an update has trained the
+    response, else logprobs."""
     return "advantage" if (detail.tokens.trained_at_update >= 0).any() else "logprob"
 
 

@@ -32,7 +32,7 @@ def audit(arguments: argparse.Namespace) -> int:
 
 
 def _report(run_dir: Path) -> "Report":
-    """The audit, under a progress bar where somebody looks at a terminal."""
+    """Run the audit, with a progress bar on a terminal."""
     from storage.audit import audit_run
 
     console = Console(stderr=True)
@@ -83,7 +83,7 @@ def _print(report: "Report") -> None:
 
 
 def _repair(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Mend the journal; says what was lost, on standard error where --json has the other."""
+    """Mend the journal and say what was lost; with --json, on standard error."""
     from storage.audit import repair
 
     done = repair(run_dir)

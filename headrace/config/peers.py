@@ -1,7 +1,7 @@
-"""Key names of other systems, and where the same thing stands here.
+"""Key names of other systems, and the key that means the same here.
 
 In: the last parts of an unknown key. Out: our key and whose name it was. Used in error messages and
-in docs/configuration.md, so that a user of another system finds his way in one step.
+in docs/configuration.md, so that a user of another system finds the right key in one step.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,8 @@
 """Rules of a configuration: combinations of values that cannot work, and what to change.
 
-In: a configuration. Out: `RULES`, one a contradiction: a key, when it is wrong, and what to say.
-They are facts about the values alone; what a machine must have is in `headrace.config.checks`.
+In: a configuration. Out: `RULES`, one for each contradiction: a key, when its value is wrong, and
+what to say. They are facts about the values alone; what a machine must have is in
+`headrace.config.checks`.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def _needs_group(config: RunConfig) -> bool:
 
 
 def _lambda_stays(config: RunConfig) -> bool:
-    """The length-adaptive lambda is at its floor for every length that there can be."""
+    """Whether the length-adaptive lambda is at its floor for every possible length."""
     egae = _egae(config)
     if egae is None or egae.length_adaptive_alpha is None:
         return False
@@ -65,7 +66,8 @@ def _warmup(config: RunConfig) -> int:
 
 
 def _too_long_for_a_message(config: RunConfig) -> bool:
-    """One answer alone, with everything known of its tokens, is more than a message holds."""
+    """Whether a single answer, with everything known of its tokens, can be too large for a
+    message."""
     longest = longest_part_bytes(
         opening=config.task.max_prompt_length,
         length=config.task.max_response_length,

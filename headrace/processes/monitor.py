@@ -1,7 +1,7 @@
 """A monitor's view of a running run: ask for its status, send it a command.
 
 In: the address in the run's `coordinator.json`. Out: `Status` messages. Nothing here blocks for
-longer than it is told to, and a coordinator that is away is an answer (None), not an error.
+longer than it is told to, and the answer of a coordinator that is away is None, not an error.
 """
 
 import json
@@ -68,6 +68,7 @@ class Monitor:
         self._dealer.close()
 
     def _say(self, message: StatusRequest | Command) -> None:
-        """The coordinator listens to who said Hello, and forgets who was silent for a while."""
+        """Send a Hello and then the message: the coordinator listens only to peers that said Hello,
+        and forgets those that were silent for a while."""
         self._dealer.send(self._hello)
         self._dealer.send(message)

@@ -1,8 +1,8 @@
 """The identity of a process's sockets towards the coordinator: NAME~SECRET.
 
 Comes in: a process's name. Goes out: an identity that no other process can guess, made anew for
-each process. Promises: who speaks under an identity is the process that made it, so the
-coordinator can tell a process from another one that merely says the same name.
+each process. Promises: only the process that made an identity can speak under it, so the
+coordinator can tell a process from another one that merely uses the same name.
 """
 
 import re

@@ -140,7 +140,8 @@ class WindowsReady(Record, frozen=True, kw_only=True, tag=True):
 
 
 class WindowsRecalled(Record, frozen=True, kw_only=True, tag=True):
-    """The answers turned out to end with these windows: they are final, and wait for the reward."""
+    """The answers turned out to end with these windows. The windows are final now, and wait for the
+    reward."""
 
     window_ids: list[int]
 

@@ -4,8 +4,8 @@
 `BlockingDealer` are for the learner, which has no event loop. A peer's identity begins with its
 process name (`identity.py`). What cannot be decoded is counted by `rejected` and reported to
 `on_reject`; it never raises out of `receive`. `Pulse` sends heartbeats from a thread and a socket
-of its own (`IDENTITY#pulse`), so that a long step is not taken for a death. Off loopback sockets
-use CURVE keys, and a thread of the binding side lets in only who holds the client key.
+of its own (`IDENTITY#pulse`), so that a process in a long step is not taken for dead. Outside
+loopback sockets use CURVE keys: the binding side lets in only holders of the client key.
 """
 
 import asyncio

@@ -4,8 +4,8 @@ A *sequence* is everything a policy read and wrote for one answer: pieces in ord
 source, a role and a turn. Positions count tokens from the end of the opening (the pieces that the
 whole group shares): 0 is the first token after it, whoever wrote it. Dense streams (logprobs) are
 arrays beside the ids; the streams here are runs [start, end) or single points, because most tokens
-have nothing to say. An absent stream means the plain case: one answer, sampled by the policy as the
-assistant, every token in the loss, one reward at the end.
+have no entry in them. An absent stream means the plain case: one answer, sampled by the policy as
+the assistant, every token in the loss, one reward at the end.
 """
 
 from typing import Literal
@@ -50,7 +50,8 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Weight(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens [start, end) count `value` times in the policy's loss; without a run, once."""
+    """Tokens [start, end) count `value` times in the policy's loss. Tokens under no such run count
+    once."""
 
     value: float
     start: fields.Position

@@ -1,7 +1,8 @@
-"""A run's account counted again and every promise of it checked.
+"""The audit of a run: it counts the run's account again and checks every promise of it.
 
-Comes in: a run's folder. Goes out: the counts, and what was found. Works while the run goes on: the
-journal is read up to its last whole batch, and SQL is compared where it has got to.
+Comes in: a run's folder. Goes out: the counts, and what was found. It also works while the run goes
+on: it reads the journal up to the last whole batch, and compares SQL with the part of the journal
+that SQL has.
 """
 
 import os
@@ -118,7 +119,8 @@ def _gather(
     journal: Survey,
     figures: LedgerFigures | None,
 ) -> Iterator[int]:
-    """Take down all records; yields how many were, each time that all of one offset are."""
+    """Gather facts from all records; after the records of each offset, yields how many offsets are
+    done."""
     has_value = config["algorithm"]["value"] is not None
     sequences = Sequences(facts, findings, has_value=has_value)
     updates = Updates(facts, findings)
@@ -140,7 +142,7 @@ def _gather(
 
 
 class _Sql(NamedTuple):
-    """A run in a database, seen at one moment."""
+    """The rows of a run in a database at one moment."""
 
     connection: Connection
     run: int

@@ -1,8 +1,8 @@
-"""What the journal says about trajectories, windows and updates, gathered to be looked at.
+"""What the journal says about trajectories, windows and updates, gathered for the checks.
 
 Comes in: nothing by itself; `sequences` and `updates` write here what each record says. Goes out:
 plain facts, and for any trajectory arrays with an entry for each of its positions. Nothing here is
-shared with the coordinator's account: these are its witnesses.
+shared with the coordinator's account, so the two can be compared.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ class WindowFacts:
 
     @property
     def name(self) -> str:
-        """What a finding calls it."""
+        """The name by which findings call it."""
         return f"window {self.window_id} (trajectory {self.trajectory_id}, no. {self.index})"
 
 
@@ -82,7 +82,7 @@ class TrajectoryFacts:
 
     @property
     def complete(self) -> bool:
-        """It came to its end or to the length limit."""
+        """Whether it came to its end or to the length limit."""
         return self.status in ("finished", "truncated")
 
     def versions(self, start: int, end: int) -> npt.NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""The coordinator's own ledger, as its records carry it, held against itself and the recount.
+"""Checks of the coordinator's own ledger, which its records carry, against itself and the recount.
 
 Comes in: records with `ledger/...` figures. Goes out: findings where a ledger does not balance,
 counts backwards, or is not what the journal up to that record holds.
@@ -20,7 +20,7 @@ _PREFIX = "ledger/"
 
 
 class LedgerFigures:
-    """Looks at every record with a ledger; at offset `last` it is compared with the recount."""
+    """Checks every record with a ledger, and compares the one at offset `last` with the recount."""
 
     def __init__(self, facts: Facts, findings: Findings, last: int) -> None:
         self._facts = facts

@@ -1,4 +1,4 @@
-"""Checkpoints and token diagnostics held against the journal that speaks of them.
+"""Checks of checkpoints and token diagnostics against the journal.
 
 Comes in: a run's folder and the facts. Goes out: findings for checkpoints that are missing, not
 whole or of another update, and for trained windows whose diagnostics are missing, of another

@@ -45,7 +45,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Findings:
-    """Gathers findings, and only counts them where a kind has very many."""
+    """Gathers findings. Of a kind with very many it keeps the first ones and counts the others."""
 
     def __init__(self) -> None:
         self._found: list[Finding] = []
@@ -62,7 +62,8 @@ class Findings:
         return self._counts[kind] > 0
 
     def all(self) -> list[Finding]:
-        """Everything found, in the order in which it was; last the counts of what was left out."""
+        """All findings in the order in which they were made, and last the counts of those left
+        out."""
         left = [
             Finding(kind, "run", f"{count - MOST_OF_A_KIND} more of this kind")
             for kind, count in self._counts.items()

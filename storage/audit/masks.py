@@ -1,7 +1,7 @@
-"""The trained mask that pages and exports show, held against what was trained.
+"""Checks of the trained mask that pages and exports show against what was trained.
 
 Comes in: facts, and a connection to the rows that pages and exports are made from. Goes out:
-findings where a token table says otherwise. Of a long run a sample is looked at, the same one every
+findings where a token table says otherwise. Of a long run it looks at a sample, the same one every
 time.
 """
 

@@ -1,8 +1,8 @@
-"""Values that no record may hold: a coordinator could not apply them, a database not hold them, or
-a learner not compute with them.
+"""Values that no record may hold, because a coordinator could not apply them, a database could not
+hold them, or a learner could not compute with them.
 
-Comes in: one record. Goes out: what is wrong with it, or None. Promise: judged by the record alone,
-so a record is found at its own place and not where something later trips over it.
+Comes in: one record. Goes out: what is wrong with it, or None. Promise: the record alone decides,
+so a bad record is found at its own place and not where something later fails because of it.
 """
 
 import math
@@ -28,7 +28,7 @@ def problem_of(record: Record) -> str | None:
 
 
 def _is_scored(record: RewardArrived) -> bool:
-    """Where the status is ok there is a reward to train on."""
+    """Whether a score whose status is ok has a reward to train on."""
     return record.status != "ok" or (record.reward is not None and math.isfinite(record.reward))
 
 

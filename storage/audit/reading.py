@@ -1,5 +1,5 @@
-"""The journal read with suspicion: every batch against its checksum, every record against its
-ranges.
+"""A reader that trusts nothing in the journal: it checks every batch against its checksum and every
+record against the ranges of its values.
 
 Comes in: a journal's folder. Goes out: records in today's shapes with their offset and format, up
 to the first byte or record that cannot be used. Promise: nothing behind such a place is read, and
@@ -166,7 +166,7 @@ class Records:
                     self.reached += 1
 
     def _next(self, pairs: Iterator[tuple[int, Any]], number: int) -> list[Record]:
-        """The next record, told in today's; none where it cannot be used."""
+        """The next record in today's shapes; nothing where it cannot be used."""
         try:
             offset, record = next(pairs)
             if offset != self.reached:

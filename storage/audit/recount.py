@@ -1,8 +1,8 @@
-"""The ledger counted again: every position of every trajectory is looked at once, at the end.
+"""The recount of the ledger: looks at every position of every trajectory once, at the end.
 
 Comes in: facts. Goes out: the counts that the coordinator's own ledger must show, and findings
-about single tokens. Nothing is moved between accounts as records come, so no slip in such a move
-can be repeated here.
+about single tokens. It moves nothing between accounts as records come, so it cannot repeat a
+mistake in such a move.
 """
 
 from collections import Counter
@@ -64,7 +64,7 @@ def surplus(counts: dict[str, Any]) -> int:
 
 
 def _places(trajectory: TrajectoryFacts) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """How many of its sampled tokens are at each place."""
+    """How many of a trajectory's sampled tokens are in each account."""
     codes = np.zeros(trajectory.length, np.int64)
     for window in trajectory.windows:
         here = slice(window.start, window.end)

@@ -147,7 +147,7 @@ def _text(read: Read, what: str, error: BaseException) -> str:
 
 
 def _by_offset(reads: list[Read]) -> Iterator[list[Read]]:
-    """Reads of one offset together: one record of the journal."""
+    """Groups reads by offset: those of one offset come from one record of the journal."""
     group: list[Read] = []
     for read in reads:
         if group and group[-1].offset != read.offset:

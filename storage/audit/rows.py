@@ -1,4 +1,4 @@
-"""SQL held against the journal, row by row.
+"""Checks of SQL against the journal, row by row.
 
 Comes in: facts of the journal up to the offset that SQL has, and a connection that sees one moment.
 Goes out: findings for rows that are missing, too many, or say something else.
@@ -121,7 +121,8 @@ class Rows:
 
 
 class _Made(Mapping[Any, Row]):
-    """Rows made from facts when they are asked for, so that they are never all there."""
+    """Rows that are made from facts one at a time when asked for, so that they never fill the
+    memory."""
 
     def __init__(self, facts: dict[Any, Any], row_of: Any) -> None:
         self._facts = facts
@@ -142,7 +143,7 @@ class _Made(Mapping[Any, Row]):
 
 
 def _plain(value: Any) -> Any:
-    """Lists and tuples, and what JSON made of them, alike."""
+    """A form in which lists, tuples and what JSON made of them are equal."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value

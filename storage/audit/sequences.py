@@ -1,4 +1,5 @@
-"""Groups, chunks, ends, scores, closed windows and weight versions, looked at as they come.
+"""Checks of groups, chunks, ends, scores, closed windows and weight versions, in the order of their
+records.
 
 Comes in: records in their order. Goes out: facts, and a finding for each promise that a record
 breaks: every token is written down once and in its place, nothing comes after the end, version
@@ -40,7 +41,7 @@ class Sequences:
         self._where = ""
 
     def see(self, read: Read) -> None:
-        """Take down what one record says."""
+        """Note what one record says, and check it."""
         self._where = f"record {read.offset}"
         match read.record:
             case GroupIssued() as record:

@@ -1,4 +1,4 @@
-"""Windows and value trajectories on their way through updates, looked at as they go.
+"""Checks of the way that windows and value trajectories take through updates.
 
 Comes in: records in their order. Goes out: facts, and a finding for each step that no window, value
 trajectory, update or lineage may take. The lives that are allowed stand in `_BEFORE`: what a window
@@ -48,7 +48,7 @@ class Updates:
         self._number = FIRST_WITH_ORDER
 
     def see(self, read: Read) -> None:
-        """Take down what one record says."""
+        """Note what one record says, and check it."""
         self._where, self._number = f"record {read.offset}", read.number
         facts = self._facts
         match read.record:
@@ -94,7 +94,8 @@ class Updates:
     # -- windows ----------------------------------------------------------------------------------
 
     def _moved(self, window_ids: Iterable[int], step: str) -> Iterable[WindowFacts]:
-        """Windows that a record moves, each checked to be where the step begins."""
+        """The windows that a record moves, after a check that each is in the state from which the
+        step begins."""
         for window_id in window_ids:
             window = self._facts.windows.get(window_id)
             if window is None:
@@ -191,7 +192,7 @@ class Updates:
         trajectory.value_lineage, trajectory.value_update = record.lineage, record.update
 
     def _out(self, record: BatchReturned | UpdateCommitted) -> BatchTaken | None:
-        """The batch that a record speaks of, checked to be the one that is out."""
+        """The batch that a record names, after a check that it is the one that is out."""
         taken, self._facts.taken = self._facts.taken, None
         name = f"update {record.update} of lineage {record.lineage}"
         if taken is None or (taken.lineage, taken.update) != (record.lineage, record.update):
@@ -279,7 +280,7 @@ class Updates:
         facts.lineage, facts.update = record.lineage, record.update
 
     def _compare(self, name: str, what: str, said: list[int], undone: list[int]) -> None:
-        """A rollback names what the updates that it undoes had, no less and no more."""
+        """Check that a rollback names exactly what the updates that it undoes had."""
         missing, more = set(undone) - set(said), set(said) - set(undone)
         if missing:
             self._say("rollback", f"{name} leaves out {what} {_some(missing)}")

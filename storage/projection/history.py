@@ -1,4 +1,5 @@
-"""What is only written down: losses, versions, evaluations, checkpoints, gauges, events."""
+"""Records that become rows and change nothing else: losses, versions, evaluations, checkpoints,
+gauges, events."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""A run's place in SQL: its row made, and rows of an older format forgotten.
+"""A run's place in SQL: makes its row, and removes rows of an older format.
 
 In: a transaction, a run's id and configuration. Out: the run's key.
 """
@@ -17,8 +17,8 @@ from storage.tables import MetricInfo, Projection, Run
 
 
 def register(connection: Connection, run_id: str, config: Mapping[str, Any]) -> int:
-    """The run's key, its row made if it is new. Rows that were made from records of another format
-    are removed: the journal has to be projected anew. `config` is the resolved configuration."""
+    """The run's key; a new run gets its row. Rows that were made from records of another format are
+    removed: the journal has to be projected anew. `config` is the resolved configuration."""
     upsert(connection, MetricInfo, [info._asdict() for info in METRICS.values()])
     run = connection.execute(select(Run.id).where(Run.run_id == run_id)).scalar_one_or_none()
     if run is None:

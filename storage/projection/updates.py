@@ -10,7 +10,8 @@ from storage.tables import Run, Update
 
 
 def move_updates(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Taken, returned, committed, rolled back: in their order."""
+    """Write which batches were taken, returned, committed and rolled back, in the order of the
+    records."""
     for offset, record in records:
         match record:
             case BatchTaken():

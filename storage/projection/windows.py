@@ -28,7 +28,7 @@ WINDOWS = (WindowsClosed, WindowsReady, WindowsRecalled, WindowsDropped, *BATCHE
 
 
 def move_windows(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Closed, ready, taken, trained, dropped."""
+    """Write the last state of each window that the records moved."""
     made: dict[int, Row] = {}
     changed: dict[int, Row] = {}
     for offset, record in records:
@@ -55,7 +55,7 @@ def move_windows(connection: Connection, run: int, records: list[Placed]) -> Non
 
 
 def move_values(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Taken, trained, dropped, waiting again."""
+    """Write the last state of each value trajectory that the records moved."""
     rows: dict[int, Row] = {}
     for offset, record in records:
         for move in value_moves(record):

@@ -167,7 +167,7 @@ def _per_update(reader: RunReader, name: str) -> list[float]:
 
 
 def _trajectories(reader: RunReader) -> dict[str, int]:
-    """Training trajectories by status; dropped: those of which windows were dropped that no update
+    """Training trajectories by status. `dropped` counts those with a dropped window that no update
     had."""
     mine = (Trajectory.run == reader.key, Trajectory.purpose == "train")
     counts = dict(

@@ -2,9 +2,9 @@
 
 Comes in: the records of a format-1 journal in their order, and two settings of the run. Goes out:
 today's records. Format 1 wrote down which windows the learner took, and how many tokens of each it
-left out and why; where a window ended, when it was ready, which of its tokens were left out and
-what was lost with a reward every reader had to work out. The rules for that stand here and
-nowhere else, and they do not change any more.
+left out and why; every reader had to work out where a window ended, when it was ready, which of its
+tokens were left out, and what was lost with a reward. The rules for that stand here and nowhere
+else, and they do not change any more.
 """
 
 from collections import Counter
@@ -227,7 +227,8 @@ class Translator:
         return window
 
     def _settle_group(self, trajectory: _Trajectory, outcome: _Outcome) -> None:
-        """A reward came or will not come: see which windows that settles."""
+        """A reward has come, or will never come: say which windows are ready or dropped because of
+        that."""
         members = [self._trajectories[key] for key in self._groups[trajectory.group_id]]
         for member in members if self._unit == "group" else [trajectory]:
             for window in member.windows:
@@ -235,7 +236,8 @@ class Translator:
                     self._settle(member, window, outcome)
 
     def _settle(self, trajectory: _Trajectory, window: _Window, outcome: _Outcome) -> None:
-        """Ready when nothing is missing any more, dropped when it never will be there."""
+        """A window is ready when nothing is missing any more, and dropped when what is missing will
+        never come."""
         is_final = trajectory.status != "running" and window.end == trajectory.length
         status = trajectory.reward_status
         if status not in (None, "ok") and (is_final or self._unit != "window"):
@@ -343,9 +345,9 @@ def with_arrays(metrics: dict[str, float]) -> dict[str, Metric]:
 
 
 def masked_runs(window: WindowTrained, trajectory: _Trajectory) -> list[MaskedRun]:
-    """Which tokens a window left out, from how many: the non-finite ones, then the oldest, then
-    the last before the cut, or all that was left of an overlong answer. Each reason counted those
-    that no earlier one had taken, so the counts determine the tokens."""
+    """Which tokens a window left out, from how many: the non-finite ones, then the oldest, then the
+    last before the cut, or all that was left of an overlong answer. Each reason counted only the
+    tokens that no earlier reason had counted, so the counts determine the tokens."""
     left = np.ones(window.end - window.start, np.bool_)
     versions = trajectory.versions(window.start, window.end)
     non_finite = np.array(trajectory.non_finite, np.int64) - window.start

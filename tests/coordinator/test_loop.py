@@ -25,6 +25,7 @@ from tests.coordinator.peers import (
     ScriptedReward,
     until,
 )
+from tests.metric_values import number
 
 
 def run_config(mode: str = "streaming", **sections: object) -> RunConfig:
@@ -57,7 +58,11 @@ def assert_balanced(records: list[AnyRecord]) -> None:
     sampled = [r for r in records if isinstance(r, UpdateCommitted | MetricsSampled)]
     assert sampled
     for record in sampled:
-        ledger = record.metrics
+        ledger = {
+            name: number(value)
+            for name, value in record.metrics.items()
+            if name.startswith("ledger/")
+        }
         assert ledger["ledger/generated"] == (
             ledger["ledger/trained_policy"]
             + ledger["ledger/ready"]

@@ -119,9 +119,8 @@ def test_streaming_bound_ledger_and_each_token_once(
         if world.state.next_trajectory > len(lengths) + 20:
             break
     for trajectory_id, length in goal.items():
-        trajectory = world.account.trajectories.get(trajectory_id)
-        whole = trajectory and trajectory.ended
-        if trajectory and whole and all(w.state == "trained" for w in trajectory.windows):
+        known = world.account.trajectories.get(trajectory_id)
+        if known and known.ended and all(w.state == "trained" for w in known.windows):
             got = {p for t, p in trained if t == trajectory_id}
             assert got == set(range(length))
     assert trained

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -144,10 +144,17 @@ class Script:
     def phase(self, phase: str, detail: str = "") -> None:
         self.note(r.RunPhase(at=self.now, phase=phase, detail=detail))
 
-    def process(self, name: str, role: str, pid: int, state: str = "up", detail: str = "") -> None:
+    def process(
+        self,
+        name: str,
+        role: str,
+        pid: int,
+        state: Literal["up", "gone", "lost"] = "up",
+        detail: str = "",
+    ) -> None:
         record = r.ProcessChanged(
             at=self.now, name=name, role=role, pid=pid, host="node-a", state=state, detail=detail
-        )  # type: ignore[arg-type]
+        )
         self.note(record)
 
     def publish(self) -> None:

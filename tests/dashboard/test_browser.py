@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Dialog, Page, expect
 
 from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.words import count
@@ -87,7 +87,12 @@ def test_pages_are_reached_from_the_left_and_draw_charts(page: Page, address: st
 
 def test_markup_in_a_response_is_shown_as_text(page: Page, address: str) -> None:
     alerts: list[str] = []
-    page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
+
+    def dismiss(dialog: Dialog) -> None:
+        alerts.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("dialog", dismiss)
     page.goto(f"{address}/trajectories?trajectory={MARKUP_ID}")
     tokens = page.locator(".hr-tokens")
     expect(tokens).to_be_visible()

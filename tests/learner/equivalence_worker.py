@@ -78,7 +78,8 @@ def train(model: str, arm: Arm) -> list[CountingEngine]:
     engines = [CountingEngine(network) for network in networks]
     config = LearnerConfig(precision="float32", policy=SETTINGS, value=SETTINGS)
     place = Place(device=CPU, budget=arm.budget)
-    updater = Updater(build_algorithm(ALGORITHM, window=16), *engines, config, place)
+    algorithm = build_algorithm(ALGORITHM, window=16)
+    updater = Updater(algorithm, engines[0], engines[1], config, place)
     for update in range(1, UPDATES + 1):
         shard = record(seed=update, trajectories=TRAJECTORIES, turns=update % 2 == 0)
         sent = batch_of(shard, update=update, version=update)

@@ -9,7 +9,7 @@ import json
 import sys
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ from learner.update import Updater
 from tests.learner.recorded import Sent, batch_of, record
 
 CPU = torch.device("cpu")
-STAGES = (0, 2)
+Stage = Literal[0, 2]
+STAGES: tuple[Stage, ...] = (0, 2)
 UPDATES = 10
 ALGORITHM = AlgorithmConfig.model_validate(
     {
@@ -44,7 +45,9 @@ ALGORITHM = AlgorithmConfig.model_validate(
 )
 
 
-def updater(model: str, stage: int, rank: int, world: int) -> tuple[Updater, list[DeepSpeedEngine]]:
+def updater(
+    model: str, stage: Stage, rank: int, world: int
+) -> tuple[Updater, list[DeepSpeedEngine]]:
     """A fresh policy and critic."""
     settings = OptimizerConfig(lr=1e-3, warmup_steps=2, minibatches=2, epochs=2, grad_clip=0.5)
     config = LearnerConfig(
@@ -55,7 +58,8 @@ def updater(model: str, stage: int, rank: int, world: int) -> tuple[Updater, lis
     critic = ValueNetwork(load_critic(models, dtype=torch.float32, device=CPU))
     engines = [DeepSpeedEngine(network, settings, config) for network in (policy, critic)]
     place = Place(device=CPU, rank=rank, world=world, budget=100)
-    return Updater(build_algorithm(ALGORITHM, window=16), *engines, config, place), engines
+    algorithm = build_algorithm(ALGORITHM, window=16)
+    return Updater(algorithm, engines[0], engines[1], config, place), engines
 
 
 def recorded(update: int, world: int, parts: int = 1) -> Sent:

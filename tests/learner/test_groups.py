@@ -55,13 +55,11 @@ def test_golden_case_7_with_epsilon() -> None:
 def test_it_equals_the_papers_formulas_group_by_group(scores: list[float], size: int) -> None:
     """Members of a group need not stand together, and its number may be any."""
     rewards, groups = f64(scores), 7 - torch.arange(len(scores)) % size
+    kinds: list[tuple[Baseline, Scale]]
+    kinds = [("mean", "none"), ("mean", "sample_std"), ("leave_one_out", "none")]
     plain, scaled, others = (
         group_advantages(rewards, groups, baseline=baseline, scale=scale)
-        for baseline, scale in (
-            ("mean", "none"),
-            ("mean", "sample_std"),
-            ("leave_one_out", "none"),
-        )
+        for baseline, scale in kinds
     )
     for name in groups.unique():
         mine = groups == name

@@ -105,7 +105,7 @@ def gradient(mode: Correction, token: int, cap: float = 10.0) -> torch.Tensor:
     streams = hot_streams(f64([1.0]), log_q, new.detach(), FIRST, correction=mode, cap=cap)
     ratio = behaviour_ratio(new, streams.behaviour, FIRST)
     loss = clipped_surrogate(ratio.log_ratio, f64([1.0]), clip_low=0.2, clip_high=0.28).loss
-    (ratio.weight * streams.weight * loss).sum().backward()  # type: ignore[no-untyped-call]
+    (ratio.weight * streams.weight * loss).sum().backward()
     assert z.grad is not None
     return z.grad
 

@@ -30,6 +30,7 @@ from headrace.protocol.sockets import BlockingDealer, Link
 from headrace.protocol.streams import Reward
 from tests.learner.recorded import alone, batch_of, record, run_config, save_tiny_model
 from tests.learner.scripted_coordinator import ScriptedCoordinator
+from tests.metric_values import number
 
 
 def welcome(version: int) -> Welcome:
@@ -40,6 +41,13 @@ def greet(coordinator: ScriptedCoordinator, version: int) -> tuple[Hello, Weight
     hello = coordinator.expect(Hello)
     coordinator.send(welcome(version))
     return hello, coordinator.expect(WeightNotice)
+
+
+def noticed(coordinator: ScriptedCoordinator) -> WeightNotice:
+    """The notice of weights in the next report of an update."""
+    notice = coordinator.expect(UpdateDone).notice
+    assert notice is not None
+    return notice
 
 
 def file_of(notice: WeightNotice) -> Path:
@@ -161,7 +169,7 @@ def test_restart_goes_on_to_the_bit(tmp_path: Path) -> None:
         notices = []
         for batch in batches:
             coordinator.send_batch(batch)
-            notices.append(coordinator.expect(UpdateDone).notice)
+            notices.append(noticed(coordinator))
         coordinator.processes[0].send_signal(signal.SIGKILL)
         coordinator.processes[0].wait()
 
@@ -172,8 +180,7 @@ def test_restart_goes_on_to_the_bit(tmp_path: Path) -> None:
         assert (again.sha256, again.version) == (notices[1].sha256, 9)
         for batch, before in zip(batches[2:], notices[2:], strict=True):
             coordinator.send_batch(batch)
-            notice = coordinator.expect(UpdateDone).notice
-            assert notice.sha256 == before.sha256
+            assert noticed(coordinator).sha256 == before.sha256
         coordinator.processes[0].send_signal(signal.SIGTERM)
         assert coordinator.expect(Goodbye).failed is None
         assert coordinator.wait() == [0]
@@ -198,7 +205,7 @@ def test_the_reference_stays_the_starting_policy(tmp_path: Path) -> None:
         coordinator.send_batch(batch_of(shard, update=2, version=1))
         second = coordinator.expect(UpdateDone)
         assert first.skipped is second.skipped is None
-        kl = [done.metrics["actor/reference_kl"] for done in (first, second)]
+        kl = [number(done.metrics["actor/reference_kl"]) for done in (first, second)]
         assert kl[1] > 10 * kl[0] >= 0.0
         assert not any(name.startswith("critic/v") for name in first.metrics)
         coordinator.processes[0].send_signal(signal.SIGKILL)

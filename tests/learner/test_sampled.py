@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headrace.protocol.batches import Shard
+from headrace.protocol.batches import PolicyWindow, Shard, ValueTrajectory
 from headrace.protocol.streams import Coefficient, Mark, Reward
 from learner.batch import PolicyHalf, groups_of, policy_half, value_half
 from learner.sampled import count_before, runs_between
@@ -150,7 +150,8 @@ def test_parts_make_the_whole(seed: int, parts: int, turns: bool) -> None:
     assert sorted(w.window_id for w in made.windows) == [w.window_id for w in shard.windows]
     assert {v.trajectory_id for v in made.values} == {v.trajectory_id for v in shard.values}
     assert len(made.groups) == len(shard.groups)
-    for segment in (*made.windows, *made.values):
+    segments: list[PolicyWindow | ValueTrajectory] = [*made.windows, *made.values]
+    for segment in segments:
         sequence = made.sequences[segment.sequence]
         assert sequence.trajectory_id == segment.trajectory_id
         whole = shard.sequences[segment.trajectory_id]
