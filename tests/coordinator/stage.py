@@ -15,7 +15,9 @@ from headrace.config.run import RunConfig
 from headrace.errors import ProtocolError
 from headrace.protocol import messages as m
 from headrace.protocol.codec import MAGIC, message_codec
+from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.identity import identity_of
+from headrace.protocol.streams import Span
 from storage.run_store import RunStore
 
 GENERATOR, REWARD, LEARNER, MONITOR = "generator-0", "reward-0", "learner-0", "monitor-0"
@@ -66,20 +68,22 @@ class Stage:
 
     def chunks(self) -> m.Chunks | None:
         """The end of a response that is being generated."""
-        running = (t for t in self.hub.state.running() if t.generator == GENERATOR)
-        trajectory = next((t for t in running if t.lease_id is not None), None)
-        if trajectory is None or trajectory.lease_id is None:
+        everyone = self.hub.state.account.trajectories.values()
+        leased = ((t, self.hub.leases.of(t.trajectory_id)) for t in everyone if not t.ended)
+        given = ((t, lease) for t, lease in leased if lease and lease.generator == GENERATOR)
+        trajectory, lease = next(given, (None, None))
+        if trajectory is None or lease is None:
             return None
         size = min(2, self.config.task.max_response_length - trajectory.length)
-        start, version = trajectory.length, self.hub.state.version
+        start, version = trajectory.length, self.hub.state.versions.current
         chunk = m.TrajectoryChunk(
-            lease_id=trajectory.lease_id,
+            lease_id=lease.lease_id,
             trajectory_id=trajectory.trajectory_id,
             chunk_index=trajectory.next_chunk,
             start=start,
             token_ids=np.full(size, 5, np.int32),
             logprobs=np.full(size, -0.5, np.float32),
-            spans=[m.Span(version, start, start + size)],
+            spans=[Span(version, start, start + size)],
             finish="stop",
         )
         return m.Chunks(chunks=[chunk])
@@ -109,14 +113,12 @@ class Stage:
         if orders.update is None:
             return None
         rows = [
-            m.TokenDiagnostics(
+            TokenDiagnostics(
                 window_id=w.window_id,
                 trajectory_id=w.trajectory_id,
                 start=w.start,
-                logprobs=np.zeros(w.end - w.start, np.float32),
-                values=np.zeros(w.end - w.start, np.float32),
-                advantages=np.zeros(w.end - w.start, np.float32),
                 lam=0.9,
+                columns={n: np.zeros(w.end - w.start, np.float32) for n in COLUMN_NAMES},
             )
             for w in orders.windows[:1]
         ]
@@ -131,6 +133,7 @@ class Stage:
             )
         return m.UpdateDone(
             update=orders.update,
+            lineage=orders.lineage,
             metrics={"actor/pg_loss": 0.5, "critic/vf_explained_var": 0.1},
             diagnostics=rows,
             notice=notice,

@@ -21,6 +21,7 @@ from headrace.protocol.records import (
     VersionPublished,
 )
 from headrace.protocol.sockets import Dealer, Link, Pulse
+from headrace.protocol.streams import Span
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,
@@ -124,7 +125,9 @@ async def test_an_impostor_does_not_become_the_learner(tmp_path: Path) -> None:
             hello = m.Hello(role="learner", name=name, pid=999_999, host="evil")
             for _ in range(20):
                 await dealer.send(hello)
-                await dealer.send(m.UpdateDone(update=1, metrics={"x": 1.0}, diagnostics=[]))
+                await dealer.send(
+                    m.UpdateDone(update=1, lineage=0, metrics={"x": 1.0}, diagnostics=[])
+                )
                 await dealer.send(a_notice(0, 0))
                 await dealer.send(m.CheckpointDone(update=1, path="/evil"))
                 message = await dealer.receive_within(0.5)
@@ -158,7 +161,7 @@ async def test_a_generator_that_speaks_as_the_learner_or_the_user(tmp_path: Path
     async with intruder(run.address, identity_of("generator-9")) as dealer:
         await dealer.send(m.Hello(role="generator", name="generator-9", pid=9, host="here"))
         await heard(dealer, m.Welcome)
-        await dealer.send(m.UpdateDone(update=1, metrics={}, diagnostics=[]))
+        await dealer.send(m.UpdateDone(update=1, lineage=0, metrics={}, diagnostics=[]))
         await dealer.send(m.Command(action="stop"))
         await dealer.send(a_notice(1, 1))
         await dealer.send(m.WeightsLoaded(version=2**40, gap_s=0.0, load_s=0.0))
@@ -194,7 +197,7 @@ async def test_a_chunk_for_the_lease_of_another_generator(tmp_path: Path) -> Non
                 start=0,
                 token_ids=np.array([1], np.int32),
                 logprobs=np.array([-1.0], np.float32),
-                spans=[m.Span(0, 0, 1)],
+                spans=[Span(0, 0, 1)],
                 finish="stop",
             )
             await dealer.send(m.Chunks(chunks=[chunk]))

@@ -5,8 +5,8 @@ from typing import Literal
 import pytest
 
 from coordinator.batches import Prepared
-from coordinator.trajectories import Trajectory
-from tests.coordinator.world import World, make_config
+from sequence.trajectories import Trajectory
+from tests.coordinator.world import World, counts, make_config, policy_windows
 
 BOUNDARY = 2
 
@@ -23,9 +23,9 @@ def stream() -> tuple[World, Trajectory]:
     return world, trajectory
 
 
-def masks(prepared: Prepared | None) -> list[list[int]]:
+def masks(prepared: Prepared | None) -> list[list[float]]:
     assert prepared is not None
-    return [window.loss_mask.tolist() for shard in prepared.shards for window in shard.windows]
+    return [window.loss_weights.tolist() for window in policy_windows(prepared)]
 
 
 def test_a_cut_window_loses_its_last_tokens_and_the_answers_end_none() -> None:
@@ -34,14 +34,16 @@ def test_a_cut_window_loses_its_last_tokens_and_the_answers_end_none() -> None:
     cut = world.take()
     assert masks(cut) == [[1, 1, 0, 0]]
     assert cut is not None
-    assert [w.dropped for w in cut.taken.windows] == [{"boundary_mask": BOUNDARY}]
+    assert [counts(w.masked) for w in cut.taken.windows] == [{"boundary_mask": BOUNDARY}]
     world.commit()
     world.chunk(trajectory, 3, "stop")
     world.reward(trajectory)
     end = world.take()
     assert masks(end) == [[1, 1, 1]]
     assert end is not None
-    assert [(w.trained, w.dropped) for w in end.taken.windows] == [(3, {})]
+    assert [(world.account.window(w.window_id).tokens, w.masked) for w in end.taken.windows] == [
+        (3, [])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_the_window_in_which_an_answer_ends_is_trained_whole(
 ) -> None:
     """However short it is, full to the border too, and at the length limit."""
     world, trajectory = stream()
-    taken: list[list[int]] = []
+    taken: list[list[float]] = []
     for start in range(0, tokens - 4, 4):
         world.chunk(trajectory, 4)
         assert trajectory.length == start + 4

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.trajectories import Trajectory
+from coordinator.leases import Given
 from coordinator.values import (
     LARGEST_REWARD,
     LONGEST_TEXT,
@@ -21,8 +21,11 @@ from coordinator.values import (
     chunk_problem,
     sound_score,
 )
+from coordinator.versions import Versions
 from headrace.protocol import messages as m
 from headrace.protocol.identity import identity_of
+from headrace.protocol.streams import Span
+from sequence.trajectories import Trajectory
 from tests.coordinator.stage import (
     GENERATOR,
     LEARNER,
@@ -51,11 +54,22 @@ def endless() -> Any:
 # -- chunks and scores by themselves ---------------------------------------------------------------
 
 
+LEASE = Given(lease_id=7, generator=GENERATOR)
+
+
+def published(*versions: int) -> Versions:
+    """Weights that were given out and published, one an update."""
+    known = Versions()
+    for update, version in enumerate(versions):
+        known.publish(version, update)
+    return known
+
+
 def growing() -> Trajectory:
     """Four tokens are there; generator-0 has lease 7."""
-    trajectory = Trajectory(3, 0, "train", np.zeros(1, np.int32), 0, 4)
-    trajectory.lease_id, trajectory.generator = 7, GENERATOR
-    trajectory.length, trajectory.next_chunk = 4, 1
+    trajectory = Trajectory(3, 0, "train", np.zeros(1, np.int32), 0)
+    trajectory.length = trajectory.sampled = 4
+    trajectory.next_chunk = 1
     return trajectory
 
 
@@ -68,14 +82,14 @@ def a_chunk(**fields: Any) -> m.TrajectoryChunk:
             "start": 4,
             "token_ids": np.array([0, 63], np.int32),
             "logprobs": np.array([-0.5, 0.0], np.float32),
-            "spans": [m.Span(2, 4, 6)],
+            "spans": [Span(2, 4, 6)],
         }
         | fields
     )
 
 
 def problem(chunk: m.TrajectoryChunk, sender: str = GENERATOR) -> str | None:
-    return chunk_problem(chunk, growing(), sender, Limits(8, 64), issued_version=2)
+    return chunk_problem(chunk, growing(), LEASE, sender, Limits(8, 64), published(0, 1, 2))
 
 
 def tokens(*ids: int) -> Any:
@@ -107,9 +121,9 @@ def logprobs(*values: float) -> Any:
         ({"logprobs": logprobs(-1)}, "differ in number"),
         ({"token_ids": tokens(), "logprobs": logprobs(), "spans": []}, "differ in number"),
         ({"spans": []}, "do not cover"),
-        ({"spans": [m.Span(2, 4, 7)]}, "do not cover"),
-        ({"spans": [m.Span(3, 4, 6)]}, "never issued"),
-        ({"spans": [m.Span(-1, 4, 6)]}, "never issued"),
+        ({"spans": [Span(2, 4, 7)]}, "do not cover"),
+        ({"spans": [Span(3, 4, 6)]}, "never published"),
+        ({"spans": [Span(-1, 4, 6)]}, "never published"),
     ],
 )
 def test_what_a_chunk_may_hold(fields: dict[str, Any], reason: str | None) -> None:
@@ -126,13 +140,26 @@ def test_a_response_without_a_token_cannot_finish(finish: m.Finish) -> None:
     fields = {"start": 0, "chunk_index": 0, "finish": finish}
     empty = a_chunk(token_ids=tokens(), logprobs=logprobs(), spans=[], **fields)
     trajectory = growing()
-    trajectory.length = trajectory.next_chunk = 0
-    limits = Limits(8, 64)
-    assert "at least one token" in (chunk_problem(empty, trajectory, GENERATOR, limits, 2) or "")
+    trajectory.length = trajectory.sampled = trajectory.next_chunk = 0
+
+    def problem(chunk: m.TrajectoryChunk) -> str | None:
+        return chunk_problem(chunk, trajectory, LEASE, GENERATOR, Limits(8, 64), published(2))
+
+    assert "at least one token" in (problem(empty) or "")
     failed = a_chunk(
         token_ids=tokens(), logprobs=logprobs(), spans=[], start=0, chunk_index=0, finish="failed"
     )
-    assert chunk_problem(failed, trajectory, GENERATOR, limits, 2) is None
+    assert problem(failed) is None
+
+
+def test_a_lease_that_is_not_in_force_and_a_version_that_was_let_go() -> None:
+    limits, versions = Limits(8, 64), published(0, 1, 2)
+    nobodys = chunk_problem(a_chunk(), growing(), None, GENERATOR, limits, versions)
+    assert nobodys == "lease 7 is not in force"
+    versions.issue(3)
+    issued = a_chunk(spans=[Span(3, 4, 6)])
+    found = chunk_problem(issued, growing(), LEASE, GENERATOR, limits, versions)
+    assert found == "weight version 3 was never published"
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 2e9, -1e308])
@@ -212,9 +239,13 @@ async def say_changed(stage: Stage, kind: str, place: int, value: Any) -> None:
 def assert_sound(stage: Stage) -> None:
     """What is on disk gives the state that the coordinator has, and all of it is in SQL."""
     state, live = stage.replayed(), stage.hub.state
-    assert state.ledger.as_metrics() == live.ledger.as_metrics()
-    assert (state.update, state.version, state.lineage) == (live.update, live.version, live.lineage)
-    assert sorted(state.trajectories) == sorted(live.trajectories)
+    assert state.account.ledger.as_metrics() == live.account.ledger.as_metrics()
+    assert (state.update, state.versions, state.lineage) == (
+        live.update,
+        live.versions,
+        live.lineage,
+    )
+    assert sorted(state.account.trajectories) == sorted(live.account.trajectories)
     assert not stage.store._is_behind
 
 
