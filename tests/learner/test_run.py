@@ -261,20 +261,43 @@ def test_policy_and_reference_are_read_at_the_samplers_temperature(tmp_path: Pat
     settings["generator"]["temperature"] = 0.6
     settings["algorithm"]["kl"] = {"coef": 0.1}
     config = RunConfig.model_validate(settings)
-    windows, values = record(seed=1)
+    shard = record(seed=1)
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     with ScriptedCoordinator(config, tmp_path / "run-1") as coordinator:
         coordinator.start_learner()
         greet(coordinator, 0)
-        coordinator.send(batch_of(windows, values, update=1, version=0))
+        coordinator.send_batch(batch_of(shard, update=1, version=0))
         done = coordinator.expect(UpdateDone)
         coordinator.send(Shutdown(reason="done"))
         coordinator.expect(Goodbye)
     assert done.metrics["actor/reference_kl"] == pytest.approx(0.0, abs=1e-8)
-    for window, made in zip(windows, done.diagnostics, strict=True):
-        ids = torch.from_numpy(window.token_ids.astype(np.int64))
-        first = window.prompt_length + window.start
+    for window, made in zip(shard.windows, done.diagnostics, strict=True):
+        sequence = shard.sequences[window.sequence]
+        known = sequence.token_ids[: sequence.opening + window.end]
+        ids = torch.from_numpy(known.astype(np.int64))
+        first = sequence.opening + window.start
         with torch.no_grad():
             log_p = (model(ids[None]).logits[0, first - 1 : -1] / 0.6).log_softmax(-1)
         expected = log_p.gather(1, ids[first:, None]).squeeze(1)
-        np.testing.assert_allclose(made.logprobs, expected.numpy(), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            made.columns["learner_logprobs"], expected.numpy(), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_hot_tokens_are_corrected_as_the_configuration_says(tmp_path: Path) -> None:
+    """With a cap of 1 the weights of some hot tokens are cut."""
+    settings = run_config(save_tiny_model(tmp_path / "model")).model_dump()
+    settings["generator"]["fire"] = {"correction": "ratio", "ratio_cap": 1.0}
+    config = RunConfig.model_validate(settings)
+    shard = record(seed=3, hot=True)
+    with ScriptedCoordinator(config, tmp_path / "run-1") as coordinator:
+        coordinator.start_learner()
+        greet(coordinator, 0)
+        coordinator.send_batch(batch_of(shard, update=1, version=0))
+        done = coordinator.expect(UpdateDone)
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
+    assert done.metrics["rollout/hot_tokens"] == sum(bool(w.marks) for w in shard.windows)
+    cut = done.metrics["rollout/hot_over_cap"]
+    assert isinstance(cut, float)
+    assert 0 < cut < 1
