@@ -107,7 +107,7 @@ class Coordinator:
         hub = self.hub
         match message:
             case m.Heartbeat():
-                peer.stats = dict(message.stats)
+                pass  # Whatever a peer says is a sign of life.
             case m.Goodbye():
                 self._leave(name, message.failed)
             case m.Chunks():

@@ -16,7 +16,6 @@ class Peer:
 
     hello: Hello
     last_seen: float = field(default_factory=time.monotonic)
-    stats: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass

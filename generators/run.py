@@ -15,8 +15,6 @@ import socket
 import sys
 from collections.abc import Sequence
 
-import psutil
-
 from generators.engine import Engine, EngineDeadError
 from generators.fake_engine import FakeEngine
 from generators.hot_check import check_hot
@@ -127,17 +125,6 @@ async def greet(dealer: Dealer, hello: Hello) -> Welcome:
     raise RunFailedError(f"no coordinator answered within {_FIRST_ANSWER_S:g} s")
 
 
-def resident_bytes(processes: Sequence[psutil.Process]) -> float:
-    """Memory of this process and its engine."""
-    total = 0
-    for process in processes:
-        try:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
-    return float(total)
-
-
 async def generate(link: Link, name: str, cpus: list[int] | None) -> int:
     """The life of a generator; its exit code."""
     identity = identity_of(name)
@@ -148,18 +135,12 @@ async def generate(link: Link, name: str, cpus: list[int] | None) -> int:
     try:
         config = RunConfig.model_validate_json((await greet(dealer, hello)).config)
         transport = config.transport
-        family = [psutil.Process()]
-
-        def stats() -> dict[str, float]:
-            return {"rss_bytes": resident_bytes(family)}
-
-        with Pulse(link, identity, interval_s=transport.heartbeat_s, stats=stats):
+        with Pulse(link, identity, interval_s=transport.heartbeat_s):
             pin(cpus if cpus is not None else config.generator.cpus)
             engine = build_engine(config)
             await engine.start()
             if config.generator.fire is not None:
                 await check_hot(engine, temperature=config.generator.temperature)
-            family += family[0].children(recursive=True)
             # What start-up made lives as long as the process: no garbage collection looks at it.
             gc.collect()
             gc.freeze()

@@ -12,9 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-
-import psutil
+from collections.abc import Sequence
 
 from headrace.config.process import TransportConfig
 from headrace.config.run import RunConfig
@@ -42,8 +40,7 @@ async def work(link: Link, name: str) -> None:
         pool = Pool(config.reward)
         transport = config.transport
         log.info("scoring with %s in %d children", config.reward.kind, config.reward.children)
-        stats = _gauges(pool)
-        with Pulse(link, identity, interval_s=transport.heartbeat_s, stats=stats):
+        with Pulse(link, identity, interval_s=transport.heartbeat_s):
             await serve(
                 dealer,
                 pool,
@@ -109,22 +106,6 @@ async def _until_signal(link: Link, name: str) -> None:
         # SIGTERM is an orderly end; a cancellation from outside (Ctrl-C) goes on.
         if not working.cancelled() or asyncio.current_task().cancelling():  # type: ignore[union-attr]
             raise
-
-
-def _gauges(pool: Pool) -> Callable[[], dict[str, float]]:
-    process, began = psutil.Process(), time.monotonic()
-
-    def stats() -> dict[str, float]:
-        return {
-            "busy_s": pool.busy_s,
-            "idle_s": max(0.0, (time.monotonic() - began) * pool.children - pool.busy_s),
-            "held": pool.held,
-            "restarts": pool.restarts,
-            "rss_bytes": process.memory_info().rss,
-            **{f"scored_{status}": count for status, count in pool.counts.items()},
-        }
-
-    return stats
 
 
 if __name__ == "__main__":

@@ -39,9 +39,7 @@ Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
 """A SHA-256 in hexadecimal; empty where there is no file."""
 Prose = Annotated[str, Meta(max_length=LONGEST_PROSE)]
 """An error text."""
-Numbers = Annotated[dict[Label, float], Meta(max_length=4096)]
-"""Metrics or gauges by name; NaN and infinities are numbers here, and SQL holds null for them."""
 Metric = float | list[float | None]
 """A figure, or one for each of the bins that `headrace.metrics` names; None: an empty bin."""
 Metrics = Annotated[dict[Label, Metric], Meta(max_length=4096)]
-"""Metrics by name; numbers as in `Numbers`."""
+"""Metrics by name; NaN and infinities are numbers here, and SQL holds null for them."""

@@ -61,10 +61,7 @@ class Refused(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
-    """Sent by a thread of its own, both ways. `stats` are gauges of the process: seconds or counts
-    (`busy_s`, `idle_s`, `rss_bytes`, ...), cumulative since its start unless named otherwise."""
-
-    stats: fields.Numbers = {}
+    """A sign of life, both ways. A process sends it from a thread of its own."""
 
 
 class Shutdown(Message, frozen=True, kw_only=True, tag=True):

@@ -295,7 +295,7 @@ class CheckpointWritten(Record, frozen=True, kw_only=True, tag=True):
 
 
 class ProcessChanged(Record, frozen=True, kw_only=True, tag=True):
-    """A process joined, left, died or reported its gauges."""
+    """A process joined, left or died."""
 
     name: str
     role: str

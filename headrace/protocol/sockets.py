@@ -367,18 +367,10 @@ class BlockingDealer:
 
 
 class Pulse(contextlib.AbstractContextManager["Pulse"]):
-    """Heartbeats from a thread of its own, with the process's gauges."""
+    """Heartbeats from a thread of its own."""
 
-    def __init__(
-        self,
-        link: Link,
-        name: str,
-        *,
-        interval_s: float,
-        stats: Callable[[], dict[str, float]] | None = None,
-    ) -> None:
+    def __init__(self, link: Link, name: str, *, interval_s: float) -> None:
         self._link, self._name, self._interval_s = link, name, interval_s
-        self._stats = stats or dict
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
@@ -394,7 +386,7 @@ class Pulse(contextlib.AbstractContextManager["Pulse"]):
         dealer = BlockingDealer(self._link, self._name + PULSE_SUFFIX)
         try:
             while not self._stop.is_set():
-                dealer.send(Heartbeat(stats=self._stats()))
+                dealer.send(Heartbeat())
                 self._stop.wait(self._interval_s)
         finally:
             dealer.close()

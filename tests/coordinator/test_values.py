@@ -197,7 +197,7 @@ def a_checkpoint(stage: Stage) -> Callable[[], m.Message]:
 
 MESSAGES: dict[str, tuple[str, Callable[[Stage], Callable[[], m.Message | None]]]] = {
     "Hello": ("generator-7", a_hello),
-    "Heartbeat": (GENERATOR, lambda _: lambda: m.Heartbeat(stats={"busy_s": 1.5})),
+    "Heartbeat": (GENERATOR, lambda _: m.Heartbeat),
     "GeneratorReport": (GENERATOR, a_report),
     "Chunks": (GENERATOR, lambda stage: stage.chunks),
     "WeightsLoaded": (GENERATOR, lambda stage: stage.loaded),

@@ -330,7 +330,7 @@ def test_frames_that_are_no_message() -> None:
         {"type": "NoSuchMessage"},
         {"type": ["Hello"]},
         {"name": "without a tag"},
-        {"type": "Heartbeat", "stats": {"busy_s": "much"}},
+        {"type": "CheckpointRequest", "update": "much"},
         {"type": "Command", "action": "format the disk"},
         ["Heartbeat"],
         "Heartbeat",

@@ -4,10 +4,12 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.errors import ProtocolError
 from headrace.protocol import messages as m
 from headrace.protocol.codec import message_codec
+from tests.metric_values import number
 
 GOOD: dict[str, Any] = {"role": "learner", "name": "learner-0", "pid": 1, "host": "here"}
 
@@ -54,9 +56,10 @@ def test_a_digest_cannot_name_another_folder() -> None:
 
 def test_metrics_may_be_no_numbers_but_their_names_are_names() -> None:
     codec = message_codec(max_bytes=1 << 20)
-    beat = codec.decode(codec.encode(m.Heartbeat(stats={"busy_s": math.nan})))
-    assert isinstance(beat, m.Heartbeat)
-    assert math.isnan(beat.stats["busy_s"])
+    done = m.UpdateDone(update=1, lineage=0, metrics={"actor/pg_loss": math.nan}, diagnostics=[])
+    heard = codec.decode(codec.encode(done))
+    assert isinstance(heard, m.UpdateDone)
+    assert math.isnan(number(heard.metrics["actor/pg_loss"]))
     for name in ("", "nul\0", "x" * 129):
         with pytest.raises(ProtocolError):
-            codec.decode(codec.encode(m.Heartbeat(stats={name: 1.0})))
+            codec.decode(codec.encode(replace(done, metrics={name: 1.0})))
