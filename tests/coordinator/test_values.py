@@ -74,18 +74,16 @@ def published() -> Versions:
 
 
 def a_chunk(**fields: Any) -> m.TrajectoryChunk:
-    return m.TrajectoryChunk(
-        **{
-            "lease_id": 7,
-            "trajectory_id": 3,
-            "chunk_index": 1,
-            "start": 4,
-            "token_ids": np.array([0, 63], np.int32),
-            "logprobs": np.array([-0.5, 0.0], np.float32),
-            "spans": [Span(2, 4, 6)],
-        }
-        | fields
-    )
+    usual: dict[str, Any] = {
+        "lease_id": 7,
+        "trajectory_id": 3,
+        "chunk_index": 1,
+        "start": 4,
+        "token_ids": np.array([0, 63], np.int32),
+        "logprobs": np.array([-0.5, 0.0], np.float32),
+        "spans": [Span(2, 4, 6)],
+    }
+    return m.TrajectoryChunk(**usual | fields)
 
 
 def problem(chunk: m.TrajectoryChunk, sender: str = GENERATOR) -> str | None:

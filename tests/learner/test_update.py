@@ -435,7 +435,10 @@ def test_overlong_responses_pay_before_the_group_is_compared(model: ModelConfig)
 def test_a_divergence_in_the_reward_is_paid_by_the_tokens_before_it(model: ModelConfig) -> None:
     """Critic-free: A_t = group advantage - coef * sum of the divergence from t on; and the returns
     hold it too."""
-    plain = {"advantages": {"kind": "group", "baseline": "none", "scale": "none"}, "value": None}
+    plain: dict[str, Any] = {
+        "advantages": {"kind": "group", "baseline": "none", "scale": "none"},
+        "value": None,
+    }
     shard = in_groups(record(seed=4, longest=16, unfinished=0.0), size=1)
     penalised = tppo(**plain, kl={"coef": 0.5, "where": "reward", "estimator": "k1"})
     learner = Learner(model, penalised)
@@ -502,7 +505,7 @@ def test_frozen_context_passes_no_gradient_to_the_prefix(model: ModelConfig) -> 
     ]
     seen = np.unique(np.concatenate(read))
     itself = {"kind": "group", "baseline": "none", "scale": "none"}
-    untied = {"advantages": itself, "value": None, "penalties": {}}
+    untied: dict[str, Any] = {"advantages": itself, "value": None, "penalties": {}}
     gradients = {}
     for context in ("full", "frozen"):
         learner = Learner(model, tppo(**untied), context=context)

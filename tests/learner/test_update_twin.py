@@ -578,7 +578,7 @@ def test_the_loss_of_a_whole_update(path: str, r: Recipe) -> None:
         for learner, epochs in ((one, 1), (two, 2))
     ]
     by_position(outcomes[0], shard, start, known, values, r)
-    runs = [outcome.metrics for outcome in outcomes]
+    runs: list[dict[str, Any]] = [{**outcome.metrics} for outcome in outcomes]
     if r.near is None:
         assert runs[1]["actor/pg_clipfrac_lower"] > 0 < runs[1]["actor/pg_clipfrac_upper"]
     if r.fire is not None:

@@ -30,10 +30,9 @@ def _of(info: inspect.Type, annotation: Any = None) -> Any:
         case inspect.TupleType():
             return tuple(map(_of, info.item_types))
         case inspect.DictType():
-            values = (
-                get_args(annotation)[1] if isinstance(info.value_type, inspect.CustomType) else None
-            )
-            return {_of(info.key_type): _of(info.value_type, values)}
+            is_array = isinstance(info.value_type, inspect.CustomType)
+            of_values = get_args(annotation)[1] if is_array else None
+            return {_of(info.key_type): _of(info.value_type, of_values)}
         case inspect.StrType():
             return "a"
     return {inspect.IntType: 1, inspect.FloatType: 0.5, inspect.BoolType: False}.get(
