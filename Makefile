@@ -14,7 +14,7 @@ PYTHONS = $(PYTHON) .venv/bin/python python3.11 python3
 RUN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs bench clean
+.PHONY: help setup demo test lint types docs bench mutants clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{printf "  make %-7s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ docs: setup  ## check that links and named files in the documentation exist
 
 bench: setup  ## one benchmark: make bench NAME=generator (all names: headrace bench --help)
 	@$(RUN)/headrace bench $(NAME) $(ARGS)
+
+mutants: setup  ## wrong changes of the mathematics that no test notices (ARGS="learner.ratios --sample 20")
+	@$(RUN)/python scripts/mutants.py $(ARGS)
 
 clean:  ## remove build products and tool caches; .venv, .cache and runs stay
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

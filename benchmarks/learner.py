@@ -10,6 +10,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,12 +21,14 @@ from benchmarks.rows import result_line
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
+from headrace.protocol.batches import Shard
 from headrace.protocol.messages import Batch
 from learner.algorithm import build_algorithm
 from learner.engines import DeepSpeedEngine, join_ranks
 from learner.forward import PolicyNetwork, ValueNetwork
 from learner.models import load_critic, load_policy
 from learner.place import Place
+from learner.shards import merged
 from learner.update import Outcome, Updater
 
 POLICY_LR, VALUE_LR = 1e-4, 5e-4
@@ -54,20 +57,22 @@ def build_updater(*, budget: int, model: Path = MODEL) -> Updater:
     )
 
 
-def loss_tokens(batch: Batch) -> int:
+def loss_tokens(shard: Shard) -> int:
     """Tokens in the losses of both halves."""
-    shard = batch.shards[0]
-    return sum(w.end - w.start for w in shard.windows) + sum(
-        v.token_ids.size - v.prompt_length for v in shard.values
-    )
+    return sum(w.end - w.start for w in shard.windows) + sum(v.length for v in shard.values)
 
 
-def speed(run: Callable[[Batch], object], batch: Batch) -> tuple[float, float]:
+def speed(run: Callable[[], object], shard: Shard) -> tuple[float, float]:
     """Loss tokens a second, of wall clock and of processor time."""
     wall, busy = time.perf_counter(), time.process_time()
-    run(batch)
-    tokens = loss_tokens(batch)
+    run()
+    tokens = loss_tokens(shard)
     return tokens / (time.perf_counter() - wall), tokens / (time.process_time() - busy)
+
+
+def _noted(ours: Updater, batch: Batch, part: Shard, outcomes: list[Outcome]) -> None:
+    """Our update from its parts on, as the learner does it."""
+    outcomes.append(ours.run(batch, merged([part])))
 
 
 def compare(*, repeats: int, trajectories: int, window: int, budget: int) -> dict[str, object]:
@@ -77,8 +82,12 @@ def compare(*, repeats: int, trajectories: int, window: int, budget: int) -> dic
     pairs = []
     outcomes: list[Outcome] = []
     for repeat in range(-1, repeats):
-        batch = demo_batch(trajectories=trajectories, window=window, seed=repeat + 1)
-        pair = speed(lambda b: outcomes.append(ours.run(b)), batch), speed(plain.run, batch)
+        batch, part = demo_batch(trajectories=trajectories, window=window, seed=repeat + 1)
+        runs = (
+            partial(_noted, ours, batch, part, outcomes),
+            partial(plain.run, part),
+        )
+        pair = tuple(speed(run, part) for run in runs)
         if repeat >= 0:
             pairs.append(pair)
     wall = [a[0] / b[0] for a, b in pairs]

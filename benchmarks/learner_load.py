@@ -4,7 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.protocol.messages import Batch, PolicyWindow, Shard, Span, ValueTrajectory
+from headrace.protocol.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
+from headrace.protocol.messages import Batch
+from headrace.protocol.streams import Reward, Span
 
 MODEL = Path(__file__).parent.parent / "recipes" / "models" / "chain-sums-cold"
 # Response lengths after training: p50 31, p90 87, p99 239, mean about 45.
@@ -19,9 +21,11 @@ def demo_lengths(count: int, rng: np.random.Generator) -> list[int]:
     return [round(float(x)) for x in np.exp(drawn)]
 
 
-def demo_batch(*, trajectories: int, window: int, seed: int) -> Batch:
-    """One update: each response's last window, and all that finished; a tenth is unfinished."""
+def demo_batch(*, trajectories: int, window: int, seed: int) -> tuple[Batch, Shard]:
+    """One update's header and its only part: each response's last window, and all that finished; a
+    tenth is unfinished."""
     rng = np.random.default_rng(seed)
+    sequences: list[BatchSequence] = []
     windows: list[PolicyWindow] = []
     values: list[ValueTrajectory] = []
     for i, length in enumerate(demo_lengths(trajectories, rng)):
@@ -29,34 +33,48 @@ def demo_batch(*, trajectories: int, window: int, seed: int) -> Batch:
         ids = rng.integers(3, VOCABULARY, prompt + length).astype(np.int32)
         start = (length - 1) // window * window
         finished = bool(rng.random() < 0.9)
-        reward = float(finished and rng.random() < 0.5)
+        score = float(finished and rng.random() < 0.5)
+        rewards = [Reward(score, length - 1)] if finished else []
+        sequences.append(
+            BatchSequence(
+                trajectory_id=i, group_id=i, token_ids=ids, opening=prompt, sampled=[(0, length)]
+            )
+        )
         windows.append(
             PolicyWindow(
                 window_id=i,
                 trajectory_id=i,
-                group_id=i,
-                prompt_length=prompt,
+                sequence=i,
                 start=start,
                 end=length,
-                token_ids=ids,
+                length=length,
                 logprobs=rng.normal(-2.0, 0.5, length - start).astype(np.float32),
                 spans=[Span(0, start, length)],
-                loss_mask=np.ones(length - start, np.uint8),
+                loss_weights=np.ones(length - start, np.float32),
+                rewards=rewards,
                 finished=finished,
-                reward=reward,
-                correct=reward > 0,
+                score=score,
+                correct=score > 0,
             )
         )
         if finished:
             values.append(
-                ValueTrajectory(trajectory_id=i, prompt_length=prompt, token_ids=ids, reward=reward)
+                ValueTrajectory(
+                    trajectory_id=i,
+                    sequence=i,
+                    length=length,
+                    rewards=rewards,
+                    score=score,
+                    logprobs=np.zeros(0, np.float32),
+                )
             )
-    return Batch(
+    header = Batch(
         update=seed + 1,
+        lineage=0,
         version=0,
         publish_as=1,
-        shards=[Shard(windows=windows, values=values)],
+        parts=[1],
         value_epochs=1,
         checkpoint=False,
-        cut="{}",
     )
+    return header, Shard(sequences=sequences, windows=windows, values=values)

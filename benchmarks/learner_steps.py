@@ -22,9 +22,9 @@ def answer(model: Path, trajectories: int, threads: int) -> None:
     torch.set_num_threads(threads)
     updater = build_updater(budget=BUDGET, model=model)
     for line in sys.stdin:
-        batch = demo_batch(trajectories=trajectories, window=WINDOW, seed=int(line))
+        batch, shard = demo_batch(trajectories=trajectories, window=WINDOW, seed=int(line))
         began = time.perf_counter()
-        updater.run(batch)
+        updater.run(batch, shard)
         print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
 
 

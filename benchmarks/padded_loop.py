@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from headrace.protocol.messages import Batch
+from headrace.protocol.batches import Shard
 
 Rows = list[dict[str, Any]]
 
@@ -40,22 +40,22 @@ class PaddedLoop:
         ]  # fmt: skip
         self.computed = self.useful = 0
 
-    def run(self, batch: Batch) -> None:
+    def run(self, shard: Shard) -> None:
         """One update."""
         windows: Rows = [
             {
-                "ids": torch.from_numpy(w.token_ids.astype("int64")),
-                "from": w.prompt_length + w.start,
-                "reward": w.reward,
+                "ids": torch.from_numpy(shard.sequences[w.sequence].token_ids.astype("int64")),
+                "from": shard.sequences[w.sequence].opening + w.start,
+                "reward": w.score,
                 "finished": w.finished,
                 "old": torch.from_numpy(w.logprobs.copy()),
             }
-            for w in batch.shards[0].windows
+            for w in shard.windows
         ]
         finished: Rows = [
-            {"ids": torch.from_numpy(v.token_ids.astype("int64")), "from": v.prompt_length,
-             "reward": v.reward}
-            for v in batch.shards[0].values
+            {"ids": torch.from_numpy(shard.sequences[v.sequence].token_ids.astype("int64")),
+             "from": shard.sequences[v.sequence].opening, "reward": v.score}
+            for v in shard.values
         ]  # fmt: skip
         self._advantages(windows)
         self._step(1, self._buckets(finished), sum(r["ids"].numel() - r["from"] for r in finished))

@@ -11,6 +11,7 @@ from typing import Any
 import matplotlib
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.typing import RcKeyType
 
 from benchmarks.study import Row, generated_at, warm_up_updates
 
@@ -18,7 +19,7 @@ Points = list[tuple[float, float]]
 
 matplotlib.use("Agg")
 COLOURS = ("#0b6e99", "#d9730d", "#448361", "#9065b0", "#c14c8a", "#7a6a53", "#cb912f", "#555555")
-STYLE = {
+STYLE: dict[RcKeyType, Any] = {
     "svg.hashsalt": "headrace",
     "font.size": 9,
     "axes.spines.top": False,

@@ -1,7 +1,7 @@
 """Which groups are trained: dynamic sampling.
 
-Comes in: the state, after scores arrived. Goes out: TokensDropped records of groups whose scored
-trajectories all have the same score, which teach nothing (DAPO section 3.2). Promises: only
+Comes in: the account, after scores arrived. Goes out: records that drop the windows of groups whose
+scored trajectories all have the same score, which teach nothing (DAPO section 3.2). Promises: only
 complete groups are judged, by the verifier's scores before any shaping; what is dropped leaves the
 staleness bound at once, so that others are issued in its place; judging twice changes nothing.
 """
@@ -10,26 +10,26 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from coordinator.state import State
-from coordinator.trajectories import Trajectory
-from headrace.protocol.records import TokensDropped
+from headrace.protocol.records import WindowsDropped
+from sequence.account import Account
+from sequence.trajectories import Trajectory
 
 
 @dataclass
 class Admission:
     """Groups judged since the last update."""
 
-    state: State
+    account: Account
     admitted: int = 0
     filtered: int = 0
     in_a_row: int = 0
     """Filtered since a group was last admitted."""
 
-    def judge(self, scored: list[Trajectory]) -> Iterator[TokensDropped]:
+    def judge(self, scored: list[Trajectory]) -> Iterator[WindowsDropped]:
         """Records that drop the groups which these trajectories complete and are not mixed."""
         seen = {t.group_id for t in scored if t.purpose == "train"}
         for group_id in sorted(seen):
-            members = self.state.members(group_id)
+            members = self.account.members(group_id)
             if not all(m.ended and (m.reward_status or not m.complete) for m in members):
                 continue
             if is_mixed(members):
@@ -42,10 +42,9 @@ class Admission:
 
     def unjudged(self) -> list[Trajectory]:
         """One trajectory of each group with windows ready: what a replay has to judge again."""
-        groups = {
-            self.state.trajectories[w.trajectory_id].group_id for w in self.state.ready.values()
-        }
-        return [self.state.members(group_id)[0] for group_id in groups]
+        trajectories = self.account.trajectories
+        groups = {trajectories[w.trajectory_id].group_id for w in self.account.ready.values()}
+        return [self.account.members(group_id)[0] for group_id in groups]
 
     def take(self) -> dict[str, float]:
         """Metrics since the last update."""
@@ -62,15 +61,8 @@ def is_mixed(members: list[Trajectory]) -> bool:
     return len({m.reward for m in members if m.reward_status == "ok"}) > 1
 
 
-def _drops(members: list[Trajectory]) -> Iterator[TokensDropped]:
-    for member in members:
-        tokens = sum(w.tokens for w in member.windows if w.state in ("waiting", "ready"))
-        if tokens:
-            yield TokensDropped(
-                at=time.time(),
-                trajectory_id=member.trajectory_id,
-                start=0,
-                end=member.length,
-                reason="filtered",
-                tokens=tokens,
-            )
+def _drops(members: list[Trajectory]) -> Iterator[WindowsDropped]:
+    windows = [w for member in members for w in member.windows if w.state in ("closed", "ready")]
+    if windows:
+        ids = [window.window_id for window in windows]
+        yield WindowsDropped(at=time.time(), window_ids=ids, reason="filtered")

@@ -1,182 +1,242 @@
-"""Windows and value trajectories to the messages the learner ranks get.
+"""A selection, compiled into the parts that the learner's ranks get and the record that says so.
 
-Comes in: a selection, the state. Goes out: the Batch message's shards and the BatchTaken record
-that says, window by window, how many tokens are trained and why the rest is not. Promises: masks
-and the record are made from the same arrays, so what is counted is what is trained; the windows
-of one trajectory are in one shard; shards are balanced by tokens, context included.
+Comes in: a selection, the state, the rules of the recipe. Goes out: for each rank its shards, each
+of which fits into one message; the BatchTaken record; figures about the batch. Promises: masks and
+record are made from the same arrays; the windows of one trajectory go to one rank and share one
+sequence; ranks are balanced by tokens, context included.
 """
 
 import time
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from coordinator.masks import Masked, mask_window
 from coordinator.schedule import Selection
 from coordinator.state import State
-from coordinator.trajectories import Trajectory, Window
-from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig
-from headrace.config.run import RunConfig
-from headrace.protocol.messages import PolicyWindow, Shard, ValueTrajectory
-from headrace.protocol.records import BatchTaken, WindowTrained
+from headrace.config.batch_rules import BatchRules
+from headrace.protocol.batches import (
+    PART_BYTES,
+    BatchSequence,
+    GroupScores,
+    PolicyWindow,
+    Shard,
+    ValueTrajectory,
+    part_bytes,
+)
+from headrace.protocol.records import BatchTaken, TakenWindow
+from headrace.protocol.streams import Reward
+from sequence.trajectories import Trajectory
+from sequence.windows import Window
 
-
-@dataclass(frozen=True)
-class Masked:
-    """A window's loss mask and what it leaves out."""
-
-    loss_mask: npt.NDArray[np.uint8]
-    dropped: dict[str, int]
-    lags: npt.NDArray[np.int64]
-    """Updates between sampling and training, of the trained tokens."""
+_NO_LOGPROBS = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """One batch, ready to be written down and sent."""
+    """One batch, ready to be written down and sent: `parts[r]` are the shards of rank r."""
 
-    shards: list[Shard]
+    parts: list[list[Shard]]
     taken: BatchTaken
     metrics: dict[str, float]
 
-
-def mask_window(trajectory: Trajectory, window: Window, state: State, config: RunConfig) -> Masked:
-    """Which tokens of a window are trained; the first reason that holds is the one counted."""
-    size = window.tokens
-    versions = np.empty(size, np.int64)
-    for span in trajectory.spans_between(window.start, window.end):
-        versions[span.start - window.start : span.end - window.start] = span.version
-    lags = state.version - versions
-    final = trajectory.ended and window.end == trajectory.length
-    advantages = config.algorithm.advantages
-    margin = advantages.boundary_mask if isinstance(advantages, EgaeConfig) and not final else 0
-    logprobs = trajectory.logprobs[window.start : window.end]
-    overlong = config.algorithm.overlong
-    too_long = overlong is not None and overlong.filter and trajectory.status == "truncated"
-    reasons = (
-        ("non_finite", ~np.isfinite(logprobs)),
-        ("stale", lags > config.schedule.max_staleness),
-        ("boundary_mask", np.arange(size) >= size - margin),
-        ("overlong", np.full(size, too_long)),
-    )
-    mask = np.ones(size, np.bool_)
-    dropped: Counter[str] = Counter()
-    for reason, out in reasons:
-        dropped[reason] += int((mask & out).sum())
-        mask &= ~out
-    return Masked(mask.astype(np.uint8), {r: n for r, n in dropped.items() if n}, lags[mask])
+    @property
+    def trains_policy(self) -> bool:
+        """Whether it has windows with tokens in the loss."""
+        return any(shard.windows for shards in self.parts for shard in shards)
 
 
-def prepare(selection: Selection, state: State, config: RunConfig) -> Prepared:
-    """Messages, record and staleness metrics of a batch."""
-    windows: list[PolicyWindow] = []
-    trained: list[WindowTrained] = []
-    lags: list[npt.NDArray[np.int64]] = []
+@dataclass
+class _Item:
+    """What a batch has of one trajectory. `rivals`: how many scores its advantages may need."""
+
+    trajectory: Trajectory
+    rivals: int = 0
+    windows: list[tuple[Window, Masked]] = field(default_factory=list)
+    value: bool = False
+
+    @property
+    def end(self) -> int:
+        """The position up to which its segments read."""
+        ends = [window.end for window, _ in self.windows]
+        return max([*ends, self.trajectory.length if self.value else 0])
+
+    @property
+    def size(self) -> int:
+        """Tokens of its sequence, context included."""
+        return self.trajectory.opening.size + self.end
+
+
+def prepare(
+    selection: Selection, state: State, rules: BatchRules, *, ranks: int, max_bytes: int
+) -> Prepared:
+    """Compile a batch; each part takes at most `max_bytes` on the wire."""
+    trajectories = state.account.trajectories
+    policy: dict[int, _Item] = {}
+    taken: list[TakenWindow] = []
+    ages: list[npt.NDArray[np.int64]] = []
     for window in selection.windows:
-        trajectory = state.trajectories[window.trajectory_id]
-        masked = mask_window(trajectory, window, state, config)
-        tokens = int(masked.loss_mask.sum())
-        trained.append(
-            WindowTrained(
-                window_id=window.window_id,
-                trajectory_id=window.trajectory_id,
-                index=window.index,
-                start=window.start,
-                end=window.end,
-                trained=tokens,
-                dropped=masked.dropped,
-                min_version=window.min_version,
-                max_version=window.max_version,
-            )
-        )
-        if tokens:
-            lags.append(masked.lags)
-            windows.append(_policy_window(trajectory, window, masked, state, config))
-    kl = config.algorithm.kl
-    penalised = kl is not None and kl.where == "reward"
-    values = [
-        ValueTrajectory(
-            trajectory_id=t.trajectory_id,
-            prompt_length=t.prompt_ids.size,
-            token_ids=np.concatenate([t.prompt_ids, t.tokens]),
-            reward=_reward(t),
-            logprobs=t.logprobs if penalised else np.zeros(0, np.float32),
-        )
-        for t in selection.value_trajectories
-    ]
-    taken = BatchTaken(
+        trajectory = trajectories[window.trajectory_id]
+        spans = trajectory.spans_between(window.start, window.end)
+        age = state.versions.ages(spans, window.start, window.end, state.update)
+        masked = mask_window(trajectory, window, age, rules)
+        taken.append(TakenWindow(window_id=window.window_id, masked=masked.runs))
+        if masked.trained.any():
+            ages.append(age[masked.trained])
+            rivals = len(state.account.groups[trajectory.group_id].trajectory_ids)
+            item = policy.setdefault(window.trajectory_id, _Item(trajectory, rivals))
+            item.windows.append((window, masked))
+    values = {t.trajectory_id: _Item(t, value=True) for t in selection.value_trajectories}
+    record = BatchTaken(
         at=time.time(),
         update=state.update + 1,
         lineage=state.lineage,
-        version=state.version,
-        windows=trained,
-        value_trajectories=[t.trajectory_id for t in selection.value_trajectories],
+        version=state.versions.current,
+        windows=taken,
+        value_trajectories=list(values),
     )
-    return Prepared(balance(windows, values, config.learner.ranks), taken, _lag_metrics(lags))
+    dealt = _deal(policy, values, ranks)
+    parts = [_cut(items, state, rules, max_bytes) for items in dealt]
+    return Prepared(parts, record, _age_metrics(ages))
 
 
-def _policy_window(
-    trajectory: Trajectory, window: Window, masked: Masked, state: State, config: RunConfig
-) -> PolicyWindow:
-    final = trajectory.ended and window.end == trajectory.length
+def _deal(policy: dict[int, _Item], values: dict[int, _Item], ranks: int) -> list[list[_Item]]:
+    """What each rank computes: the longest first, always to the rank with the fewest tokens so far
+    of that half, because the ranks go through the halves one after the other."""
+    dealt: list[dict[int, _Item]] = [{} for _ in range(ranks)]
+    for half in (policy, values):
+        load = [0] * ranks
+        for key, item in sorted(half.items(), key=lambda pair: -pair[1].size):
+            rank = load.index(min(load))
+            load[rank] += item.size
+            known = dealt[rank].setdefault(key, _Item(item.trajectory, item.rivals))
+            known.windows += item.windows
+            known.value |= item.value
+    return [list(items.values()) for items in dealt]
+
+
+def _cut(items: Iterable[_Item], state: State, rules: BatchRules, max_bytes: int) -> list[Shard]:
+    """Items in their order, as many to a shard as fit; a rank without any gets none."""
+    shards: list[Shard] = []
+    room = 0
+    for item in items:
+        number = len(shards[-1].sequences) if shards else 0
+        piece = _piece(item, number, state, rules)
+        size = sum(part_bytes(sequence) for sequence in piece.sequences)
+        size += sum(part_bytes(window) for window in piece.windows)
+        size += sum(part_bytes(value) for value in piece.values)
+        size += sum(part_bytes(group) for group in piece.groups)
+        if size > room:
+            shards.append(Shard(sequences=[], windows=[], values=[], groups=[]))
+            room = max_bytes - PART_BYTES
+            piece = _piece(item, 0, state, rules)
+        room -= size
+        known = {group.group_id for group in shards[-1].groups}
+        shards[-1].sequences.extend(piece.sequences)
+        shards[-1].windows.extend(piece.windows)
+        shards[-1].values.extend(piece.values)
+        shards[-1].groups.extend(g for g in piece.groups if g.group_id not in known)
+    return shards
+
+
+def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
+    """One item as it stands in a shard, where its sequence has this number."""
+    trajectory = item.trajectory
+    compares = item.windows and rules.compares != "nobody"
+    return Shard(
+        sequences=[_sequence(trajectory, item.end, rules)],
+        windows=[_window(trajectory, window, masked, number) for window, masked in item.windows],
+        values=[_value(trajectory, number, rules)] if item.value else [],
+        groups=[_scores(trajectory, state, rules)] if compares else [],
+    )
+
+
+def _sequence(trajectory: Trajectory, end: int, rules: BatchRules) -> BatchSequence:
+    return BatchSequence(
+        trajectory_id=trajectory.trajectory_id,
+        group_id=_group_id(trajectory, rules),
+        token_ids=np.concatenate([trajectory.opening, trajectory.tokens[:end]]),
+        opening=trajectory.opening.size,
+        sampled=trajectory.sampled_between(0, end),
+    )
+
+
+def _window(trajectory: Trajectory, window: Window, masked: Masked, sequence: int) -> PolicyWindow:
     logprobs = trajectory.logprobs[window.start : window.end]
-    rivals = _rivals(trajectory, state, config)
+    length = sum(w.tokens for w in trajectory.windows[: window.index + 1])
     return PolicyWindow(
         window_id=window.window_id,
         trajectory_id=trajectory.trajectory_id,
-        group_id=trajectory.group_id,
-        prompt_length=trajectory.prompt_ids.size,
+        sequence=sequence,
         start=window.start,
         end=window.end,
-        token_ids=np.concatenate([trajectory.prompt_ids, trajectory.tokens[: window.end]]),
+        length=length,
         logprobs=np.where(np.isfinite(logprobs), logprobs, np.float32(0.0)),
+        loss_weights=masked.weights,
         spans=trajectory.spans_between(window.start, window.end),
-        loss_mask=masked.loss_mask,
-        finished=final,
-        reward=_reward(trajectory) if final else 0.0,
-        correct=final and bool(trajectory.correct),
-        group_rewards=np.array([_reward(t) for t in rivals], np.float32),
-        group_lengths=np.array([t.length for t in rivals], np.int32),
-        group_index=sum(t.trajectory_id < trajectory.trajectory_id for t in rivals),
+        rewards=_rewards(trajectory, window),
+        coefficients=[
+            c for c in trajectory.coefficients if c.start < window.end and c.end > window.start
+        ],
+        marks=[m for m in trajectory.marks if m.start < window.end and m.end > window.start],
+        finished=window.final,
+        score=_score(trajectory) if window.final else 0.0,
+        correct=window.final and bool(trajectory.correct),
     )
 
 
-def _rivals(trajectory: Trajectory, state: State, config: RunConfig) -> list[Trajectory]:
-    """Whose scores a critic-free advantage is made from: the scored members of the group where
-    the unit is one, else the trajectory alone."""
-    if not isinstance(config.algorithm.advantages, GroupAdvantageConfig):
-        return []
-    if config.schedule.unit != "group":
-        return [trajectory]
-    return [t for t in state.members(trajectory.group_id) if t.reward_status == "ok"]
+def _rewards(trajectory: Trajectory, window: Window) -> list[Reward]:
+    """What its positions earned. What was earned behind the last sampled token of all (a tool's
+    answer ended the sequence) counts at that token."""
+    last = window.end - 1
+    return [
+        Reward(reward.value, min(reward.position, last))
+        for reward in trajectory.rewards
+        if window.start <= reward.position and (reward.position <= last or window.final)
+    ]
 
 
-def _reward(trajectory: Trajectory) -> float:
+def _value(trajectory: Trajectory, sequence: int, rules: BatchRules) -> ValueTrajectory:
+    return ValueTrajectory(
+        trajectory_id=trajectory.trajectory_id,
+        sequence=sequence,
+        length=trajectory.sampled,
+        rewards=trajectory.rewards,
+        score=_score(trajectory),
+        coefficients=trajectory.coefficients,
+        logprobs=trajectory.logprobs if rules.value_logprobs else _NO_LOGPROBS,
+    )
+
+
+def _scores(trajectory: Trajectory, state: State, rules: BatchRules) -> GroupScores:
+    """Whose scores the trajectory's advantages are made from."""
+    rivals = [trajectory]
+    if rules.compares == "group":
+        members = state.account.members(trajectory.group_id)
+        rivals = [t for t in members if t.reward_status == "ok"]
+    return GroupScores(
+        group_id=_group_id(trajectory, rules),
+        trajectory_ids=[t.trajectory_id for t in rivals],
+        scores=np.array([_score(t) for t in rivals], np.float32),
+        lengths=np.array([t.sampled for t in rivals], np.int32),
+    )
+
+
+def _group_id(trajectory: Trajectory, rules: BatchRules) -> int:
+    """The group it is compared in: that of its prompt, or one of its own."""
+    alone = rules.compares == "itself"
+    return -1 - trajectory.trajectory_id if alone else trajectory.group_id
+
+
+def _score(trajectory: Trajectory) -> float:
     assert trajectory.reward is not None, f"trajectory {trajectory.trajectory_id} has no reward"
     return trajectory.reward
 
 
-def balance(windows: list[PolicyWindow], values: list[ValueTrajectory], ranks: int) -> list[Shard]:
-    """Longest first, always to the rank with the fewest tokens so far."""
-    load = [0] * ranks
-    shards: list[tuple[list[PolicyWindow], list[ValueTrajectory]]] = [([], []) for _ in load]
-    by_trajectory: dict[int, list[PolicyWindow]] = {}
-    for window in windows:
-        by_trajectory.setdefault(window.trajectory_id, []).append(window)
-    for group in sorted(by_trajectory.values(), key=lambda g: -max(w.token_ids.size for w in g)):
-        rank = load.index(min(load))
-        load[rank] += max(w.token_ids.size for w in group)
-        shards[rank][0].extend(group)
-    for value in sorted(values, key=lambda v: -v.token_ids.size):
-        rank = load.index(min(load))
-        load[rank] += value.token_ids.size
-        shards[rank][1].append(value)
-    return [Shard(windows=w, values=v) for w, v in shards]
-
-
-def _lag_metrics(lags: list[npt.NDArray[np.int64]]) -> dict[str, float]:
-    if not lags:
+def _age_metrics(ages: list[npt.NDArray[np.int64]]) -> dict[str, float]:
+    if not ages:
         return {}
-    every = np.concatenate(lags)
+    every = np.concatenate(ages)
     return {"staleness/mean": float(every.mean()), "staleness/max": float(every.max())}

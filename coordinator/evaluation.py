@@ -12,8 +12,8 @@ from typing import Literal
 from coordinator.generation import Generation
 from coordinator.hub import Hub
 from coordinator.prompts import Prompts
-from coordinator.trajectories import Trajectory
 from headrace.protocol.records import EvaluationDone, GroupIssued
+from sequence.trajectories import Trajectory
 
 Label = Literal["before", "during", "after"]
 
@@ -26,6 +26,8 @@ class Evaluation:
         self._prompts = prompts
         self._generation = generation
         self._groups: list[GroupIssued] = []
+        self._open: list[int] = []
+        """Trajectories that may not be scored yet; looked at from the end."""
         self._label: Label = "before"
         self._began = 0.0
         self.running = False
@@ -37,26 +39,30 @@ class Evaluation:
         self._groups = self._prompts.eval_groups(state.next_group, state.next_trajectory)
         for group in self._groups:
             self._hub.note(group)
+        self._open = [group.trajectory_ids[0] for group in self._groups]
 
     def progress(self) -> tuple[int, int]:
-        """(scored, all)."""
+        """How many responses are scored, and how many there are."""
         return sum(self._settled(t) for t in self._trajectories()), len(self._groups)
 
     async def advance(self) -> EvaluationDone | None:
-        """Lease what is not leased; the result once everything is scored."""
+        """Lease the trajectories that have no lease; returns the result once everything is
+        scored."""
         await self._generation.lease_evaluation(self._groups)
-        trajectories = self._trajectories()
-        if not all(map(self._settled, trajectories)):
+        while self._open and self._settled(self._hub.account.trajectories[self._open[-1]]):
+            self._open.pop()
+        if self._open:
             return None
+        trajectories = self._trajectories()
         state = self._hub.state
         good = [t for t in trajectories if t.reward is not None]
         right = sum(bool(t.correct) for t in good)
-        lengths = [t.length for t in trajectories]
+        lengths = [t.sampled for t in trajectories]
         record = EvaluationDone(
             at=time.time(),
             label=self._label,
             update=state.update,
-            version=state.version,
+            version=state.versions.current,
             num_prompts=len(trajectories),
             accuracy=right / max(1, len(trajectories)),
             response_length=statistics.fmean(lengths) if lengths else 0.0,
@@ -67,15 +73,11 @@ class Evaluation:
             train_time_s=self._hub.clock.now(),
         )
         self._hub.note(record)
-        for group in self._groups:
-            for trajectory_id in group.trajectory_ids:
-                state.trajectories.pop(trajectory_id)
-            state.groups.pop(group.group_id)
         self._groups, self.running = [], False
         return record
 
     def _trajectories(self) -> list[Trajectory]:
-        return [self._hub.state.trajectories[g.trajectory_ids[0]] for g in self._groups]
+        return [self._hub.account.trajectories[g.trajectory_ids[0]] for g in self._groups]
 
     def _settled(self, trajectory: Trajectory) -> bool:
         return trajectory.reward_status is not None or trajectory.status == "failed"

@@ -9,8 +9,11 @@ import statistics
 import time
 
 from coordinator.hub import Hub
-from coordinator.trajectories import Trajectory
-from headrace.protocol.records import BatchTaken, WindowTrained
+from headrace.protocol.fields import Metric
+from headrace.protocol.messages import GeneratorReport
+from headrace.protocol.records import BatchTaken
+from sequence.trajectories import Trajectory
+from sequence.windows import trajectory_of
 
 
 class Gauges:
@@ -23,54 +26,48 @@ class Gauges:
         self._last_at = time.monotonic()
         self._last_generated = 0
         self._last_trained = 0
-        self._started_idle: dict[str, tuple[float, float]] = {}
+        self._reports: dict[str, GeneratorReport] = {}
+        """The last report of each generator since training began or went on."""
+        self._idle_s = self._whole_s = 0.0
+        """Seconds of generators in training: with nothing to generate, and all."""
         self.latest: dict[str, float] = {}
 
     def scored(self, trajectory: Trajectory) -> None:
         """A training trajectory has its reward."""
-        self._arrived.append(trajectory.length)
+        self._arrived.append(trajectory.sampled)
 
     def at_dispatch(self, taken: BatchTaken) -> dict[str, float]:
         """A batch leaves: what it holds, and what the scheduler sees."""
-        state, idle = self._hub.state, self._hub.clock.idle()
+        account, idle = self._hub.account, self._hub.clock.idle()
         metrics = {
             "schedule/batch_windows": float(len(taken.windows)),
-            "schedule/ready_windows": float(len(state.ready)),
+            "schedule/ready_windows": float(len(account.ready)),
             "schedule/in_play": float(self._hub.scheduler.in_play()),
             "schedule/bound": float(self._hub.scheduler.bound),
             "timing_s/wait_for_batch": idle - self._idle_before,
         }
         self._idle_before = idle
-        ending = [t for w in taken.windows if (t := self._ends_in(w)) is not None]
+        ids = [window.window_id for window in taken.windows]
+        ending = [account.trajectories[trajectory_of(i)[0]] for i in ids if account.window(i).final]
         if taken.windows:
             unfinished = len(taken.windows) - len(ending)
             metrics["schedule/unfinished_share"] = unfinished / len(taken.windows)
         else:
-            ending = [state.trajectories[i] for i in taken.value_trajectories]
+            ending = [account.trajectories[i] for i in taken.value_trajectories]
         return metrics | _outcomes(ending)
 
-    def _ends_in(self, window: WindowTrained) -> Trajectory | None:
-        """The trajectory whose last window this is."""
-        trajectory = self._hub.state.trajectories[window.trajectory_id]
-        return trajectory if trajectory.ended and window.end == trajectory.length else None
-
-    def at_commit(self, metrics: dict[str, float]) -> dict[str, float]:
+    def at_commit(self, metrics: dict[str, Metric]) -> dict[str, float]:
         """Metrics of the coordinator at an update's commit; counters start anew."""
-        own = self._ledger() | self._rates() | self.idle_shares()
+        own = self._hub.account.ledger.as_metrics() | self._rates() | self.idle_shares()
         if self._arrived:
             own["rollout/finished_length"] = statistics.fmean(self._arrived)
         self._arrived = []
-        self.latest = self.latest | metrics | own
+        plain = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        self.latest = self.latest | plain | own
         return own
 
-    def _ledger(self) -> dict[str, float]:
-        """The ledger, and beside its balance what was lost before the journal had it."""
-        reports = (g.report for g in self._hub.peers.generators.values())
-        lost = self._hub.lost_tokens + sum(r.lost_tokens for r in reports if r)
-        return self._hub.state.ledger.as_metrics() | {"ledger/lost_before_ack": float(lost)}
-
     def _rates(self) -> dict[str, float]:
-        now, ledger = time.monotonic(), self._hub.state.ledger
+        now, ledger = time.monotonic(), self._hub.account.ledger
         seconds = max(now - self._last_at, 1e-9)
         trained = ledger.accounts["trained_policy"]
         rates = {
@@ -83,28 +80,26 @@ class Gauges:
     def mark_training(self) -> None:
         """Training begins or goes on: rates and generator idle time count from here."""
         self._last_at = time.monotonic()
-        self._last_generated = self._hub.state.ledger.generated
-        for name, generator in self._hub.peers.generators.items():
-            if generator.report:
-                began = (generator.report.idle_s, self._total(name))
-                self._started_idle.setdefault(name, began)
+        self._last_generated = self._hub.account.ledger.generated
+        self._reports.clear()
 
-    def _total(self, name: str) -> float:
-        report = self._hub.peers.generators[name].report
-        return report.idle_s + report.busy_s + report.pause_s if report else 0.0
+    def reported(self, name: str, report: GeneratorReport) -> None:
+        """A generator says how long it worked and waited so far. What lies between two reports of
+        training counts; evaluations, and the second around each, do not."""
+        if self._hub.clock.running:
+            before = self._reports.get(name)
+            if before is not None and before.idle_s <= report.idle_s:
+                self._idle_s += report.idle_s - before.idle_s
+                self._whole_s += _seconds(report) - _seconds(before)
+            self._reports[name] = report
 
     def idle_shares(self) -> dict[str, float]:
         """Shares of the training time in which learner and generators had nothing to do."""
         clock = self._hub.clock
-        shares = {"idle/learner": clock.idle() / clock.now() if clock.now() > 0 else 0.0}
-        idle = whole = 0.0
-        for name, generator in self._hub.peers.generators.items():
-            if generator.report:
-                idle_0, whole_0 = self._started_idle.get(name, (0.0, 0.0))
-                idle += generator.report.idle_s - idle_0
-                whole += self._total(name) - whole_0
-        shares["idle/generator"] = idle / whole if whole > 0 else 0.0
-        return shares
+        return {
+            "idle/learner": clock.idle() / clock.own() if clock.own() > 0 else 0.0,
+            "idle/generator": self._idle_s / self._whole_s if self._whole_s > 0 else 0.0,
+        }
 
     def _heartbeats(self) -> dict[str, float]:
         """Seconds since each process was heard; monitors come and go."""
@@ -117,19 +112,20 @@ class Gauges:
 
     def now(self, live: int, scoring: int) -> dict[str, float]:
         """Gauges between updates."""
-        state, generators = self._hub.state, self._hub.peers.generators
+        account, generators = self._hub.account, self._hub.peers.generators
         return (
-            self._ledger()
+            self._hub.account.ledger.as_metrics()
             | self.idle_shares()
             | self._heartbeats()
             | {
+                "transport/rejected": float(self._hub.rejections.total),
                 "schedule/live": float(live),
-                "schedule/ready_windows": float(len(state.ready)),
+                "schedule/ready_windows": float(len(account.ready)),
                 "schedule/in_play": float(self._hub.scheduler.in_play()),
-                "schedule/value_waiting": float(len(state.value_queue)),
+                "schedule/value_waiting": float(len(account.values)),
                 "schedule/scoring": float(scoring),
-                "schedule/learner_busy": float(state.taken is not None),
-                "schedule/held": float(sum(t.lease_id is None for t in state.running())),
+                "schedule/learner_busy": float(account.taken is not None),
+                "schedule/held": float(self._hub.leases.waiting()),
                 "weights/slowest_loaded": float(
                     min((g.loaded for g in generators.values()), default=-1)
                 ),
@@ -137,11 +133,15 @@ class Gauges:
         )
 
 
+def _seconds(report: GeneratorReport) -> float:
+    return report.idle_s + report.busy_s + report.pause_s
+
+
 def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
     """Lengths and rewards of the trajectories that end in a batch."""
     if not trajectories:
         return {}
-    lengths = [t.length for t in trajectories]
+    lengths = [t.sampled for t in trajectories]
     rewards = [t.reward for t in trajectories if t.reward is not None]
     return {
         "response_length/mean": statistics.fmean(lengths),

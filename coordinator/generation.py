@@ -10,8 +10,8 @@ import time
 from coordinator.hub import Hub
 from coordinator.peers import GeneratorPeer
 from coordinator.prompts import Prompts
-from coordinator.trajectories import Trajectory
 from headrace.protocol.messages import (
+    FireSampling,
     GeneratorReport,
     Hello,
     Hold,
@@ -20,7 +20,8 @@ from headrace.protocol.messages import (
     WeightNotice,
     WeightsLoaded,
 )
-from headrace.protocol.records import GroupIssued, LeaseIssued, VersionLoaded
+from headrace.protocol.records import GroupIssued, LeaseIssued, TokensLost, VersionLoaded
+from sequence.trajectories import Trajectory
 
 
 class Generation:
@@ -31,13 +32,24 @@ class Generation:
         self._prompts = prompts
         self.notice: WeightNotice | None = None
         self.draining = False
-        self._fresh: list[Trajectory] = []
+        fire = hub.config.generator.fire
+        self._fire: FireSampling | None = None
+        if fire is not None:
+            self._fire = FireSampling(
+                temperature=fire.temperature,
+                top_k=fire.top_k,
+                top_p=fire.top_p,
+                ban_eos=fire.ban_eos,
+            )
+        self._all_held = False
+        """Every training lease in force was told to end."""
 
     # -- generators come and go -------------------------------------------------------------------
 
     async def join(self, hello: Hello) -> None:
         """A generator said Hello. The same process may say it again (its engine is ready now, or it
-        heard nothing for a while) and keeps its leases; another process of its name has none."""
+        heard nothing for a while) and keeps its leases; a different process under the same name
+        starts without any."""
         known = self._hub.peers.generators.get(hello.name)
         if known is not None and known.hello.pid == hello.pid:
             known.hello = hello
@@ -45,24 +57,23 @@ class Generation:
             self.lose(hello.name)
             self._hub.peers.generators[hello.name] = GeneratorPeer(hello)
         if self.notice is not None:
-            await self._hub.send(hello.name, self.notice)
+            await self._notify(hello.name, self.notice)
 
     def lose(self, name: str) -> None:
         """A generator is gone: its leases return."""
-        generator = self._hub.peers.generators.pop(name, None)
-        if generator is None:
-            return
-        if generator.report:
-            self._hub.lost_tokens += generator.report.lost_tokens
-        for trajectory in self._hub.state.trajectories.values():
-            if trajectory.generator == name:
-                trajectory.lease_id = trajectory.generator = None
-                trajectory.holding = False
+        if self._hub.peers.generators.pop(name, None) is not None:
+            self._hub.leases.lose(name)
 
     def report(self, name: str, report: GeneratorReport) -> None:
-        """Once a second: how it works and waits."""
-        if generator := self._hub.peers.generators.get(name):
-            generator.report = report
+        """Once a second: how it works and waits, and what it threw away at holds since."""
+        generator = self._hub.peers.generators.get(name)
+        if generator is None:
+            return
+        known = generator.report.discarded_tokens if generator.report else 0
+        generator.report = report
+        if report.discarded_tokens > known:
+            tokens = report.discarded_tokens - known
+            self._hub.note(TokensLost(at=time.time(), generator=name, tokens=tokens, reason="held"))
 
     # -- weights ----------------------------------------------------------------------------------
 
@@ -70,15 +81,19 @@ class Generation:
         """New weights: every generator is told."""
         self.notice = notice
         for name in self._hub.peers.generators:
-            await self._hub.send(name, notice)
+            await self._notify(name, notice)
+
+    async def _notify(self, name: str, notice: WeightNotice) -> None:
+        self._hub.peers.generators[name].noticed.add(notice.version)
+        await self._hub.send(name, notice)
 
     def loaded(self, name: str, message: WeightsLoaded) -> None:
         """A generator samples from new weights, or could not load them."""
-        generator = self._hub.peers.generators.get(name)
+        generator = self._hub.peers.generators[name]
+        # A notice that was overtaken is never answered.
+        generator.noticed = {v for v in generator.noticed if v > message.version}
         if message.error is not None:
             self._hub.incident("error", "weights_not_loaded", f"{name}: {message.error}")
-            return
-        if generator is None:
             return
         generator.loaded = message.version
         self._hub.progress()
@@ -94,8 +109,8 @@ class Generation:
 
     def all_loaded(self) -> bool:
         """At least one generator, and all sample from the newest version."""
-        generators = self._hub.peers.generators.values()
-        return bool(generators) and all(g.loaded == self._hub.state.version for g in generators)
+        generators, newest = self._hub.peers.generators.values(), self._hub.state.versions.current
+        return bool(generators) and all(g.loaded == newest for g in generators)
 
     # -- leases -----------------------------------------------------------------------------------
 
@@ -115,19 +130,23 @@ class Generation:
         state = self._hub.state
         record = self._prompts.next_group(state.position, state.next_group, state.next_trajectory)
         self._hub.note(record)
-        trajectories = [state.trajectories[i] for i in record.trajectory_ids]
+        trajectories = [self._hub.account.trajectories[i] for i in record.trajectory_ids]
         self._hub.scheduler.issued(trajectories)
         return trajectories
 
     async def lease_evaluation(self, groups: list[GroupIssued]) -> None:
         """Fill free slots with evaluation trajectories that have no lease."""
         free = sum(g.free for g in self._hub.peers.generators.values())
-        trajectories = (self._hub.state.trajectories.get(g.trajectory_ids[0]) for g in groups)
-        idle = [t for t in trajectories if t and not t.ended and t.lease_id is None]
+        if not free:
+            return
+        known, leases = self._hub.account.trajectories, self._hub.leases
+        trajectories = (known.get(g.trajectory_ids[0]) for g in groups)
+        idle = [t for t in trajectories if t and not t.ended and not leases.of(t.trajectory_id)]
         await self._lease(idle[:free])
 
     async def _lease(self, trajectories: list[Trajectory]) -> None:
         by_generator: dict[str, list[Lease]] = {}
+        self._all_held = self._all_held and not trajectories
         for trajectory in trajectories:
             name, generator = max(self._hub.peers.generators.items(), key=lambda item: item[1].free)
             generator.live.add(trajectory.trajectory_id)
@@ -140,7 +159,7 @@ class Generation:
                     trajectory_id=trajectory.trajectory_id,
                     generator=name,
                     start=trajectory.length,
-                    version=self._hub.state.version,
+                    version=self._hub.state.versions.current,
                 )
             )
         for name, leases in by_generator.items():
@@ -152,14 +171,16 @@ class Generation:
         evaluation = trajectory.purpose == "eval"
         border = trajectory.open_start + config.window
         stops = self._hub.scheduler.stops_at_border() and not evaluation
-        # What older weights sampled could not be trained any more.
-        oldest = 0 if evaluation or self._hub.scheduler.lockstep else config.schedule.max_staleness
+        oldest = state.versions.current
+        if not (evaluation or self._hub.scheduler.lockstep):
+            # What older weights sample could not be trained any more.
+            oldest = state.versions.oldest_allowed(state.update, self._hub.rules.max_age)
         sampling = config.evaluation if evaluation else config.generator
         return Lease(
             lease_id=state.next_lease,
             trajectory_id=trajectory.trajectory_id,
             purpose=trajectory.purpose,
-            prompt_ids=trajectory.prompt_ids,
+            prompt_ids=trajectory.opening,
             prefix_ids=trajectory.tokens,
             seed=trajectory.seed,
             max_total=total,
@@ -169,22 +190,26 @@ class Generation:
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=-1 if evaluation else config.generator.top_k,
-            version_at_least=max(state.version - oldest, 0),
+            version_at_least=max(oldest, 0),
+            fire=None if evaluation or trajectory.length else self._fire,
         )
 
     # -- stopping ---------------------------------------------------------------------------------
 
     async def hold_all(self) -> None:
-        """Take back every training lease; tokens that exist are kept."""
+        """Take back every training lease; tokens that exist are kept. Whoever asks again while no
+        lease was given in between does not look at all of them."""
+        if self._all_held:
+            return
+        self._all_held = True
         by_generator: dict[str, list[tuple[int, int]]] = {}
-        for trajectory in self._hub.state.running():
-            if trajectory.lease_id is not None and not trajectory.holding:
-                assert trajectory.generator is not None
-                trajectory.holding = True
-                by_generator.setdefault(trajectory.generator, []).append((trajectory.lease_id, -1))
+        for _, lease in self._hub.leases.training():
+            if not lease.holding:
+                lease.holding = True
+                by_generator.setdefault(lease.generator, []).append((lease.lease_id, -1))
         for name, leases in by_generator.items():
             await self._hub.send(name, Hold(leases=leases))
 
     def live(self) -> int:
         """Training trajectories with a lease."""
-        return sum(t.lease_id is not None for t in self._hub.state.running())
+        return self._hub.leases.live()

@@ -1,19 +1,28 @@
-"""What the coordinator's parts share: state, recorder, socket, peers, clocks.
+"""What the coordinator's parts share: state, leases, recorder, socket, peers, clocks.
 
-`note` is the one way to change the state: it applies a record and queues it for the disk.
+`note` is the one way to change the state: it applies a record and queues it for the disk. `settle`
+notes what follows from what happened to trajectories.
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.leases import Leases
 from coordinator.peers import Peers
 from coordinator.recorder import Recorder
+from coordinator.rejections import RejectionLog
 from coordinator.schedule import Scheduler
+from coordinator.settle import Settlement
 from coordinator.state import State
+from coordinator.values import cut
+from headrace.config.batch_rules import BatchRules
 from headrace.config.run import RunConfig
 from headrace.protocol.messages import Message
 from headrace.protocol.records import Incident, Record
 from headrace.protocol.sockets import Router
+from sequence.account import Account
+from sequence.trajectories import Trajectory
 
 
 @dataclass
@@ -22,8 +31,22 @@ class Clock:
 
     train_s: float = 0.0
     learner_idle_s: float = 0.0
+    before_s: float = field(init=False)
+    """Seconds of training under earlier coordinators."""
     _since: float | None = None
     _idle_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.before_s = self.train_s
+
+    @property
+    def running(self) -> bool:
+        """Whether training is going on."""
+        return self._since is not None
+
+    def own(self) -> float:
+        """Seconds of training under this coordinator."""
+        return self.now() - self.before_s
 
     def start(self) -> None:
         """Training goes on."""
@@ -60,27 +83,48 @@ class Hub:
     run_id: str
     run_dir: str
     state: State
+    leases: Leases
+    settlement: Settlement
     scheduler: Scheduler
+    rules: BatchRules
     recorder: Recorder
     router: Router
     peers: Peers = field(default_factory=Peers)
     clock: Clock = field(default_factory=Clock)
     progress_at: float = field(default_factory=time.monotonic)
-    lost_tokens: int = 0
-    """Generated but never journaled: refused here, or thrown away by generators now gone."""
     failed: str | None = None
     """The first cause for which the run cannot go on."""
+    rejections: RejectionLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rejections = RejectionLog(lambda kind, text: self.incident("warning", kind, text))
+
+    @property
+    def account(self) -> Account:
+        """Trajectories, windows, queues and the ledger."""
+        return self.state.account
 
     def note(self, record: Record) -> None:
         """Apply a record and write it down."""
         self.state.apply(record)
+        self.leases.see(record)
         self.recorder.write(record)
+
+    def settle(self, trajectories: Iterable[Trajectory]) -> None:
+        """Something happened to these: note what becomes of their windows."""
+        for record in self.settlement.follow(trajectories):
+            self.note(record)
 
     def incident(self, level: str, kind: str, text: str) -> None:
         """Something a user should know."""
         assert level in ("info", "warning", "error")
         self.recorder.write(
-            Incident(at=time.time(), level=level, kind=kind, text=text)  # type: ignore[arg-type]
+            Incident(
+                at=time.time(),
+                level=level,  # type: ignore[arg-type]
+                kind=kind,
+                text=cut(text) or "",
+            )
         )
 
     def progress(self) -> None:
@@ -89,7 +133,7 @@ class Hub:
 
     async def send(self, name: str, message: Message) -> bool:
         """Send to a peer; False when it is not connected."""
-        return await self.router.send(name, message)
+        return await self.router.send(self.peers.identities.get(name, name), message)
 
     async def broadcast(self, message: Message) -> None:
         """Send to everyone but monitors."""

@@ -1,17 +1,20 @@
 """Chunks in: checked, made records, acknowledged once they are on disk.
 
 A chunk is taken when it is the next of a lease that is in force; a duplicate is acknowledged
-again; a chunk of a lease that was taken back, or one that skips a position, is refused and
-counted as lost. Nothing here trusts the sender: lengths, spans and positions are checked.
+again; a chunk of a lease that was taken back or is another generator's, or one that skips a
+position, is refused and counted as lost (`values.chunk_problem`). Only what is taken counts as
+progress.
 """
 
-import math
 import time
 
+import numpy as np
+
 from coordinator.hub import Hub
-from coordinator.trajectories import Trajectory
+from coordinator.values import Limits, chunk_problem, cut, holds_lease
 from headrace.protocol.messages import ChunkAck, Chunks, Hold, TrajectoryChunk
-from headrace.protocol.records import ChunkArrived, TrajectoryEnded
+from headrace.protocol.records import ChunkArrived, TokensLost, TrajectoryEnded
+from sequence.trajectories import Trajectory
 
 MAX_FAILURES = 3
 
@@ -19,74 +22,58 @@ MAX_FAILURES = 3
 class Intake:
     """From the wire to the state."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, vocabulary: int) -> None:
         self._hub = hub
-        self.rejected = 0
+        self._limits = Limits(hub.config.task.max_response_length, vocabulary)
         self.duplicates = 0
 
     async def receive(self, sender: str, message: Chunks) -> list[Trajectory]:
         """Take what is good; return the trajectories that ended."""
+        hub = self._hub
         acked: list[tuple[int, int]] = []
-        ended: list[Trajectory] = []
+        touched: dict[int, Trajectory] = {}
         holds: list[tuple[int, int]] = []
         for chunk in message.chunks:
-            trajectory = self._hub.state.trajectories.get(chunk.trajectory_id)
+            trajectory = hub.account.trajectories.get(chunk.trajectory_id)
             acked.append((chunk.trajectory_id, chunk.chunk_index))
             if trajectory is None or chunk.chunk_index < trajectory.next_chunk:
                 self.duplicates += 1
                 continue
-            problem = self._problem(trajectory, chunk)
+            lease, versions = hub.leases.of(chunk.trajectory_id), hub.state.versions
+            problem = chunk_problem(chunk, trajectory, lease, sender, self._limits, versions)
             if problem:
-                self.rejected += 1
-                self._hub.lost_tokens += chunk.token_ids.size
-                if trajectory.lease_id == chunk.lease_id:
-                    # The lease cannot be continued: what was acknowledged is kept, and resumed.
-                    trajectory.lease_id = None
-                self._hub.incident(
-                    "warning",
-                    "chunk_rejected",
-                    f"{sender}, trajectory {chunk.trajectory_id}: {problem}",
-                )
-                self._release(sender, chunk)
+                self._refuse(sender, chunk, problem)
                 if chunk.finish is None:
                     holds.append((chunk.lease_id, -1))
                 continue
             self._take(sender, trajectory, chunk)
-            if trajectory.ended:
-                ended.append(trajectory)
-            elif self._must_hold(trajectory, chunk):
-                trajectory.holding = True
-                holds.append((chunk.lease_id, trajectory.length))
+            touched[chunk.trajectory_id] = trajectory
+        hub.settle(touched.values())
+        holds += [hold for t in touched.values() if (hold := self._hold(t)) is not None]
         if holds:
-            await self._hub.send(sender, Hold(leases=holds))
-        self._hub.recorder.after(lambda: self._acknowledge(sender, acked))
-        self._hub.progress()
-        return ended
+            await hub.send(sender, Hold(leases=holds))
+        hub.recorder.after(lambda: self._acknowledge(sender, acked))
+        if touched:
+            hub.progress()
+        return [trajectory for trajectory in touched.values() if trajectory.ended]
+
+    def _refuse(self, sender: str, chunk: TrajectoryChunk, problem: str) -> None:
+        """Count a chunk that cannot be taken. If its lease is in force, the lease ends here: the
+        tokens acknowledged so far are kept, and another lease resumes them."""
+        hub = self._hub
+        if tokens := chunk.token_ids.size:
+            hub.note(TokensLost(at=time.time(), generator=sender, tokens=tokens, reason="refused"))
+        if holds_lease(chunk, hub.leases.of(chunk.trajectory_id), sender):
+            hub.leases.end(chunk.trajectory_id)
+        text = f"trajectory {chunk.trajectory_id}: {problem}"
+        hub.rejections.add(sender, "chunk_rejected", text)
+        self._release(sender, chunk)
 
     async def _acknowledge(self, sender: str, acked: list[tuple[int, int]]) -> None:
         await self._hub.send(sender, ChunkAck(acked=acked))
 
-    def _problem(self, trajectory: Trajectory, chunk: TrajectoryChunk) -> str | None:
-        size = chunk.token_ids.size
-        if trajectory.lease_id != chunk.lease_id:
-            return f"lease {chunk.lease_id} is not in force"
-        if chunk.chunk_index != trajectory.next_chunk or chunk.start != trajectory.length:
-            return f"chunk {chunk.chunk_index} at {chunk.start} does not follow {trajectory.length}"
-        if chunk.logprobs.size != size or (size == 0 and chunk.finish is None):
-            return "logprobs and tokens differ in number"
-        if chunk.start + size > self._hub.config.task.max_response_length:
-            return "longer than max_response_length"
-        position = chunk.start
-        for span in chunk.spans:
-            if span.start != position or span.end <= span.start:
-                return "version spans do not cover the tokens"
-            if not 0 <= span.version <= self._hub.state.issued_version:
-                return f"weight version {span.version} was never issued"
-            position = span.end
-        return None if position == chunk.start + size else "version spans do not cover the tokens"
-
     def _take(self, sender: str, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
-        if not all(map(math.isfinite, chunk.logprobs.tolist())):
+        if not np.isfinite(chunk.logprobs).all():
             versions = sorted({span.version for span in chunk.spans})
             self._hub.incident(
                 "error",
@@ -106,6 +93,7 @@ class Intake:
                 logprobs=chunk.logprobs,
                 spans=chunk.spans,
                 finish=chunk.finish,
+                streams=chunk.streams,
             )
         )
         if chunk.finish is not None:
@@ -136,18 +124,19 @@ class Intake:
                     trajectory_id=trajectory.trajectory_id,
                     status=status,  # type: ignore[arg-type]
                     length=trajectory.length,
-                    error=chunk.error,
+                    error=cut(chunk.error),
                 )
             )
 
-    def _must_hold(self, trajectory: Trajectory, chunk: TrajectoryChunk) -> bool:
-        """A streaming trajectory at a window border asks the bound whether it may go on."""
-        if trajectory.purpose == "eval" or self._hub.scheduler.lockstep:
-            return False
-        if chunk.finish is not None or trajectory.holding:
-            return False
-        at_border = trajectory.length == trajectory.open_start
-        if not at_border:
-            trajectory.window_open = True
-            return False
-        return not self._hub.scheduler.goes_on(trajectory)
+    def _hold(self, trajectory: Trajectory) -> tuple[int, int] | None:
+        """Ask the scheduler whether a trajectory that has reached a window's border may go on.
+        Returns its lease and the border if it may not, else None."""
+        lease = self._hub.leases.of(trajectory.trajectory_id)
+        if lease is None or lease.holding or trajectory.purpose == "eval":
+            return None
+        if self._hub.scheduler.lockstep or trajectory.open_tokens:
+            return None
+        if self._hub.scheduler.goes_on(trajectory):
+            return None
+        lease.holding = True
+        return lease.lease_id, trajectory.length

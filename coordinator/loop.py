@@ -12,14 +12,25 @@ import time
 
 from coordinator.hub import Hub
 from coordinator.parts import build_parts
-from coordinator.peers import Peer
+from coordinator.peers import GeneratorPeer, Peer
+from coordinator.permissions import (
+    Refusal,
+    hello_problem,
+    learner_refusal,
+    loaded_refusal,
+    role_refusal,
+)
 from coordinator.phases import Phases
 from coordinator.prompts import Prompts
 from coordinator.status import status, waits
+from coordinator.values import cut
 from headrace.protocol import messages as m
+from headrace.protocol.identity import name_of
 from headrace.protocol.records import MetricsSampled, ProcessChanged
 
 TICK_S = 0.1
+NEWCOMER_S = 60.0
+"""How long a Hello under a name that is taken is remembered."""
 
 
 class Coordinator:
@@ -29,9 +40,11 @@ class Coordinator:
         self.hub = hub
         self.parts = build_parts(hub, prompts)
         self.phases = Phases(hub, self.parts)
+        self._newcomers: dict[str, float] = {}
+        """Who said Hello under a name that another process has, and when first."""
 
     async def run(self) -> None:
-        """Until the run is over."""
+        """Serve until the run is over."""
         recorder = asyncio.create_task(self.hub.recorder.run(), name="recorder")
         work = [
             asyncio.create_task(self._tick(), name="tick"),
@@ -53,21 +66,48 @@ class Coordinator:
 
     async def _receive(self) -> None:
         while self.phases.phase != "closed":
-            name, message = await self.hub.router.receive()
-            await self._dispatch(name, message)
-            await self.phases.advance()
+            identity, message = await self.hub.router.receive()
+            if await self._dispatch(identity, message):
+                await self.phases.advance()
+            else:
+                await asyncio.sleep(0)  # A flood is received without a pause: let others run.
 
-    async def _dispatch(self, name: str, message: m.Message) -> None:
+    async def _dispatch(self, identity: str, message: m.Message) -> bool:
+        """Do what a message says; False where it is refused, or nobody knows its sender."""
         hub = self.hub
-        if peer := hub.peers.find(name):
-            peer.last_seen = time.monotonic()
-        elif not isinstance(message, m.Hello | m.StatusRequest | m.Command):
-            return  # Its Hello is on the way: it hears no heartbeat from us until then.
+        if isinstance(message, m.Hello):
+            await self._join(identity, message)
+            return True
+        name = name_of(identity) or identity
+        peer = hub.peers.of(name, identity)
+        if peer is None:
+            # Its Hello is on the way: it hears no heartbeat from us until then.
+            hub.rejections.count("before_hello")
+            return False
+        peer.last_seen = time.monotonic()
+        if refusal := self._refusal(peer, message):
+            hub.rejections.add(name, *refusal)
+            return False
+        await self._act(name, peer, message)
+        return True
+
+    def _refusal(self, peer: Peer, message: m.Message) -> Refusal | None:
+        """Whether this peer may say this now."""
+        if refusal := role_refusal(message, peer.hello.role):
+            return refusal
         match message:
-            case m.Hello():
-                await self._join(name, message)
-            case m.Heartbeat() if peer:
-                peer.stats = dict(message.stats)
+            case m.WeightsLoaded():
+                assert isinstance(peer, GeneratorPeer)
+                return loaded_refusal(message, peer.noticed)
+            case m.UpdateDone() | m.WeightNotice() | m.CheckpointDone():
+                return learner_refusal(message, self.parts.training.orders)
+        return None
+
+    async def _act(self, name: str, peer: Peer, message: m.Message) -> None:
+        hub = self.hub
+        match message:
+            case m.Heartbeat():
+                pass  # Whatever a peer says is a sign of life.
             case m.Goodbye():
                 self._leave(name, message.failed)
             case m.Chunks():
@@ -77,6 +117,7 @@ class Coordinator:
                 self.parts.training.admit(ended)
             case m.GeneratorReport():
                 self.parts.generation.report(name, message)
+                self.parts.gauges.reported(name, message)
             case m.WeightsLoaded():
                 self.parts.generation.loaded(name, message)
             case m.Scores():
@@ -95,17 +136,22 @@ class Coordinator:
                 await hub.send(name, status(hub, self.parts, self.phases.name))
             case m.Command():
                 self.phases.stop("stopped" if message.action == "stop" else "interrupted")
-            case _:
-                hub.incident("warning", "unexpected_message", f"{type(message).__name__} of {name}")
 
-    async def _join(self, name: str, hello: m.Hello) -> None:
-        hub = self.hub
-        known = hub.peers.find(name)
-        if hello.protocol != m.PROTOCOL_VERSION or hello.name != name:
-            await hub.send(name, m.Refused(reason=f"this is protocol {m.PROTOCOL_VERSION}"))
+    async def _join(self, identity: str, hello: m.Hello) -> None:
+        hub, name = self.hub, hello.name
+        problem = hello_problem(identity, hello, hub.state.newest_update)
+        if problem is None and await self._is_contested(identity, hello):
             return
-        if hello.role == "learner" and known is not None and known.hello.pid == hello.pid:
+        known = hub.peers.of(name, identity)
+        if known is not None and (known.hello.role, known.hello.pid) != (hello.role, hello.pid):
+            problem = f"this socket is of process {known.hello.pid}, a {known.hello.role}"
+        if problem is not None:
+            hub.rejections.add(identity, "hello_refused", problem)
+            await hub.router.send(identity, m.Refused(reason=problem))
             return
+        if known is not None and hello.role == "learner":
+            return
+        hub.peers.identities[name] = identity
         welcome = m.Welcome(
             run_id=hub.run_id,
             run_dir=hub.run_dir,
@@ -123,29 +169,57 @@ class Coordinator:
             case "monitor":
                 hub.peers.monitors[name] = Peer(hello)
                 await hub.send(name, welcome)
-        if known is None or known.hello.pid != hello.pid:
+        if known is None:
             self._process_changed(hello, "up", "")
-        hub.progress()
+        if hello.role != "monitor":
+            hub.progress()
+
+    async def _is_contested(self, identity: str, hello: m.Hello) -> bool:
+        """Whether another process holds this name (or the learner's place) and may still be alive.
+        A holder whose connection is closed is forgotten. A holder that says anything after the
+        newcomer's first Hello is alive, and the newcomer's next Hello is refused. Until then the
+        newcomer gets no answer."""
+        peers = self.hub.peers
+        holder = peers.find(hello.name)
+        if hello.role == "learner" and peers.learner is not None:
+            holder = peers.learner
+        if holder is None:
+            return False
+        name = holder.hello.name
+        if peers.identities[name] == identity:
+            return False
+        if not await self.hub.send(name, m.Heartbeat()):
+            self._process_changed(holder.hello, "lost", "its connection is closed")
+            self._forget_peer(name, "restarted")
+            return False
+        asked_at = self._newcomers.setdefault(identity, time.monotonic())
+        if holder.last_seen > asked_at:
+            del self._newcomers[identity]
+            reason = f"process {holder.hello.pid} on {holder.hello.host} is {name}, and it lives"
+            self.hub.rejections.add(identity, "hello_refused", reason)
+            await self.hub.router.send(identity, m.Refused(reason=reason))
+        return True
 
     def _leave(self, name: str, failed: str | None) -> None:
         peer = self.hub.peers.find(name)
-        if peer is None:
-            return
-        role = peer.hello.role
+        assert peer is not None
+        role, failed = peer.hello.role, cut(failed)
         self._process_changed(peer.hello, "gone", failed or "")
         self._forget_peer(name, failed or "left")
         if failed and role in ("reward", "learner"):
             self.hub.failed = self.hub.failed or f"{name}: {failed}"
 
     def _forget_peer(self, name: str, reason: str) -> None:
-        if name in self.hub.peers.generators:
+        peers = self.hub.peers
+        if name in peers.generators:
             self.parts.generation.lose(name)
-        elif name in self.hub.peers.rewards:
+        elif name in peers.rewards:
             self.parts.scoring.lose(name)
-        elif name in self.hub.peers.monitors:
-            del self.hub.peers.monitors[name]
+        elif name in peers.monitors:
+            del peers.monitors[name]
         else:
             self.parts.training.lose(reason)
+        del peers.identities[name]
 
     def _process_changed(self, hello: m.Hello, state: str, detail: str) -> None:
         if hello.role == "monitor":
@@ -170,6 +244,8 @@ class Coordinator:
         while self.phases.phase != "closed":
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
+            self.hub.rejections.tell()
+            self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
             if now - beat >= transport.heartbeat_s:
                 beat = now
                 for name, _ in self.hub.peers.everyone():

@@ -31,7 +31,7 @@ def build_parts(hub: Hub, prompts: Prompts) -> Parts:
     generation = Generation(hub, prompts)
     return Parts(
         prompts=prompts,
-        intake=Intake(hub),
+        intake=Intake(hub, prompts.vocabulary),
         gauges=gauges,
         scoring=Scoring(hub, prompts),
         generation=generation,

@@ -16,7 +16,6 @@ class Peer:
 
     hello: Hello
     last_seen: float = field(default_factory=time.monotonic)
-    stats: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -26,6 +25,8 @@ class GeneratorPeer(Peer):
     live: set[int] = field(default_factory=set)
     """Trajectory ids."""
     loaded: int = -1
+    noticed: set[int] = field(default_factory=set)
+    """Versions it was given notice of and has not answered for."""
     report: GeneratorReport | None = None
 
     @property
@@ -49,6 +50,12 @@ class Peers:
     rewards: dict[str, RewardPeer] = field(default_factory=dict)
     learner: Peer | None = None
     monitors: dict[str, Peer] = field(default_factory=dict)
+    identities: dict[str, str] = field(default_factory=dict)
+    """By name, the identity of the socket that speaks for the process."""
+
+    def of(self, name: str, identity: str) -> Peer | None:
+        """The peer of that name, if this is its socket."""
+        return self.find(name) if self.identities.get(name) == identity else None
 
     def find(self, name: str) -> Peer | None:
         """The peer of that name."""

@@ -19,7 +19,6 @@ from headrace.protocol.messages import Shutdown
 from headrace.protocol.records import (
     MetricsSampled,
     RunPhase,
-    TokensDropped,
     TrajectoryEnded,
 )
 
@@ -98,7 +97,7 @@ class Phases:
             self.hub.clock.start()
             self.parts.gauges.mark_training()
             self.parts.generation.draining = False
-            self.hub.clock.learner_waits(self.hub.state.taken is None)
+            self.hub.clock.learner_waits(self.hub.account.taken is None)
         elif phase in ("evaluating", "closing"):
             self.hub.clock.stop()
         self.hub.recorder.write(RunPhase(at=time.time(), phase=phase, detail=detail))
@@ -161,7 +160,7 @@ class Phases:
 
     def _committed(self) -> int:
         state = self.hub.state
-        return state.update - (state.taken is not None)
+        return state.update - (self.hub.account.taken is not None)
 
     def _stop_reason(self) -> str | None:
         stop, state = self.hub.config.stop, self.hub.state
@@ -170,7 +169,10 @@ class Phases:
             return f"{committed} updates"
         if stop.train_time_s is not None and self.hub.clock.now() >= stop.train_time_s:
             return f"{stop.train_time_s:g} s of training"
-        if stop.tokens is not None and state.ledger.accounts["trained_policy"] >= stop.tokens:
+        if (
+            stop.tokens is not None
+            and self.hub.account.ledger.accounts["trained_policy"] >= stop.tokens
+        ):
             return f"{stop.tokens} tokens trained"
         if stop.after_warmup and not self.hub.scheduler.warming:
             return "the value model's warm-up is over"
@@ -190,7 +192,7 @@ class Phases:
         """No lease and no batch out; towards an evaluation also weights loaded and rewards in."""
         generation = self.parts.generation
         await generation.hold_all()
-        if self.hub.state.taken or generation.live():
+        if self.hub.account.taken or generation.live():
             return False
         return self._stopping or (generation.all_loaded() and not self.parts.scoring.waiting())
 
@@ -232,6 +234,7 @@ class Phases:
             self._discard()
         metrics = self.parts.gauges.now(0, 0)
         hub.recorder.write(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
+        hub.rejections.close()
         hub.recorder.write(RunPhase(at=time.time(), phase=self.outcome, detail=hub.failed or ""))
         await hub.recorder.flush()
         self.phase = "leaving"
@@ -242,22 +245,11 @@ class Phases:
 
     def _discard(self) -> None:
         """What no update will train any more leaves the ledger under its own name."""
-        for trajectory in list(self.hub.state.trajectories.values()):
+        for trajectory in list(self.hub.account.trajectories.values()):
             if trajectory.purpose != "train":
                 continue
-            left = sum(w.tokens for w in trajectory.windows if w.state in ("waiting", "ready"))
-            left += trajectory.length - trajectory.open_start
-            if left:
-                self.hub.note(
-                    TokensDropped(
-                        at=time.time(),
-                        trajectory_id=trajectory.trajectory_id,
-                        start=0,
-                        end=trajectory.length,
-                        reason="discarded_at_end",
-                        tokens=left,
-                    )
-                )
+            for record in self.hub.settlement.discard(trajectory, "discarded_at_end"):
+                self.hub.note(record)
             if not trajectory.ended:
                 self.hub.note(
                     TrajectoryEnded(

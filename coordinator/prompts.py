@@ -16,8 +16,9 @@ import numpy as np
 
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import Int32, Purpose
+from headrace.protocol.messages import Purpose
 from headrace.protocol.records import GroupIssued
+from headrace.protocol.streams import Int32
 from tasks.rows import Row
 from tasks.source import PROCEDURAL_TASKS, PromptSource, build_source
 
@@ -48,6 +49,8 @@ class Prompts:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(
             config.model.path, trust_remote_code=config.model.trust_remote_code
         )
+        self.vocabulary = _vocabulary(config, len(self._tokenizer))
+        """Token ids are below it."""
         self._source: PromptSource = build_source(config.task, config.seed)
         self.skipped = 0
         if config.task.kind != "dataset":
@@ -138,6 +141,16 @@ class Prompts:
             trajectory_ids=list(range(trajectory_id, trajectory_id + size)),
             seeds=[trajectory_seed(self._config.seed, purpose, position, i) for i in range(size)],
         )
+
+
+def _vocabulary(config: RunConfig, known: int) -> int:
+    """How many token ids the model knows: often more than its tokenizer names."""
+    from transformers import AutoConfig
+
+    model: Any = AutoConfig.from_pretrained(
+        config.model.path, trust_remote_code=config.model.trust_remote_code
+    )
+    return max(known, int(getattr(model.get_text_config(), "vocab_size", 0)))
 
 
 def _ids(tokens: list[int]) -> Int32:

@@ -3,7 +3,8 @@
 Comes in: records from the event loop, each already applied to the state. Goes out: RunStore.append
 in a worker thread; after it, the callbacks that make effects visible (acknowledgements, batches).
 Promises: nothing that a callback sends can be lost by a crash, because what it rests on is on disk;
-records reach the disk in the order of `write`. A full disk is waited out, and said.
+records reach the disk in the order of `write`. When the disk is full, records wait until there is
+room, and an incident says so.
 """
 
 import asyncio

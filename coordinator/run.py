@@ -17,17 +17,24 @@ import time
 from pathlib import Path
 
 from coordinator.hub import Clock, Hub
+from coordinator.leases import Leases
 from coordinator.loop import Coordinator
 from coordinator.prompts import Prompts
 from coordinator.recorder import Recorder
-from coordinator.schedule import Scheduler
+from coordinator.rounds import Rounds
+from coordinator.settle import Settlement
 from coordinator.state import State
+from coordinator.stream import Stream
+from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import WeightNotice
-from headrace.protocol.records import VersionPublished
+from headrace.protocol.records import Restarted, VersionPublished
 from headrace.protocol.sockets import Router
 from storage.run_store import RunStore
+
+UNJOURNALED_LEASES = 1_000_000
+"""At most so many leases are given out between two commits of the journal."""
 
 
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
@@ -37,7 +44,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
     transport = config.transport
 
     def rejected(name: str, why: str) -> None:
-        hub.incident("warning", "message_rejected", f"{name}: {why}")
+        hub.rejections.add(name, "message_rejected", why)
 
     def bind(port: int) -> Router:
         return Router(
@@ -57,41 +64,53 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
     state = State(config)
     store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, run_id, config)
     if resume:
-        _replay(store, state)
+        for record in store.replay():
+            state.apply(record)
+    leases = Leases(state.account)
+    kind = Stream if config.schedule.mode == "streaming" else Rounds
     recorder = Recorder(store, interval_s=config.storage.commit_interval_ms / 1000)
     hub = Hub(
         config=config,
         run_id=run_id,
         run_dir=str(run_dir),
         state=state,
-        scheduler=Scheduler(config, state),
+        leases=leases,
+        settlement=Settlement(config, state.account),
+        scheduler=kind(config, state, leases),
+        rules=batch_rules(config),
         recorder=recorder,
         router=router,
         clock=Clock(train_s=state.train_time_s),
     )
     coordinator = Coordinator(hub, prompts)
     if resume:
-        for trajectory in state.trajectories.values():
-            coordinator.parts.scoring.add(trajectory)
+        _take_over(coordinator)
     if config.evaluation.only:
         _serve_model_folder(coordinator, config)
     return coordinator, store
 
 
 def _last_port(run_dir: Path) -> int:
-    """The port of the coordinator that died: who is still there finds the new one at it."""
+    """The port of the coordinator that died. Processes that are still there look for the new
+    coordinator at the same port."""
     announced = run_dir / "coordinator.json"
     if not announced.exists():
         return 0
     return int(json.loads(announced.read_text())["address"].rsplit(":", 1)[1])
 
 
-def _replay(store: RunStore, state: State) -> None:
-    """Rebuild the state; leases died with the last coordinator. What became of the batch it had out
-    the learner's Hello will tell."""
-    for record in store.replay():
-        state.apply(record)
-    state.forget_leases()
+def _take_over(coordinator: Coordinator) -> None:
+    """Go on where the last coordinator was: its leases are void, so every unfinished trajectory
+    waits for a new lease and every complete one for its score. A batch may be out at the learner:
+    the learner's Hello will say whether its weights already hold that batch."""
+    hub = coordinator.hub
+    # Some leases may have been given out and not journaled.
+    next_lease = hub.state.next_lease + UNJOURNALED_LEASES
+    hub.note(Restarted(at=time.time(), next_lease=next_lease))
+    hub.leases.begin()
+    hub.settle(list(hub.account.active.values()))
+    for trajectory in hub.account.trajectories.values():
+        coordinator.parts.scoring.add(trajectory)
 
 
 def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:

@@ -11,9 +11,10 @@ from collections import deque
 from coordinator.hub import Hub
 from coordinator.peers import RewardPeer
 from coordinator.prompts import Prompts
-from coordinator.trajectories import Trajectory
+from coordinator.values import sound_score
 from headrace.protocol.messages import Hello, ScoreItem, ScoreRequest, Scores
 from headrace.protocol.records import RewardArrived
+from sequence.trajectories import Trajectory
 
 
 class Scoring:
@@ -40,7 +41,7 @@ class Scoring:
         self._hub.peers.rewards[hello.name] = RewardPeer(hello)
 
     def lose(self, name: str) -> None:
-        """A worker is gone: what it had is scored by another."""
+        """A worker is gone: others score what it had."""
         worker = self._hub.peers.rewards.pop(name, None)
         if worker:
             self._queue.extendleft(sorted(worker.scoring, reverse=True))
@@ -57,27 +58,29 @@ class Scoring:
             ids = [self._queue.popleft() for _ in range(min(room, size, len(self._queue)))]
             if ids:
                 worker.scoring.update(ids)
-                items = [self._item(self._hub.state.trajectories[i]) for i in ids]
+                items = [self._item(self._hub.account.trajectories[i]) for i in ids]
                 await self._hub.send(name, ScoreRequest(items=items))
 
     def _item(self, trajectory: Trajectory) -> ScoreItem:
-        group = self._hub.state.groups[trajectory.group_id]
+        group = self._hub.account.groups[trajectory.group_id]
         return ScoreItem(
             trajectory_id=trajectory.trajectory_id,
             prompt=group.prompt,
-            text=self._prompts.decode(trajectory.tokens),
+            text=self._prompts.decode(trajectory.sampled_tokens()),
             answer=group.answer,
             finished=trajectory.status == "finished",
-            num_tokens=trajectory.length,
+            num_tokens=trajectory.sampled,
             info=group.info,
         )
 
     def receive(self, name: str, message: Scores) -> list[Trajectory]:
-        """Scores are in: returns their trajectories; what was not asked for is ignored."""
+        """Take scores and return their trajectories; scores that were not asked for are ignored."""
         worker = self._hub.peers.rewards.get(name)
         scored: list[Trajectory] = []
-        for score in message.scores:
+        for score in map(sound_score, message.scores):
             if worker is None or score.trajectory_id not in worker.scoring:
+                # What a worker is asked before it is lost, it may answer after.
+                self._hub.rejections.count("score_not_asked")
                 continue
             worker.scoring.discard(score.trajectory_id)
             ok = score.status == "ok"
@@ -87,6 +90,7 @@ class Scoring:
                     trajectory_id=score.trajectory_id,
                     status=score.status,
                     reward=score.reward if ok else None,
+                    rewards=score.rewards,
                     correct=score.correct if ok else None,
                     parts=score.parts,
                     seconds=score.seconds,
@@ -94,7 +98,7 @@ class Scoring:
                 )
             )
             self.seconds += score.seconds
-            scored.append(self._hub.state.trajectories[score.trajectory_id])
+            scored.append(self._hub.account.trajectories[score.trajectory_id])
             self._failures_in_a_row = 0 if ok else self._failures_in_a_row + 1
             if not ok:
                 self._hub.incident(
@@ -103,6 +107,7 @@ class Scoring:
                     f"trajectory {score.trajectory_id}: {score.status} after {score.seconds:.1f} s"
                     f"{': ' + score.error if score.error else ''}",
                 )
+        self._hub.settle(scored)
         if self._failures_in_a_row >= self._hub.config.reward.max_consecutive_failures:
             self._hub.failed = self._hub.failed or (
                 f"{self._failures_in_a_row} rewards in a row failed; the last: {score.status} "

@@ -1,9 +1,10 @@
-"""Who is left out of training, by length: whether what is dropped for its age is what is long.
+"""Which tokens are left out of training, by the length of their response: shows whether age limits
+drop long responses more often than short ones.
 
 Comes in: windows that were trained or left out, and why, with the length of their response so far.
 Goes out: for each tenth of the responses, shortest first, the share of tokens left out for their
 age, the share masked for another reason, and the mean length. Promise: filtered groups and tokens
-spent on a warm-up do not count; they are no matter of length.
+spent on a warm-up do not count, because their length is not why they are left out.
 """
 
 from collections import Counter
@@ -33,10 +34,11 @@ class DropShares:
         self._stale[trajectory_id] += stale
         self._masked[trajectory_id] += sum(left_out.values()) - stale
 
-    def take(self) -> dict[str, float]:
-        """Metrics of what was added, which is then forgotten."""
+    def take(self) -> dict[str, list[float | None]]:
+        """Metrics of what was added, which is then forgotten; None for a tenth without tokens."""
         order = sorted(self._length, key=lambda i: (self._length[i], i))
-        metrics: dict[str, float] = {}
+        drops: list[float | None] = [None] * DECILES
+        masks, sizes = drops.copy(), drops.copy()
         for decile, members in enumerate(np.array_split(np.array(order, np.int64), DECILES)):
             ids = members.tolist()
             trained, stale, masked = (
@@ -44,9 +46,14 @@ class DropShares:
             )
             if tokens := trained + stale + masked:
                 lengths = [self._length[i] for i in ids]
-                metrics[f"staleness/drop_share/decile_{decile}"] = stale / tokens
-                metrics[f"staleness/mask_share/decile_{decile}"] = masked / tokens
-                metrics[f"staleness/length/decile_{decile}"] = sum(lengths) / len(lengths)
+                drops[decile] = stale / tokens
+                masks[decile] = masked / tokens
+                sizes[decile] = sum(lengths) / len(lengths)
         for counts in (self._length, self._trained, self._stale, self._masked):
             counts.clear()
-        return metrics
+        named = {
+            "staleness/drop_share": drops,
+            "staleness/mask_share": masks,
+            "staleness/length": sizes,
+        }
+        return named if any(size is not None for size in sizes) else {}

@@ -13,8 +13,8 @@ def waits(hub: Hub, parts: Parts) -> dict[str, float]:
     waits: list[str] = []
     if not peers.generators:
         waits.append("a generator to join")
-    elif hub.state.version >= 0 and not parts.generation.all_loaded():
-        waits.append(f"generators to load version {hub.state.version}")
+    elif hub.state.versions.current >= 0 and not parts.generation.all_loaded():
+        waits.append(f"generators to load version {hub.state.versions.current}")
     if not peers.rewards:
         waits.append("a reward worker to join")
     if hub.config.evaluation.only:
@@ -23,8 +23,8 @@ def waits(hub: Hub, parts: Parts) -> dict[str, float]:
         waits.append("the learner to join")
     elif not parts.training.ready:
         waits.append("the learner to publish its weights")
-    elif hub.state.taken:
-        waits.append(f"the learner's update {hub.state.taken.update}")
+    elif hub.account.taken:
+        waits.append(f"the learner's update {hub.account.taken.update}")
     if hub.recorder.disk_full:
         waits.append("room on the disk")
     if parts.scoring.waiting():
@@ -36,9 +36,9 @@ def waits(hub: Hub, parts: Parts) -> dict[str, float]:
 
 
 def status(hub: Hub, parts: Parts, phase: str) -> Status:
-    """Phase, gauges, ledger, waits."""
+    """The run's phase, its gauges and ledger, and what is waited for."""
     state = hub.state
-    ledger = state.ledger
+    ledger = hub.account.ledger
     scored, total = parts.evaluation.progress()
     gauges = (
         parts.gauges.latest
@@ -48,7 +48,7 @@ def status(hub: Hub, parts: Parts, phase: str) -> Status:
             "eval/scored": float(scored),
             "eval/total": float(total),
             "warming_up": float(hub.scheduler.warming and phase == "training"),
-            "rejected_messages": float(hub.router.rejected + parts.intake.rejected),
+            "rejected_messages": float(hub.rejections.total),
         }
     )
     for evaluation in state.evaluations:
@@ -58,7 +58,7 @@ def status(hub: Hub, parts: Parts, phase: str) -> Status:
         run_id=hub.run_id,
         phase=phase,
         update=state.update,
-        version=state.version,
+        version=state.versions.current,
         gauges=gauges,
         ledger={
             "generated": ledger.generated,

@@ -7,8 +7,8 @@ restored to an earlier update begins a new lineage, and what was committed after
 ready again.
 """
 
-import json
 import time
+from collections import Counter
 
 import msgspec
 
@@ -18,10 +18,13 @@ from coordinator.gauges import Gauges
 from coordinator.generation import Generation
 from coordinator.hub import Hub
 from coordinator.peers import Peer
+from coordinator.permissions import Orders
 from coordinator.shares import DropShares
-from coordinator.trajectories import Trajectory
+from coordinator.values import cut
+from headrace.protocol.fields import Metric
 from headrace.protocol.messages import (
     Batch,
+    BatchPart,
     CheckpointDone,
     CheckpointRequest,
     Hello,
@@ -33,31 +36,33 @@ from headrace.protocol.records import (
     BatchReturned,
     BatchTaken,
     CheckpointWritten,
+    Forgotten,
     LineageBegan,
-    TokensDropped,
     UpdateCommitted,
+    VersionIssued,
     VersionPublished,
+    WindowsDropped,
 )
+from sequence.trajectories import Trajectory
 
 MANY_BATCHES = 10
 """So many batches of groups filtered in a row are worth a word."""
 
 
 class Training:
-    """The learner's only partner."""
+    """The one part of the coordinator that talks with the learner."""
 
     def __init__(self, hub: Hub, generation: Generation, gauges: Gauges) -> None:
         self._hub = hub
         self._generation = generation
         self._gauges = gauges
-        self._batch_metrics: dict[str, float] = {}
+        self._batch_metrics: dict[str, Metric] = {}
         self._sent_at = 0.0
-        self._admission = Admission(hub.state)
+        self._admission = Admission(hub.account)
         self._shares = DropShares()
+        self.orders = Orders()
         self.ready = False
         """The learner has published its weights and waits for a batch."""
-        self.checkpoint_update = -1
-        self.checkpoints: list[int] = []
 
     # -- the learner comes and goes ---------------------------------------------------------------
 
@@ -67,19 +72,23 @@ class Training:
         self._commit_unreported(hello)
         self.lose("restarted")
         if hello.update != state.update or (state.update and hello.resumed_from):
+            undone = [b for u, b in hub.account.committed.items() if u > hello.update]
             hub.note(
                 LineageBegan(
                     at=time.time(),
                     lineage=state.lineage + 1,
                     update=hello.update,
-                    version=state.issued_version + 1,
+                    version=state.versions.issued + 1,
                     reason=f"learner restored from {hello.resumed_from or 'the starting model'}",
+                    window_ids=[w.window_id for batch in undone for w in batch.windows],
+                    value_trajectories=[t for batch in undone for t in batch.value_trajectories],
                 )
             )
             hub.scheduler.restart()
         self.admit(self._admission.unjudged())
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
+        self.orders = Orders(versions={version: hello.update}, newest=hello.update)
         await hub.send(
             hello.name,
             Welcome(
@@ -94,10 +103,10 @@ class Training:
         """The learner's weights hold a batch whose UpdateDone never came (it died, or the
         coordinator did, between checkpoint and report): it is trained, and must not be again."""
         state = self._hub.state
-        batch = state.taken or state.returned
+        batch = self._hub.account.taken or state.returned
         if batch is None or hello.update != batch.update:
             return
-        if state.taken is None:
+        if self._hub.account.taken is None:
             self._hub.note(batch)
         self._hub.note(
             UpdateCommitted(
@@ -107,33 +116,46 @@ class Training:
                 version=batch.version,
                 train_time_s=self._hub.clock.now(),
                 trained_tokens=0,
+                window_ids=[window.window_id for window in batch.windows],
+                value_trajectories=batch.value_trajectories,
                 metrics={},
                 diagnostics=[],
             )
         )
+        self._spend(batch)
+        self._hub.scheduler.committed(None)
+
+    def _spend(self, batch: BatchTaken) -> None:
+        """What a warm-up's critic has seen the end of is not for the policy any more."""
+        if not batch.windows:
+            for drop in self._hub.settlement.spend(batch.value_trajectories):
+                self._hub.note(drop)
 
     def lose(self, reason: str) -> None:
         """The learner is gone: the batch it had is ready again."""
-        state = self._hub.state
         self.ready = False
+        self.orders = Orders()
         self._hub.peers.learner = None
-        if state.taken is not None:
+        if (taken := self._hub.account.taken) is not None:
             self._hub.note(
                 BatchReturned(
                     at=time.time(),
-                    update=state.taken.update,
-                    lineage=state.lineage,
+                    update=taken.update,
+                    lineage=taken.lineage,
                     reason=reason,
+                    window_ids=[window.window_id for window in taken.windows],
+                    value_trajectories=taken.value_trajectories,
                 )
             )
 
     def _issue_version(self) -> int:
-        state = self._hub.state
-        state.issued_version += 1
-        return state.issued_version
+        version = self._hub.state.versions.issued + 1
+        self._hub.note(VersionIssued(at=time.time(), version=version))
+        return version
 
     async def published(self, notice: WeightNotice) -> None:
         """The learner's weights can be had under a version."""
+        self.orders.published(notice.version)
         self._hub.note(
             VersionPublished(
                 at=time.time(),
@@ -153,7 +175,7 @@ class Training:
         """Trajectories have their scores, or will never have one: with dynamic sampling, groups
         that teach nothing are dropped."""
         hub = self._hub
-        if hub.config.algorithm.admit == "all":
+        if not hub.rules.mixed_groups:
             return
         for drop in list(self._admission.judge(ended)):
             hub.note(drop)
@@ -171,89 +193,94 @@ class Training:
     def dispatch(self) -> bool:
         """Send the next batch if there is one; True if it was."""
         hub, learner = self._hub, self._hub.peers.learner
-        if learner is None or not self.ready or hub.state.taken is not None:
+        if learner is None or not self.ready or hub.account.taken is not None:
             return False
-        for window in hub.scheduler.too_stale():
-            hub.note(
-                TokensDropped(
-                    at=time.time(),
-                    trajectory_id=window.trajectory_id,
-                    start=window.start,
-                    end=window.end,
-                    reason="stale",
-                    tokens=window.tokens,
-                )
-            )
-            length = hub.state.trajectories[window.trajectory_id].length
-            left_out = {"stale": window.tokens}
-            self._shares.add(window.trajectory_id, length, trained=0, left_out=left_out)
+        self._drop_stale()
         selection = hub.scheduler.next_batch()
         if selection is None:
             return False
-        prepared = prepare(selection, hub.state, hub.config)
+        prepared = prepare(
+            selection,
+            hub.state,
+            hub.rules,
+            ranks=hub.config.learner.ranks,
+            max_bytes=hub.config.transport.part_bytes,
+        )
         hub.note(prepared.taken)
         every = hub.config.checkpoint.every_updates
         update = prepared.taken.update
-        trains = any(shard.windows for shard in prepared.shards)
+        version = hub.state.versions.current
         batch = Batch(
             update=update,
-            version=hub.state.version,
-            publish_as=self._issue_version() if trains else hub.state.version,
-            shards=prepared.shards,
+            lineage=prepared.taken.lineage,
+            version=version,
+            publish_as=self._issue_version() if prepared.trains_policy else version,
+            parts=[len(parts) for parts in prepared.parts],
             value_epochs=selection.value_epochs,
             checkpoint=bool(every and update % every == 0),
-            cut=self.cut(update),
         )
-        self._batch_metrics = prepared.metrics | self._gauges.at_dispatch(prepared.taken)
-        self._batch_metrics |= self._share_metrics(prepared.taken)
+        parts = [
+            BatchPart(update=update, rank=rank, index=index, shard=shard)
+            for rank, shards in enumerate(prepared.parts)
+            for index, shard in enumerate(shards)
+        ]
+        windows = [hub.account.window(item.window_id) for item in prepared.taken.windows]
+        self.orders.batch(batch, windows)
+        self._batch_metrics = {
+            **prepared.metrics,
+            **self._gauges.at_dispatch(prepared.taken),
+            **self._share_metrics(prepared.taken),
+        }
         self._sent_at = time.monotonic()
         hub.clock.learner_waits(False)
-        hub.recorder.after(lambda: self._send(learner.hello.name, batch))
+        hub.recorder.after(lambda: self._send(learner.hello.name, batch, parts))
         return True
 
-    def _share_metrics(self, taken: BatchTaken) -> dict[str, float]:
+    def _drop_stale(self) -> None:
+        """Windows of which every token is too old leave at once, so that others may begin."""
+        hub = self._hub
+        stale = hub.scheduler.too_stale()
+        for window in stale:
+            length = hub.account.trajectories[window.trajectory_id].sampled
+            left_out = {"stale": window.tokens}
+            self._shares.add(window.trajectory_id, length, trained=0, left_out=left_out)
+        if stale:
+            ids = [window.window_id for window in stale]
+            hub.note(WindowsDropped(at=time.time(), window_ids=ids, reason="stale"))
+
+    def _share_metrics(self, taken: BatchTaken) -> dict[str, Metric]:
         """Of what the batch trains and leaves out, and what was dropped since the last one."""
-        for window in taken.windows:
+        for item in taken.windows:
+            window = self._hub.account.window(item.window_id)
+            left_out = Counter[str]()
+            for run in item.masked:
+                left_out[run.reason] += run.tokens
             self._shares.add(
                 window.trajectory_id,
-                self._hub.state.trajectories[window.trajectory_id].length,
-                trained=window.trained,
-                left_out=window.dropped,
+                self._hub.account.trajectories[window.trajectory_id].sampled,
+                trained=window.tokens - left_out.total(),
+                left_out=left_out,
             )
-        admits_all = self._hub.config.algorithm.admit == "all"
-        return self._shares.take() | ({} if admits_all else self._admission.take())
+        judged = self._admission.take() if self._hub.rules.mixed_groups else {}
+        return self._shares.take() | judged
 
-    async def _send(self, name: str, batch: Batch) -> None:
-        taken = self._hub.state.taken
-        if taken is not None and taken.update == batch.update:
+    async def _send(self, name: str, batch: Batch, parts: list[BatchPart]) -> None:
+        taken = self._hub.account.taken
+        if taken is not None and (taken.lineage, taken.update) == (batch.lineage, batch.update):
             await self._hub.send(name, batch)
+            for part in parts:
+                await self._hub.send(name, part)
 
-    def cut(self, update: int) -> str:
-        """What the coordinator needs to know to go back to this update."""
-        state = self._hub.state
-        return json.dumps(
-            {
-                "update": update,
-                "lineage": state.lineage,
-                "position": state.position,
-                "next_group": state.next_group,
-                "next_trajectory": state.next_trajectory,
-                "train_time_s": self._hub.clock.now(),
-            }
-        )
-
-    async def done(self, message: UpdateDone) -> bool:
-        """An update came back; False when nobody waits for it (an abandoned lineage)."""
-        hub, state = self._hub, self._hub.state
-        if state.taken is None or state.taken.update != message.update:
-            hub.incident("warning", "stray_update", f"update {message.update} was not expected")
-            return False
-        taken = state.taken
+    async def done(self, message: UpdateDone) -> None:
+        """The update that was out came back."""
+        hub = self._hub
+        taken = hub.account.taken
+        assert taken is not None, "permissions let through an update that nobody waits for"
+        self.orders.done()
         metrics = dict(message.metrics) | self._batch_metrics
         metrics["timing_s/round_trip"] = time.monotonic() - self._sent_at
         if message.skipped:
             hub.incident("error", "update_skipped", f"update {message.update}: {message.skipped}")
-        # The ledger's numbers in the record are those after this commit, so apply comes first.
         record = UpdateCommitted(
             at=time.time(),
             update=message.update,
@@ -261,47 +288,26 @@ class Training:
             version=taken.version,
             train_time_s=hub.clock.now(),
             trained_tokens=0,
+            window_ids=[window.window_id for window in taken.windows],
+            value_trajectories=taken.value_trajectories,
             metrics=metrics,
             diagnostics=message.diagnostics,
-            skipped=message.skipped,
+            skipped=cut(message.skipped),
         )
-        state.apply(record)
-        drops = self._warmup_drops(taken.value_trajectories) if not taken.windows else []
-        for drop in drops:
-            state.apply(drop)
+        # Its metrics hold the ledger as it is after this commit, so they are filled in behind it.
+        hub.state.apply(record)
         metrics |= self._gauges.at_commit(metrics)
-        record = msgspec.structs.replace(
-            record, metrics=metrics, trained_tokens=state.ledger.accounts["trained_policy"]
-        )
-        for item in (record, *drops):
-            hub.recorder.write(item)
-        hub.scheduler.committed(metrics.get("critic/vf_explained_var"))
+        trained = hub.account.ledger.accounts["trained_policy"]
+        hub.recorder.write(msgspec.structs.replace(record, metrics=metrics, trained_tokens=trained))
+        self._spend(taken)
+        explained = metrics.get("critic/vf_explained_var")
+        hub.scheduler.committed(explained if isinstance(explained, float) else None)
         hub.clock.learner_waits(True)
         hub.progress()
         if message.checkpoint:
             self._checkpointed(message.update, message.checkpoint)
         if message.notice is not None:
             await self.published(message.notice)
-        return True
-
-    def _warmup_drops(self, trajectory_ids: list[int]) -> list[TokensDropped]:
-        """Trajectories spent on the value model's warm-up are not trained by the policy."""
-        drops: list[TokensDropped] = []
-        for trajectory_id in trajectory_ids:
-            trajectory = self._hub.state.trajectories[trajectory_id]
-            tokens = sum(w.tokens for w in trajectory.windows if w.state == "ready")
-            if tokens:
-                drops.append(
-                    TokensDropped(
-                        at=time.time(),
-                        trajectory_id=trajectory_id,
-                        start=0,
-                        end=trajectory.length,
-                        reason="value_warmup",
-                        tokens=tokens,
-                    )
-                )
-        return drops
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -309,28 +315,35 @@ class Training:
         """Ask for a checkpoint of the present weights."""
         learner = self._hub.peers.learner
         if learner is not None:
-            update = self._hub.state.update
+            update, lineage = self._hub.state.update, self._hub.state.lineage
+            self.orders.checkpoint = update
             await self._hub.send(
-                learner.hello.name, CheckpointRequest(update=update, cut=self.cut(update))
+                learner.hello.name, CheckpointRequest(update=update, lineage=lineage)
             )
 
     def checkpoint_done(self, message: CheckpointDone) -> None:
         """A checkpoint asked for is complete."""
+        self.orders.checkpoint = None
         self._checkpointed(message.update, message.path)
 
+    @property
+    def checkpoint_update(self) -> int:
+        """The update of the newest checkpoint on this lineage; -1 before the first."""
+        return max(self._hub.state.checkpoints, default=-1)
+
     def _checkpointed(self, update: int, path: str) -> None:
+        """A rollback goes back to the oldest checkpoint that is kept, at most."""
         hub = self._hub
-        accuracy = hub.state.evaluations[-1].accuracy if hub.state.evaluations else None
-        hub.recorder.write(
+        evaluated = [e.accuracy for e in hub.state.evaluations if e.update == update]
+        hub.note(
             CheckpointWritten(
                 at=time.time(),
                 update=update,
                 lineage=hub.state.lineage,
                 path=path,
-                accuracy=accuracy,
+                accuracy=evaluated[-1] if evaluated else None,
             )
         )
-        self.checkpoint_update = update
-        self.checkpoints = [*self.checkpoints, update][-hub.config.checkpoint.keep_last :]
-        hub.state.forget(self.checkpoints[0])
+        kept = sorted(set(hub.state.checkpoints))[-hub.config.checkpoint.keep_last :]
+        hub.note(Forgotten(at=time.time(), update=kept[0]))
         hub.progress()

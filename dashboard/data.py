@@ -45,12 +45,13 @@ def newest_run(root: str) -> Path | None:
 
 
 def stamp_of(line: RunLine) -> str:
-    """Changes with every record that is written, and when the status does."""
+    """A value that changes with every record that is written and with every change of the
+    status."""
     return f"{line.status} {line.updates} {line.wall_s:.3f}"
 
 
 def is_live(line: RunLine) -> bool:
-    """Whether more is to come."""
+    """Whether the run will write more."""
     return line.status not in FINAL
 
 
@@ -75,6 +76,10 @@ class RunData:
         """Metrics over an axis, at most POINTS a name."""
         return _series(*self._at, names, x, samples)
 
+    def array(self, name: str) -> pd.DataFrame:
+        """A metric that is an array, over the updates."""
+        return _array(*self._at, name)
+
     def latest(self, prefix: str) -> dict[str, float | None]:
         """Newest values of the metrics whose name begins so."""
         return _latest(*self._at, prefix)
@@ -93,7 +98,7 @@ class RunData:
         return _processes(*self._at)
 
     def events(self, limit: int = 40) -> pd.DataFrame:
-        """Newest events; the supervisor's come without a new record in the journal."""
+        """Newest events. Those of the supervisor appear without a new record in the journal."""
         return _events(self._at[0], limit)
 
     def page(self, **wanted: Any) -> TrajectoryPage:
@@ -119,6 +124,11 @@ def _series(
     run_dir: str, stamp: str, names: tuple[str, ...], x: Axis, samples: bool
 ) -> pd.DataFrame:
     return queries.metric_series(Path(run_dir), names, x, samples=samples, points=POINTS)
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _array(run_dir: str, stamp: str, name: str) -> pd.DataFrame:
+    return queries.metric_arrays(Path(run_dir), name, points=POINTS // 4)
 
 
 @st.cache_data(max_entries=32, show_spinner=False)

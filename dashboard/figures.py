@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import pandas as pd
 
-from dashboard.palette import BLUE, GREY, KINDS, SERIES, TEAL
+from dashboard.palette import BLUE, FAINT, GREY, KINDS, ORANGE, SERIES, TEAL
 from dashboard.words import metric_label, share
 
 Chart = alt.Chart | alt.LayerChart
@@ -124,7 +124,8 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", height: 
 
 
 def timeline_chart(bars: pd.DataFrame, *, start: float) -> Chart:
-    """Who works when: one lane a process, bars in seconds since `start` (epoch seconds)."""
+    """A chart of which process works when: one lane for each process, bars in seconds since `start`
+    (epoch seconds)."""
     lanes = lane_order(bars)
     data = bars.assign(begin=bars["start"] - start, stop=bars["end"] - start)
     data["kind"] = data["kind"].str.replace("_", " ")
@@ -152,6 +153,41 @@ def timeline_chart(bars: pd.DataFrame, *, start: float) -> Chart:
     work = base.transform_filter(~is_load).mark_bar(height=20, cornerRadius=3, opacity=0.9)
     loads = base.transform_filter(is_load).mark_tick(thickness=2, height=28, opacity=1)
     return _layered(work.encode(x2="stop:Q"), loads).properties(height=130 + 34 * len(lanes))
+
+
+def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> Chart:
+    """A metric that is an array (columns update, bin, value) as tiles: one row for each bin, the
+    first at the bottom. Values above 0 are blue and those below orange, the further from 0 the
+    stronger."""
+    data = frame.dropna(subset=["value"])
+    reach = max(float(data["value"].abs().max()), 1e-9)
+    low = -reach if float(data["value"].min()) < 0 else 0.0
+    shades = [ORANGE, FAINT, BLUE] if low else [FAINT, BLUE]
+    percent = unit == "share"
+    chart: alt.Chart = (
+        alt.Chart(data)
+        .mark_rect()
+        .encode(
+            x=alt.X(
+                "update:O",
+                title="update",
+                axis=alt.Axis(labelOverlap=True, labelAngle=0, ticks=False),
+            ),
+            y=alt.Y("bin:N", sort=list(reversed(bins)), title=None, axis=alt.Axis(ticks=False)),
+            color=alt.Color(
+                "value:Q",
+                scale=alt.Scale(domain=[low, 0, reach] if low else [0, reach], range=shades),
+                legend=alt.Legend(title=None, format=".0~%" if percent else ",.3~g"),
+            ),
+            tooltip=[
+                alt.Tooltip("update:O"),
+                alt.Tooltip("bin:N", title="where"),
+                alt.Tooltip("value:Q", format=".2%" if percent else ",.4~g"),
+            ],
+        )
+        .properties(height=HEIGHT)
+    )
+    return chart
 
 
 def lane_order(bars: pd.DataFrame) -> list[str]:
@@ -281,7 +317,7 @@ def _is_big(data: pd.DataFrame) -> bool:
 
 
 def _wants_zero(data: pd.DataFrame) -> bool:
-    """From zero where that does not flatten the line."""
+    """Whether the axis begins at zero: it does where that does not flatten the line."""
     if data.empty:
         return True
     low, high = float(data["value"].min()), float(data["value"].max())

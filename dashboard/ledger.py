@@ -1,7 +1,7 @@
 """The token ledger as a balance that visibly adds up.
 
-In: the token counts of a run's summary. Out: HTML. Every number is the store's, to the token; the
-sum is made here and compared, so that a balance that breaks is seen.
+In: the token counts of a run's summary. Out: HTML. Every number is that of the store, to the token.
+The sum is computed here and compared, so that a broken balance is visible.
 """
 
 from html import escape
@@ -68,7 +68,10 @@ def _outside(tokens: dict[str, Any]) -> str:
     names = {
         "abandoned": "trained on an abandoned lineage",
         "evaluation": "of evaluations",
-        "lost_before_ack": "lost before they were acknowledged",
+        "inserted": "inserted by templates, tools or the environment",
+        "discarded_at_hold": "thrown away by generators at a hold",
+        "lost": "lost before they were acknowledged",
+        "lost_before_ack": "thrown away or lost before they were acknowledged",
     }
     found = [f"{count(tokens[key])} {text}" for key, text in names.items() if tokens.get(key)]
     return f"<br>outside the balance: {', '.join(found)}" if found else ""

@@ -1,8 +1,8 @@
 """Colours and the style sheet of all pages.
 
 Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that stand side by side
-are told apart with any of the common colour deficiencies (a test computes both). Meaning never
-hangs on colour alone: there is a word or a position besides.
+are told apart with any of the common colour deficiencies (a test computes both). Nothing is told by
+colour alone: a word or a position says it too.
 """
 
 LIGHT_BACKGROUND = "#FFFFFF"
@@ -13,6 +13,8 @@ ORANGE = "#B85F0A"
 TEAL = "#14A374"
 PURPLE = "#CC72C2"
 GREY = "#666E77"
+FAINT = "#8A939C22"
+"""Where a tile is as good as empty, on light and on dark."""
 SERIES = (BLUE, ORANGE, TEAL, PURPLE, GREY)
 
 ACCOUNTS = {"trained_policy": BLUE, "ready": TEAL, "in_flight": GREY, "dropped": ORANGE}

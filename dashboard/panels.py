@@ -12,7 +12,7 @@ import streamlit as st
 
 from dashboard import data
 from dashboard.data import RunData
-from dashboard.figures import Chart, series_chart
+from dashboard.figures import Chart, array_chart, series_chart
 from dashboard.palette import GREY, STATUSES
 from dashboard.words import metric_caption, number, share
 from headrace.metrics import METRICS
@@ -101,6 +101,15 @@ def metric_card(
         note=newest_text(known, names[0]) if len(names) == 1 else "",
         wait=awaited(run, what),
     )
+
+
+def array_card(run: RunData, title: str, name: str) -> None:
+    """A card of a metric that is an array."""
+    known = run.array(name).dropna(subset=["value"])
+    info = METRICS[name]
+    chart = None if known.empty else array_chart(known, bins=info.bins, unit=info.unit)
+    wait = awaited(run, "an update that has it")
+    card(title, chart, metric_caption((name,)), wait=wait)
 
 
 def newest_text(frame: pd.DataFrame, name: str) -> str:

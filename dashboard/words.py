@@ -98,7 +98,8 @@ def waiting_side(learner: float | None, generator: float | None) -> str:
 
 
 def progress(summary: dict[str, Any], stop: dict[str, Any]) -> tuple[float, str] | None:
-    """How near the first stop condition is (0 to 1) and in words; None without a condition."""
+    """How near the run is to its first stop condition, as a number from 0 to 1 and in words; None
+    without a condition."""
     accuracy = next((row["accuracy"] for row in reversed(summary["evaluations"])), None)
     trained = summary["tokens"]["trained_policy"]
     conditions: dict[str, tuple[float | None, Write, Write]] = {

@@ -2,14 +2,15 @@
 
 Pieces are cut after `chunk_tokens`, at every window border, at the end and on hold. Their
 concatenation is the stream (less what a hold throws away), no piece crosses a border, the spans of
-a piece cover exactly its tokens, and exactly the last piece has `finish`. Between cuts the work of
-a token is two list appends: numpy comes in at the cut.
+a piece cover exactly its tokens, its marks are of its own tokens, and exactly the last piece has
+`finish`. Between cuts the work of a token is two list appends: numpy comes in at the cut.
 """
 
 import numpy as np
 
 from generators.engine import TokenDelta
-from headrace.protocol.messages import Finish, Lease, Span, TrajectoryChunk
+from headrace.protocol.messages import Finish, Lease, TrajectoryChunk
+from headrace.protocol.streams import Mark, Span, Streams
 
 
 class ChunkCutter:
@@ -23,6 +24,8 @@ class ChunkCutter:
         self._logprobs: list[float] = []
         self._versions: list[tuple[int, int]] = []
         """(version, index into the buffer of its first token)"""
+        self._marks: list[Mark] = []
+        """Of tokens in the buffer."""
         self._room = self._next_cut()
         self.ended = False
 
@@ -36,6 +39,8 @@ class ChunkCutter:
         if delta.token_ids:
             if not self._versions or self._versions[-1][0] != delta.version:
                 self._versions.append((delta.version, len(self._token_ids)))
+            if delta.hot:
+                self._marks.append(Mark("hot", self.position, self.position + 1))
             self._token_ids += delta.token_ids
             self._logprobs += delta.logprobs
         if delta.finish is None and len(self._token_ids) < self._room:
@@ -80,6 +85,7 @@ class ChunkCutter:
             for version, first, end in runs
             if first < count
         ]
+        marks = _within(self._marks, start, start + count)
         chunk = TrajectoryChunk(
             lease_id=lease.lease_id,
             trajectory_id=lease.trajectory_id,
@@ -90,6 +96,7 @@ class ChunkCutter:
             spans=spans,
             finish=finish,
             error=error,
+            streams=Streams(marks=marks) if marks else None,
         )
         self._start += count
         self._next_index += 1
@@ -99,4 +106,14 @@ class ChunkCutter:
         self._versions = [
             (version, max(0, first - count)) for version, first, end in runs if end > count
         ]
+        self._marks = _within(self._marks, self._start, self._start + len(self._token_ids))
         return chunk
+
+
+def _within(marks: list[Mark], start: int, end: int) -> list[Mark]:
+    """What the marks say of tokens [start, end)."""
+    return [
+        Mark(mark.name, max(mark.start, start), min(mark.end, end))
+        for mark in marks
+        if mark.start < end and start < mark.end
+    ]

@@ -7,6 +7,8 @@ tests check each point on each of them:
   is set (it may have no tokens): `stop` (an end token, which is included), `length` (`max_tokens`
   reached), or `aborted`.
 - A token's logprob is of the distribution it was sampled from: after temperature, top-p, top-k.
+- A request with `fire` whose `position` is 0 has a hot first token: drawn from the hot
+  distribution, its logprob of that distribution, its delta marked `hot`. No other token is hot.
 - Every delta is of one weight version, and the version is that of the weights whose forward pass
   gave the token's distribution. It is exact for each token, however slow the consumer is.
 - The same request alone on the same weights gives the same tokens each time. With another seed or
@@ -24,6 +26,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
+
+from headrace.protocol.messages import FireSampling
 
 DeltaFinish = Literal["stop", "length", "aborted"]
 NO_VERSION = -1
@@ -49,7 +53,8 @@ class WeightsBrokenError(Exception):
 class GenerationRequest:
     """One stream of tokens. `prompt_ids` is all that is known (prompt and earlier response);
     `position` is how many of these are earlier response, so that the draws of a resumed response
-    are not those of its beginning. `top_k` -1: all tokens. `temperature` 0: greedy."""
+    are not those of its beginning. `top_k` -1: all tokens. `temperature` 0: greedy. `fire`: how a
+    hot first token is drawn, whatever the other sampling settings are."""
 
     request_id: str
     prompt_ids: list[int]
@@ -59,15 +64,23 @@ class GenerationRequest:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    fire: FireSampling | None = None
+
+    @property
+    def hot(self) -> FireSampling | None:
+        """How the first token of this request is drawn hot; None: it is like all others."""
+        return self.fire if self.position == 0 else None
 
 
 class TokenDelta(NamedTuple):
-    """Some tokens of one stream: ids and natural-log probabilities of equal length, one version."""
+    """Some tokens of one stream: ids and natural-log probabilities of equal length, one version.
+    `hot`: the first of these tokens was drawn by FIRE sampling."""
 
     token_ids: list[int]
     logprobs: list[float]
     version: int
     finish: DeltaFinish | None = None
+    hot: bool = False
 
 
 class LoadReport(NamedTuple):

@@ -1,8 +1,9 @@
 """A scripted engine without a model, for tests and transport benchmarks.
 
-Tokens and logprobs are a hash of (prompt, seed, position), lengths an exponential law with mean
-`mean_length`, also by hash. Weights are ignored but for their version. It is never a default of
-anything a user runs.
+Tokens and logprobs are a hash of (prompt, seed, position). Lengths follow an exponential law with
+mean `mean_length`, drawn by the same hash. A hot token is the regular token's id plus one, with the
+logprob of an even choice among the candidates. Of weights only the version matters. It is never a
+default of anything a user runs.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from generators.engine import (
     TokenDelta,
     WeightsRefusedError,
 )
+from headrace.protocol.messages import FireSampling
 
 _LENGTH_STREAM = 1 << 40
 
@@ -60,6 +62,8 @@ class FakeEngine:
         prompt = request.prompt_ids[: len(request.prompt_ids) - request.position]
         key = zlib.crc32(np.array(prompt, dtype=np.int32).tobytes()) ^ (request.seed << 32)
         ends_at = self._length(key)
+        if request.fire is not None and request.fire.ban_eos:
+            ends_at = max(2, ends_at)
         try:
             for step in range(request.max_tokens):
                 await asyncio.sleep(self._step_s)
@@ -71,7 +75,10 @@ class FakeEngine:
                 if position + 1 >= ends_at:
                     finish = "stop"
                 token, logprob = self._token(key, position, finish == "stop")
-                yield TokenDelta([token], [logprob], self.version, finish)
+                hot = request.hot if step == 0 else None
+                if hot is not None:
+                    token, logprob = self._hot_token(token, hot, finish == "stop")
+                yield TokenDelta([token], [logprob], self.version, finish, hot is not None)
                 if finish is not None:
                     return
         finally:
@@ -102,6 +109,13 @@ class FakeEngine:
     def _length(self, key: int) -> int:
         draw = uniform(key ^ self._seed, _LENGTH_STREAM)
         return 1 + int(-self._mean * math.log1p(-draw))
+
+    def _hot_token(self, token: int, hot: FireSampling, last: bool) -> tuple[int, float]:
+        if not last:
+            token = (token + 1) % self._vocab_size
+            token += token == self._end
+        candidates = hot.top_k if hot.top_k > 0 else self._vocab_size
+        return token % self._vocab_size, -math.log(min(candidates, self._vocab_size))
 
     def _token(self, key: int, position: int, last: bool) -> tuple[int, float]:
         draw = uniform(key, position)

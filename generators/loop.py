@@ -1,7 +1,8 @@
 """The heart of a generator.
 
 In: Leases, Hold, WeightNotice, ChunkAck, Shutdown from the coordinator. Out: Chunks, WeightsLoaded,
-GeneratorReport, Goodbye. One task a lease consumes its stream; no token waits for an await of ours.
+GeneratorReport, Goodbye. Each lease has a task that consumes its stream; no token waits for
+anything else that the loop does.
 
 What blocks it: a lease waits for weights of its `version_at_least` (and for any weights at all);
 nothing else. What wakes it: messages and tokens. On Shutdown or `finish` every live lease is held
@@ -92,7 +93,7 @@ class GeneratorLoop:
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
-        self._tokens = self._lost_tokens = 0
+        self._tokens = self._discarded_tokens = 0
         self.time = WorkTime()
 
     async def run(self) -> str:
@@ -185,11 +186,12 @@ class GeneratorLoop:
             temperature=lease.temperature,
             top_p=lease.top_p,
             top_k=lease.top_k,
+            fire=lease.fire,
         )
         try:
             async for delta in self._engine.generate(request):
                 if cutter.ended:
-                    self._lost_tokens += len(delta.token_ids)
+                    self._discarded_tokens += len(delta.token_ids)
                     continue
                 self._tokens += len(delta.token_ids)
                 for chunk in cutter.add(delta):
@@ -207,7 +209,7 @@ class GeneratorLoop:
         if cutter is None or cutter.ended:
             return
         chunk, lost = cutter.hold(at)
-        self._lost_tokens += lost
+        self._discarded_tokens += lost
         self._outbox.put(chunk)
         self._end(lease_id)
 
@@ -282,7 +284,7 @@ class GeneratorLoop:
             live=len(self._live),
             version=self._engine.version,
             tokens=self._tokens,
-            lost_tokens=self._lost_tokens,
+            discarded_tokens=self._discarded_tokens,
             prefill_tokens=self._engine.stats().prefill_tokens,
             idle_s=self.time.idle_s,
             pause_s=self.time.pause_s,

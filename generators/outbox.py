@@ -1,9 +1,9 @@
 """Chunks on their way to the coordinator. In: chunks and acknowledgements. Out: Chunks messages.
 
 Chunks gather for a few milliseconds into one message. Each is kept until it is acknowledged;
-`resend` puts all that were not on their way again, in order, so that nothing is lost when the
-coordinator or the connection goes away. Nothing here blocks; memory is bounded by what the live
-leases may generate.
+`resend` sends all unacknowledged ones again, in order, so that nothing is lost when the coordinator
+or the connection goes away. Nothing here blocks; memory is bounded by what the live leases may
+generate.
 """
 
 import asyncio

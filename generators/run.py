@@ -15,14 +15,14 @@ import socket
 import sys
 from collections.abc import Sequence
 
-import psutil
-
 from generators.engine import Engine, EngineDeadError
 from generators.fake_engine import FakeEngine
+from generators.hot_check import check_hot
 from generators.loop import GeneratorLoop
 from generators.vllm_engine import cache_folder
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
+from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import Hello, Refused, Welcome
 from headrace.protocol.sockets import Dealer, Link, Pulse
 
@@ -36,9 +36,13 @@ def build_engine(config: RunConfig) -> Engine:
     from generators.policy_files import context_length, end_token_ids, read_config, weight_layout
 
     task, generator, path = config.task, config.generator, config.model.path
-    if generator.engine == "fake":
-        return FakeEngine(seed=config.seed, mean_length=max(1.0, task.max_response_length / 4))
     model = read_config(path, trust_remote_code=config.model.trust_remote_code)
+    if generator.engine == "fake":
+        return FakeEngine(
+            vocab_size=int(model.get_text_config().vocab_size),
+            seed=config.seed,
+            mean_length=max(1.0, task.max_response_length / 4),
+        )
     longest = task.max_prompt_length + task.max_response_length
     context = context_length(model)
     if context is not None and context < longest:
@@ -78,6 +82,7 @@ def build_engine(config: RunConfig) -> Engine:
             and config.schedule.mode == "streaming",
             trust_remote_code=config.model.trust_remote_code,
             on_gpu=has_gpu(),
+            hot_tokens=generator.fire is not None,
         ),
         layout,
     )
@@ -120,36 +125,22 @@ async def greet(dealer: Dealer, hello: Hello) -> Welcome:
     raise RunFailedError(f"no coordinator answered within {_FIRST_ANSWER_S:g} s")
 
 
-def resident_bytes(processes: Sequence[psutil.Process]) -> float:
-    """Memory of this process and its engine."""
-    total = 0
-    for process in processes:
-        try:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:
-            continue
-    return float(total)
-
-
 async def generate(link: Link, name: str, cpus: list[int] | None) -> int:
     """The life of a generator; its exit code."""
-    dealer = Dealer(link, name)
+    identity = identity_of(name)
+    dealer = Dealer(link, identity)
     hello = Hello(role="generator", name=name, pid=os.getpid(), host=socket.gethostname())
     engine: Engine | None = None
     interrupted = asyncio.Event()
     try:
         config = RunConfig.model_validate_json((await greet(dealer, hello)).config)
         transport = config.transport
-        family = [psutil.Process()]
-
-        def stats() -> dict[str, float]:
-            return {"rss_bytes": resident_bytes(family)}
-
-        with Pulse(link, name, interval_s=transport.heartbeat_s, stats=stats):
+        with Pulse(link, identity, interval_s=transport.heartbeat_s):
             pin(cpus if cpus is not None else config.generator.cpus)
             engine = build_engine(config)
             await engine.start()
-            family += family[0].children(recursive=True)
+            if config.generator.fire is not None:
+                await check_hot(engine, temperature=config.generator.temperature)
             # What start-up made lives as long as the process: no garbage collection looks at it.
             gc.collect()
             gc.freeze()

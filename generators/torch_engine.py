@@ -9,7 +9,7 @@ change it.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from generators.distributions import hot_logprobs, narrow
 from generators.draws import uniform
 from generators.engine import (
     NO_VERSION,
@@ -194,16 +195,18 @@ class TorchEngine:
             self._prefill_tokens += sum(len(row.known) for row in new)
         else:
             logits, self._cache = self._forward([row.known for row in rows], self._cache)
-        token_ids, logprobs = sample(logits, [row.request for row in rows], _positions(rows))
+        requests, positions = [row.request for row in rows], _positions(rows)
+        token_ids, logprobs = sample(logits, requests, positions, self._ends)
         sampled = []
         for row, token, logprob in zip(rows, token_ids, logprobs, strict=True):
+            hot = row.request.hot is not None and row.generated == 0
             row.known.append(token)
             finish: DeltaFinish | None = None
             if token in self._ends:
                 finish = "stop"
             elif row.generated >= row.request.max_tokens or len(row.known) >= self._max_model_len:
                 finish = "length"
-            sampled.append((row, TokenDelta([token], [logprob], self.version, finish)))
+            sampled.append((row, TokenDelta([token], [logprob], self.version, finish, hot)))
         return sampled
 
     def _keep_rows(self, live: set[_Row]) -> None:
@@ -261,14 +264,24 @@ def _beside(left: KeysAndValues, right: KeysAndValues) -> KeysAndValues:
 
 
 def sample(
-    logits: torch.Tensor, requests: list[GenerationRequest], positions: list[int]
+    logits: torch.Tensor,
+    requests: list[GenerationRequest],
+    positions: list[int],
+    end_token_ids: Collection[int] = (),
 ) -> tuple[list[int], list[float]]:
     """One token of each row of logits [rows, vocabulary] and its logprob after temperature, top-k
-    and top-p. The draw inverts the distribution function at uniform(seed, position)."""
+    and top-p; at position 0 of a response the hot ones that the request wants. The draw inverts the
+    distribution function at uniform(seed, position)."""
     temperature = torch.tensor([r.temperature or 1.0 for r in requests], device=logits.device)
     logprobs = torch.log_softmax(logits / temperature[:, None], dim=-1)
-    if any(r.top_k > 0 or r.top_p < 1.0 for r in requests):
-        logprobs = torch.stack([_narrow(row, r) for row, r in zip(logprobs, requests, strict=True)])
+    hot = [
+        r.fire if position == 0 else None for r, position in zip(requests, positions, strict=True)
+    ]
+    for row, (request, fire) in enumerate(zip(requests, hot, strict=True)):
+        if fire is not None:
+            logprobs[row] = hot_logprobs(logits[row], fire, end_token_ids)
+        elif request.temperature and (request.top_k > 0 or request.top_p < 1.0):
+            logprobs[row] = narrow(logprobs[row], request.top_k, request.top_p)
     cumulative = logprobs.double().exp().cumsum(dim=-1)
     draws = torch.tensor(
         [uniform(r.seed, position) for r, position in zip(requests, positions, strict=True)],
@@ -278,21 +291,10 @@ def sample(
     token_ids = torch.searchsorted(
         cumulative, draws[:, None] * cumulative[:, -1:], right=True
     ).clamp(max=logits.shape[-1] - 1)
-    greedy = torch.tensor([r.temperature == 0.0 for r in requests], device=logits.device)
+    greedy = torch.tensor(
+        [r.temperature == 0.0 and fire is None for r, fire in zip(requests, hot, strict=True)],
+        device=logits.device,
+    )
     token_ids = torch.where(greedy[:, None], logits.argmax(dim=-1, keepdim=True), token_ids)
     chosen = logprobs.gather(-1, token_ids)
     return token_ids[:, 0].tolist(), chosen[:, 0].tolist()
-
-
-def _narrow(logprobs: torch.Tensor, request: GenerationRequest) -> torch.Tensor:
-    """The distribution within the `top_k` likeliest tokens and, of these, the `top_p` nucleus."""
-    if request.temperature == 0.0:
-        return logprobs
-    ordered, order = logprobs.sort(descending=True)
-    if request.top_k > 0:
-        ordered[request.top_k :] = -torch.inf
-        ordered = ordered.log_softmax(dim=-1)
-    if request.top_p < 1.0:
-        probabilities = ordered.exp()
-        ordered[probabilities.cumsum(dim=-1) - probabilities >= request.top_p] = -torch.inf
-    return torch.empty_like(logprobs).scatter(0, order, ordered.log_softmax(dim=-1))

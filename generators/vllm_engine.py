@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from generators.draws import mix
 from generators.engine import (
     NO_VERSION,
@@ -45,7 +47,8 @@ _SEED_BITS = 63
 @dataclass(frozen=True)
 class VllmSettings:
     """What AsyncLLM is made from. `max_model_len`: prompt + response. `end_token_ids`: empty lets
-    every response run to its limit (benchmarks). `kv_cache_gib` counts on a CPU only."""
+    every response run to its limit (benchmarks). `kv_cache_gib` counts on a CPU only. `hot_tokens`:
+    load what requests with `fire` need."""
 
     model: str
     max_model_len: int
@@ -60,19 +63,21 @@ class VllmSettings:
     recompute_on_update: bool = False
     trust_remote_code: bool = False
     on_gpu: bool = False
+    hot_tokens: bool = False
 
 
 @dataclass(slots=True)
 class _Live:
     """A request in flight: the version of its next token, tokens taken out so far, and the
     boundaries still ahead as (first token, version). Before it is `submitted` vLLM does not know
-    it."""
+    it. `hot`: its first token is hot."""
 
     version: int = NO_VERSION
     taken: int = 0
     boundaries: deque[tuple[int, int]] = field(default_factory=deque)
     submitted: bool = False
     aborted: bool = False
+    hot: bool = False
 
 
 def cache_folder() -> Path:
@@ -93,6 +98,9 @@ def prepare_environment(settings: VllmSettings) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_CACHE_ROOT", str(cache / "vllm"))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
+    if settings.hot_tokens:
+        # The processor of hot tokens has the interface of the first model runner.
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if Path(settings.model).is_dir():
         os.environ["HF_HUB_OFFLINE"] = "1"
     if not settings.on_gpu:
@@ -151,6 +159,8 @@ class VllmEngine:
                 "kv_cache_memory_bytes": int(s.kv_cache_gib * 2**30),
                 "enable_chunked_prefill": False,
             }
+        if s.hot_tokens:
+            place["logits_processors"] = ["generators.vllm_hot_token:HotToken"]
         return place | {
             "model": s.model,
             "skip_tokenizer_init": True,
@@ -190,7 +200,17 @@ class VllmEngine:
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            extra_args=self._extra_args(request),
         )
+
+    def _extra_args(self, request: GenerationRequest) -> dict[str, Any] | None:
+        """What the processor of hot tokens reads. It has a name of its own, apart from the sampling
+        settings, so that none of these can take its place."""
+        if request.hot is None:
+            return None
+        from generators.vllm_hot_token import EXTRA_ARG
+
+        return {EXTRA_ARG: msgspec.to_builtins(request.hot)}
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
         """The stream of one request."""
@@ -198,7 +218,9 @@ class VllmEngine:
 
         if len(request.prompt_ids) >= self._settings.max_model_len:
             raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
-        live = self._live[request.request_id] = _Live()
+        if request.hot is not None and not self._settings.hot_tokens:
+            raise RequestError("this engine was built without hot tokens")
+        live = self._live[request.request_id] = _Live(hot=request.hot is not None)
         ended = True
         try:
             outputs = await self._submit(request, live)
@@ -348,6 +370,7 @@ def _deltas(live: _Live, completion: Any) -> list[TokenDelta]:
         finish = _FINISH.get(completion.finish_reason)
         if finish is None:
             raise RequestError(f"vLLM ended the request: {completion.finish_reason}")
+    hot = live.hot and live.taken == 0 and len(token_ids) > 0
     parts = []
     while live.boundaries and live.boundaries[0][0] < live.taken + len(token_ids):
         first, version = live.boundaries.popleft()
@@ -358,4 +381,6 @@ def _deltas(live: _Live, completion: Any) -> list[TokenDelta]:
         live.taken, live.version = first, version
     live.taken += len(token_ids)
     parts.append(TokenDelta(token_ids, logprobs, live.version, finish))
+    if hot:
+        parts[0] = parts[0]._replace(hot=True)
     return parts

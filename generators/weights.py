@@ -1,4 +1,4 @@
-"""A WeightNotice to a checked local safetensors file.
+"""From a WeightNotice to a local safetensors file that has been checked.
 
 Sources are tried in order: `file:/path` (same host: used where it lies) and `tcp://host:port` (the
 learner's ROUTER: fetched in pieces into the cache folder, and gone on with where a broken transfer
@@ -99,14 +99,14 @@ async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_
 
 
 def _keep_newest(folder: Path, part: Path) -> None:
-    """Drop all but the newest complete file, which may be the way back, and `part`."""
+    """Remove all files but `part` and the newest complete one, which a failed load goes back to."""
     complete = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
     for old in [*complete[:-1], *(path for path in folder.glob("*.part") if path != part)]:
         old.unlink()
 
 
 async def _piece(dealer: Dealer, version: int, offset: int, silence_s: float) -> bytes:
-    """The bytes from `offset` on; answers to earlier questions are passed over."""
+    """The bytes from `offset` on; answers to earlier requests are ignored."""
     await dealer.send(WeightRequest(version=version, offset=offset))
     try:
         async with asyncio.timeout(silence_s):

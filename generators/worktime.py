@@ -15,7 +15,7 @@ class WorkTime:
         self.pause_s = 0.0
 
     def set_live(self, live: bool) -> None:
-        """From now on something is (or nothing is) there to generate."""
+        """Note whether any request is live from now on."""
         now = self._clock()
         if self._live:
             self._live_s += now - self._since

@@ -1,8 +1,8 @@
-"""The command line: what can be said, and nothing of what is done.
+"""The command line: all commands and their options, and none of the work that they do.
 
-Subcommands live in `headrace/commands/`, one module a noun, and are imported when they are used, so
-that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no traceback), 1 ours,
-130 interrupted.
+Subcommands live in `headrace/commands/`, one module for each noun, and are imported when they are
+used, so that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no traceback),
+1 ours, 130 interrupted.
 """
 
 import argparse
@@ -24,6 +24,7 @@ first steps:
   headrace config explain recipes/quickstart.toml           what a recipe means in numbers
   headrace dashboard                                        look at all runs in a browser
   headrace show latest --json                               one run's figures and its ledger
+  headrace audit latest                                     count its tokens again, check it
   headrace export latest trajectories --format parquet --out trajectories.parquet
 
 more than one machine:
@@ -125,6 +126,18 @@ def _looking(command: Maker) -> None:
     _json(show)
     _root(show)
 
+    audit = command(
+        "audit", "count a run's tokens again and check its account, or repair its journal",
+        "headrace audit latest --json",
+    )  # fmt: skip
+    audit.add_argument("name", metavar="RUN")
+    audit.add_argument(
+        "--repair", action="store_true",
+        help="end a damaged journal before its first unusable record; keeps the damaged one",
+    )  # fmt: skip
+    _json(audit)
+    _root(audit)
+
     export = command(
         "export", "write trajectories, tokens or metrics of a run to a file",
         "headrace export latest trajectories --format jsonl --out out.jsonl --where 'reward > 0'",
@@ -196,7 +209,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def action(arguments: argparse.Namespace) -> Action:
-    """What a command does: the function that takes its arguments, imported only now."""
+    """The function that does a command's work and takes its arguments; it is imported only here."""
     match arguments.command:
         case "train":
             from headrace.commands.training import train
@@ -226,6 +239,10 @@ def action(arguments: argparse.Namespace) -> Action:
             from headrace.commands.runs import show
 
             return show
+        case "audit":
+            from headrace.commands.audit import audit
+
+            return audit
         case "export":
             from headrace.commands.runs import export
 
@@ -255,7 +272,8 @@ def action(arguments: argparse.Namespace) -> Action:
 
 
 def missing(error: ModuleNotFoundError) -> str:
-    """One line where a package of ours is not there; empty where it is somebody else's."""
+    """The line for a user whose installation lacks one of the project's own packages; an empty text
+    where the missing module belongs to somebody else."""
     from headrace.install import PACKAGES
 
     name = error.name or ""

@@ -20,7 +20,8 @@ class RunFailedError(Exception):
 
 
 class StorageFullError(Exception):
-    """The disk is full: nothing of what was to be written is on it, and nothing before it is torn.
+    """The disk is full. Nothing of the failed write is on it, and everything written earlier is
+    whole.
 
     The coordinator pauses generation, says so, and tries again when there is room.
     """

@@ -25,7 +25,8 @@ def version() -> str:
 
 
 def setup_seconds() -> float | None:
-    """How long `make setup` took to install this environment, where it did."""
+    """How long `make setup` took to install this environment; None where it was installed
+    otherwise."""
     try:
         return float(Path(sys.prefix, "headrace-setup-seconds").read_text())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """docs/metrics.md, made from `headrace.metrics`.
 
-In: the table of metrics. Out: one page of Markdown, a section a prefix. `scripts/docs.py` writes
-the page and says when it is stale.
+In: the table of metrics. Out: one page of Markdown with a section for each prefix.
+`scripts/docs.py` writes the page and says when it is stale.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,9 @@ is well. A healthy range is a first look, not a law. Where no unit is given the 
 a `share` lies between 0 and 1.
 
 A metric comes once for every committed update, or about once a second as a gauge between updates,
-or both. In SQL they are rows of `metrics` (see [storage](storage.md)); `metric_info` holds this
-page's table; `headrace export RUN metrics` writes them to a file. Prefixes `actor/`, `critic/`,
+or both. A few are arrays: a number for each bin that is named. In SQL they are rows of `metrics`
+and `metric_arrays` (see [storage](storage.md)); `metric_info` holds this page's table; `headrace
+export RUN metrics` writes the single numbers to a file. Prefixes `actor/`, `critic/`,
 `response_length/`, `timing_s/` and `perf/` and the names under them are verl's where verl has them.
 """
 
@@ -40,6 +41,7 @@ SECTIONS = {
     "schedule": "What the scheduler counts when it lets windows begin and makes batches.",
     "staleness": "Updates between the sampling and the training of tokens.",
     "timing_s": "Where the time of an update goes.",
+    "transport": "What the coordinator would not take. See [protocol](protocol.md).",
     "value": "What the critic believed where a response was cut, and its errors along the way.",
     "weights": "How far behind the generators are.",
 }
@@ -59,5 +61,6 @@ def _sections() -> Iterator[str]:
 
 
 def _row(info: MetricInfo) -> str:
-    cells = (f"`{info.name}`", info.unit, info.meaning, info.healthy)
+    meaning = f"{info.meaning}; an array: {', '.join(info.bins)}" if info.bins else info.meaning
+    cells = (f"`{info.name}`", info.unit, meaning, info.healthy)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,4 +1,5 @@
-"""Every metric by name: unit, meaning, healthy range. The one place where they are written down.
+"""Every metric by name: its unit, meaning and healthy range, and for an array what each of its
+numbers stands for. This is the one place where metrics are described.
 
 Whoever emits a metric adds its line here; storage copies the table into SQL, docs and dashboard
 read it. Names follow verl's prefixes (actor/ critic/ response_length/ timing_s/ perf/) where it
@@ -10,12 +11,20 @@ from typing import NamedTuple
 
 
 class MetricInfo(NamedTuple):
-    """What a number means. `healthy` is a range or a tendency in words, empty if there is none."""
+    """What a metric means. `healthy` is a range or a tendency in words, empty if there is none."""
 
     name: str
     unit: str
     meaning: str
     healthy: str = ""
+    bins: tuple[str, ...] = ()
+    """What each number of an array stands for, in order; empty for a metric that is one number."""
+
+
+TENTHS = tuple(f"{10 * tenth} to {10 * tenth + 10} %" for tenth in range(10))
+LENGTH_BINS = (64, 256, 1024, 4096, 16384)
+"""Upper ends of the response lengths by which lambda is reported; the last bin is open."""
+LENGTHS = (*(f"up to {end}" for end in LENGTH_BINS), f"over {LENGTH_BINS[-1]}")
 
 
 # One line each: a table is read by its columns.
@@ -61,12 +70,7 @@ _ALL = (
     MetricInfo("egae/boundary_advantage", "", "mean advantage of the last 8 tokens of unfinished windows", "near 0"),
     MetricInfo("egae/boundary_advantage_abs", "reward", "mean |advantage| of the last 8 tokens of unfinished windows before whitening", "not above egae/advantage_abs"),
     MetricInfo("egae/lambda", "", "mean lambda of the policy's advantages in force", "0.5 to 1"),
-    MetricInfo("egae/lambda_over_16384", "", "mean lambda of windows of responses of over 16384 tokens so far", "0.5 to 1"),
-    MetricInfo("egae/lambda_to_1024", "", "mean lambda of windows of responses of 257 to 1024 tokens so far", "0.5 to 1"),
-    MetricInfo("egae/lambda_to_16384", "", "mean lambda of windows of responses of 4097 to 16384 tokens so far", "0.5 to 1"),
-    MetricInfo("egae/lambda_to_256", "", "mean lambda of windows of responses of 65 to 256 tokens so far", "0.5 to 1"),
-    MetricInfo("egae/lambda_to_4096", "", "mean lambda of windows of responses of 1025 to 4096 tokens so far", "0.5 to 1"),
-    MetricInfo("egae/lambda_to_64", "", "mean lambda of windows of responses of up to 64 tokens so far", "0.5 to 1"),
+    MetricInfo("egae/lambda_by_length", "", "mean lambda of windows, by the tokens of the response so far", "0.5 to 1", LENGTHS),
     MetricInfo("heartbeat/NAME", "s", "since the coordinator last heard the process of that name", "a few seconds"),
     MetricInfo("idle/generator", "share", "training time so far in which generators had nothing to generate", "near 0"),
     MetricInfo("idle/learner", "share", "training time so far in which the learner waited for a batch", "near 0"),
@@ -80,10 +84,13 @@ _ALL = (
     MetricInfo("ledger/dropped/reward_failed", "tokens", "whose trajectory could not be scored", "0"),
     MetricInfo("ledger/dropped/stale", "tokens", "older than the staleness bound", "below a few percent"),
     MetricInfo("ledger/dropped/value_warmup", "tokens", "generated while only the value model was trained"),
+    MetricInfo("ledger/dropped/zero_weight", "tokens", "whose loss weight is 0, such as hot tokens that are masked"),
     MetricInfo("ledger/evaluation", "tokens", "generated for evaluations; outside the balance"),
     MetricInfo("ledger/generated", "tokens", "response tokens journaled = trained_policy + ready + in_flight + dropped"),
     MetricInfo("ledger/in_flight", "tokens", "in a window that is not complete, or waits for its reward"),
-    MetricInfo("ledger/lost_before_ack", "tokens", "generated but lost before they were acknowledged; outside the balance", "0"),
+    MetricInfo("ledger/discarded_at_hold", "tokens", "sampled and thrown away because a hold came; outside the balance", "little beside generated"),
+    MetricInfo("ledger/lost", "tokens", "sampled, but refused when they came, because their lease was gone; outside the balance", "0 without restarts"),
+    MetricInfo("ledger/inserted", "tokens", "put into sequences by templates, tools and environments; outside the balance", "0 for single answers"),
     MetricInfo("ledger/ready", "tokens", "trainable, not in a committed update"),
     MetricInfo("ledger/trained_policy", "tokens", "in the policy loss of a committed update"),
     MetricInfo("ledger/trained_value", "tokens", "of finished trajectories in a committed value update"),
@@ -106,6 +113,9 @@ _ALL = (
     MetricInfo("reward/std", "", "standard deviation of those rewards", "above 0"),
     MetricInfo("rollout/ess", "share", "effective sample size of the importance weights over trained tokens", "above 0.5"),
     MetricInfo("rollout/finished_length", "tokens", "mean length of responses that finished since the last update", "close to response_length/mean once the stream is warm"),
+    MetricInfo("rollout/hot_over_cap", "share", "trained hot tokens (FIRE) whose weight was cut to generator.fire.ratio_cap", "below 0.5"),
+    MetricInfo("rollout/hot_ratio_mean", "", "mean of the policy's probability over that of the hot sampler, over hot tokens (FIRE), before any cap", "at most 1, but for chance; near 0 means that the policy hardly ever does what was tried"),
+    MetricInfo("rollout/hot_tokens", "tokens", "hot tokens (FIRE) of this batch, trained or not", "one for each response that begins in it"),
     MetricInfo("rollout/logprob_diff", "nats", "mean |learner - generator| logprob where the whole prefix has the learner's version", "below 0.001 in fp32, 0.05 in bf16"),
     MetricInfo("rollout/logprob_diff_max", "nats", "largest such difference", "below 1"),
     MetricInfo("rollout/mismatch_kl", "nats", "KL from generator to learner at the same version", "near 0"),
@@ -125,16 +135,15 @@ _ALL = (
     MetricInfo("schedule/in_play", "windows", "open or ready, as the staleness bound counts them", "at most schedule/bound"),
     MetricInfo("schedule/learner_busy", "", "1 while a batch is with the learner"),
     MetricInfo("schedule/live", "trajectories", "being generated"),
-    MetricInfo("schedule/open_windows", "windows", "begun and not complete"),
     MetricInfo("schedule/ready_windows", "windows", "complete and not taken"),
     MetricInfo("schedule/scoring", "trajectories", "wait for their reward"),
     MetricInfo("schedule/unfinished_share", "share", "windows of this batch whose response goes on"),
     MetricInfo("schedule/value_waiting", "trajectories", "finished, wait for a value batch"),
-    *(MetricInfo(f"staleness/drop_share/decile_{d}", "share", f"tokens dropped or masked for their age, over the staleness bound, in tenth {d} of the responses, the shortest first", "much the same in all tenths, below a few percent") for d in range(10)),
-    *(MetricInfo(f"staleness/length/decile_{d}", "tokens", f"mean length of the responses in tenth {d}") for d in range(10)),
-    *(MetricInfo(f"staleness/mask_share/decile_{d}", "share", f"tokens masked for another reason than age (boundary mask, overlong filter, not finite) in tenth {d} of the responses, the shortest first", "much the same in all tenths; a boundary mask falls on the long ones") for d in range(10)),
-    MetricInfo("staleness/max", "updates", "largest lag of a trained token", "at most schedule.max_staleness"),
-    MetricInfo("staleness/mean", "updates", "mean lag of trained tokens", "at most schedule.max_staleness"),
+    MetricInfo("staleness/drop_share", "share", "tokens dropped or masked for their age, over the staleness bound, in each tenth of the responses, the shortest first", "much the same in all tenths, below a few percent", TENTHS),
+    MetricInfo("staleness/length", "tokens", "mean length of the responses in each tenth of them, the shortest first", "", TENTHS),
+    MetricInfo("staleness/mask_share", "share", "tokens masked for another reason than age (boundary mask, overlong filter, not finite) in each tenth of the responses, the shortest first", "much the same in all tenths; a boundary mask falls on the long ones", TENTHS),
+    MetricInfo("staleness/max", "updates", "largest age of a trained token", "at most schedule.max_staleness"),
+    MetricInfo("staleness/mean", "updates", "mean age of trained tokens", "at most schedule.max_staleness"),
     MetricInfo("timing_s/advantages", "s", "advantages and value targets of this update"),
     MetricInfo("timing_s/checkpoint", "s", "writing a checkpoint in this update"),
     MetricInfo("timing_s/forward", "s", "values and proximal logprobs at the update's start"),
@@ -144,29 +153,12 @@ _ALL = (
     MetricInfo("timing_s/update", "s", "the whole update in the learner"),
     MetricInfo("timing_s/value", "s", "forward, backward and steps of the value model"),
     MetricInfo("timing_s/wait_for_batch", "s", "the learner's wait before this update", "short against timing_s/update"),
+    MetricInfo("transport/rejected", "messages", "refused since the coordinator started: no message at all, not for their sender to send, or with values that cannot be", "0; a few when processes come back"),
     MetricInfo("value/at_cut", "", "mean value at the cuts of unfinished windows", "near the mean return"),
-    MetricInfo("value/bias_at_00", "reward", "mean of V - R in the tenth of the response from 00 percent on", "-0.3 to 0.3"),
-    MetricInfo("value/bias_at_10", "reward", "mean of V - R in the tenth of the response from 10 percent on", "-0.3 to 0.3"),
-    MetricInfo("value/bias_at_20", "reward", "mean of V - R in the tenth of the response from 20 percent on", "-0.3 to 0.3"),
-    MetricInfo("value/bias_at_30", "reward", "mean of V - R in the tenth of the response from 30 percent on", "-0.3 to 0.3"),
-    MetricInfo("value/bias_at_40", "reward", "mean of V - R in the tenth of the response from 40 percent on", "-0.3 to 0.3"),
-    MetricInfo("value/bias_at_50", "reward", "mean of V - R in the tenth of the response from 50 percent on", "-0.3 to 0.3"),
-    MetricInfo("value/bias_at_60", "reward", "mean of V - R in the tenth of the response from 60 percent on", "-0.3 to 0.3"),
-    MetricInfo("value/bias_at_70", "reward", "mean of V - R in the tenth of the response from 70 percent on", "-0.3 to 0.3"),
-    MetricInfo("value/bias_at_80", "reward", "mean of V - R in the tenth of the response from 80 percent on", "-0.3 to 0.3"),
-    MetricInfo("value/bias_at_90", "reward", "mean of V - R in the tenth of the response from 90 percent on", "-0.3 to 0.3"),
+    MetricInfo("value/bias", "reward", "mean of V - R in each tenth of the response", "-0.3 to 0.3", TENTHS),
     MetricInfo("value/cut_bias", "reward", "mean of V - R at the cuts of responses that have since finished", "-0.2 to 0.2"),
     MetricInfo("value/cut_rmse", "reward", "root mean square of V - R there: what the closing assumption of EGAE costs", "falling"),
-    MetricInfo("value/rmse_at_00", "reward", "root mean square of V - R in the tenth of the response from 00 percent on", "falling"),
-    MetricInfo("value/rmse_at_10", "reward", "root mean square of V - R in the tenth of the response from 10 percent on", "falling"),
-    MetricInfo("value/rmse_at_20", "reward", "root mean square of V - R in the tenth of the response from 20 percent on", "falling"),
-    MetricInfo("value/rmse_at_30", "reward", "root mean square of V - R in the tenth of the response from 30 percent on", "falling"),
-    MetricInfo("value/rmse_at_40", "reward", "root mean square of V - R in the tenth of the response from 40 percent on", "falling"),
-    MetricInfo("value/rmse_at_50", "reward", "root mean square of V - R in the tenth of the response from 50 percent on", "falling"),
-    MetricInfo("value/rmse_at_60", "reward", "root mean square of V - R in the tenth of the response from 60 percent on", "falling"),
-    MetricInfo("value/rmse_at_70", "reward", "root mean square of V - R in the tenth of the response from 70 percent on", "falling"),
-    MetricInfo("value/rmse_at_80", "reward", "root mean square of V - R in the tenth of the response from 80 percent on", "falling"),
-    MetricInfo("value/rmse_at_90", "reward", "root mean square of V - R in the tenth of the response from 90 percent on", "falling"),
+    MetricInfo("value/rmse", "reward", "root mean square of V - R in each tenth of the response", "falling", TENTHS),
     MetricInfo("weights/slowest_loaded", "version", "oldest weight version a generator samples from", "close to the newest"),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""A run's folder: made, found, locked, named `latest`.
+"""Run folders: how they are made, found and locked, and which one `latest` names.
 
 In: a root folder and a run's name. Out: paths. `resolved.json` holds the configuration; the lock is
 held for the life of a supervisor, so that a run is never started twice.

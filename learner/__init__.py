@@ -8,6 +8,7 @@ and floats, and know neither DeepSpeed nor configuration. To read it, in this or
     groups            critic-free: each response against the others to its prompt
     targets           what the critic should have said
     ratios            how far the policy moved, what a stale token is worth
+    hot_tokens        what the policy learns from the hot first tokens of FIRE sampling
     policy_losses     the clipped surrogate
     value_losses      squared error, clipped or not
     penalties         KL, entropy, likelihood of right answers

@@ -24,22 +24,24 @@ from headrace.config.algorithm import (
     ReinforceLossConfig,
     ValueTargetConfig,
 )
+from headrace.config.generator import FireConfig
 from headrace.errors import UserError
 from learner.advantages import credited_length, length_adaptive_lambda, packed_egae, whiten
 from learner.aggregation import fixed_length_weights, sample_mean_weights, token_mean_weights
 from learner.groups import Groups, group_advantages
+from learner.hot_tokens import HotStreams, hot_streams
 from learner.penalties import kl_divergence
 from learner.policy_losses import PolicyLoss, clipped_surrogate, reinforce
 from learner.ratio_slot import RatioFunction, build_ratio, reads_proximal
 from learner.segments import Segments, discounted_suffix_sums, segment_ids, tokens_left
 from learner.shaping import overlong_penalty
-from learner.targets import ValueTargets, lambda_returns
+from learner.targets import ValueTargets, lambda_returns, monte_carlo_returns
 from learner.value_losses import ValueLoss, clipped_squared_error, squared_error
 
 
 class AdvantageFunction(Protocol):
     """(rewards [T], token rewards [T], values [T], windows, groups) -> raw advantages [T].
-    `rewards` stand on last tokens; `token_rewards` are what each token earns besides (KL)."""
+    `rewards` are what was paid; `token_rewards` are what each token earns besides (KL)."""
 
     def __call__(
         self,
@@ -96,8 +98,11 @@ class Algorithm:
     Attributes:
         window: most tokens of one window.
         lambdas: ([S] length so far, [S] finished) -> [S] lambda of the policy's advantages.
-        shape_rewards: ([N] scores, [N] response lengths) -> [N] rewards.
+        shape_rewards: ([N] rewards at the ends of answers, [N] their sampled tokens) -> [N] with
+            what the length costs added; of windows, of value trajectories and of groups.
         advantages, normalise: rewards to what the loss sees.
+        returns: (rewards [T], windows) -> discounted sums up to each window's end, and where they
+            reach the end of the trajectory.
         uses_critic: advantages read values.
         asks_at_cuts: advantages read V(s_l) of cut windows.
         ratio: logprobs to ratio and weight.
@@ -106,6 +111,8 @@ class Algorithm:
         aggregate: token losses to weights.
         entropy_coef, positive_nll_coef: weights of further terms.
         kl: divergence from the reference, None without one.
+        correct_hot: ([N] loss weights, [N] behaviour, [N] logprobs at the update's start, [N] which
+            are hot) -> corrected streams; None where no hot token is in the loss.
         value: None for critic-free algorithms.
     """
 
@@ -114,6 +121,7 @@ class Algorithm:
     shape_rewards: Callable[[Tensor, Tensor], Tensor]
     advantages: AdvantageFunction
     normalise: NormaliseFunction
+    returns: Callable[[Tensor, Segments], ValueTargets]
     uses_critic: bool
     asks_at_cuts: bool
     ratio: RatioFunction
@@ -123,17 +131,23 @@ class Algorithm:
     entropy_coef: float
     positive_nll_coef: float
     kl: KlSlots | None
+    correct_hot: Callable[[Tensor, Tensor, Tensor, Tensor], HotStreams] | None
     value: ValueSlots | None
 
 
 def build_algorithm(
-    config: AlgorithmConfig, *, window: int, max_length: int | None = None
+    config: AlgorithmConfig,
+    *,
+    window: int,
+    max_length: int | None = None,
+    fire: FireConfig | None = None,
 ) -> Algorithm:
     """The functions that a configuration names.
 
     Args:
         window: most tokens of one window.
         max_length: most tokens of a response; None: `window`.
+        fire: how hot tokens were sampled; None: there are none.
 
     Raises UserError where advantages by critic are asked for without a value model.
     """
@@ -148,6 +162,7 @@ def build_algorithm(
         shape_rewards=_shape(config.overlong, longest),
         advantages=_advantages(advantages),
         normalise=partial(_normalise, whitened=advantages.whiten, clamp=advantages.clamp),
+        returns=partial(monte_carlo_returns, gamma=_gamma(advantages)),
         uses_critic=isinstance(advantages, EgaeConfig),
         asks_at_cuts=isinstance(advantages, EgaeConfig) and advantages.boundary == "bootstrap",
         ratio=build_ratio(config.ratio),
@@ -157,6 +172,7 @@ def build_algorithm(
         entropy_coef=config.penalties.entropy_coef,
         positive_nll_coef=config.penalties.positive_nll_coef,
         kl=None if config.kl is None else _kl(config.kl),
+        correct_hot=_correct_hot(fire),
         value=None if config.value is None else _value(config.value, _gamma(advantages), longest),
     )
 
@@ -175,10 +191,19 @@ def _shape(config: OverlongConfig | None, longest: int) -> Callable[[Tensor, Ten
 
 def _kl(config: KlConfig) -> KlSlots:
     return KlSlots(
-        estimate=partial(kl_divergence, estimator=config.estimator),
+        estimate=partial(kl_divergence, estimator=config.chosen_estimator),
         coef=config.coef,
         in_reward=config.where == "reward",
     )
+
+
+def _correct_hot(
+    config: FireConfig | None,
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], HotStreams] | None:
+    # Masked hot tokens have no loss weight from the start.
+    if config is None or config.correction == "mask":
+        return None
+    return partial(hot_streams, correction=config.correction, cap=config.ratio_cap)
 
 
 def _gamma(config: EgaeConfig | GroupAdvantageConfig) -> float:

@@ -3,7 +3,7 @@
 In: queries, keys and values of a pack and its `Layout`. Out: the same as if each sequence had been
 run alone. Promise: never a dense T x T mask; sequences of similar length are padded together into
 [n, L] blocks with gather indices made once a pack, and each block is one causal call of SDPA.
-What is padded stands behind what is real, so that a causal mask alone keeps it out.
+Padding follows the real tokens, so that a causal mask alone keeps it out.
 
 `register` makes the function known to transformers under the name `ATTENTION`; a model loaded with
 that implementation hands the keyword `layout` through to it and builds no mask.
@@ -102,7 +102,8 @@ def _runs(lengths: Sequence[int], ratio: float) -> list[tuple[int, int]]:
 
 
 class _Pad(torch.autograd.Function):
-    """Rows by `padded_from`. Padding gets no gradient, so backward is a gather as well."""
+    """Gathers rows by `padded_from`. Padding gets no gradient, so the backward pass is a gather as
+    well."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, padded_from: Tensor, packed_from: Tensor) -> Tensor:
@@ -182,7 +183,8 @@ def packed_attention(
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
-    """What autocast makes of a matrix product of x. Cast before padding, there is less to move."""
+    """The dtype that autocast gives to a matrix product of x. Casting before padding moves fewer
+    bytes."""
     if torch.is_autocast_enabled(x.device.type) and x.dtype == torch.float32:
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype

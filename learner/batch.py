@@ -1,83 +1,91 @@
-"""A batch as flat arrays: the tokens that have a loss, and the sequences they stand in.
+"""A rank's share of a batch as flat arrays: the tokens that have a loss, and where they stand.
 
-In: the shards of a `Batch` message. Out: a `PolicyHalf` and a `ValueHalf` of this rank, the counts
-of the whole batch, and micro-batches. Promises: windows of one trajectory share one sequence;
-every rank deals trajectories to optimizer steps alike, whatever the shards; all ranks get the
-same number of micro-batches a step (what is missing is filled with empty ones).
+In: a rank's `Shard`. Out: a `PolicyHalf` and a `ValueHalf`, and the counts of the whole batch,
+which the ranks agree on. Promises: only sampled tokens are in a half; rewards mean the same in both
+halves and in groups.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace.protocol.messages import Batch, PolicyWindow, Shard
-from learner.attention import layout_of
-from learner.forward import Pack
+from headrace.protocol.batches import BatchSequence, PolicyWindow, Shard
+from headrace.protocol.streams import Coefficient, Float32, MarkName, Reward
 from learner.groups import Groups
-from learner.packing import balanced_parts, pack_sequences, ranges
 from learner.place import Place
-from learner.reads import Int64, Reads, is_right, policy_reads, value_reads
+from learner.reads import Reads, is_right, reads_of, sampled_answers, sampled_windows
+from learner.sampled import Int64, Sampled
 from learner.segments import Segments, segments_of
 
 Shape = Callable[[Tensor, Tensor], Tensor]
-"""(scores [N], response lengths [N]) -> rewards [N]."""
-
-
-class MicroBatch(NamedTuple):
-    """A pack, and the index of each of its reads in the flat order of its half [N]."""
-
-    pack: Pack
-    tokens: Tensor
+"""(rewards [N] at the ends of answers, their sampled tokens [N]) -> rewards [N], shaped."""
+KL = "kl"
+"""The coefficient that overrides `algorithm.kl.coef` for a run of tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class PolicyHalf:
-    """This rank's windows, laid end to end: T tokens, S windows.
+    """This rank's windows, their sampled tokens laid end to end: T tokens, S windows.
 
     Attributes:
+        sequences: what the windows stand in.
         windows: as they came.
+        sampled: where the T tokens are.
         reads: the T tokens.
         segments: the windows, each with its lambda.
-        mask: [T] bool, tokens in the loss.
+        mask: [T] bool, tokens in the loss: those with a loss weight above 0.
+        weights: [T] float32, what each token's loss is multiplied by; None where all are 1. The
+            counts that losses are divided by count tokens, whatever their weight.
         behaviour: [T] float32 logprobs of the sampler.
-        rewards: [T] float32, 0 but at the end of a finished response; shaped.
-        right: [S] bool, windows with which a right answer ends.
+        rewards: [T] float32, what each token earned; shaped at the end of an answer.
+        right: [S] bool, the answer ends here and counts as right.
         versions: [T] int64, the weight version that sampled each token.
+        kl_coef: the divergence's coefficient, or [T] float32 where samples have their own.
+        hot: [T] bool, tokens marked as drawn by FIRE's high temperature.
         groups: the scores of whole groups, for critic-free advantages.
         same_version: [T] bool, whole prefix sampled by the learner's version.
     """
 
+    sequences: list[BatchSequence]
     windows: list[PolicyWindow]
+    sampled: Sampled
     reads: Reads
     segments: Segments
     mask: Tensor
+    weights: Tensor | None
     behaviour: Tensor
     rewards: Tensor
     right: Tensor
     versions: Tensor
+    kl_coef: float | Tensor
+    hot: Tensor
     groups: Groups
     same_version: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class ValueHalf:
-    """This rank's finished trajectories: all their response tokens, [T], in S responses.
-    `rewards` [T] are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent)."""
+    """This rank's ended trajectories: all their sampled tokens, [T], in S answers. `rewards` [T]
+    are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent); `positions` [T] are
+    where the tokens stand, inserted ones counted."""
 
     reads: Reads
     segments: Segments
     rewards: Tensor
     behaviour: Tensor
+    kl_coef: float | Tensor
+    positions: Tensor
 
 
 class Totals(NamedTuple):
-    """Counts over all shards: tokens and samples in the loss of each half, and response tokens of
-    right answers, those of earlier windows included."""
+    """Counts over all ranks: tokens and samples in the loss of each half, and sampled tokens of
+    right answers, those of earlier windows included. Each token counts once, whatever its
+    weight."""
 
     policy_tokens: int
     policy_samples: int
@@ -86,18 +94,20 @@ class Totals(NamedTuple):
     value_samples: int
 
 
-def totals_of(batch: Batch) -> Totals:
+def totals_of(windows: PolicyHalf, finished: ValueHalf, place: Place) -> Totals:
     """The counts by which losses are normalised."""
-    windows = [w for shard in batch.shards for w in shard.windows]
-    values = [v for shard in batch.shards for v in shard.values]
-    counts = [int(w.loss_mask.sum()) for w in windows]
-    return Totals(
-        policy_tokens=sum(counts),
-        policy_samples=sum(c > 0 for c in counts),
-        positive_tokens=sum(w.end for w in windows if is_right(w)),
-        value_tokens=sum(v.token_ids.size - v.prompt_length for v in values),
-        value_samples=sum(v.token_ids.size > v.prompt_length for v in values),
+    trained = np.bincount(
+        windows.sampled.segments[windows.mask.cpu().numpy()], minlength=len(windows.windows)
     )
+    answers = finished.segments.length_so_far
+    own = [
+        int(trained.sum()),
+        int((trained > 0).sum()),
+        sum(w.length for w in windows.windows if is_right(w)),
+        int(answers.sum()),
+        int((answers > 0).sum()),
+    ]
+    return Totals(*place.total(torch.tensor(own, device=place.device)).tolist())
 
 
 def policy_half(
@@ -106,202 +116,152 @@ def policy_half(
     version: int,
     lambdas: Callable[[Tensor, Tensor], Tensor],
     shape: Shape,
+    kl_coef: float,
     device: torch.device,
 ) -> PolicyHalf:
     """The windows of a shard; `version` is the learner's at the update's start, `lambdas` gives
-    each window's lambda from its length so far and whether it finished."""
-    windows = shard.windows
-    reads = policy_reads(windows)
-    lengths = [w.end - w.start for w in windows]
-    finished = [w.finished for w in windows]
+    each window's lambda from its length so far and whether it finished, `kl_coef` holds for tokens
+    without a coefficient of their own."""
+    windows, sequences = shard.windows, shard.sequences
+    sampled = sampled_windows(sequences, windows)
     segments = segments_of(
-        lengths, finished=finished, length_so_far=[w.end for w in windows], device=device
+        sampled.lengths.tolist(),
+        finished=[w.finished for w in windows],
+        length_so_far=[w.length for w in windows],
+        device=device,
     )
     segments = segments._replace(lam=lambdas(segments.length_so_far, segments.finished))
-    scores = np.array([w.reward if w.finished else 0.0 for w in windows], np.float32)
-    shaped = shape(torch.from_numpy(scores).to(device), segments.length_so_far)
-    rewards = torch.zeros(sum(lengths), dtype=torch.float32, device=device)
-    rewards[segments.cu_lengths[1:][segments.finished] - 1] = shaped[segments.finished]
-    fresh = [_fresh_tokens(w, version) for w in windows]
-    offsets = ranges(np.zeros(len(windows), np.int64), np.array(lengths, np.int64))
+    weights = sampled.pick([w.loss_weights for w in windows], np.float32)
+    mask = weights > 0
+    versions, same_version = _versions(windows, sampled, version)
     return PolicyHalf(
+        sequences=sequences,
         windows=windows,
-        reads=reads,
+        sampled=sampled,
+        reads=reads_of(sequences, windows, sampled),
         segments=segments,
-        mask=_joined([w.loss_mask for w in windows], np.uint8, device).bool(),
-        behaviour=_joined([w.logprobs for w in windows], np.float32, device),
-        rewards=rewards,
+        mask=torch.from_numpy(mask).to(device),
+        weights=None if (weights[mask] == 1).all() else torch.from_numpy(weights).to(device),
+        behaviour=_tensor(sampled.pick([w.logprobs for w in windows], np.float32), device),
+        rewards=_earned(sampled, [w.rewards for w in windows], segments, shape),
         right=torch.tensor([is_right(w) for w in windows], dtype=torch.bool, device=device),
-        versions=_versions(windows, device),
-        groups=groups_of(windows, shape=shape, device=device),
-        same_version=torch.from_numpy(offsets < np.repeat(np.array(fresh), lengths)).to(device),
+        versions=torch.from_numpy(versions).to(device),
+        kl_coef=_coefficient(KL, kl_coef, sampled, [w.coefficients for w in windows], device),
+        hot=_marked("hot", windows, sampled, device),
+        groups=groups_of(shard, shape=shape, device=device),
+        same_version=torch.from_numpy(same_version).to(device),
     )
 
 
-def groups_of(windows: Sequence[PolicyWindow], *, shape: Shape, device: torch.device) -> Groups:
-    """Every group of the windows once, its scores shaped."""
-    first: dict[int, int] = {}
-    ids: list[int] = []
-    rewards, lengths = [np.zeros(0, np.float32)], [np.zeros(0, np.int32)]
-    members = np.full(len(windows), -1, np.int64)
-    for i, window in enumerate(windows):
-        if not window.group_rewards.size:
-            continue
-        if window.group_id not in first:
-            first[window.group_id] = len(ids)
-            rewards.append(window.group_rewards)
-            lengths.append(window.group_lengths)
-            ids += [window.group_id] * window.group_rewards.size
-        members[i] = first[window.group_id] + window.group_index
-    scores = torch.from_numpy(np.concatenate(rewards)).to(device)
-    shaped = shape(scores, torch.from_numpy(np.concatenate(lengths)).to(device))
+def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.device) -> ValueHalf:
+    """The ended trajectories of a shard."""
+    sampled = sampled_answers(shard.sequences, shard.values)
+    lengths = sampled.lengths.tolist()
+    segments = segments_of(lengths, finished=[True] * len(lengths), device=device)
+    behaviour = [_logprobs(v.logprobs, shard.sequences[v.sequence]) for v in shard.values]
+    return ValueHalf(
+        reads=reads_of(shard.sequences, shard.values, sampled),
+        segments=segments,
+        rewards=_earned(sampled, [v.rewards for v in shard.values], segments, shape),
+        behaviour=_tensor(sampled.pick(behaviour, np.float32), device),
+        kl_coef=_coefficient(KL, kl_coef, sampled, [v.coefficients for v in shard.values], device),
+        positions=torch.from_numpy(sampled.positions).to(device),
+    )
+
+
+def _earned(
+    sampled: Sampled, points: Sequence[Sequence[Reward]], segments: Segments, shape: Shape
+) -> Tensor:
+    """[T] rewards of segments: a sampled token earns what was paid at it or after it, up to the
+    next sampled token. The last token of an answer also gets the shaping by the answer's length.
+    What was paid before a segment's first token belongs to an earlier segment and is not counted
+    here."""
+    earned = np.zeros(sampled.positions.size, np.float32)
+    for segment, rewards in enumerate(points):
+        for reward in rewards:
+            token = sampled.earner(segment, reward.position)
+            if token is not None:
+                earned[token] += reward.value
+    flat = torch.from_numpy(earned).to(segments.finished.device)
+    ended = segments.finished & (segments.cu_lengths.diff() > 0)
+    last = segments.cu_lengths[1:][ended] - 1
+    flat[last] = shape(flat[last], segments.length_so_far[ended])
+    return flat
+
+
+def _coefficient(
+    name: str,
+    usual: float,
+    sampled: Sampled,
+    streams: Sequence[Sequence[Coefficient]],
+    device: torch.device,
+) -> float | Tensor:
+    """`usual`, or [T] float32 where any token has a coefficient of that name of its own."""
+    own = [(i, c) for i, stream in enumerate(streams) for c in stream if c.name == name]
+    if not own:
+        return usual
+    found = np.full(sampled.positions.size, usual, np.float32)
+    for segment, coefficient in own:
+        found[sampled.between(segment, coefficient.start, coefficient.end)] = coefficient.value
+    return torch.from_numpy(found).to(device)
+
+
+def _marked(
+    name: MarkName, windows: Sequence[PolicyWindow], sampled: Sampled, device: torch.device
+) -> Tensor:
+    """[T] bool: tokens under a mark of that name."""
+    found = np.zeros(sampled.positions.size, np.bool_)
+    for segment, window in enumerate(windows):
+        for mark in window.marks:
+            if mark.name == name:
+                found[sampled.between(segment, mark.start, mark.end)] = True
+    return torch.from_numpy(found).to(device)
+
+
+def groups_of(shard: Shard, *, shape: Shape, device: torch.device) -> Groups:
+    """Every group of the shard, its scores shaped, and the member that each window belongs to."""
+    members = [(group.group_id, t) for group in shard.groups for t in group.trajectory_ids]
+    place = {member: i for i, member in enumerate(members)}
+    own = [
+        place.get((shard.sequences[w.sequence].group_id, w.trajectory_id), -1)
+        for w in shard.windows
+    ]
+    scores = np.concatenate([np.zeros(0, np.float32), *(g.scores for g in shard.groups)])
+    lengths = np.concatenate([np.zeros(0, np.int32), *(g.lengths for g in shard.groups)])
     return Groups(
-        shaped, torch.tensor(ids, dtype=torch.int64, device=device),
-        torch.from_numpy(members).to(device),
-    )  # fmt: skip
+        shape(_tensor(scores, device), _tensor(lengths, device)),
+        torch.tensor([group for group, _ in members], dtype=torch.int64, device=device),
+        torch.tensor(own, dtype=torch.int64, device=device),
+    )
 
 
-def _versions(windows: Sequence[PolicyWindow], device: torch.device) -> Tensor:
+def _versions(
+    windows: Sequence[PolicyWindow], sampled: Sampled, version: int
+) -> tuple[Int64, npt.NDArray[np.bool_]]:
+    """[T] the version that sampled each token, and [T] whether `version` sampled it and everything
+    before it. A window that begins later in its answer does not say what sampled the tokens before
+    it."""
     spans = [span for w in windows for span in w.spans]
-    versions = np.array([s.version for s in spans], np.int64)
     counts = np.array([s.end - s.start for s in spans], np.int64)
-    return torch.from_numpy(np.repeat(versions, counts)).to(device)
+    versions = np.repeat(np.array([s.version for s in spans], np.int64), counts)
+    fresh = np.array([_fresh_end(w, version) for w in windows], np.int64)
+    return versions, sampled.positions < fresh[sampled.segments]
 
 
-def _fresh_tokens(window: PolicyWindow, version: int) -> int:
-    """How many first tokens of the window have nothing but `version` before them and in them. Of a
-    window that begins later the prefix's versions are not known."""
+def _fresh_end(window: PolicyWindow, version: int) -> int:
+    """The position before which `version` has sampled every token; 0 for a window that begins later
+    in its answer, because what sampled the tokens before it is not known."""
     if window.start:
         return 0
-    fresh = 0
-    for span in window.spans:
-        if span.version != version or span.start > fresh:
-            break
-        fresh = span.end
-    return fresh
+    other = (span.start for span in window.spans if span.version != version)
+    return next(other, window.end)
 
 
-def _joined(parts: Sequence[npt.NDArray], dtype: type, device: torch.device) -> Tensor:  # type: ignore[type-arg]
-    joined = np.concatenate(parts) if parts else np.zeros(0, dtype)
-    return torch.from_numpy(joined.astype(dtype, copy=False)).to(device)
+def _logprobs(logprobs: Float32, sequence: BatchSequence) -> Float32:
+    if logprobs.size:
+        return logprobs
+    return np.full(sequence.token_ids.size - sequence.opening, np.nan, np.float32)
 
 
-def value_half(shard: Shard, *, shape: Shape, device: torch.device) -> ValueHalf:
-    """The finished trajectories of a shard."""
-    lengths = [v.token_ids.size - v.prompt_length for v in shard.values]
-    segments = segments_of(lengths, finished=[True] * len(lengths), device=device)
-    scores = torch.tensor([v.reward for v in shard.values], dtype=torch.float32, device=device)
-    shaped, answered = shape(scores, segments.length_so_far), segments.length_so_far > 0
-    rewards = torch.zeros(sum(lengths), dtype=torch.float32, device=device)
-    rewards[segments.cu_lengths[1:][answered] - 1] = shaped[answered]
-    behaviour = [
-        v.logprobs if v.logprobs.size else np.full(n, np.nan, np.float32)
-        for v, n in zip(shard.values, lengths, strict=True)
-    ]
-    return ValueHalf(
-        reads=value_reads(shard.values),
-        segments=segments,
-        rewards=rewards,
-        behaviour=_joined(behaviour, np.float32, device),
-    )
-
-
-def micro_batches(reads: Reads, sequences: Sequence[int], place: Place) -> list[MicroBatch]:
-    """Packs of some of the sequences, each with all its reads. Tokens behind a sequence's last
-    read are left out."""
-    order = np.argsort(reads.sequence_of, kind="stable")
-    bounds = np.searchsorted(reads.sequence_of[order], np.arange(len(reads.token_ids) + 1))
-    tokens_of = [order[bounds[s] : bounds[s + 1]] for s in range(len(reads.token_ids))]
-    wanted = [s for s in sequences if tokens_of[s].size]
-    lengths = [int(reads.position_of[tokens_of[s]].max()) for s in wanted]
-    return [
-        _micro_batch(reads, [wanted[i] for i in pack], [lengths[i] for i in pack], tokens_of, place)
-        for pack in pack_sequences(lengths, budget=place.budget)
-    ]
-
-
-def _micro_batch(
-    reads: Reads,
-    sequences: Sequence[int],
-    lengths: Sequence[int],
-    tokens_of: Sequence[Int64],
-    place: Place,
-) -> MicroBatch:
-    sizes = np.array(lengths, np.int64)
-    starts = np.cumsum(sizes) - sizes
-    ids = np.concatenate([reads.token_ids[s][:n] for s, n in zip(sequences, lengths, strict=True)])
-    tokens = np.concatenate([tokens_of[s] for s in sequences])
-    counts = np.array([tokens_of[s].size for s in sequences])
-    position = reads.position_of[tokens]
-    owner = np.repeat(np.arange(len(sequences)), counts)
-    device, places = place.device, ranges(np.zeros_like(sizes), sizes)
-    layout = layout_of(lengths, device=device)
-    if place.frozen_context:
-        first = np.array([int(reads.position_of[tokens_of[s]].min()) - 1 for s in sequences])
-        frozen = torch.from_numpy(places < np.repeat(first, sizes)).to(device)
-        layout = layout._replace(frozen=frozen)
-    pack = Pack(
-        token_ids=torch.from_numpy(ids.astype(np.int64)).to(device),
-        position_ids=torch.from_numpy(places).to(device),
-        layout=layout,
-        reads=torch.from_numpy(starts[owner] + position - 1).to(device),
-        targets=torch.from_numpy(reads.targets[tokens]).to(device),
-    )
-    return MicroBatch(pack, torch.from_numpy(tokens).to(device))
-
-
-def empty_micro_batch(device: torch.device) -> MicroBatch:
-    """One token that nobody reads: a rank without work takes part with a gradient of zero."""
-    nothing = torch.zeros(0, dtype=torch.int64, device=device)
-    one = torch.zeros(1, dtype=torch.int64, device=device)
-    return MicroBatch(Pack(one, one, layout_of([1], device=device), nothing, nothing), nothing)
-
-
-def deal(reads_of_ranks: Sequence[Reads], *, parts: int, seed: Sequence[int]) -> dict[int, int]:
-    """The optimizer step (0 to parts - 1) of each trajectory, balanced by tokens.
-
-    It depends on trajectories and seed alone, so that any number of ranks takes the same steps.
-    """
-    if parts == 1:
-        return {t: 0 for reads in reads_of_ranks for t in reads.trajectories}
-    weights: dict[int, int] = {}
-    for reads in reads_of_ranks:
-        counts = np.bincount(reads.sequence_of, minlength=len(reads.trajectories))
-        for trajectory, count in zip(reads.trajectories, counts.tolist(), strict=True):
-            weights[trajectory] = weights.get(trajectory, 0) + count
-    names = sorted(weights)
-    order = np.random.default_rng(seed).permutation(len(names)).tolist()
-    chosen = balanced_parts([weights[n] for n in names], parts=parts, order=order)
-    return dict(zip(names, chosen, strict=True))
-
-
-def steps_of(
-    reads_of_ranks: Sequence[Reads],
-    dealt: dict[int, int],
-    place: Place,
-    *,
-    parts: int,
-) -> list[list[MicroBatch]]:
-    """This rank's micro-batches of each optimizer step, as many as the rank with the most has.
-    Steps for which no rank has anything are left out."""
-    steps = []
-    for part in range(parts):
-        chosen = [
-            [s for s, t in enumerate(reads.trajectories) if dealt[t] == part]
-            for reads in reads_of_ranks
-        ]
-        own = micro_batches(reads_of_ranks[place.rank], chosen[place.rank], place)
-        most = max(
-            len(own) if r == place.rank else _num_packs(reads, chosen[r], place.budget)
-            for r, reads in enumerate(reads_of_ranks)
-        )
-        own += [empty_micro_batch(place.device)] * (most - len(own))
-        steps.append(own)
-    return [micros for micros in steps if micros]
-
-
-def _num_packs(reads: Reads, sequences: Sequence[int], budget: int) -> int:
-    longest = np.zeros(len(reads.token_ids), np.int64)
-    np.maximum.at(longest, reads.sequence_of, reads.position_of)
-    lengths = [int(longest[s]) for s in sequences if longest[s]]
-    return len(pack_sequences(lengths, budget=budget))
+def _tensor(x: npt.NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(x).to(device)

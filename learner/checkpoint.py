@@ -2,8 +2,11 @@
 
 In: folders that `save` callbacks fill. Out: checkpoints/step_N/{policy,critic,state}/ with
 manifest.json, and `latest`. Promises: a folder named step_N is complete; its manifest, written
-last, names every file with size and sha256; `newest` passes over whatever does not match it; no
-pickle.
+last, names every file with size and sha256; `newest` passes over whatever does not match it; a
+checkpoint of an earlier format can be read; no pickle.
+
+Format 2: `lineage` and `update` say where on the run's line of updates it stands. Format 1 also had
+state/cut.json, which the coordinator read, and its lineage may be missing or null.
 """
 
 import hashlib
@@ -14,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headrace.errors import UserError
+
 MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
-_FORMAT = 1
+FORMAT = 2
 _BLOCK = 4 << 20
 
 
@@ -39,7 +44,7 @@ def write_checkpoint(
     fill(partial)
     files = sorted(p for p in partial.rglob("*") if p.is_file())
     manifest = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "update": update,
         **facts,
         "files": {str(p.relative_to(partial)): _described(p) for p in files},
@@ -82,8 +87,17 @@ def mismatch(path: Path) -> str | None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The facts of a checkpoint."""
+    """The facts of a checkpoint, those of an earlier format as today's; UserError where its format
+    is newer than this program."""
     manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+    found = manifest.get("format", 1)
+    if found > FORMAT:
+        raise UserError(
+            f"{path} has checkpoint format {found}, and this version of Headrace reads up to "
+            f"{FORMAT}; use a newer one"
+        )
+    if found < FORMAT:
+        manifest["lineage"] = manifest.get("lineage") or 0
     return manifest
 
 

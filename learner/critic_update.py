@@ -1,29 +1,29 @@
 """The value half of one update: values for the advantages, then the critic's optimizer steps.
 
 In: finished trajectories, and the windows whose advantages need values. Out: values under the
-weights of the update's start, and optimizer steps towards the targets. Promises: what the first
-optimizer step runs forward anyway is not run twice for its start values; targets and old values
-never change within the update.
+weights of the update's start, and optimizer steps towards the targets. Promises: sequences that the
+first optimizer step runs forward are not run a second time for their start values; targets and old
+values never change within the update.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.protocol.messages import Batch, PolicyWindow
+from headrace.protocol.messages import Batch
 from learner.aggregation import weighted_sum
 from learner.algorithm import ValueSlots
-from learner.batch import MicroBatch, Totals, ValueHalf, deal, steps_of
+from learner.batch import PolicyHalf, Totals, ValueHalf
 from learner.engines import Engine, StepLog
 from learner.inference import infer
 from learner.packing import ranges
 from learner.place import Place
-from learner.reads import Reads, policy_reads, value_reads
+from learner.reads import Reads, reads_of, sampled_windows, with_cuts
 from learner.segments import segment_ids, segment_lengths
+from learner.steps import MicroBatch, Steps
 
 STREAM = 1
 
@@ -32,8 +32,8 @@ class CriticUpdate:
     """The critic's part of one update: `begin`, `first_pass`, `values_of`, then `train`.
 
     Attributes:
-        old: [T] values of the finished trajectories' tokens at the update's start; NaN where
-            nothing needed them yet.
+        old: [T] values of the finished trajectories' tokens at the update's start.
+        known: [T] bool, where `old` holds a value; elsewhere nothing has needed one yet.
         targets: [T] what the critic should have said.
         log: the optimizer steps.
     """
@@ -53,32 +53,37 @@ class CriticUpdate:
         self._slots, self._engine, self._place = slots, engine, place
         self._update, self._finished, self._totals = batch.update, finished, totals
         self._parts = parts
-        self._reads_of_ranks = [
-            finished.reads if r == place.rank else value_reads(shard.values)
-            for r, shard in enumerate(batch.shards)
-        ]
+        self._steps = Steps(finished.reads, place, parts=parts)
         self._dealt, self._plan = self._deal(epoch=0)
         self._ids = segment_ids(finished.segments)
         self._first_is_accumulated = False
-        self.old = torch.full_like(finished.rewards, math.nan, dtype=place.dtype)
+        self.old = torch.zeros_like(finished.rewards, dtype=place.dtype)
+        self.known = torch.zeros_like(finished.rewards, dtype=torch.bool)
         self.targets = self.old
         self.log = StepLog()
 
-    def begin(self, windows: Sequence[PolicyWindow], *, at_cuts: bool) -> None:
-        """Run forward what the advantages of `windows` and the targets need, but for the first
-        step's own sequences."""
+    def begin(self, windows: PolicyHalf | None, *, at_cuts: bool) -> None:
+        """Run forward what the advantages of `windows` and the targets need, except for the
+        sequences of the first optimizer step, which runs them itself."""
         own = set(self._finished.reads.trajectories)
-        others = [w for w in windows if w.trajectory_id not in own]
-        self._extra = self._infer(_window_reads(others, at_cuts=at_cuts))
-        asked = {w.trajectory_id for w in windows}
+        everything = [] if windows is None else windows.windows
+        asked = {w.trajectory_id for w in everything}
+        self._extra = self.old[:0]
+        if windows is not None:
+            others = [w for w in everything if w.trajectory_id not in own]
+            sampled = sampled_windows(windows.sequences, others)
+            reads = reads_of(windows.sequences, others, sampled)
+            self._extra = self._infer(
+                with_cuts(reads, windows.sequences, others) if at_cuts else reads
+            )
         rest = [
             s
             for s, t in enumerate(self._finished.reads.trajectories)
             if self._slots.targets_read_old
             or (self._dealt[t] > 0 and (self._slots.reads_old or t in asked))
         ]
-        looked_up = self._infer(self._finished.reads, rest)
-        self.old = torch.where(looked_up.isnan(), self.old, looked_up)
+        self.old = self._infer(self._finished.reads, rest)
+        self.known = torch.from_numpy(self._finished.reads.within(rest)).to(self._place.device)
         self.targets = self._slots.targets(
             self._finished.rewards, self.old, self._finished.segments
         ).targets
@@ -89,27 +94,27 @@ class CriticUpdate:
         return torch.cat([self._extra, self.targets])
 
     def first_pass(self, *, sound: bool) -> None:
-        """The first step's gradient, and with it the start values of its sequences. Not `sound`:
-        the step will be thrown away."""
+        """Accumulate the gradient of the first optimizer step, which also gives the start values of
+        its sequences. `sound` is False where an input is not finite: the gradient then becomes NaN,
+        so that all ranks throw this step away."""
         if self._plan:
             self._accumulate(self._plan[0], sound=sound)
             self._first_is_accumulated = True
 
-    def values_of(
-        self, windows: Sequence[PolicyWindow], *, at_cuts: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def values_of(self, windows: PolicyHalf, *, at_cuts: bool) -> tuple[Tensor, Tensor | None]:
         """Values under the weights of the update's start.
 
         Returns:
-            [T] V at each token of the windows, and [S] V(s_l) after each window's last token if
-            `at_cuts` (0 after the end of a response).
+            [T] V at each token of the windows, and [S] V(s_l) after each window that is cut if
+            `at_cuts`: where the rest of the trajectory is known, just before the policy's next
+            token (V(s_{l-1}) if it wrote none), else after the window's last position.
         """
         tokens, cuts = self._sources(windows, at_cuts=at_cuts)
         known = torch.cat([self.old, self._extra, self._extra.new_zeros(1)])
         return known[tokens], known[cuts] if at_cuts else None
 
     def train(self, *, epochs: int) -> None:
-        """All optimizer steps of the update, up to the first that is thrown away."""
+        """Take all optimizer steps of the update, up to the first that is thrown away."""
         for epoch in range(epochs):
             if epoch and self._parts > 1:
                 _, self._plan = self._deal(epoch=epoch)
@@ -121,9 +126,8 @@ class CriticUpdate:
                     return
 
     def _deal(self, *, epoch: int) -> tuple[dict[int, int], list[list[MicroBatch]]]:
-        seed = self._place.seed_of(self._update, STREAM, epoch)
-        dealt = deal(self._reads_of_ranks, parts=self._parts, seed=seed)
-        return dealt, steps_of(self._reads_of_ranks, dealt, self._place, parts=self._parts)
+        dealt = self._steps.deal(seed=self._place.seed_of(self._update, STREAM, epoch))
+        return dealt, self._steps.cut(dealt)
 
     def _accumulate(self, micros: Sequence[MicroBatch], *, sound: bool = True) -> None:
         segments, totals = self._finished.segments, self._totals
@@ -133,8 +137,9 @@ class CriticUpdate:
             values = self._engine(pack)
             self.log.count(pack, reads=tokens.numel())
             before = self.old[tokens]
-            old = torch.where(before.isnan(), values.detach().to(before.dtype), before)
+            old = torch.where(self.known[tokens], before, values.detach().to(before.dtype))
             self.old[tokens] = old
+            self.known[tokens] = True
             loss = self._slots.loss(values, old, self.targets[tokens]).loss
             weights = self._slots.aggregate(
                 torch.ones_like(tokens, dtype=torch.bool),
@@ -151,41 +156,31 @@ class CriticUpdate:
         chosen = range(len(reads.token_ids)) if sequences is None else sequences
         return infer(self._engine, reads, chosen, self._place, log=self.log)
 
-    def _sources(self, windows: Sequence[PolicyWindow], *, at_cuts: bool) -> tuple[Tensor, Tensor]:
-        """Where each token's and each cut's value stands in old + extra + [0]."""
+    def _sources(self, windows: PolicyHalf, *, at_cuts: bool) -> tuple[Tensor, Tensor]:
+        """Where each token's and each cut's value stands in old + extra + [0]; what stands for
+        V(s_l) at the end of an answer is never read."""
         offsets = self._finished.segments.cu_lengths.tolist()
         own = {t: s for s, t in enumerate(self._finished.reads.trajectories)}
+        counts = windows.sampled.lengths
         next_extra = offsets[-1]
-        next_cut = next_extra + sum(w.end - w.start for w in windows if w.trajectory_id not in own)
-        zero = offsets[-1] + self._extra.numel()
-        starts = np.empty(len(windows), np.int64)
-        cuts = np.empty(len(windows), np.int64)
-        for i, window in enumerate(windows):
-            sequence = own.get(window.trajectory_id)
-            if sequence is None:
+        next_cut = next_extra + sum(
+            count
+            for window, count in zip(windows.windows, counts.tolist(), strict=True)
+            if window.trajectory_id not in own
+        )
+        starts = np.empty(counts.size, np.int64)
+        cuts = np.empty(counts.size, np.int64)
+        for i, (window, count) in enumerate(zip(windows.windows, counts.tolist(), strict=True)):
+            answer = own.get(window.trajectory_id)
+            if answer is None:
                 starts[i], cuts[i] = next_extra, next_cut
-                next_extra += window.end - window.start
+                next_extra += count
                 next_cut += at_cuts
             else:
-                starts[i] = offsets[sequence] + window.start
-                cut = offsets[sequence] + window.end
-                cuts[i] = cut if cut < offsets[sequence + 1] else zero
-        counts = np.array([w.end - w.start for w in windows], np.int64)
+                cut = offsets[answer] + window.length
+                starts[i] = cut - count
+                cuts[i] = cut if cut < offsets[answer + 1] else max(cut - 1, offsets[answer])
         device = self._place.device
         return torch.from_numpy(ranges(starts, counts)).to(device), torch.from_numpy(cuts).to(
             device
         )
-
-
-def _window_reads(windows: Sequence[PolicyWindow], *, at_cuts: bool) -> Reads:
-    """The windows' tokens and, if asked for, the state after each window."""
-    reads = policy_reads(windows)
-    if not at_cuts or not windows:
-        return reads
-    last = np.cumsum([w.end - w.start for w in windows]) - 1
-    return replace(
-        reads,
-        sequence_of=np.concatenate([reads.sequence_of, reads.sequence_of[last]]),
-        position_of=np.concatenate([reads.position_of, reads.position_of[last] + 1]),
-        targets=np.concatenate([reads.targets, np.zeros(len(windows), np.int64)]),
-    )

@@ -1,17 +1,19 @@
 """The table of diagnostics: how each figure is made from the sums.
 
-In: a `Tally` merged over micro-batches and ranks. Out: floats by metric name; what a figure means
-and looks like when all is well stands under its name in `headrace.metrics`. Promises: a figure with
-nothing behind it (no cut window, no finished trajectory) is absent, never 0 or NaN; a sum that
-holds NaN or Inf shows as such.
+In: a `Tally` merged over micro-batches and ranks. Out: by metric name, numbers and arrays of
+numbers by bins; `headrace.metrics` says what each figure means and which values are healthy.
+Promises: a figure without data (no cut window, no finished trajectory) is absent and a bin without
+data is None, never 0 or NaN; a sum that holds NaN or Inf shows as such.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from learner.diagnostics import LENGTH_BIN_NAMES, NUM_POSITION_BINS, TAIL_BOUNDS, Tally
+from headrace.metrics import LENGTH_BINS
+from learner.diagnostics import NUM_POSITION_BINS, TAIL_BOUNDS, Tally
 
 Named = dict[str, float]
+Figure = float | list[float | None]
 Formula = Callable[[Named, Named], float | None]
 
 
@@ -22,26 +24,42 @@ class Diagnostic(NamedTuple):
     formula: Formula
 
 
-def finalise(tally: Tally) -> dict[str, float]:
-    """Figures by name, for every row of the table whose sums the tally holds."""
+class ArrayDiagnostic(NamedTuple):
+    """A figure for each bin: the metric's name, and the formulas in the order of its bins."""
+
+    name: str
+    formulas: tuple[Formula, ...]
+
+
+def finalise(tally: Tally) -> dict[str, Figure]:
+    """Figures by name, for every row of the tables whose sums the tally holds."""
     sums = {name: value.item() for name, value in tally.sums.items()}
     maxima = {name: value.item() for name, value in tally.maxima.items()}
-    figures: dict[str, float] = {}
+    figures: dict[str, Figure] = {}
     for row in DIAGNOSTICS:
         figure = row.formula(sums, maxima)
         if figure is not None:
             figures[row.name] = figure
+    for array in ARRAYS:
+        bins = [formula(sums, maxima) for formula in array.formulas]
+        if any(figure is not None for figure in bins):
+            figures[array.name] = bins
     return figures
 
 
 def share(part: str, whole: str) -> Formula:
-    """sum of part / sum of whole; nothing where the whole is missing or 0."""
+    """sum of part / sum of whole; None where the whole is missing or 0."""
 
     def formula(sums: Named, _maxima: Named) -> float | None:
         count = sums.get(whole, 0.0)
         return sums[part] / count if count else None
 
     return formula
+
+
+def number_of(name: str) -> Formula:
+    """The sum itself; nothing where it is 0."""
+    return lambda sums, _maxima: sums.get(name) or None
 
 
 def deviation(squares: str, total: str, count: str, *, centred: bool) -> Formula:
@@ -58,7 +76,7 @@ def deviation(squares: str, total: str, count: str, *, centred: bool) -> Formula
 
 
 def largest(name: str) -> Formula:
-    """The maximum; nothing where nothing was seen."""
+    """The maximum; None where there was no number."""
 
     def formula(_sums: Named, maxima: Named) -> float | None:
         value = maxima.get(name, float("-inf"))
@@ -132,6 +150,12 @@ _MISMATCH = (
     Diagnostic("rollout/logprob_diff_max", largest("mismatch/absolute")),
 )
 
+_HOT = (
+    Diagnostic("rollout/hot_tokens", number_of("hot/tokens")),
+    Diagnostic("rollout/hot_ratio_mean", share("hot/ratio", "hot/compared")),
+    Diagnostic("rollout/hot_over_cap", share("hot/over_cap", "hot/trained")),
+)
+
 _VALUE = (
     Diagnostic("critic/vf_explained_var", explained_variance),
     Diagnostic("critic/value_bias", share("value/error", "value/tokens")),
@@ -145,22 +169,6 @@ _VALUE = (
         "value/cut_rmse",
         deviation("value/cut_error_squared", "value/cut_error", "value/cut_tokens", centred=False),
     ),
-    *(
-        Diagnostic(f"value/bias_at_{b}0", share(f"value/bin_{b}_error", f"value/bin_{b}_tokens"))
-        for b in range(NUM_POSITION_BINS)
-    ),
-    *(
-        Diagnostic(
-            f"value/rmse_at_{b}0",
-            deviation(
-                f"value/bin_{b}_error_squared",
-                f"value/bin_{b}_error",
-                f"value/bin_{b}_tokens",
-                centred=False,
-            ),
-        )
-        for b in range(NUM_POSITION_BINS)
-    ),
 )
 
 _EGAE = (
@@ -173,12 +181,41 @@ _EGAE = (
     ),
     Diagnostic("egae/advantage_abs", share("egae/absolute", "egae/tokens")),
     Diagnostic("egae/lambda", share("egae/lambda", "egae/windows")),
-    *(
-        Diagnostic(
-            f"egae/lambda_{name}", share(f"egae/lambda_{name}", f"egae/lambda_{name}_windows")
-        )
-        for name in LENGTH_BIN_NAMES
+)
+
+ARRAYS = (
+    ArrayDiagnostic(
+        "value/bias",
+        tuple(
+            share(f"value/bin_{b}_error", f"value/bin_{b}_tokens") for b in range(NUM_POSITION_BINS)
+        ),
+    ),
+    ArrayDiagnostic(
+        "value/rmse",
+        tuple(
+            deviation(
+                f"value/bin_{b}_error_squared",
+                f"value/bin_{b}_error",
+                f"value/bin_{b}_tokens",
+                centred=False,
+            )
+            for b in range(NUM_POSITION_BINS)
+        ),
+    ),
+    ArrayDiagnostic(
+        "egae/lambda_by_length",
+        tuple(
+            share(f"egae/bin_{b}_lambda", f"egae/bin_{b}_windows")
+            for b in range(len(LENGTH_BINS) + 1)
+        ),
     ),
 )
 
-DIAGNOSTICS: tuple[Diagnostic, ...] = (*_POLICY, *_WEIGHTS, *_MISMATCH, *_VALUE, *_EGAE)
+DIAGNOSTICS: tuple[Diagnostic, ...] = (
+    *_POLICY,
+    *_WEIGHTS,
+    *_MISMATCH,
+    *_HOT,
+    *_VALUE,
+    *_EGAE,
+)

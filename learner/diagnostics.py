@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headrace.metrics import LENGTH_BINS
 from learner.policy_losses import PolicyLoss
 from learner.ratios import Ratio, log_ratio
 from learner.segments import (
@@ -24,9 +25,6 @@ from learner.segments import (
 )
 
 NUM_POSITION_BINS = 10
-# Upper ends of the response lengths by which lambda is reported; the last bin is open.
-LENGTH_BINS = (64, 256, 1024, 4096, 16384)
-LENGTH_BIN_NAMES = (*(f"to_{end}" for end in LENGTH_BINS), f"over_{LENGTH_BINS[-1]}")
 # Weights pi_proximal / pi_behaviour beyond which a token counts as in the tail.
 TAIL_BOUNDS = (2.0, 5.0)
 
@@ -145,6 +143,30 @@ def tally_mismatch(learner: Tensor, sampler: Tensor, mask: Tensor) -> Tally:
 
 
 @torch.no_grad()
+def tally_hot(
+    learner: Tensor, sampler: Tensor, hot: Tensor, *, known: Tensor, trained: Tensor,
+    over_cap: Tensor,
+) -> Tally:  # fmt: skip
+    """Hot tokens of FIRE sampling: how likely the policy finds what the hot sampler drew.
+
+    All [T]: logprobs under the weights of the update's start and under the hot sampler, which
+    tokens are hot, for which the first is known, which are in the loss, and whose weight was cut.
+    """
+    compared = hot & known
+    ratio = log_ratio(learner, sampler, compared).to(torch.float64).exp()
+    return Tally(
+        sums={
+            "hot/tokens": _count(hot),
+            "hot/compared": _count(compared),
+            "hot/ratio": _sum(ratio, compared),
+            "hot/trained": _count(hot & trained),
+            "hot/over_cap": _count(hot & over_cap),
+        },
+        maxima={},
+    )
+
+
+@torch.no_grad()
 def tally_reference(new: Tensor, reference: Tensor, mask: Tensor) -> Tally:
     """How far the policy has moved from the reference: k3 of KL(new || reference), all [T]."""
     log_r = log_ratio(reference, new, mask).to(torch.float64)
@@ -157,10 +179,13 @@ def tally_reference(new: Tensor, reference: Tensor, mask: Tensor) -> Tally:
     )
 
 
-def window_cuts(segments: Segments, *, window: int) -> Tensor:
-    """[T] bool: last tokens of earlier, unfinished windows in whole responses (segments)."""
-    position = trajectory_positions(segments) + 1
-    return (position % window == 0) & (tokens_left(segments) > 0)
+def window_cuts(positions: Tensor, segments: Segments, *, window: int) -> Tensor:
+    """[T] bool: last tokens of earlier, unfinished windows in whole responses (segments).
+
+    `positions` [T] are where the tokens stand, whatever was inserted between them counted."""
+    of_window = positions // window
+    later = torch.cat([of_window[1:], of_window[-1:]])
+    return (of_window != later) & (tokens_left(segments) > 0)
 
 
 @torch.no_grad()
@@ -239,9 +264,9 @@ def tally_egae(
         "egae/absolute": _sum(advantages.abs(), everything),
         "egae/lambda": _sum(segments.lam, some),
     }
-    for b, name in enumerate(LENGTH_BIN_NAMES):
-        sums[f"egae/lambda_{name}_windows"] = _count(some & (bins == b))
-        sums[f"egae/lambda_{name}"] = _sum(segments.lam, some & (bins == b))
+    for b in range(len(LENGTH_BINS) + 1):
+        sums[f"egae/bin_{b}_windows"] = _count(some & (bins == b))
+        sums[f"egae/bin_{b}_lambda"] = _sum(segments.lam, some & (bins == b))
     return Tally(sums, maxima={})
 
 

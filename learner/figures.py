@@ -1,8 +1,8 @@
 """The figures of one update by metric name (see headrace/metrics.py), merged over all ranks.
 
-In: what the halves of an update saw. Out: floats. Promises: the same numbers on every rank, and
-the same whatever the batch's cut into ranks and micro-batches; a figure with nothing behind it is
-absent, never 0 or NaN.
+In: what the halves of an update saw. Out: floats. Promises: every rank gets the same numbers,
+however the batch was cut into ranks and micro-batches; a figure without data is absent, never 0 or
+NaN.
 """
 
 import time
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from headrace.protocol.fields import Metric
 from learner.batch import PolicyHalf, Totals, ValueHalf
 from learner.critic_update import CriticUpdate
 from learner.diagnostic_table import finalise
@@ -21,6 +22,7 @@ from learner.diagnostics import (
     from_vectors,
     merge,
     tally_egae,
+    tally_hot,
     tally_mismatch,
     tally_policy,
     tally_reference,
@@ -66,7 +68,7 @@ def figures_of(
     window: int,
     totals: Totals,
     place: Place,
-) -> dict[str, float]:
+) -> dict[str, Metric]:
     """All figures of the update but times and the engines' own state.
 
     Args:
@@ -79,8 +81,8 @@ def figures_of(
     if values is not None:
         tallies.append(tally_egae(values, raw_advantages, windows.segments))
     if critic is not None:
-        known = ~critic.old.isnan()
-        cuts = window_cuts(finished.segments, window=window)
+        known = critic.known & critic.old.isfinite()
+        cuts = window_cuts(finished.positions, finished.segments, window=window)
         tallies.append(
             tally_values(critic.old, critic.targets, known, finished.segments, cuts=cuts)
         )
@@ -114,14 +116,19 @@ def engine_figures(prefix: str, engine: Engine, log: StepLog) -> dict[str, float
 def _policy_tallies(windows: PolicyHalf, policy: PolicyUpdate) -> list[Tally]:
     seen = joined(policy.seen, windows)
     behaviour = windows.behaviour.to(policy.start.dtype)
-    known = windows.mask & ~policy.start.isnan()
+    # A hot token's sampler is another one on purpose: its ratio says nothing of age or engine.
+    known = windows.mask & ~windows.hot & policy.known & policy.start.isfinite()
     difference = log_ratio(policy.start, behaviour, known)
     weights = Ratio(difference, torch.where(known, difference.exp(), 0.0), policy.over_cap)
     tallies = [
         tally_policy(seen.ratio, seen.loss, seen.advantages, seen.mask, entropy=seen.entropy),
         tally_weights(weights, policy.start, behaviour, known, dropped=policy.dropped),
         tally_mismatch(policy.start, behaviour, known & windows.same_version & policy.exact),
-    ]
+        tally_hot(
+            policy.start, behaviour, windows.hot,
+            known=policy.exact, trained=windows.mask, over_cap=policy.hot_over_cap,
+        ),
+    ]  # fmt: skip
     if policy.reference is not None:
         tallies.append(tally_reference(policy.start, policy.reference, known))
     return tallies
@@ -182,7 +189,8 @@ def _loss_figures(
 
 
 def _work_figures(sums: Mapping[str, float], totals: Totals) -> dict[str, float]:
-    """Of the tokens that went through a model: how many there were, in a loss, not padding."""
+    """How many tokens went through a model, and which shares of them were in a loss, context or
+    padding."""
     tokens = sums["actor/tokens"] + sums.get("critic/tokens", 0.0)
     fillers = sums["actor/fillers"] + sums.get("critic/fillers", 0.0)
     figures = {"perf/loss_tokens": float(totals.policy_tokens), "perf/computed_tokens": tokens}

@@ -1,7 +1,7 @@
 """Groups: what critic-free advantages need to know about the other responses to a prompt.
 
 In: the rewards of whole groups. Out: an advantage for each member. Promise: statistics are of whole
-groups; which of their members are in this micro-batch, rank or batch plays no part.
+groups, whichever of their members are in this micro-batch, rank or batch.
 """
 
 from typing import Literal, NamedTuple

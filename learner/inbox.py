@@ -1,9 +1,9 @@
 """Rank 0's conversation with the coordinator.
 
 In: messages from the socket, signals, the clock. Out: one message after the other for the loop to
-act on. Promises: says Hello until it is answered, again where the coordinator went silent, and
-Goodbye at the end; a request to end becomes a Shutdown between two updates; heartbeats go on in a
-thread of their own.
+act on. Promises: it says Hello until the coordinator answers, says it again when the coordinator
+has gone silent, and says Goodbye at the end; a request to end becomes a Shutdown between two
+updates; heartbeats go on in a thread of their own.
 """
 
 import os
@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-import psutil
-
 from headrace.config.process import TransportConfig
 from headrace.errors import RunFailedError, UserError
+from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import (
     Goodbye,
     Heartbeat,
@@ -47,13 +46,11 @@ class Inbox:
         """`update` tells which update the weights are from."""
         link = Link.from_config(transport, address)
         self._transport, self._update, self._resumed_from = transport, update, resumed_from
-        self._dealer = BlockingDealer(link, NAME)
-        self._pulse = Pulse(link, NAME, interval_s=transport.heartbeat_s, stats=self._stats)
-        self._process = psutil.Process()
-        self._began = time.monotonic()
-        self._idle_s = 0.0
-        self._waiting_since: float | None = None
+        identity = identity_of(NAME)
+        self._dealer = BlockingDealer(link, identity)
+        self._pulse = Pulse(link, identity, interval_s=transport.heartbeat_s)
         self._ending: str | None = None
+        self._answered = False
 
     def __enter__(self) -> "Inbox":
         signal.signal(signal.SIGTERM, self._end)
@@ -77,32 +74,30 @@ class Inbox:
         self._dealer.send(message)
 
     def next(self, *, due: tuple[int, float] | None = None) -> Message:
-        """What to do next. `due`: a version that waits and when it may be published; it comes back
-        as a WeightRequest. RunFailedError where the coordinator is silent for too long."""
-        began = heard = greeted = time.monotonic()
-        self._waiting_since = began
-        try:
-            while True:
-                if self._ending:
-                    return Shutdown(reason=self._ending)
-                now = time.monotonic()
-                if due is not None and now >= due[1]:
-                    return WeightRequest(version=due[0], offset=0)
-                message = self._dealer.receive(_POLL_S)
-                if isinstance(message, Refused):
-                    raise UserError(f"the coordinator refuses {NAME}: {message.reason}")
-                if message is not None and not isinstance(message, Heartbeat):
-                    return message
-                if message is not None:
-                    heard = greeted = now
-                if now - heard > self._transport.stall_timeout_s:
-                    raise RunFailedError(f"the coordinator has been silent for {now - heard:.0f} s")
-                if now - greeted > max(_GREETING_S, self._transport.heartbeat_timeout_s):
-                    self._hello()
-                    greeted = now
-        finally:
-            self._idle_s += time.monotonic() - began
-            self._waiting_since = None
+        """The next message to act on. `due` names a version that waits and when it may be
+        published; when that time comes, the answer is a WeightRequest for it. RunFailedError where
+        the coordinator is silent for too long."""
+        heard = greeted = time.monotonic()
+        while True:
+            if self._ending:
+                return Shutdown(reason=self._ending)
+            now = time.monotonic()
+            if due is not None and now >= due[1]:
+                return WeightRequest(version=due[0], offset=0)
+            message = self._dealer.receive(_POLL_S)
+            if isinstance(message, Refused):
+                raise UserError(f"the coordinator refuses {NAME}: {message.reason}")
+            if message is not None:
+                heard = greeted = now
+                self._answered = True
+            if message is not None and not isinstance(message, Heartbeat):
+                return message
+            if now - heard > self._transport.stall_timeout_s:
+                raise RunFailedError(f"the coordinator has been silent for {now - heard:.0f} s")
+            patience = self._transport.heartbeat_timeout_s if self._answered else _GREETING_S
+            if now - greeted > max(_GREETING_S, patience):
+                self._hello()
+                greeted = now
 
     def _hello(self) -> None:
         self._dealer.send(
@@ -118,12 +113,3 @@ class Inbox:
 
     def _end(self, _number: int, _frame: object) -> None:
         self._ending = "asked to end"
-
-    def _stats(self) -> dict[str, float]:
-        now, since = time.monotonic(), self._waiting_since
-        idle = self._idle_s + (now - since if since is not None else 0.0)
-        return {
-            "busy_s": now - self._began - idle,
-            "idle_s": idle,
-            "rss_bytes": float(self._process.memory_info().rss),
-        }

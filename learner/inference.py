@@ -1,20 +1,19 @@
 """A pass without gradient: one number for every read of some sequences.
 
-In: an engine and reads. Out: the numbers in flat order, NaN where a read's sequence was left out.
+In: an engine and reads. Out: the numbers in flat order, 0 where a read's sequence was left out.
 Promise: on all ranks the same number of forward passes, where the engine needs that.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from learner.batch import empty_micro_batch, micro_batches
 from learner.engines import StepLog
 from learner.place import Place
 from learner.reads import Reads
+from learner.steps import empty_micro_batch, micro_batches
 
 
 @torch.no_grad()
@@ -27,8 +26,8 @@ def infer(
     log: StepLog,
 ) -> Tensor:
     """[N] logprobs or values of the reads in `sequences`, by an engine's or network's forward pass
-    under its weights now."""
-    found = torch.full((reads.position_of.size,), math.nan, dtype=place.dtype, device=place.device)
+    under its present weights; 0 for all other reads (see `Reads.within`)."""
+    found = torch.zeros(reads.position_of.size, dtype=place.dtype, device=place.device)
     micros = micro_batches(reads, sequences, place)
     micros += [empty_micro_batch(place.device)] * (place.most(len(micros)) - len(micros))
     for pack, tokens in micros:

@@ -1,16 +1,20 @@
 """The learner's heart: receive, update, publish, report.
 
-Comes in: Welcome, Batch and CheckpointRequest from the coordinator (on rank 0, which shares them
-with the other ranks). Goes out: the notice of weights, UpdateDone with metrics and token
-diagnostics, CheckpointDone. What blocks it: waiting for a message. What wakes it: any message, a
-signal to end, a publication that is due. At shutdown the update at hand is finished first. On
-failure the exception ends the process, and the coordinator serves the batch again.
+Comes in: Welcome, Batch with its parts and CheckpointRequest from the coordinator (on rank 0, which
+shares them with the other ranks and hands each rank its parts). Goes out: the notice of weights,
+UpdateDone with metrics and token diagnostics, CheckpointDone. What blocks it: waiting for a
+message. What wakes it: any message, a signal to end, a publication that is due. At shutdown the
+update at hand is finished first; a batch whose parts have not all come is given up for whatever
+comes instead of them. On failure the exception ends the process, and the coordinator serves the
+batch again.
 """
 
+import logging
 from typing import cast
 
 from headrace.protocol.messages import (
     Batch,
+    BatchPart,
     CheckpointRequest,
     Message,
     Shutdown,
@@ -21,31 +25,49 @@ from headrace.protocol.messages import (
 from learner.inbox import Inbox
 from learner.publishing import Publisher
 from learner.relay import Relay
-from learner.trainer import Trainer, merged
+from learner.shards import merged
+from learner.trainer import Trainer
+
+_LOG = logging.getLogger("headrace.learner")
 
 
 def run_loop(
     inbox: Inbox | None, publisher: Publisher | None, relay: Relay, trainer: Trainer
 ) -> str:
-    """Serve until Shutdown and give its reason. `inbox` and `publisher` on rank 0; all ranks take
-    the same turns."""
+    """Serve until Shutdown and return its reason. Only rank 0 has `inbox` and `publisher`; all
+    ranks take the same turns."""
+    waiting: Message | None = None
     while True:
-        message = relay.share(_next(inbox, trainer))
+        message, waiting = waiting or relay.share(_next(inbox, trainer)), None
         answer: Message | None = None
         match message:
             case Welcome():
                 answer = trainer.announce(message.publish_as, publisher)
             case Batch():
-                reports = relay.collect(trainer.train(message, publisher))
-                answer = merged(cast(list[UpdateDone], reports)) if reports else None
+                answer, waiting = _update(message, inbox, publisher, relay, trainer)
             case WeightRequest():
                 answer = trainer.publish(publisher, at_once=True)
             case CheckpointRequest():
-                answer = trainer.checkpoint(message)
+                answer = trainer.checkpoint(message.lineage)
             case Shutdown():
                 return message.reason
         if inbox is not None and answer is not None:
             inbox.send(answer)
+
+
+def _update(
+    batch: Batch,
+    inbox: Inbox | None,
+    publisher: Publisher | None,
+    relay: Relay,
+    trainer: Trainer,
+) -> tuple[Message | None, Message | None]:
+    """Rank 0's report on the batch, and the message that came instead of it, if one did."""
+    parts = relay.deliver(batch, None if inbox is None else inbox.next)
+    if isinstance(parts, Message):
+        return None, parts
+    reports = relay.collect(trainer.train(batch, merged(parts), publisher))
+    return (trainer.report(cast(list[UpdateDone], reports)) if reports else None), None
 
 
 def _next(inbox: Inbox | None, trainer: Trainer) -> Message | None:
@@ -53,4 +75,6 @@ def _next(inbox: Inbox | None, trainer: Trainer) -> Message | None:
         return None
     waiting, due_at = trainer.waiting, trainer.due_at
     due = (waiting, due_at) if waiting is not None and due_at is not None else None
-    return inbox.next(due=due)
+    while isinstance(message := inbox.next(due=due), BatchPart):
+        _LOG.warning("a part of update %d ignored: its batch was given up", message.update)
+    return message

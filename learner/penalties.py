@@ -11,28 +11,46 @@ from torch import Tensor
 
 from learner.ratios import LOG_RATIO_BOUND
 
-KlEstimator = Literal["k1", "k2", "k3"]
+KlEstimator = Literal["k1", "k1+", "k2", "k3", "k3+"]
+
+# Beyond it a token's k3, which grows like exp(-d), would drown all the others.
+K3_BOUND = 10.0
 
 
 def kl_divergence(new: Tensor, reference: Tensor, *, estimator: KlEstimator) -> Tensor:
     """[T] estimate of KL(pi_new || pi_reference) at tokens that pi_new sampled.
 
-    With d = log pi_new - log pi_ref, clipped to [-20, 20]:
+    With d = log pi_new - log pi_ref:
         k1 = d                  unbiased, any sign
-        k2 = d^2 / 2            biased, its gradient is the true one on average
+        k2 = d^2 / 2            biased
         k3 = exp(-d) + d - 1    unbiased, never negative
+        k1+, k3+                the value of k1 and of k3, the gradient of k2
 
-    As a loss k1 is of no use: its expected gradient is 0. As part of the reward it is the usual
-    one. Source: Schulman, "Approximating KL divergence", 2020.
+    An estimate of the right size need not have the right gradient. In a loss the expected gradient
+    of k1 is 0 and that of k3 belongs to KL(pi_ref || pi_new), the other divergence; k2's, which is
+    d grad log pi_new, is that of KL(pi_new || pi_ref) exactly. In a reward k1 alone gives the
+    exact policy gradient, and "+" changes nothing.
+
+    Bounds: d counts as -20 or 20 beyond these, but keeps its gradient, so that a token far away is
+    still pulled back; k3 counts as 10 beyond that, and its own gradient is 0 there.
+
+    Source: Schulman, "Approximating KL divergence", 2020; the names, the gradient by straight
+    through and the bounds are verl's (its k2 has no bound).
     """
-    d = (new - reference.detach()).clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND)
+    distance = new - reference.detach()
+    bounded = distance.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND)
+    d = distance + (bounded - distance).detach()
+    half_square = 0.5 * d.square()
     match estimator:
-        case "k1":
-            return d
+        case "k1" | "k1+":
+            value = d
         case "k2":
-            return 0.5 * d.square()
-        case "k3":
-            return torch.expm1(-d) + d
+            value = half_square
+        case "k3" | "k3+":
+            value = (torch.expm1(-d) + d).clamp(max=K3_BOUND)
+    if not estimator.endswith("+"):
+        return value
+    return value.detach() + (half_square - half_square.detach())
 
 
 def token_entropy(log_p: Tensor) -> Tensor:
@@ -46,7 +64,7 @@ def token_entropy(log_p: Tensor) -> Tensor:
 
 
 def entropy_bonus(entropy: Tensor) -> Tensor:
-    """[T] -H: more entropy, less loss."""
+    """[T] -H, so that more entropy means less loss."""
     return -entropy
 
 

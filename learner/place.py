@@ -1,7 +1,8 @@
 """Where a rank computes: its number among how many, its device, its limits.
 
-In: nothing but settings. Out: `Place`, and the few sums over ranks that an update needs. Promise:
-with one rank nothing is sent anywhere, so that an update also runs without a process group.
+In: nothing but settings. Out: `Place`, and the few agreements between ranks that an update needs.
+Promise: with one rank nothing is sent anywhere, so that an update also runs without a process
+group.
 """
 
 from dataclasses import dataclass
@@ -51,8 +52,22 @@ class Place:
             dist.all_reduce(x, op=dist.ReduceOp.MAX)
         return x
 
+    def gathered(self, x: Tensor) -> Tensor:
+        """The rows of all ranks' x [N, ...], rank after rank; N differs from rank to rank."""
+        if self.world == 1:
+            return x
+        sizes = [torch.zeros(1, dtype=torch.int64, device=x.device) for _ in range(self.world)]
+        dist.all_gather(sizes, torch.tensor([x.shape[0]], device=x.device))
+        counts = [int(size.item()) for size in sizes]
+        padded = x.new_zeros((max(counts), *x.shape[1:]))
+        padded[: x.shape[0]] = x
+        found = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(found, padded)
+        return torch.cat([rows[:n] for rows, n in zip(found, counts, strict=True)])
+
     def most(self, count: int) -> int:
-        """The largest count of all ranks, where they must go together; else the own one."""
+        """The largest count of all ranks, where they must run the same number of passes; else this
+        rank's own count."""
         if not (self.forward_together and self.world > 1):
             return count
         return int(self.largest(torch.tensor(count, device=self.device)).item())

@@ -1,4 +1,5 @@
-"""Weights go out: one safetensors file a version, and a thread that sends its bytes to other hosts.
+"""Publishing of weights: one safetensors file for each version, and a thread that sends its bytes
+to other hosts.
 
 In: named tensors and the version they have from now on. Out: a `WeightNotice` with a `file:` and a
 `tcp://` source. Promises: a file that is announced is complete and never changes; the last few
@@ -43,8 +44,8 @@ class Publisher:
         num_bytes: int,
         coordinator: str,
     ) -> None:
-        """`num_bytes`: about the size of one version, to choose where it goes. `coordinator`: its
-        address, by which this host's own name on that network is found."""
+        """`num_bytes`: about the size of one version, to choose where it goes. `coordinator` is the
+        coordinator's address; it tells under which name that network knows this host."""
         self._folder = _weights_folder(run_id, run_dir, num_bytes)
         self._kept: list[int] = []
         self._server = _Server(self._folder, transport)
@@ -150,7 +151,8 @@ def _file_of(folder: Path, version: int) -> Path:
 
 
 def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
-    """Shared memory where there is room for all versions kept and one in the making."""
+    """The folder of weights: in shared memory where that has room for all versions kept and one
+    being written."""
     if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
         _remove_orphans(SHARED_MEMORY, f"headrace-{run_id}-")
         if shutil.disk_usage(SHARED_MEMORY).free > 2 * (KEPT_VERSIONS + 1) * num_bytes:

@@ -1,4 +1,4 @@
-"""The ratio's slot: which logprobs anchor the importance ratio and what weighs it.
+"""The ratio of an algorithm: which logprobs anchor the importance ratio, and what weights it.
 
 In: `RatioConfig`. Out: one function of `Tokens`. Promise: every kind is called alike, with all that
 any of them reads.

@@ -199,7 +199,7 @@ def interpolated_proximal(
 def interpolation_alpha(versions: Tensor, *, learner_version: int) -> Tensor:
     """[T] float: how far from the sampler's version towards the learner's the proximal one lies."""
     lag = learner_version - versions
-    return torch.where(lag > 0, (lag - 1) / lag.clamp(min=1), 0.0).clamp(min=0.0, max=1.0)
+    return torch.where(lag > 0, (lag - 1) / lag, 0.0)
 
 
 def _capped(rho: Tensor, mask: Tensor, cap: float, over_cap: OverCap) -> Weights:

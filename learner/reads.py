@@ -1,8 +1,7 @@
 """Reads: which tokens of which sequences a pass over a model is asked about.
 
-In: windows or finished trajectories as they came. Out: `Reads` in flat order. Promises: windows of
-one trajectory share one sequence; the order is that of the messages, so that every rank can work
-out every other rank's.
+In: windows or ended trajectories, and the sequences they stand in. Out: `Reads` in flat order.
+Promises: only sampled tokens are read; windows of one trajectory share one sequence.
 """
 
 from collections.abc import Sequence
@@ -11,10 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from headrace.protocol.messages import PolicyWindow, ValueTrajectory
-from learner.packing import ranges
-
-Int64 = npt.NDArray[np.int64]
+from headrace.protocol.batches import BatchSequence, PolicyWindow, ValueTrajectory
+from learner.sampled import Int64, Sampled, Stretch
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,10 +20,10 @@ class Reads:
 
     Attributes:
         trajectories: the trajectory of each sequence, without repeats.
-        token_ids: prompt and response of each sequence, as far as it is known.
+        token_ids: each sequence from its first token on.
         sequence_of: [N] the sequence of each token.
-        position_of: [N] its place in that sequence. One past the end asks for the state after
-            the last token.
+        position_of: [N] its place in that sequence, the opening included. One past the end asks
+            for the state after the last token.
         targets: [N] the tokens themselves (0 where only a value is asked for).
     """
 
@@ -36,64 +33,93 @@ class Reads:
     position_of: Int64
     targets: Int64
 
+    def within(self, sequences: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """[N] whether each token stands in one of these sequences."""
+        return np.isin(self.sequence_of, np.array(sequences, np.int64))
 
-def policy_reads(windows: Sequence[PolicyWindow]) -> Reads:
-    """The tokens of windows; those of one trajectory share the sequence of the longest."""
-    sequence: dict[int, int] = {}
-    token_ids: list[npt.NDArray[np.int32]] = []
-    owner = np.empty(len(windows), np.int64)
-    for i, window in enumerate(windows):
-        known = sequence.setdefault(window.trajectory_id, len(token_ids))
-        if known == len(token_ids):
-            token_ids.append(window.token_ids)
-        elif window.token_ids.size > token_ids[known].size:
-            token_ids[known] = window.token_ids
-        owner[i] = known
-    starts = np.array([w.prompt_length + w.start for w in windows], np.int64)
-    counts = np.array([w.end - w.start for w in windows], np.int64)
-    trained = [w.token_ids[w.prompt_length + w.start : w.prompt_length + w.end] for w in windows]
-    return Reads(
-        list(sequence),
-        token_ids,
-        np.repeat(owner, counts),
-        ranges(starts, counts),
-        np.concatenate([np.zeros(0, np.int64), *trained], dtype=np.int64),
+
+def sampled_windows(sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]) -> Sampled:
+    """The sampled tokens of windows."""
+    return Sampled(sequences, [Stretch(w.sequence, w.start, w.end) for w in windows])
+
+
+def sampled_answers(
+    sequences: Sequence[BatchSequence], values: Sequence[ValueTrajectory]
+) -> Sampled:
+    """The sampled tokens of whole trajectories."""
+    return Sampled(sequences, [_whole(v.sequence, sequences[v.sequence]) for v in values])
+
+
+def _whole(index: int, sequence: BatchSequence) -> Stretch:
+    return Stretch(index, 0, sequence.token_ids.size - sequence.opening)
+
+
+def reads_of(
+    sequences: Sequence[BatchSequence],
+    segments: Sequence[PolicyWindow] | Sequence[ValueTrajectory],
+    sampled: Sampled,
+) -> Reads:
+    """All sampled tokens of windows or of whole trajectories."""
+    used = dict.fromkeys(segment.sequence for segment in segments)
+    compact = {sequence: i for i, sequence in enumerate(used)}
+    chosen = [sequences[s] for s in used]
+    owner = np.array([compact[segment.sequence] for segment in segments], np.int64)
+    nothing = Reads(
+        [s.trajectory_id for s in chosen],
+        [s.token_ids for s in chosen],
+        *(np.zeros(0, np.int64) for _ in range(3)),
+    )
+    return _with(nothing, owner[sampled.segments], sampled.positions, chosen)
+
+
+def _with(
+    reads: Reads, owner: Int64, positions: Int64, sequences: Sequence[BatchSequence]
+) -> Reads:
+    """The reads and, behind them, further ones: `positions` of sequences `owner`, both [M]."""
+    openings = np.array([s.opening for s in sequences], np.int64)
+    sizes = np.array([s.token_ids.size for s in sequences], np.int64)
+    places = positions + openings[owner]
+    ids = np.concatenate([np.zeros(0, np.int32), *reads.token_ids])
+    targets = ids[(np.cumsum(sizes) - sizes)[owner] + places]
+    return replace(
+        reads,
+        sequence_of=np.concatenate([reads.sequence_of, owner]),
+        position_of=np.concatenate([reads.position_of, places]),
+        targets=np.concatenate([reads.targets, targets], dtype=np.int64),
     )
 
 
 def is_right(window: PolicyWindow) -> bool:
-    """The response ends here and the verifier calls it right."""
+    """The answer ends with this window and counts as right."""
     return window.finished and window.correct
 
 
-def with_earlier_tokens(reads: Reads, windows: Sequence[PolicyWindow]) -> Reads:
-    """`policy_reads` of the windows, and behind them the earlier windows' tokens of right answers
-    that end in them: context for the surrogate, but not for the likelihood of right answers."""
+def with_earlier_tokens(
+    reads: Reads, sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]
+) -> Reads:
+    """`reads_of` the windows, and behind them the earlier windows' tokens of right answers that end
+    in them: context for the surrogate, but not for the likelihood of right answers."""
     ends = [w for w in windows if is_right(w) and w.start]
     if not ends:
         return reads
+    earlier = Sampled(sequences, [Stretch(w.sequence, 0, w.start) for w in ends])
     place = {t: s for s, t in enumerate(reads.trajectories)}
-    starts = np.array([w.prompt_length for w in ends], np.int64)
-    counts = np.array([w.start for w in ends], np.int64)
     owner = np.array([place[w.trajectory_id] for w in ends], np.int64)
-    tokens = [w.token_ids[w.prompt_length : w.prompt_length + w.start] for w in ends]
+    used = {s.trajectory_id: s for s in sequences}
+    chosen = [used[t] for t in reads.trajectories]
+    return _with(reads, owner[earlier.segments], earlier.positions, chosen)
+
+
+def with_cuts(
+    reads: Reads, sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]
+) -> Reads:
+    """`reads_of` the windows, and behind them the state after each window's last position."""
+    place = {t: s for s, t in enumerate(reads.trajectories)}
+    owner = np.array([place[w.trajectory_id] for w in windows], np.int64)
+    ends = np.array([sequences[w.sequence].opening + w.end for w in windows], np.int64)
     return replace(
         reads,
-        sequence_of=np.concatenate([reads.sequence_of, np.repeat(owner, counts)]),
-        position_of=np.concatenate([reads.position_of, ranges(starts, counts)]),
-        targets=np.concatenate([reads.targets, *tokens], dtype=np.int64),
-    )
-
-
-def value_reads(values: Sequence[ValueTrajectory]) -> Reads:
-    """All response tokens of finished trajectories."""
-    starts = np.array([v.prompt_length for v in values], np.int64)
-    counts = np.array([v.token_ids.size for v in values], np.int64) - starts
-    answers = [v.token_ids[v.prompt_length :] for v in values]
-    return Reads(
-        [v.trajectory_id for v in values],
-        [v.token_ids for v in values],
-        np.repeat(np.arange(len(values), dtype=np.int64), counts),
-        ranges(starts, counts),
-        np.concatenate([np.zeros(0, np.int64), *answers], dtype=np.int64),
+        sequence_of=np.concatenate([reads.sequence_of, owner]),
+        position_of=np.concatenate([reads.position_of, ends]),
+        targets=np.concatenate([reads.targets, np.zeros(len(windows), np.int64)]),
     )

@@ -120,7 +120,8 @@ def choose_device(config: RunConfig, rank: int) -> torch.device:
 
 
 def _use_cores(config: RunConfig, cpus: list[int] | None) -> None:
-    """Pin this rank and set its threads: few beside a generator at work, many when it waits."""
+    """Pin this rank to cores and set its threads: few beside generators that work at the same time,
+    many where they wait for the learner."""
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)

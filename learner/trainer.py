@@ -1,4 +1,5 @@
-"""Everything a learner rank holds between updates: models, engines, where weights go.
+"""Everything that a learner rank holds between updates: models, engines, and the way its weights go
+out.
 
 In: a run's configuration and folder. Out: answers to the coordinator's messages. Promises: starts
 from the newest complete checkpoint of the run, else from the configured models; what it publishes
@@ -6,7 +7,7 @@ and what it saves are whole models, whatever the ZeRO stage; with one rank a res
 goes on to the bit.
 """
 
-import json
+import logging
 import shutil
 import time
 from pathlib import Path
@@ -20,13 +21,9 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import (
-    Batch,
-    CheckpointDone,
-    CheckpointRequest,
-    UpdateDone,
-    WeightNotice,
-)
+from headrace.protocol.batches import Shard
+from headrace.protocol.diagnostics import TokenDiagnostics
+from headrace.protocol.messages import Batch, CheckpointDone, UpdateDone, WeightNotice
 from learner.algorithm import build_algorithm
 from learner.checkpoint import newest, read_manifest, write_checkpoint
 from learner.engines import DeepSpeedEngine
@@ -37,6 +34,9 @@ from learner.publishing import Publisher, weights_of
 from learner.update import Updater
 
 POLICY, CRITIC, STATE = "policy", "critic", "state"
+# More than a report takes besides its diagnostics, and a window's diagnostics besides their arrays.
+_REPORT_BYTES, _WINDOW_BYTES = 64 << 10, 512
+_LOG = logging.getLogger("headrace.learner")
 
 
 class Trainer:
@@ -44,6 +44,7 @@ class Trainer:
 
     Attributes:
         update: the last one in the weights (0: the starting policy).
+        lineage: the line of updates that it is on.
         resumed_from: the checkpoint the weights are from, or None.
         policy_bytes: about the size of a published version.
     """
@@ -80,7 +81,10 @@ class Trainer:
         self._engines = {POLICY: DeepSpeedEngine(policy, learner.policy, learner)}
         self._models: dict[str, PreTrainedModel] = {POLICY: self._policy_model}
         algorithm = build_algorithm(
-            config.algorithm, window=config.window, max_length=config.task.max_response_length
+            config.algorithm,
+            window=config.window,
+            max_length=config.task.max_response_length,
+            fire=config.generator.fire,
         )
         if algorithm.value is not None:
             self._models[CRITIC] = load_critic(models, dtype=dtype, device=device)
@@ -116,7 +120,7 @@ class Trainer:
             place,
             reference=reference,
         )
-        self.update = 0
+        self.update, self.lineage = 0, 0
         self._version = 0
         self._published_at = float("-inf")
         self.waiting: int | None = None
@@ -124,11 +128,12 @@ class Trainer:
             self._restore(self.resumed_from)
         self.policy_bytes = sum(p.numel() * p.element_size() for p in policy.parameters())
 
-    def train(self, batch: Batch, publisher: Publisher | None) -> UpdateDone:
-        """One update, its publication and its checkpoint. `publisher` on rank 0."""
-        outcome = self._updater.run(batch)
+    def train(self, batch: Batch, shard: Shard, publisher: Publisher | None) -> UpdateDone:
+        """One update on this rank's share, its publication and its checkpoint. `publisher` on rank
+        0."""
+        outcome = self._updater.run(batch, shard)
         metrics = outcome.metrics
-        self.update = batch.update
+        self.update, self.lineage = batch.update, batch.lineage
         notice = None
         if outcome.policy_moved and outcome.skipped is None:
             began = time.perf_counter()
@@ -138,16 +143,21 @@ class Trainer:
         checkpoint = None
         if batch.checkpoint:
             began = time.perf_counter()
-            checkpoint = str(self._save(batch.cut))
+            checkpoint = str(self._save())
             metrics["timing_s/checkpoint"] = time.perf_counter() - began
         return UpdateDone(
             update=batch.update,
+            lineage=batch.lineage,
             metrics=metrics,
             diagnostics=outcome.diagnostics if self._config.storage.token_diagnostics else [],
             notice=notice,
             checkpoint=checkpoint,
             skipped=outcome.skipped,
         )
+
+    def report(self, reports: list[UpdateDone]) -> UpdateDone:
+        """What rank 0 tells the coordinator of an update, from the reports of all ranks."""
+        return joined(reports, max_bytes=int(self._config.transport.max_message_mib * 2**20))
 
     def announce(self, version: int, publisher: Publisher | None) -> WeightNotice | None:
         """Publish the weights as they are, under `version`."""
@@ -172,17 +182,19 @@ class Trainer:
             return None
         return self._published_at + self._config.learner.publish_min_interval_s
 
-    def checkpoint(self, request: CheckpointRequest) -> CheckpointDone:
-        """Write a checkpoint now."""
-        return CheckpointDone(update=self.update, path=str(self._save(request.cut)))
+    def checkpoint(self, lineage: int) -> CheckpointDone:
+        """Write a checkpoint now. The lineage may have changed since the last batch."""
+        self.lineage = lineage
+        return CheckpointDone(update=self.update, path=str(self._save()))
 
     def _whole_weights(self) -> dict[str, Tensor]:
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self._engines[POLICY].whole_parameters():
             return weights_of(self._policy_model.state_dict(), dtype=wanted)
 
-    def _save(self, cut: str) -> Path:
-        """Every rank leaves its own state beside the checkpoint, rank 0 gathers it in."""
+    def _save(self) -> Path:
+        """Every rank writes its own state beside the checkpoint, and rank 0 moves all of them into
+        it."""
         shelf = self._root / ".ranks"
         shelf.mkdir(parents=True, exist_ok=True)
         for name, engine in self._engines.items():
@@ -197,18 +209,17 @@ class Trainer:
             dist.barrier()
         path = self._root / f"step_{self.update}"
         if self._rank == 0:
-            self._gather(shelf, whole, cut)
+            self._gather(shelf, whole)
         if self._config.learner.ranks > 1:
             dist.barrier()
         return path
 
-    def _gather(self, shelf: Path, whole: dict[str, dict[str, Tensor]], cut: str) -> None:
+    def _gather(self, shelf: Path, whole: dict[str, dict[str, Tensor]]) -> None:
         def fill(folder: Path) -> None:
             for name, weights in whole.items():
                 self._models[name].save_pretrained(folder / name, state_dict=weights)
                 self._tokenizer.save_pretrained(folder / name)
             shutil.move(shelf, folder / STATE)
-            (folder / STATE / "cut.json").write_text(cut)
 
         steps = {name: engine.steps for name, engine in self._engines.items()}
         facts = {
@@ -216,7 +227,7 @@ class Trainer:
             "ranks": self._config.learner.ranks,
             "zero_stage": self._config.learner.zero_stage,
             "steps": steps,
-            "lineage": _lineage(cut),
+            "lineage": self.lineage,
             "resumed_from": str(self.resumed_from) if self.resumed_from else None,
         }
         write_checkpoint(
@@ -250,17 +261,24 @@ class Trainer:
             torch.set_rng_state(state.pop("rng"))
             engine.load_state(state)
         self.update = int(manifest["update"])
+        self.lineage = int(manifest["lineage"])
         self._version = int(manifest["version"])
 
 
-def merged(reports: list[UpdateDone]) -> UpdateDone:
-    """Rank 0's report with the diagnostics of all ranks."""
-    return replace(reports[0], diagnostics=[d for report in reports for d in report.diagnostics])
-
-
-def _lineage(cut: str) -> int | None:
-    try:
-        found = json.loads(cut)
-    except ValueError:
-        return None
-    return found.get("lineage") if isinstance(found, dict) else None
+def joined(reports: list[UpdateDone], *, max_bytes: int) -> UpdateDone:
+    """Rank 0's report with the diagnostics of all ranks, as many windows' as fit into a message of
+    `max_bytes`; the log says how many did not."""
+    every = [d for report in reports for d in report.diagnostics]
+    room = max_bytes - _REPORT_BYTES
+    kept: list[TokenDiagnostics] = []
+    for diagnostics in every:
+        room -= _WINDOW_BYTES + sum(column.nbytes for column in diagnostics.columns.values())
+        if room < 0:
+            _LOG.warning(
+                "token diagnostics of %d of %d windows left out of update %d: the report would be "
+                "over transport.max_message_mib", len(every) - len(kept), len(every),
+                reports[0].update,
+            )  # fmt: skip
+            break
+        kept.append(diagnostics)
+    return replace(reports[0], diagnostics=kept)

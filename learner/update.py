@@ -1,23 +1,26 @@
-"""One update: both halves of a batch become gradients, and figures about them.
+"""One update: both halves of a batch become optimizer steps, and figures about them.
 
-In: a `Batch`, the same on all ranks. Out: an `Outcome`: metrics, diagnostics, and whether the
-weights moved. Promises: values and logprobs of the update's start are those of its first weights;
-policy and value model step independently; ranks do the same collectives in the same order
-whatever their shards hold; how the batch is cut into ranks and micro-batches changes nothing but
-rounding. What is not finite ends the update: no optimizer step follows, on any rank, and where it
-can be known beforehand there is none at all.
+In: a `Batch`, the same on all ranks, and this rank's share of it. Out: an `Outcome`: metrics,
+diagnostics, and whether the weights moved. Promises: values and logprobs of the update's start are
+those of its first weights; policy and value model step independently; ranks do the same collectives
+in the same order whatever their shards hold; how the batch is cut into ranks, parts and
+micro-batches changes nothing but rounding. A number that is not finite ends the update: no rank
+takes a further optimizer step, and none takes any where the number is found before the first one.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.config.learner import LearnerConfig
-from headrace.protocol.messages import Batch, TokenDiagnostics
+from headrace.protocol.batches import Shard
+from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
+from headrace.protocol.fields import Metric
+from headrace.protocol.messages import Batch
 from learner.advantages import moments
 from learner.algorithm import Algorithm
 from learner.batch import PolicyHalf, ValueHalf, policy_half, totals_of, value_half
@@ -41,10 +44,28 @@ class Outcome:
             steps before that stay in the weights, and nothing of it is published.
     """
 
-    metrics: dict[str, float]
+    metrics: dict[str, Metric]
     diagnostics: list[TokenDiagnostics]
     policy_moved: bool
     skipped: str | None
+
+
+class Judged(NamedTuple):
+    """What each of the windows' T tokens is worth.
+
+    Attributes:
+        values: [T] V at the update's start, None without a critic.
+        raw: [T] advantages before whitening and clamping.
+        advantages: [T] as the loss sees them.
+        returns: [T] discounted reward up to the end, shaping and penalties included.
+        returns_known: [T] bool, the trajectory ends with the token's window.
+    """
+
+    values: Tensor | None
+    raw: Tensor
+    advantages: Tensor
+    returns: Tensor
+    returns_known: Tensor
 
 
 class Updater:
@@ -70,17 +91,19 @@ class Updater:
         self._reference = reference
         self._config, self._place = config, place
 
-    def run(self, batch: Batch) -> Outcome:
-        """Train on a batch. Every rank calls this with the same batch."""
+    def run(self, batch: Batch, shard: Shard) -> Outcome:
+        """Train on a batch. Every rank calls this with the same batch and its own shard."""
         watch = Stopwatch()
         algorithm, config, place = self._algorithm, self._config, self._place
-        shard = batch.shards[place.rank]
-        totals = totals_of(batch)
+        kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coef
         windows = policy_half(
             shard, version=batch.version, lambdas=algorithm.lambdas,
-            shape=algorithm.shape_rewards, device=place.device,
+            shape=algorithm.shape_rewards, kl_coef=kl_coef, device=place.device,
         )  # fmt: skip
-        finished = value_half(shard, shape=algorithm.shape_rewards, device=place.device)
+        finished = value_half(
+            shard, shape=algorithm.shape_rewards, kl_coef=kl_coef, device=place.device
+        )
+        totals = totals_of(windows, finished, place)
         policy = PolicyUpdate(
             algorithm, self._policy,
             replace(place, frozen_context=config.context == "frozen"), batch, windows, totals,
@@ -97,35 +120,34 @@ class Updater:
             )  # fmt: skip
         with watch.measure("value"):
             if critic is not None:
-                asked = windows.windows if algorithm.uses_critic else []
+                asked = windows if algorithm.uses_critic else None
                 critic.begin(asked, at_cuts=algorithm.asks_at_cuts)
             broken = self._not_finite(_inputs(windows, policy, critic))
             if critic is not None:
                 critic.first_pass(sound=not broken)
         with watch.measure("advantages"):
-            values, raw, advantages = self._advantages(windows, policy, critic)
+            seen = self._advantages(windows, policy, critic)
         with watch.measure("value"):
             if critic is not None:
                 critic.train(epochs=batch.value_epochs)
         with watch.measure("policy"):
             sound = not broken and not (critic and critic.log.dropped)
-            policy.train(advantages, epochs=config.policy.epochs, sound=sound)
+            policy.train(seen.advantages, epochs=config.policy.epochs, sound=sound)
         metrics = figures_of(
             windows, finished, policy, critic,
-            values=values, raw_advantages=raw, advantages=advantages, window=algorithm.window,
-            totals=totals, place=place,
+            values=seen.values, raw_advantages=seen.raw, advantages=seen.advantages,
+            window=algorithm.window, totals=totals, place=place,
         ) | engine_figures("actor", self._policy, policy.log)  # fmt: skip
         if critic is not None and self._critic is not None:
             metrics |= engine_figures("critic", self._critic, critic.log)
-        metrics |= watch.figures()
-        metrics["perf/tokens_per_s"] = (
-            metrics.pop("perf/computed_tokens") / metrics["timing_s/update"]
-        )
+        spent, computed = watch.figures(), metrics.pop("perf/computed_tokens")
+        assert isinstance(computed, float)
+        metrics |= {**spent, "perf/tokens_per_s": computed / spent["timing_s/update"]}
         return Outcome(
             metrics=metrics,
-            diagnostics=_diagnostics(windows, policy.start, values, advantages),
+            diagnostics=_diagnostics(windows, policy, seen),
             policy_moved=policy.log.applied > 0,
-            skipped=self._skipped(broken, windows, policy, critic, values, raw),
+            skipped=self._skipped(broken, windows, policy, critic, seen),
         )
 
     def _skipped(
@@ -134,8 +156,7 @@ class Updater:
         windows: PolicyHalf,
         policy: PolicyUpdate,
         critic: CriticUpdate | None,
-        values: Tensor | None,
-        raw: Tensor,
+        seen: Judged,
     ) -> str | None:
         """Why the update was broken off; `broken` are the inputs that were not finite."""
         if broken:
@@ -147,45 +168,43 @@ class Updater:
         read = joined(policy.seen, windows)
         named = self._not_finite({
             "learner's logprobs": read.ratio.log_ratio[read.mask],
-            "values": raw[:0] if values is None else values,
-            "advantages": raw[windows.mask],
+            "values": seen.raw[:0] if seen.values is None else seen.values,
+            "advantages": seen.raw[windows.mask],
         })  # fmt: skip
         return f"{reason}; not finite already: {named}" if named else reason
 
     def _not_finite(self, seen: Mapping[str, Tensor]) -> str:
-        """Which of these are not finite on any rank; empty if all are."""
+        """The names of those that are not finite on some rank; empty if all are finite."""
         counts = torch.stack([(~x.isfinite()).sum() for x in seen.values()])
         found = self._place.total(counts).tolist()
         return ", ".join(f"{name} ({n})" for name, n in zip(seen, found, strict=True) if n)
 
     def _advantages(
         self, windows: PolicyHalf, policy: PolicyUpdate, critic: CriticUpdate | None
-    ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Values, raw advantages and what the loss sees, all [T]."""
+    ) -> Judged:
         algorithm, place = self._algorithm, self._place
         values, at_cuts = None, None
         if critic is not None and algorithm.uses_critic:
-            values, at_cuts = critic.values_of(windows.windows, at_cuts=algorithm.asks_at_cuts)
+            values, at_cuts = critic.values_of(windows, at_cuts=algorithm.asks_at_cuts)
         rewards = windows.rewards.to(place.dtype)
         # A non-finite behaviour logprob came as 0 and masked.
         sampled = windows.mask | (windows.behaviour != 0)
-        raw = algorithm.advantages(
-            rewards,
-            self._penalty(windows.behaviour, policy.reference, sampled),
-            values,
-            windows.segments._replace(bootstrap_value=at_cuts),
-            windows.groups,
-        )
+        penalty = self._penalty(windows, policy.reference, sampled)
+        segments = windows.segments._replace(bootstrap_value=at_cuts)
+        raw = algorithm.advantages(rewards, penalty, values, segments, windows.groups)
         whole = place.total(moments(raw, windows.mask))
-        return values, raw, algorithm.normalise(raw, windows.mask, whole)
+        advantages = algorithm.normalise(raw, windows.mask, whole)
+        return Judged(values, raw, advantages, *algorithm.returns(rewards + penalty, segments))
 
-    def _penalty(self, behaviour: Tensor, reference: Tensor | None, sampled: Tensor) -> Tensor:
+    def _penalty(
+        self, half: PolicyHalf | ValueHalf, reference: Tensor | None, sampled: Tensor
+    ) -> Tensor:
         """[T] what each token earns by its divergence from the reference: 0 or less on average."""
         kl, dtype = self._algorithm.kl, self._place.dtype
         if kl is None or reference is None or not kl.in_reward:
-            return torch.zeros_like(behaviour, dtype=dtype)
-        divergence = kl.estimate(behaviour.to(dtype), reference)
-        return torch.where(sampled, -kl.coef * divergence, 0.0)
+            return torch.zeros_like(half.behaviour, dtype=dtype)
+        divergence = kl.estimate(half.behaviour.to(dtype), reference)
+        return torch.where(sampled, -half.kl_coef * divergence, 0.0)
 
     def _with_penalty(self, finished: ValueHalf, log: StepLog) -> ValueHalf:
         """The value targets' rewards hold the same penalty as the advantages'."""
@@ -194,8 +213,7 @@ class Updater:
             return finished
         everything = range(len(finished.reads.token_ids))
         logprobs = infer(reference, finished.reads, everything, self._place, log=log)
-        sampled = finished.behaviour.isfinite()
-        penalty = self._penalty(finished.behaviour, logprobs, sampled)
+        penalty = self._penalty(finished, logprobs, finished.behaviour.isfinite())
         return replace(finished, rewards=finished.rewards + penalty.to(finished.rewards.dtype))
 
 
@@ -204,7 +222,9 @@ def _inputs(
 ) -> dict[str, Tensor]:
     """What goes into the losses and is known before the first optimizer step."""
     mask, nothing = windows.mask, windows.rewards[:0]
+    weights = windows.weights
     return {
+        "loss weights": nothing if weights is None else weights[mask],
         "generator's logprobs": windows.behaviour[mask],
         "rewards": windows.rewards,
         "reference's logprobs": nothing if policy.reference is None else policy.reference[mask],
@@ -213,7 +233,8 @@ def _inputs(
 
 
 def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
-    """Whose optimizer step was thrown away, and what stays of those before it; None: nobody's."""
+    """Which model's optimizer step was thrown away, and which earlier steps stay in the weights.
+    None where no step was thrown away."""
     name = next((name for name, log in logs.items() if log.dropped), None)
     if name is None:
         return None
@@ -222,24 +243,27 @@ def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
     return f"{reason}; optimizer steps that stay: {', '.join(kept)}" if kept else reason
 
 
-def _diagnostics(
-    windows: PolicyHalf, logprobs: Tensor, values: Tensor | None, advantages: Tensor
-) -> list[TokenDiagnostics]:
-    stops = windows.segments.cu_lengths.tolist()
+def _diagnostics(windows: PolicyHalf, policy: PolicyUpdate, seen: Judged) -> list[TokenDiagnostics]:
+    """A column for each of COLUMN_NAMES, by position; NaN where there is no figure."""
+    nothing = torch.full_like(policy.start, math.nan)
+    figures = {
+        "learner_logprobs": torch.where(policy.known, policy.start, nothing),
+        "values": nothing if seen.values is None else seen.values,
+        "advantages": seen.advantages,
+        "returns": torch.where(seen.returns_known, seen.returns, math.nan),
+    }
+    columns = {
+        name: windows.sampled.spread(figures[name].to(torch.float32).cpu().numpy())
+        for name in COLUMN_NAMES
+    }
     lams = windows.segments.lam.tolist()
-    columns = [
-        (torch.full_like(logprobs, np.nan) if x is None else x).to(torch.float32).cpu().numpy()
-        for x in (logprobs, values, advantages)
-    ]
     return [
         TokenDiagnostics(
             window_id=window.window_id,
             trajectory_id=window.trajectory_id,
             start=window.start,
-            logprobs=columns[0][stops[i] : stops[i + 1]],
-            values=columns[1][stops[i] : stops[i + 1]],
-            advantages=columns[2][stops[i] : stops[i + 1]],
             lam=lams[i],
+            columns={name: column[i] for name, column in columns.items()},
         )
         for i, window in enumerate(windows.windows)
     ]

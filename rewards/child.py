@@ -2,8 +2,9 @@
 
 In: frames of `pipe.py` on stdin. Out: frames on the original stdout. What the user's code prints
 goes to stderr and what it reads is empty, so that it cannot disturb the frames. The child dies with
-its worker, ignores Ctrl-C (the worker ends it), and may not take more than MEMORY_BYTES. It is a
-supervision boundary: whatever a verifier raises becomes an outcome, and the child goes on.
+its worker, ignores Ctrl-C (the worker ends it), and may not take more than MEMORY_BYTES. This is
+where broad exceptions are caught: whatever a verifier raises becomes an outcome, and the child goes
+on.
 """
 
 import ctypes

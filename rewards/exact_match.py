@@ -1,4 +1,4 @@
-"""The `exact` verifier: the answer string itself.
+"""The `exact` verifier: compares answers as strings.
 
 In: a response and the right answer. Out: whether what follows the last answer marker (without a
 marker: the whole response) is the answer, leading and trailing white space apart.

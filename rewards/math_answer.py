@@ -95,15 +95,16 @@ def _read(text: str) -> tuple[str, str]:
 
 
 def _is_prose(text: str) -> bool:
-    """Whether math-verify has to look for the formula in it. So do digits with blanks or a comma
-    among them: it knows how they are written in other countries."""
+    """Whether math-verify has to look for the formula in the text. That is also so for digits with
+    blanks or a comma among them, because math-verify knows how numbers are written in other
+    countries."""
     if "\n" in text or _DELIMITED.search(text) or _DIGITS.fullmatch(text):
         return True
     return _WORD.search(_COMMAND.sub(" ", text)) is not None
 
 
 def _plain(text: str) -> str:
-    """For answers that are words: the same words are the same answer."""
+    """The form in which answers in words are compared: the same words are the same answer."""
     return " ".join(text.split()).strip(" .").casefold()
 
 

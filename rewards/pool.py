@@ -1,4 +1,4 @@
-"""A worker's warm scoring children.
+"""The scoring children of a worker, kept warm.
 
 In: items by `submit`. Out: one Score an item on `scores`, in the order of completion. Promises: an
 item ends within its deadline plus the time it waited for a free child; a child that misses a
@@ -140,7 +140,6 @@ class Pool:
         self.held = 0
         """Items submitted and not yet scored."""
         self.counts: dict[Status, int] = {"ok": 0, "timeout": 0, "crashed": 0, "invalid": 0}
-        self.busy_s = 0.0
         self.restarts = 0
 
     async def submit(self, items: Sequence[ScoreItem]) -> None:
@@ -248,7 +247,6 @@ class Pool:
         if not self.held:
             self._idle.set()
         self.counts[status] += 1
-        self.busy_s += seconds
         self._idle_deaths = 0
         self._failures = 0 if status == "ok" else self._failures + 1
         self.scores.put_nowait(

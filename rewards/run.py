@@ -12,13 +12,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-
-import psutil
+from collections.abc import Sequence
 
 from headrace.config.process import TransportConfig
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
+from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import Goodbye, Hello, Refused, Shutdown, Welcome
 from headrace.protocol.sockets import Dealer, Link, Pulse
 from rewards.loop import serve
@@ -31,7 +30,8 @@ log = logging.getLogger("rewards")
 async def work(link: Link, name: str) -> None:
     """Join the run at `link`, score until it ends, and take leave, saying why where it failed."""
     hello = Hello(role="reward", name=name, pid=os.getpid(), host=socket.gethostname())
-    dealer = Dealer(link, name)
+    identity = identity_of(name)
+    dealer = Dealer(link, identity)
     cause: str | None = None
     try:
         config = await join(dealer, hello)
@@ -40,8 +40,7 @@ async def work(link: Link, name: str) -> None:
         pool = Pool(config.reward)
         transport = config.transport
         log.info("scoring with %s in %d children", config.reward.kind, config.reward.children)
-        stats = _gauges(pool)
-        with Pulse(link, name, interval_s=transport.heartbeat_s, stats=stats):
+        with Pulse(link, identity, interval_s=transport.heartbeat_s):
             await serve(
                 dealer,
                 pool,
@@ -107,22 +106,6 @@ async def _until_signal(link: Link, name: str) -> None:
         # SIGTERM is an orderly end; a cancellation from outside (Ctrl-C) goes on.
         if not working.cancelled() or asyncio.current_task().cancelling():  # type: ignore[union-attr]
             raise
-
-
-def _gauges(pool: Pool) -> Callable[[], dict[str, float]]:
-    process, began = psutil.Process(), time.monotonic()
-
-    def stats() -> dict[str, float]:
-        return {
-            "busy_s": pool.busy_s,
-            "idle_s": max(0.0, (time.monotonic() - began) * pool.children - pool.busy_s),
-            "held": pool.held,
-            "restarts": pool.restarts,
-            "rss_bytes": process.memory_info().rss,
-            **{f"scored_{status}": count for status, count in pool.counts.items()},
-        }
-
-    return stats
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Signatures of reward functions, read before anything is scored.
 
-In: a callable. Out: which keyword arguments it takes, and which columns of the dataset it needs.
-A function made for another system would be called and pay 0 for right answers, or fail at every
-response; it is a UserError here, which says what is expected and whose signature it looks like.
+In: a callable. Out: which keyword arguments it takes, and which columns of the dataset it needs. If
+it were called anyway, a function made for another system would pay 0 for right answers or fail at
+every response. Here it is a UserError that says what is expected and whose signature the function
+looks like.
 """
 
 import inspect
@@ -87,7 +88,7 @@ def _origin(names: Collection[str]) -> str:
 
 
 def _shown(parameters: Collection[inspect.Parameter]) -> str:
-    """Their names on one line: annotations and defaults may be anything."""
+    """The parameters' names on one line, without annotations and defaults, which may be long."""
     bare = (p.replace(annotation=p.empty, default=p.empty) for p in parameters)
     return f"({', '.join(map(str, bare))})"
 

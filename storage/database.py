@@ -2,6 +2,7 @@
 
 SQLite runs in WAL mode with one writer (the coordinator) and any number of read-only readers. The
 WAL is not fsynced at each commit (synchronous NORMAL): the journal is, and SQL is rebuilt from it.
+`alembic_version` in the database says which version its tables are of.
 """
 
 import os
@@ -15,18 +16,24 @@ from sqlalchemy.pool import NullPool
 from headrace.errors import UserError
 
 SQLITE_NAME = "headrace.sqlite"
+DATABASE_VERSION = "0002"
+"""The newest migration."""
 _BUSY_TIMEOUT_S = 30
 
 
 def open_writer(run_dir: Path, url: str | None) -> Engine:
     """The coordinator's engine, its tables brought up to date. UserError: no such database."""
     if url is None:
-        engine = create_engine(
-            f"sqlite:///{run_dir / SQLITE_NAME}", connect_args={"timeout": _BUSY_TIMEOUT_S}
-        )
-        event.listen(engine, "connect", _write_pragmas)
-    else:
-        engine = _server_engine(url, pool_pre_ping=True)
+        return open_file(run_dir / SQLITE_NAME)
+    engine = _server_engine(url, pool_pre_ping=True)
+    upgrade(engine)
+    return engine
+
+
+def open_file(path: Path) -> Engine:
+    """An engine for a SQLite file that can write, its tables brought up to date."""
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_TIMEOUT_S})
+    event.listen(engine, "connect", _write_pragmas)
     upgrade(engine)
     return engine
 
@@ -41,8 +48,13 @@ def open_reader(run_dir: Path, url: str | None) -> Engine:
     path = (run_dir / SQLITE_NAME).resolve()
     if not path.exists():
         raise UserError(f"{run_dir} has no {SQLITE_NAME}: it is not a run folder, or just starting")
+    return read_file(path)
+
+
+def read_file(path: Path) -> Engine:
+    """An engine for a SQLite file that cannot write."""
     # A folder nobody can write to has no place for the WAL's index: it can only be read as it is.
-    mode = "mode=ro" if os.access(run_dir, os.W_OK) else "immutable=1"
+    mode = "mode=ro" if os.access(path.parent, os.W_OK) else "immutable=1"
     return create_engine(
         f"sqlite:///file:{path}?{mode}&uri=true",
         connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False},

@@ -1,9 +1,11 @@
 """Per-token diagnostics of trained windows, in Arrow segments under `diagnostics/`.
 
-One row a window: what the learner saw at the update's start (logprobs, values, advantages, one per
-trained position from `start` on; lam is the lambda in force). Rows are written before the journal's
+One row a window: what the learner saw at the update's start, an array for each name of
+`headrace.protocol.diagnostics.TOKEN_COLUMNS` with a value for each position from `start` on (null:
+nothing was reported); lam is the lambda in force. Rows are written before the journal's
 UpdateCommitted. A crash between the two leaves rows of an update that was never committed, and the
 same update may come again: readers ask for a committed (lineage, update) and the last row counts.
+Each segment's schema says its format and which columns it has.
 """
 
 from collections import OrderedDict
@@ -14,10 +16,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.protocol.messages import TokenDiagnostics
+from headrace.errors import UserError
+from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records import UpdateCommitted
-from storage.segments import BatchPlace, SegmentWriter, locate_batches, read_batch
+from storage import version1
+from storage.segments import (
+    BatchPlace,
+    SegmentWriter,
+    locate_batches,
+    read_batch,
+    segment_format,
+    segment_paths,
+)
 
+DIAGNOSTICS_FORMAT = 2
 SCHEMA = pa.schema(
     [
         pa.field("lineage", pa.int32(), nullable=False),
@@ -26,13 +38,11 @@ SCHEMA = pa.schema(
         pa.field("trajectory_id", pa.int64(), nullable=False),
         pa.field("start", pa.int32(), nullable=False),
         pa.field("lam", pa.float64(), nullable=False),
-        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
-        pa.field("values", pa.list_(pa.float32()), nullable=False),
-        pa.field("advantages", pa.list_(pa.float32()), nullable=False),
-    ]
+        *(pa.field(name, pa.list_(pa.float32())) for name in COLUMN_NAMES),
+    ],
+    metadata={"format": str(DIAGNOSTICS_FORMAT)},
 )
 _PLAIN = ("lineage", "update", "window_id", "trajectory_id", "start", "lam")
-_ARRAYS = ("logprobs", "values", "advantages")
 _CACHED_BATCHES = 64
 WindowKey = tuple[int, int, int]
 """(lineage, update, window_id)"""
@@ -56,11 +66,13 @@ class DiagnosticsWriter:
 
 
 class DiagnosticsReader:
-    """Reads by (lineage, update): an index of batches, and the batches last used."""
+    """Reads by (lineage, update): an index of batches, and the batches last used. UserError: the
+    run is of a newer version of this program."""
 
     def __init__(self, folder: Path) -> None:
         self._places: dict[tuple[int, int], list[BatchPlace]] = {}
         self._batches: OrderedDict[BatchPlace, dict[WindowKey, TokenDiagnostics]] = OrderedDict()
+        self._renamed = {path: _names_in(path) for path in segment_paths(folder)}
         for place, batch in locate_batches(folder):
             keys = zip(*(batch.column(c).to_pylist() for c in ("lineage", "update")), strict=True)
             for key in set(keys):
@@ -77,27 +89,48 @@ class DiagnosticsReader:
 
     def _rows(self, place: BatchPlace) -> dict[WindowKey, TokenDiagnostics]:
         if place not in self._batches:
-            self._batches[place] = _decode(read_batch(place, SCHEMA))
+            renamed = self._renamed.get(place.path, {})
+            self._batches[place] = _decode(read_batch(place), renamed)
             if len(self._batches) > _CACHED_BATCHES:
                 self._batches.popitem(last=False)
         self._batches.move_to_end(place)
         return self._batches[place]
 
 
-def _decode(batch: pa.RecordBatch) -> dict[WindowKey, TokenDiagnostics]:
-    """Rows by key; arrays are read-only views of the batch."""
+def _names_in(path: Path) -> dict[str, str]:
+    """Today's names of the columns that a segment calls otherwise."""
+    number = segment_format(path) or DIAGNOSTICS_FORMAT
+    if number > DIAGNOSTICS_FORMAT:
+        raise UserError(
+            f"{path} has format {number}, and this version of Headrace reads token diagnostics up "
+            f"to {DIAGNOSTICS_FORMAT}: use the version that wrote it"
+        )
+    return version1.DIAGNOSTIC_NAMES if number == 1 else {}
+
+
+def _decode(batch: pa.RecordBatch, renamed: dict[str, str]) -> dict[WindowKey, TokenDiagnostics]:
+    """Rows by key; arrays are read-only views of the batch. Columns that the file does not have, or
+    that nobody knows any more, are left out."""
     plain = [batch.column(name).to_pylist() for name in _PLAIN]
-    borders = {name: batch.column(name).offsets.to_numpy() for name in _ARRAYS}
-    values = {name: batch.column(name).values.to_numpy() for name in _ARRAYS}
+    arrays = {
+        renamed.get(name, name): batch.column(name)
+        for name in batch.schema.names
+        if renamed.get(name, name) in COLUMN_NAMES
+    }
+    borders = {name: array.offsets.to_numpy() for name, array in arrays.items()}
+    values = {name: array.values.to_numpy() for name, array in arrays.items()}
+    known = {name: array.is_valid().to_pylist() for name, array in arrays.items()}
     found: dict[WindowKey, TokenDiagnostics] = {}
     for row, (lineage, update, window_id, trajectory_id, start, lam) in enumerate(
         zip(*plain, strict=True)
     ):
-        arrays = {
-            name: values[name][borders[name][row] : borders[name][row + 1]] for name in _ARRAYS
+        columns = {
+            name: values[name][borders[name][row] : borders[name][row + 1]]
+            for name in arrays
+            if known[name][row]
         }
         found[lineage, update, window_id] = TokenDiagnostics(
-            window_id=window_id, trajectory_id=trajectory_id, start=start, lam=lam, **arrays
+            window_id=window_id, trajectory_id=trajectory_id, start=start, lam=lam, columns=columns
         )
     return found
 
@@ -110,11 +143,12 @@ def _encode(rows: Sequence[tuple[UpdateCommitted, TokenDiagnostics]]) -> pa.Reco
     for name in _PLAIN[2:]:
         columns[name] = [getattr(row, name) for _, row in rows]
     arrays = [pa.array(values, type=SCHEMA.field(name).type) for name, values in columns.items()]
-    for name in _ARRAYS:
-        parts = [getattr(row, name) for _, row in rows]
-        borders = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-        values = np.concatenate(parts, dtype=np.float32)
-        arrays.append(
-            pa.ListArray.from_arrays(pa.array(borders, type=pa.int32()), pa.array(values))
-        )
+    for name in COLUMN_NAMES:
+        parts = [row.columns.get(name) for _, row in rows]
+        lengths = [0 if part is None else len(part) for part in parts]
+        borders = pa.array(np.concatenate([[0], np.cumsum(lengths)]), type=pa.int32())
+        present = [part for part in parts if part is not None]
+        values = np.concatenate([np.zeros(0, np.float32), *present], dtype=np.float32)
+        missing = pa.array([part is None for part in parts]) if len(present) < len(rows) else None
+        arrays.append(pa.ListArray.from_arrays(borders, pa.array(values), mask=missing))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

@@ -9,17 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from sqlalchemy import and_, select
 
 from headrace.metrics import METRICS
+from headrace.protocol.diagnostics import TOKEN_COLUMNS
 from storage.diagnostics import DiagnosticsReader
 from storage.filters import Filter, Junction, check_columns, columns_of, to_arrow, to_sql
-from storage.reader import RunReader, discount
+from storage.reader import RunReader
 from storage.responses import EMPTY, Response, Wanted, read_responses
-from storage.tables import AnySelect, Metric, Prompt, Trajectory, Update, Window
+from storage.tables import AnySelect, Metric, MetricArray, Prompt, Trajectory, Update, Window
 from storage.texts import text_decoder
-from storage.tokens import TokenTable, token_table
+from storage.tokens import MARKS, REASONS, SOURCES, TokenTable, token_table
 from storage.trajectory_rows import COLUMNS, joined
 
 _PAGE_TRAJECTORIES = 256
@@ -37,27 +39,50 @@ class Rows(Protocol):
 
 
 def _arrow_type(column: Any) -> pa.DataType:
-    return {str: pa.string(), int: pa.int64(), float: pa.float64()}[column.type.python_type]
+    kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+    return kinds[column.type.python_type]
 
 
 _SCALARS = [
     pa.field("run_id", pa.string()),
     *(pa.field(name, _arrow_type(column)) for name, column in COLUMNS.items()),
     pa.field("reward_parts", pa.string()),
+    pa.field("rewards", pa.string()),
 ]
+_NAMES = {"sources": SOURCES, "marks": MARKS, "mask_reasons": REASONS}
+"""Fields of TokenTable that are codes, and what they stand for."""
 _PER_TOKEN = {
     "token_ids": ("token_id", pa.int32()),
     "logprobs": ("logprob", pa.float32()),
     "versions": ("version", pa.int64()),
+    "sources": ("source", pa.string()),
+    "turns": ("turn", pa.int32()),
+    "marks": ("mark", pa.string()),
+    "loss_weights": ("loss_weight", pa.float32()),
     "window_index": ("window_index", pa.int32()),
     "trained_at_update": ("trained_at_update", pa.int64()),
     "loss_mask": ("loss_mask", pa.uint8()),
-    "learner_logprobs": ("learner_logprob", pa.float32()),
-    "values": ("value", pa.float32()),
-    "advantages": ("advantage", pa.float32()),
-    "returns": ("return", pa.float32()),
+    "mask_reasons": ("mask_reason", pa.string()),
+    **{column.name: (column.singular, pa.float32()) for column in TOKEN_COLUMNS},
 }
-"""Fields of TokenTable: the name of one token's, and its type."""
+"""Columns of tokens: the name of one token's, and its type."""
+
+
+def _tokens_of(table: TokenTable, name: str) -> npt.NDArray[Any]:
+    """A column of `_PER_TOKEN`, with codes not yet replaced by names."""
+    if name in table.figures:
+        return table.figures[name]
+    values: npt.NDArray[Any] = getattr(table, name)
+    return values
+
+
+def _flat_column(tables: list[TokenTable], name: str) -> pa.Array:
+    """A column of `_PER_TOKEN` with the tokens of all tables one after the other."""
+    values = np.concatenate([_tokens_of(table, name) for table in tables])
+    if name not in _NAMES:
+        return pa.array(values, type=_PER_TOKEN[name][1])
+    codes = pa.array(values, mask=values < 0)
+    return pa.DictionaryArray.from_arrays(codes, pa.array(_NAMES[name])).dictionary_decode()
 
 
 class TrajectoryRows:
@@ -85,8 +110,10 @@ class TrajectoryRows:
                 self._decoder.text(table.token_ids) if self._decoder else None for table in tables
             ]
             columns["prompt_ids"] = [np.frombuffer(row.prompt_ids, dtype="<i4") for row in rows]
+            borders = np.cumsum([0, *(len(table.token_ids) for table in tables)], dtype=np.int32)
             for name in _PER_TOKEN:
-                columns[name] = [getattr(table, name) for table in tables]
+                values = _flat_column(tables, name)
+                columns[name] = pa.ListArray.from_arrays(pa.array(borders), values)
             yield _batch(columns, self.schema)
 
 
@@ -133,19 +160,21 @@ class TokenRows:
         }
         columns["position"] = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
         for name, (column, _) in _PER_TOKEN.items():
-            columns[column] = np.concatenate([getattr(table, name) for table in tables])
-        ids = columns["token_id"]
+            columns[column] = _flat_column(tables, name)
+        ids = columns["token_id"].to_numpy()
         columns["token"] = self._decoder.pieces(ids) if self._decoder else [None] * len(ids)
         return _batch(columns, self.schema)
 
 
 class MetricRows:
-    """One row a number: of updates (`source` update), and gauges between them (sample)."""
+    """One row a number: of updates (`source` update), and gauges between them (sample); then those
+    of metrics that are arrays, one row a bin that is not empty."""
 
     schema = pa.schema(
         [
             pa.field("run_id", pa.string()),
             pa.field("name", pa.string()),
+            pa.field("bin", pa.string()),
             pa.field("update", pa.int64()),
             pa.field("lineage", pa.int64()),
             pa.field("value", pa.float64()),
@@ -183,17 +212,54 @@ class MetricRows:
             .order_by(Metric.offset, Metric.name)
         )
         self._query = query if where is None else query.where(to_sql(where, self.columns))
+        self._expression = None if where is None else to_arrow(where, self.schema)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Rows in batches of bounded size."""
         for rows in _stream(self._reader, self._query):
             columns = {name: [getattr(row, name) for row in rows] for name in self.columns}
-            columns["run_id"] = [self._reader.run_id] * len(rows)
-            columns["source"] = ["sample" if row.lineage is None else "update" for row in rows]
-            columns["unit"] = [
-                METRICS[row.name].unit if row.name in METRICS else "" for row in rows
-            ]
-            yield _batch(columns, self.schema)
+            columns["bin"] = [None] * len(rows)
+            yield self._complete(columns)
+        for rows in _stream(self._reader, self._array_query()):
+            batch = self._complete(self._by_bin(rows))
+            yield batch if self._expression is None else batch.filter(self._expression)
+
+    def _array_query(self) -> AnySelect:
+        own = ("name", "update", "lineage", "wall_time")
+        return (
+            select(
+                *(getattr(MetricArray, name) for name in own),
+                MetricArray.values,
+                *(column for name, column in self.columns.items() if name not in (*own, "value")),
+            )
+            .join(
+                Update,
+                (Update.run == MetricArray.run)
+                & (Update.lineage == MetricArray.lineage)
+                & (Update.update == MetricArray.update),
+            )
+            .where(MetricArray.run == self._reader.key)
+            .order_by(MetricArray.offset, MetricArray.name)
+        )
+
+    def _by_bin(self, rows: Sequence[Any]) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {name: [] for name in (*self.columns, "bin")}
+        for row in rows:
+            for label, value in zip(METRICS[row.name].bins, row.values, strict=True):
+                if value is not None:
+                    known = {**row._mapping, "value": value, "bin": label}
+                    for name, column in columns.items():
+                        column.append(known[name])
+        return columns
+
+    def _complete(self, columns: dict[str, list[Any]]) -> pa.RecordBatch:
+        names = columns["name"]
+        columns["run_id"] = [self._reader.run_id] * len(names)
+        columns["source"] = [
+            "sample" if lineage is None else "update" for lineage in columns["lineage"]
+        ]
+        columns["unit"] = [METRICS[name].unit if name in METRICS else "" for name in names]
+        return _batch(columns, self.schema)
 
 
 KINDS: dict[str, Callable[[RunReader, Filter | None], Rows]] = {
@@ -240,27 +306,25 @@ def _load_page(
     query = select(
         *(column.label(name) for name, column in COLUMNS.items()),
         Trajectory.reward_parts,
+        Trajectory.rewards,
         Prompt.prompt_ids,
     )
     chosen = joined(query, reader.key).where(Trajectory.trajectory_id.in_(list(page)))
     by_id = {row.trajectory_id: row for row in reader.rows(chosen)}
     windows: dict[int, list[Any]] = {trajectory_id: [] for trajectory_id in page}
-    trained = select(*Window.__table__.columns).where(
-        Window.run == reader.key, Window.trajectory_id.in_(list(page)), Window.state == "trained"
+    every = select(*Window.__table__.columns).where(
+        Window.run == reader.key, Window.trajectory_id.in_(list(page))
     )
-    for window in reader.rows(trained):
+    for window in reader.rows(every):
         windows[window.trajectory_id].append(window)
     diagnostics = seen.read(
-        (w.lineage, w.update, w.window_id) for each in windows.values() for w in each
+        (w.lineage, w.update, w.window_id)
+        for each in windows.values()
+        for w in each
+        if w.state == "trained"
     )
-    gamma = discount(reader.run_dir)
     rows = [by_id[trajectory_id] for trajectory_id in page]
-    tables = [
-        token_table(
-            page[row.trajectory_id], windows[row.trajectory_id], diagnostics, row.reward, gamma
-        )
-        for row in rows
-    ]
+    tables = [token_table(page[key], windows[key], diagnostics) for key in page]
     return rows, tables
 
 
@@ -268,6 +332,7 @@ def _scalar_columns(reader: RunReader, rows: Sequence[Any]) -> dict[str, Any]:
     columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in COLUMNS}
     columns["run_id"] = [reader.run_id] * len(rows)
     columns["reward_parts"] = [json.dumps(row.reward_parts or {}) for row in rows]
+    columns["rewards"] = [json.dumps(row.rewards or []) for row in rows]
     return columns
 
 

@@ -23,6 +23,9 @@ from storage.export_rows import KINDS, Rows
 from storage.filters import parse
 from storage.reader import open_run
 
+EXPORT_FORMAT = 2
+"""In the metadata of Parquet and Arrow files, as `format` beside `kind` and `run_id`. JSONL and CSV
+have no place for it. 1: what files without it have."""
 ExportKind = Literal["trajectories", "tokens", "metrics"]
 FORMATS = ("parquet", "jsonl", "csv", "arrow")
 Progress = Callable[[int], None]
@@ -64,10 +67,12 @@ def export(
         raise UserError(f"{out} exists; --force replaces it")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} is not a folder")
-    rows = KINDS[kind](open_run(run_dir), parse(where) if where else None)
+    reader = open_run(run_dir)
+    rows = KINDS[kind](reader, parse(where) if where else None)
+    metadata = {"format": str(EXPORT_FORMAT), "kind": kind, "run_id": reader.run_id}
     count = 0
     with _part_of(out) as part:
-        writer = _writer(fmt, part, rows.schema)
+        writer = _writer(fmt, part, rows.schema.with_metadata(metadata))
         try:
             for batch in _batches(rows):
                 writer.write(batch)
@@ -87,7 +92,8 @@ def _batches(rows: Rows) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _part_of(out: Path) -> Iterator[Path]:
-    """A name beside the target that becomes it, or goes."""
+    """A temporary name beside the target; the file gets the target's name when it is whole, else it
+    is removed."""
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         yield part

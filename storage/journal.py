@@ -1,11 +1,14 @@
 """The journal: every record of a run, in order, in Arrow segments under `journal/`.
 
 Tokens are columns (trajectory_id, chunk_index, start, token_ids, logprobs, spans, generator,
-finish), readable without this code; the fields of all other kinds are one msgpack map in `body`
-(msgpack and not JSON, because it keeps NaN). `offset` counts records from 0. Token diagnostics of
-UpdateCommitted are not here but in `storage.diagnostics`, so a replayed one has none.
+finish), readable without this code; their sparse streams, where there are any, and the fields of
+all other kinds are one msgpack map in `body` (msgpack and not JSON, because it keeps NaN).
+`offset` counts records from 0. Token diagnostics of UpdateCommitted are not here but in
+`storage.diagnostics`, so a replayed one has none. Each segment's schema says its record format;
+records of an older one are read as today's, and several of those can have one offset then.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +18,25 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from headrace.protocol.messages import Span
-from headrace.protocol.records import AnyRecord, ChunkArrived, Record, UpdateCommitted
-from storage.segments import SegmentWriter, read_batches, segment_metadata, segment_paths
+from headrace.errors import UserError
+from headrace.protocol.records import (
+    RECORD_FORMAT,
+    AnyRecord,
+    ChunkArrived,
+    Record,
+    UpdateCommitted,
+)
+from headrace.protocol.streams import Span, Streams
+from headrace.run_folder import RESOLVED
+from storage import version1
+from storage.segments import (
+    SegmentWriter,
+    locate_batches,
+    rows_before,
+    segment_format,
+    segment_metadata,
+    segment_paths,
+)
 
 _SPAN = pa.struct([("version", pa.int64()), ("start", pa.int32()), ("end", pa.int32())])
 SCHEMA = pa.schema(
@@ -50,17 +69,22 @@ def _bytes_to_array(kind: Any, value: bytes) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_array_to_bytes)
-_DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(
-    AnyRecord, dec_hook=_bytes_to_array
-)
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Record]] = {
+    1: msgspec.msgpack.Decoder(version1.AnyRecord, dec_hook=_bytes_to_array),
+    2: msgspec.msgpack.Decoder(AnyRecord, dec_hook=_bytes_to_array),
+}
+_STREAMS = msgspec.msgpack.Decoder(Streams)
 
 
 class Journal:
-    """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset."""
+    """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset.
+    Segments that are already there may be of an older format: new records go into new segments."""
 
     def __init__(self, folder: Path, *, run_id: str, segment_mib: float) -> None:
         self._folder = folder
-        schema = SCHEMA.with_metadata({"run_id": run_id})
+        for path in segment_paths(folder):
+            record_format(path)  # what cannot be read must not be written on
+        schema = SCHEMA.with_metadata({"run_id": run_id, "format": str(RECORD_FORMAT)})
         self._writer = SegmentWriter(folder, schema, segment_bytes=int(segment_mib * 2**20))
 
     @property
@@ -79,10 +103,41 @@ class Journal:
 
 
 def read_journal(folder: Path, first_offset: int = 0) -> Iterator[list[tuple[int, Record]]]:
-    """(offset, record) pairs in order, one list a batch, from `first_offset` on."""
-    for batch in read_batches(folder, first_offset):
-        skip = max(0, first_offset - batch.column("offset")[0].as_py())
-        yield list(decode(batch))[skip:]
+    """(offset, record) pairs in order, one list a batch, from `first_offset` on. UserError: the run
+    is of a newer version of this program."""
+    formats = {path: record_format(path) for path in segment_paths(folder)}
+    older = [path for path, number in formats.items() if number == 1]
+    translator, start = None, first_offset
+    if older and first_offset < _end(older[-1], formats):
+        # What an old record says depends on those before it.
+        config = json.loads((folder.parent / RESOLVED).read_text())
+        translator, start = version1.Translator(version1.settings_of(config)), 0
+    for place, batch in locate_batches(folder, start):
+        number = formats.setdefault(place.path, RECORD_FORMAT)
+        records: list[tuple[int, Record]] = list(decode(batch, number))
+        if number == 1 and translator is not None:
+            records = [(o, new) for o, old in records for new in translator.translate(old)]
+        records = [pair for pair in records if pair[0] >= first_offset]
+        if records:
+            yield records
+
+
+def record_format(path: Path) -> int:
+    """The record format of a segment (today's for one without a single record); UserError where
+    this version does not know it."""
+    number = segment_format(path) or RECORD_FORMAT
+    if number not in _DECODERS:
+        raise UserError(
+            f"{path} has record format {number}, and this version of Headrace reads formats up to "
+            f"{RECORD_FORMAT}: use the version that wrote it"
+        )
+    return number
+
+
+def _end(path: Path, formats: dict[Path, int]) -> float:
+    """The first offset behind a segment; infinite for the last one."""
+    later = [other for other in formats if other > path]
+    return rows_before(later[0]) if later else float("inf")
 
 
 def run_id_of(run_dir: Path) -> str:
@@ -96,7 +151,7 @@ def run_id_of(run_dir: Path) -> str:
 def encode(records: Sequence[Record], first_offset: int) -> pa.RecordBatch:
     """Records as one batch whose offsets begin at `first_offset`."""
     chunks = [r if isinstance(r, ChunkArrived) else None for r in records]
-    bodies = [None if chunk else _ENCODER.encode(_lean(r)) for r, chunk in _zip(records, chunks)]
+    bodies = [_body(record) for record in records]
     spans = [span for chunk in chunks if chunk for span in chunk.spans]
     span_values = pa.StructArray.from_arrays(
         [pa.array([getattr(span, f.name) for span in spans], type=f.type) for f in _SPAN],
@@ -126,12 +181,14 @@ def encode(records: Sequence[Record], first_offset: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def decode(batch: pa.RecordBatch) -> Iterator[tuple[int, Record]]:
-    """(offset, record) pairs of a batch; token arrays are read-only views of it."""
-    column = {name: batch.column(name) for name in SCHEMA.names}
+def decode(batch: pa.RecordBatch, number: int = RECORD_FORMAT) -> Iterator[tuple[int, Record]]:
+    """(offset, record) pairs of a batch of record format `number`, in that format's shapes; token
+    arrays are read-only views of the batch."""
+    decoder = _DECODERS[number]
+    column = {name: batch.column(name) for name in batch.schema.names}
     plain = {
-        name: column[name].to_pylist()
-        for name in SCHEMA.names
+        name: values.to_pylist()
+        for name, values in column.items()
         if name not in ("token_ids", "logprobs", "spans")
     }
     tokens = column["token_ids"].values.to_numpy()
@@ -143,8 +200,9 @@ def decode(batch: pa.RecordBatch) -> Iterator[tuple[int, Record]]:
     for row, kind in enumerate(plain["kind"]):
         offset = plain["offset"][row]
         if kind != ChunkArrived.__name__:
-            yield offset, _DECODER.decode(plain["body"][row])
+            yield offset, decoder.decode(plain["body"][row])
             continue
+        body = plain["body"][row]
         first, last = borders[row]
         span_first, span_last = span_borders[row]
         yield (
@@ -160,20 +218,17 @@ def decode(batch: pa.RecordBatch) -> Iterator[tuple[int, Record]]:
                 logprobs=logprobs[first:last],
                 spans=spans[span_first:span_last],
                 finish=plain["finish"][row],
+                streams=None if body is None else _STREAMS.decode(body),
             ),
         )
 
 
-def _zip(
-    records: Sequence[Record], chunks: list[ChunkArrived | None]
-) -> Iterator[tuple[Record, ChunkArrived | None]]:
-    return zip(records, chunks, strict=True)
-
-
-def _lean(record: Record) -> Record:
+def _body(record: Record) -> bytes | None:
+    if isinstance(record, ChunkArrived):
+        return None if record.streams is None else _ENCODER.encode(record.streams)
     if isinstance(record, UpdateCommitted) and record.diagnostics:
-        return msgspec.structs.replace(record, diagnostics=[])
-    return record
+        record = msgspec.structs.replace(record, diagnostics=[])
+    return _ENCODER.encode(record)
 
 
 def _borders(lengths: list[int]) -> pa.Array:

@@ -1,4 +1,7 @@
-"""A run opened for reading: its folder, its configuration, its rows in SQL."""
+"""Runs opened for reading: the folder, the configuration and the rows in SQL.
+
+Rows that an older version made are made anew from the journal when the run is first opened.
+"""
 
 import json
 from collections.abc import Sequence
@@ -11,8 +14,9 @@ from sqlalchemy import Engine, select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from headrace.errors import UserError
-from storage.database import open_reader
+from storage.database import open_reader, read_file
 from storage.journal import run_id_of
+from storage.older_runs import is_current, rebuilt
 from storage.tables import AnySelect, Run
 
 if TYPE_CHECKING:
@@ -55,9 +59,9 @@ class RunReader:
 def open_run(run_dir: Path) -> RunReader:
     """A run for reading; UserError where the folder holds none."""
     config = read_config(run_dir)
-    engine = _engine(run_dir.resolve(), config.get("storage", {}).get("database"))
     run_id = run_id_of(run_dir)
     try:
+        engine = _engine(run_dir.resolve(), config.get("storage", {}).get("database"), run_id)
         with engine.connect() as connection:
             key = connection.execute(select(Run.id).where(Run.run_id == run_id)).scalar()
     except (OperationalError, ProgrammingError) as error:
@@ -76,11 +80,10 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     return values
 
 
-def discount(run_dir: Path) -> float:
-    """The run's gamma; 1 for recipes without one."""
-    return float(read_config(run_dir)["algorithm"]["advantages"].get("gamma", 1.0))
-
-
 @lru_cache(maxsize=128)
-def _engine(run_dir: Path, url: str | None) -> Engine:
-    return open_reader(run_dir, url)
+def _engine(run_dir: Path, url: str | None, run_id: str) -> Engine:
+    engine = open_reader(run_dir, url)
+    if is_current(engine, run_id):
+        return engine
+    engine.dispose()
+    return read_file(rebuilt(run_dir, run_id, read_config(run_dir)))

@@ -9,25 +9,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.protocol.messages import Float32, Int32
 from headrace.protocol.records import ChunkArrived
+from headrace.protocol.streams import Float32, Int32, Piece, Streams
 from storage.journal import decode
 from storage.segments import read_batches
 
 
 class Response(NamedTuple):
-    """Tokens of one response, [T] each."""
+    """Tokens of one response, [T] each, from position 0."""
 
     token_ids: Int32
     logprobs: Float32
-    """Behaviour logprobs."""
+    """Behaviour logprobs; 0 where a token was inserted."""
     versions: npt.NDArray[np.int64]
-    """Weight version that sampled each token."""
+    """Weight version that sampled each token; -1 where it was inserted."""
+    streams: Streams | None = None
+    """None: the policy sampled every token, and nothing else is to be said of them."""
 
 
 EMPTY = Response(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64))
@@ -60,7 +63,8 @@ def read_responses(
 
 
 def _choose(batch: pa.RecordBatch, wanted: Wanted) -> tuple[pa.RecordBatch, list[int]]:
-    """The chunks of wanted trajectories, and for each where its trajectory's last one is."""
+    """The chunks of wanted trajectories, and for each of them where its trajectory's last chunk
+    is."""
     trajectories = batch.column("trajectory_id").fill_null(-1).to_numpy()
     places = np.searchsorted(wanted.ids, trajectories).clip(max=len(wanted.ids) - 1)
     is_chunk = pc.equal(batch.column("kind"), ChunkArrived.__name__).to_numpy(zero_copy_only=False)
@@ -72,15 +76,60 @@ def _choose(batch: pa.RecordBatch, wanted: Wanted) -> tuple[pa.RecordBatch, list
 
 
 def _join(chunks: list[ChunkArrived]) -> Response:
-    versions = [
-        np.full(span.end - span.start, span.version, np.int64)
-        for chunk in chunks
-        for span in chunk.spans
-    ]
     tokens: list[Any] = [chunk.token_ids for chunk in chunks]
     logprobs: list[Any] = [chunk.logprobs for chunk in chunks]
+    token_ids = np.concatenate(tokens, dtype=np.int32)
     return Response(
-        np.concatenate(tokens, dtype=np.int32),
+        token_ids,
         np.concatenate(logprobs, dtype=np.float32),
-        np.concatenate([EMPTY.versions, *versions]),
+        _versions(chunks, len(token_ids)),
+        _streams(chunks),
     )
+
+
+def _versions(chunks: list[ChunkArrived], size: int) -> npt.NDArray[np.int64]:
+    spans = [span for chunk in chunks for span in chunk.spans]
+    lengths = [span.end - span.start for span in spans]
+    if sum(lengths) == size:
+        return np.repeat(np.array([span.version for span in spans], np.int64), lengths)
+    versions = np.full(size, -1, np.int64)
+    for span in spans:
+        versions[span.start : span.end] = span.version
+    return versions
+
+
+def _streams(chunks: list[ChunkArrived]) -> Streams | None:
+    """The chunks' streams as one; where one chunk has pieces, those without are the policy's."""
+    said = [chunk.streams for chunk in chunks if chunk.streams is not None]
+    if not said:
+        return None
+    return Streams(
+        pieces=_pieces(chunks) if any(streams.pieces for streams in said) else [],
+        weights=[weight for streams in said for weight in streams.weights],
+        rewards=[reward for streams in said for reward in streams.rewards],
+        coefficients=[number for streams in said for number in streams.coefficients],
+        marks=[mark for streams in said for mark in streams.marks],
+    )
+
+
+def _pieces(chunks: list[ChunkArrived]) -> list[Piece]:
+    """Pieces that cover the response. A chunk without pieces holds tokens of the policy that
+    continue the last turn."""
+    joined: list[Piece] = []
+    for chunk in chunks:
+        pieces = chunk.streams.pieces if chunk.streams is not None else []
+        if not pieces and len(chunk.token_ids):
+            turn = joined[-1].turn if joined else 0
+            end = chunk.start + len(chunk.token_ids)
+            pieces = [Piece("policy", "assistant", turn, chunk.start, end)]
+        for piece in pieces:
+            last = joined[-1] if joined else None
+            if last is not None and _kind(last) == _kind(piece):
+                joined[-1] = msgspec.structs.replace(last, end=piece.end)
+            else:
+                joined.append(piece)
+    return joined
+
+
+def _kind(piece: Piece) -> tuple[Any, ...]:
+    return piece.source, piece.role, piece.turn, piece.media

@@ -10,23 +10,20 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import Engine, insert, make_url, select
 from sqlalchemy.exc import OperationalError
 
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
-from headrace.metrics import METRICS
 from headrace.protocol.records import Record, UpdateCommitted
 from headrace.run_folder import RESOLVED, read_config, write_config
 from storage import projection
 from storage.database import open_writer
 from storage.diagnostics import DiagnosticsWriter
 from storage.journal import Journal, read_journal, run_id_of
-from storage.projection.rows import upsert
+from storage.older_runs import keep_old_file
+from storage.projection.registry import register
 from storage.segments import segment_paths
-from storage.tables import MetricInfo, Projection, Run
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +40,12 @@ class RunStore:
             if config.storage.token_diagnostics
             else None
         )
+        if config.storage.database is None:
+            keep_old_file(run_dir)
         self._engine = open_writer(run_dir, config.storage.database)
-        self._run = _register(self._engine, run_id, config)
+        with self._engine.begin() as connection:
+            values = json.loads(config.model_dump_json())
+            self._run = register(connection, run_id, values)
         self._is_behind = False
         self._catch_up()
 
@@ -121,25 +122,3 @@ class RunStore:
     def _fall_behind(self, error: OperationalError) -> None:
         self._is_behind = True
         log.warning("SQL is behind the journal until the next append: %s", error.orig)
-
-
-def _register(engine: Engine, run_id: str, config: RunConfig) -> int:
-    """The run's key in SQL, its row made if it is new."""
-    with engine.begin() as connection:
-        upsert(connection, MetricInfo, [info._asdict() for info in METRICS.values()])
-        run = connection.execute(select(Run.id).where(Run.run_id == run_id)).scalar_one_or_none()
-        if run is not None:
-            return run
-        row = {"run_id": run_id, "name": config.name, "config": _public(config)}
-        made = connection.execute(insert(Run).values(**row).returning(Run.id)).scalar_one()
-        connection.execute(insert(Projection).values(run=made))
-        return made
-
-
-def _public(config: RunConfig) -> dict[str, Any]:
-    """The configuration as JSON without the database's password."""
-    values: dict[str, Any] = json.loads(config.model_dump_json())
-    if config.storage.database is not None:
-        hidden = make_url(config.storage.database).render_as_string(hide_password=True)
-        values["storage"]["database"] = hidden
-    return values

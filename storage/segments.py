@@ -56,6 +56,18 @@ def segment_metadata(path: Path) -> dict[bytes, bytes]:
         return {}
 
 
+def segment_format(path: Path) -> int | None:
+    """The format that a segment's schema names (the first one named none); None if not even the
+    schema is whole."""
+    metadata = segment_metadata(path)
+    return int(metadata.get(b"format", b"1")) if metadata else None
+
+
+def rows_before(path: Path) -> int:
+    """How many rows stand in the segments before this one; -1 if not even the schema is whole."""
+    return int(segment_metadata(path).get(_FIRST_ROW, b"-1"))
+
+
 def measure(path: Path) -> Extent:
     """Walk a segment and check every batch against its CRC."""
     size = path.stat().st_size
@@ -63,7 +75,7 @@ def measure(path: Path) -> Extent:
     with pa.OSFile(str(path)) as source, path.open("rb") as raw:
         try:
             reader = pa.ipc.open_stream(source)
-            first_row = int(reader.schema.metadata[_FIRST_ROW])
+            first = int(reader.schema.metadata[_FIRST_ROW])
             good = source.tell()
             while True:
                 try:
@@ -81,7 +93,7 @@ def measure(path: Path) -> Extent:
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
             if good == 0:
                 return Extent(0, 0, 0, False)
-    return Extent(first_row, rows, good, sealed)
+    return Extent(first, rows, good, sealed)
 
 
 def recover(folder: Path) -> int:
@@ -112,7 +124,7 @@ def read_batches(folder: Path, first_row: int = 0) -> Iterator[pa.RecordBatch]:
 def locate_batches(folder: Path, first_row: int = 0) -> Iterator[tuple[BatchPlace, pa.RecordBatch]]:
     """`read_batches` with the place of each batch, for `read_batch`."""
     paths = segment_paths(folder)
-    starts = [int(segment_metadata(path).get(_FIRST_ROW, b"-1")) for path in paths]
+    starts = [rows_before(path) for path in paths]
     for index, path in enumerate(paths):
         if starts[index] < 0 or (index + 1 < len(paths) and 0 <= starts[index + 1] <= first_row):
             continue
@@ -134,9 +146,10 @@ def locate_batches(folder: Path, first_row: int = 0) -> Iterator[tuple[BatchPlac
                     yield place, batch
 
 
-def read_batch(place: BatchPlace, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch at a place that `locate_batches` gave."""
+def read_batch(place: BatchPlace) -> pa.RecordBatch:
+    """The batch at a place that `locate_batches` gave, with its file's own schema."""
     with pa.OSFile(str(place.path)) as source:
+        schema = pa.ipc.open_stream(source).schema
         source.seek(place.position)
         return pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
 

@@ -2,7 +2,8 @@
 
 `run` is `runs.id` everywhere, so that one PostgreSQL database holds many runs; `offset` is the
 journal offset of the record that made a row, and where it is part of a key, the row's identity.
-Times are seconds since the epoch. Positions are response positions, [start, end).
+Times are seconds since the epoch. Positions count tokens from the end of the opening (the prompt),
+runs of them are [start, end).
 """
 
 from typing import Annotated, Any, ClassVar
@@ -21,6 +22,8 @@ from sqlalchemy import (
     Text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from headrace.protocol.records import RECORD_FORMAT
 
 # SQLite numbers a primary key by itself only where its type is spelt INTEGER; both hold 64 bits.
 _BIG = BigInteger().with_variant(Integer(), "sqlite")
@@ -49,6 +52,7 @@ class Base(DeclarativeBase):
         bool: Boolean(),
         bytes: LargeBinary(),
         dict[str, Any]: JSON(),
+        list[Any]: JSON(),
     }
 
 
@@ -68,12 +72,15 @@ class Run(Base):
 
 
 class Projection(Base):
-    """How far SQL follows the journal: the next offset to apply, and the last record's time."""
+    """How far SQL follows the journal: the next offset to apply, and the last record's time.
+    `format` is the record format that the rows were made from: rows of an older one are not read
+    but made again."""
 
     __tablename__ = "projection"
     run: Mapped[RunKey]
     next_offset: Mapped[int] = mapped_column(default=0)
     last_at: Mapped[float | None]
+    format: Mapped[int] = mapped_column(default=RECORD_FORMAT)
 
 
 class Process(Base):
@@ -128,14 +135,29 @@ class Metric(Base):
     wall_time: Mapped[float]
 
 
+class MetricArray(Base):
+    """A number for each bin of a metric that is an array; null for an empty bin. `lineage` as for
+    metrics."""
+
+    __tablename__ = "metric_arrays"
+    run: Mapped[RunKey]
+    name: Mapped[TextKey]
+    offset: Mapped[Key]
+    update: Mapped[int]
+    lineage: Mapped[int | None]
+    values: Mapped[list[Any]]
+    wall_time: Mapped[float]
+
+
 class MetricInfo(Base):
-    """Unit, meaning and healthy range of a metric."""
+    """Unit, meaning and healthy range of a metric; of an array the names of its bins."""
 
     __tablename__ = "metric_info"
     name: Mapped[TextKey]
     unit: Mapped[str]
     meaning: Mapped[str]
     healthy: Mapped[str]
+    bins: Mapped[list[Any]]
 
 
 class Prompt(Base):
@@ -166,8 +188,10 @@ class Group(Base):
 
 
 class Trajectory(Base):
-    """One response. `status`: issued, running, finished, truncated, aborted, failed. Its tokens are
-    in the journal records from `first_offset` to `last_offset`."""
+    """One answer. `status`: issued, running, finished, truncated, aborted, failed. `length` counts
+    all its positions: `sampled` by the policy, `inserted` by others. `rewards` are [value,
+    position] pairs; an empty list: all of `reward` at the last sampled token. Its tokens are in the
+    journal records from `first_offset` to `last_offset`."""
 
     __tablename__ = "trajectories"
     __table_args__ = (Index(None, "run", "group_id"), Index(None, "run", "status"))
@@ -181,11 +205,15 @@ class Trajectory(Base):
     finish: Mapped[str | None]
     error: Mapped[str | None]
     reward: Mapped[float | None]
+    correct: Mapped[bool | None]
+    rewards: Mapped[list[Any] | None]
     reward_status: Mapped[str | None]
     reward_parts: Mapped[dict[str, Any] | None]
     reward_seconds: Mapped[float | None]
     reward_error: Mapped[str | None]
     length: Mapped[int]
+    sampled: Mapped[int] = mapped_column(default=0)
+    inserted: Mapped[int] = mapped_column(default=0)
     min_version: Mapped[int | None]
     max_version: Mapped[int | None]
     generator: Mapped[str | None]
@@ -199,9 +227,11 @@ class Trajectory(Base):
 
 
 class Window(Base):
-    """One window as it last went into a batch. `state`: taken, trained, skipped, ready (it went
-    back). `trained` tokens were or will be in the policy loss, `dropped` ones are counted by
-    reason."""
+    """One window from the moment it is complete. `state`: closed, ready, taken, trained, dropped,
+    since `at`. `tokens` were sampled; `masked` lists [reason, start, end, tokens] of those that its
+    update keeps out of the loss, `masked_tokens` together. `reason`: why all of it was dropped.
+    `update`, `lineage` and `version` (the newest weights when it was taken) are those of the update
+    that has it, and null where none has."""
 
     __tablename__ = "windows"
     __table_args__ = (Index(None, "run", "trajectory_id"), Index(None, "run", "update"))
@@ -211,42 +241,43 @@ class Window(Base):
     index: Mapped[int]
     start: Mapped[int]
     end: Mapped[int]
-    state: Mapped[str]
-    lineage: Mapped[int]
-    update: Mapped[int]
-    version: Mapped[int]
-    trained: Mapped[int]
-    dropped: Mapped[dict[str, Any]]
+    tokens: Mapped[int]
     min_version: Mapped[int]
     max_version: Mapped[int]
+    final: Mapped[bool]
+    state: Mapped[str]
+    at: Mapped[float]
+    reason: Mapped[str | None]
+    masked: Mapped[list[Any]]
+    masked_tokens: Mapped[int]
+    lineage: Mapped[int | None]
+    update: Mapped[int | None]
+    version: Mapped[int | None]
     offset: Mapped[int]
 
 
 class ValueUse(Base):
-    """A finished trajectory as it last went into a value batch; states as for windows."""
+    """A finished trajectory since it first went into a value batch. `state`: taken, trained,
+    dropped, or waiting again."""
 
     __tablename__ = "value_uses"
     __table_args__ = (Index(None, "run", "update"),)
     run: Mapped[RunKey]
     trajectory_id: Mapped[Key]
     state: Mapped[str]
-    lineage: Mapped[int]
-    update: Mapped[int]
+    lineage: Mapped[int | None]
+    update: Mapped[int | None]
     offset: Mapped[int]
 
 
-class Drop(Base):
-    """Tokens that left the ledger without being in a batch."""
+class TokenLoss(Base):
+    """Tokens that a generator made and the journal does not have, counted. `reason`: held (thrown
+    away at a window's border, as they were meant to be), refused (their lease was gone)."""
 
-    __tablename__ = "drops"
-    __table_args__ = (Index(None, "run", "trajectory_id"),)
+    __tablename__ = "token_losses"
     run: Mapped[RunKey]
-    offset: Mapped[Key]
-    at: Mapped[float]
-    trajectory_id: Mapped[int]
-    start: Mapped[int]
-    end: Mapped[int]
-    reason: Mapped[str]
+    generator: Mapped[TextKey]
+    reason: Mapped[TextKey]
     tokens: Mapped[int]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
-from headrace.protocol.messages import Int32
+from headrace.protocol.streams import Int32
 from storage.reader import read_config
 
 _FILE = "tokenizer.json"

@@ -56,7 +56,7 @@ def write_walker(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) ->
 
 def _write_embedding(model: LlamaForCausalLM) -> None:
     """Each token's own dimension, and one that is the same for all. The output layer is tied: what
-    a layer adds to a token's dimension is that token's logit."""
+    a layer adds to a token's dimension becomes that token's logit."""
     embedding = model.model.embed_tokens.weight
     embedding[:, :64] = 0.0
     embedding[:, : len(embedding)] = torch.eye(len(embedding))

@@ -1,4 +1,4 @@
-"""The procedural task of credit assignment: which cup is the object under after all the swaps?
+"""The procedural task of credit assignment: under which cup is the object after all the swaps?
 
 In: an index and a seed. Out: prompts such as `3a14b35c51=` (the object starts under cup 3; swap a
 exchanges cups 1 and 4, b 3 and 5, c 5 and 1) whose answer is the last cup, and the written answers

@@ -1,4 +1,4 @@
-"""Learning: does the policy get better, and do its gradients look healthy."""
+"""Learning: whether the policy gets better, and whether its gradients look healthy."""
 
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,12 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Generator against learner", ("rollout/logprob_diff",)),
 )
 
+ARRAYS = (
+    ("Value error along the response", "value/rmse"),
+    ("Value bias along the response", "value/bias"),
+    ("Lambda by response length", "egae/lambda_by_length"),
+)
+
 
 def render(run: RunData, root: Path) -> None:
     """The page."""
@@ -47,7 +53,8 @@ def render(run: RunData, root: Path) -> None:
 
 def _charts(run: RunData, x: Axis) -> None:
     draw = [partial(panels.metric_card, run, title, names, x) for title, names in CHARTS]
-    panels.grid([partial(_accuracy, run, x), *draw])
+    arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
+    panels.grid([partial(_accuracy, run, x), *draw, *arrays])
 
 
 def _accuracy(run: RunData, x: Axis) -> None:

@@ -17,6 +17,10 @@ SPANS: dict[str, float | None] = {
     "whole run": None,
 }
 MOST_BARS = 4000
+ARRAYS = (
+    ("Dropped for age, by response length", "staleness/drop_share"),
+    ("Masked otherwise, by response length", "staleness/mask_share"),
+)
 
 
 def render(run: RunData, root: Path) -> None:
@@ -84,6 +88,7 @@ def _charts(run: RunData, span: str) -> None:
                     "timing_s/publish",
                 ),
             ),
+            *(partial(panels.array_card, run, title, name) for title, name in ARRAYS),
         ]
     )
 

@@ -12,8 +12,8 @@ from dashboard.data import RunData, is_live
 from dashboard.figures import token_chart
 from dashboard.tokens import (
     COLOURINGS,
+    KINDS,
     MAX_TOKENS,
-    Colouring,
     colour_values,
     prompt_html,
     scale_html,
@@ -49,7 +49,7 @@ PARAMETER = "trajectory"
 
 
 def render(run: RunData, root: Path) -> None:
-    """The page. It is not redrawn by itself: a reader's place would be lost."""
+    """Draw the page. It is not redrawn by itself, because the reader would lose the place."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.title("Trajectories")
         if is_live(run.line):
@@ -159,14 +159,24 @@ def _read(detail: TrajectoryDetail) -> None:
         with st.expander("Windows, reward parts and times"):
             st.dataframe(detail.windows, hide_index=True, width="stretch")
             times = {key: value for key, value in row.items() if key not in ("prompt", "info")}
-            st.json({"row": times, "parts": detail.reward_parts, "info": _json(row["info"])})
+            rewards = [{"value": value, "position": at} for value, at in detail.rewards]
+            st.json(
+                {
+                    "row": times,
+                    "parts": detail.reward_parts,
+                    "rewards": rewards,
+                    "info": _json(row["info"]),
+                }
+            )
 
 
 def _facts(detail: TrajectoryDetail) -> None:
     row = detail.row
     columns = st.columns(5)
     columns[0].metric("Reward", number(row["reward"]) if row["reward"] is not None else "none yet")
-    columns[1].metric("Length", f"{count(row['length'])} tokens")
+    inserted = f"{count(row['inserted'])} of them inserted" if row["inserted"] else None
+    length = f"{count(row['length'])} tokens"
+    columns[1].metric("Length", length, inserted, delta_color="off", delta_arrow="off")
     columns[2].metric("Status", row["status"])
     columns[3].metric("Weights", f"{number(row['min_version'])} to {number(row['max_version'])}")
     columns[4].metric("Expected answer", row["answer"] or "-")
@@ -198,7 +208,7 @@ def _tokens(detail: TrajectoryDetail) -> None:
     chosen = st.segmented_control(
         "Colour by", list(COLOURINGS), default=_default(detail), required=True, key="colour_by"
     )
-    by: Colouring = chosen
+    by = str(chosen)
     first = 0
     if size > MAX_TOKENS:
         starts = list(range(0, size, MAX_TOKENS))
@@ -211,7 +221,7 @@ def _tokens(detail: TrajectoryDetail) -> None:
         f"{COLOURINGS[by]} Pink marks begin a window; dotted tokens were left out of the loss. "
         "Point at a token for its numbers."
     )
-    if by != "version":
+    if by not in KINDS:
         values = colour_values(detail, by)
         frame = pd.DataFrame({"position": range(size), by: values}).dropna()
         if len(frame) > 1:
@@ -220,8 +230,9 @@ def _tokens(detail: TrajectoryDetail) -> None:
             st.altair_chart(token_chart(frame.iloc[::step], by, cuts), width="stretch")
 
 
-def _default(detail: TrajectoryDetail) -> Colouring:
-    """Advantages where the learner has seen the response."""
+def _default(detail: TrajectoryDetail) -> str:
+    """The quantity that colours tokens at first: advantages where an update has trained the
+    response, else logprobs."""
     return "advantage" if (detail.tokens.trained_at_update >= 0).any() else "logprob"
 
 

@@ -1,4 +1,4 @@
-"""Is this installation sound? One `Finding` a question, none of which changes anything.
+"""Checks of the installation: each question gets one `Finding`, and nothing is changed.
 
 Out: findings of level ok, note (good to know) or bad (will not work), each with a line of advice.
 Packages are found without being imported; torch and vLLM stay out.

@@ -61,7 +61,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _result(run_dir: Path) -> dict[str, Any]:
-    """What the store holds about the one evaluation."""
+    """What the store says about the only evaluation of the run."""
     from storage.queries import evaluations
 
     rows = evaluations(run_dir).to_dict("records")

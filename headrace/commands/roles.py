@@ -16,7 +16,8 @@ def generator(arguments: argparse.Namespace) -> int:
         raise UserError(f"--connect {arguments.connect}: should look like tcp://HOST:PORT")
     if arguments.curve_keys is not None and not arguments.curve_keys.is_dir():
         raise UserError(f"--curve-keys {arguments.curve_keys}: no such folder")
-    name = arguments.name or f"generator-{socket.gethostname()}-{os.getpid()}"
+    host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())[:40]
+    name = arguments.name or f"generator-{host}-{os.getpid()}"
     keys = str(arguments.curve_keys.resolve()) if arguments.curve_keys else None
     argv = generator_argv(arguments.connect, name, keys)
     if arguments.cpus:

@@ -67,7 +67,7 @@ def configured(arguments: argparse.Namespace) -> RunConfig:
 
 
 def with_port(config: RunConfig) -> RunConfig:
-    """The same with a real port for the dashboard where a free one is asked for."""
+    """The configuration with a real port for the dashboard, where it asks for a free one."""
     if not config.dashboard.enabled or config.dashboard.port:
         return config
     page = config.dashboard.model_copy(update={"port": free_port(config.dashboard.host)})
@@ -75,7 +75,8 @@ def with_port(config: RunConfig) -> RunConfig:
 
 
 def _resumed(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
-    """An earlier run and its configuration, changed where a running experiment may be."""
+    """The folder of an earlier run and its configuration, with the overrides that a resumed run may
+    have."""
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.resume)
     overrides = [*filter(None, [arguments.recipe]), *arguments.overrides]
     if any("=" not in override for override in overrides):

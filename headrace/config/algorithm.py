@@ -161,12 +161,19 @@ class KlConfig(StrictModel):
     coef: float = Field(gt=0)
     """Its weight."""
 
-    estimator: Literal["k1", "k2", "k3"] = "k3"
-    """k1: log ratio. k2: half its square. k3: unbiased and never negative (Schulman 2020)."""
+    estimator: Literal["k1", "k1+", "k2", "k3", "k3+"] | None = None
+    """k1: log ratio. k2: half its square. k3: never negative (Schulman 2020). k1+, k3+: their value
+    with the gradient of k2, which alone is the divergence's own. None: k3+ in the loss, and in the
+    reward k1, the only one that is right there."""
 
     where: Literal["loss", "reward"] = "loss"
     """loss: a term of the policy's loss (GRPO). reward: taken from each token's reward, for
     advantages and value targets alike (RLHF's PPO, REINFORCE++)."""
+
+    @property
+    def chosen_estimator(self) -> Literal["k1", "k1+", "k2", "k3", "k3+"]:
+        """The estimator, or what stands for None."""
+        return self.estimator or ("k3+" if self.where == "loss" else "k1")
 
 
 class OverlongConfig(StrictModel):

@@ -117,7 +117,8 @@ def _staleness(config: RunConfig) -> list[Fact]:
 
 
 def _lambda(config: RunConfig) -> list[Fact]:
-    """Lambda at typical lengths, and what of the last token's reward the first one hears."""
+    """Lambda at typical lengths, and the share of the last token's reward that reaches the first
+    token."""
     advantages = config.algorithm.advantages
     if not isinstance(advantages, EgaeConfig):
         return []
@@ -154,7 +155,8 @@ def _groups(config: RunConfig) -> list[Fact]:
 
 
 def _lone(advantages: GroupAdvantageConfig, size: int) -> float:
-    """The advantage of reward 1 among size - 1 of 0."""
+    """The advantage of the only response with reward 1 in a group of `size`, where all others have
+    0."""
     centred = 1.0 if advantages.baseline == "leave_one_out" else 1.0 - 1.0 / size
     squares = (size - 1) / size
     match advantages.scale:

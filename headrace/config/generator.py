@@ -7,6 +7,31 @@ from pydantic import Field
 from headrace.config.base import StrictModel
 
 
+class FireConfig(StrictModel):
+    """FIRE sampling (arXiv 2410.21236): the first sampled token of a training response is hot, that
+    is drawn at a high temperature from few candidates; everything after it is regular."""
+
+    temperature: float = Field(default=30.0, gt=0)
+    """Temperature of the hot token."""
+
+    top_k: int = Field(default=16, ge=-1)
+    """Candidates for the hot token, the most likely ones; -1: all tokens."""
+
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of the hot token, after temperature and `top_k`."""
+
+    ban_eos: bool = True
+    """Whether end tokens are no candidates: a hot end token would make an empty response."""
+
+    correction: Literal["mask", "ratio", "recompute"] = "mask"
+    """What the policy learns from a hot token, which the policy itself would not have sampled so.
+    mask: nothing. ratio: its loss is weighted by its probability under the policy over that of the
+    hot sampler, at most `ratio_cap`. recompute: it counts as sampled by the policy (biased)."""
+
+    ratio_cap: float = Field(default=2.0, ge=1)
+    """Largest weight of a hot token with `correction = "ratio"`; 2 to 10 are usual."""
+
+
 class GeneratorConfig(StrictModel):
     """Generators: how many, on what engine, sampling how."""
 
@@ -27,10 +52,12 @@ class GeneratorConfig(StrictModel):
     """Sampling temperature of training trajectories."""
 
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus of training trajectories. Behaviour logprobs are those of the nucleus."""
+    """Nucleus of training trajectories; must be 1 (all) in a run that trains, for the learner
+    cannot know which tokens the sampler left out. `evaluation.top_p` is free."""
 
     top_k: int = Field(default=-1, ge=-1)
-    """Most likely tokens to sample from; -1: all."""
+    """Most likely tokens to sample training trajectories from; must be -1 or 0 (all) in a run that
+    trains, as `top_p`."""
 
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     """Precision of the engine's weights and forward pass."""
@@ -57,3 +84,6 @@ class GeneratorConfig(StrictModel):
 
     cpus: list[int] | None = None
     """Cores of a generator on a CPU machine. None: one of its own in streaming, all in lockstep."""
+
+    fire: FireConfig | None = None
+    """Hot first tokens of training responses; None: every token is sampled alike."""

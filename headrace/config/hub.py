@@ -22,7 +22,7 @@ def is_hub_name(path: str) -> bool:
 
 
 def with_local_model(config: RunConfig, *, download: bool) -> RunConfig:
-    """The same with `model.path` as a local folder, where it names a model on the hub.
+    """The configuration with `model.path` as a local folder, where it named a model on the hub.
 
     Without `download` only the local cache is asked, and a model that is not there stays a name.
     """

@@ -1,7 +1,7 @@
 """The keys of a configuration as data: what the models say about themselves.
 
-In: a model class. Out: one `Key` a leaf, in the order of the files, with dotted name, type, default
-and meaning. Error messages, `config show`, the documentation and its tests all read this.
+In: a model class. Out: one `Key` for each leaf, in the order of the files, with dotted name, type,
+default and meaning. Error messages, `config show`, the documentation and its tests all read this.
 """
 
 from collections.abc import Iterator

@@ -61,7 +61,7 @@ def parse_value(text: str) -> Any:
 
 def merge_overrides(table: Table, overrides: Sequence[str]) -> dict[str, str]:
     """Put `a.b.c=value` strings into a table; returns {dotted key: override as written}. A section
-    that the table has as "null" is there again when one of its keys is set."""
+    that the table switches off with "null" is switched on again by setting one of its keys."""
     changed: dict[str, str] = {}
     for override in overrides:
         key, separator, text = override.partition("=")

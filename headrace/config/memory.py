@@ -1,8 +1,8 @@
 """How much memory a run will take, estimated from its configuration before anything starts.
 
 In: a configuration and the machine. Out: bytes by part, on the host or on a GPU. The constants are
-resident sizes measured on a two-core machine (vLLM 0.32 and torch 2.13 on the CPU); the estimate is
-meant to be within a third, and says its parts so that a user sees which one to shrink.
+resident sizes measured on a two-core machine (vLLM 0.32 and torch 2.13 on the CPU); the estimate
+should be right to within a third, and names its parts so that a user sees which one to shrink.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Key names of other systems, and where the same thing stands here.
+"""Key names of other systems, and the key that means the same here.
 
 In: the last parts of an unknown key. Out: our key and whose name it was. Used in error messages and
-in docs/configuration.md, so that a user of another system finds his way in one step.
+in docs/configuration.md, so that a user of another system finds the right key in one step.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,7 @@ PEER_KEYS: dict[str, PeerKey] = {
     "init_kl_coef": PeerKey("OpenRLHF", "algorithm.kl.coef (with algorithm.kl.where)"),
     "kl_coef": PeerKey("verl", 'algorithm.kl.coef with algorithm.kl.where = "reward"'),
     "kl_loss_coef": PeerKey("verl", 'algorithm.kl.coef with algorithm.kl.where = "loss"'),
-    "kl_loss_type": PeerKey("verl", "algorithm.kl.estimator (kl is k1, mse k2, low_var_kl k3)"),
+    "kl_loss_type": PeerKey("verl", "algorithm.kl.estimator (kl: k1, mse: k2, low_var_kl: k3)"),
     "filter_groups": PeerKey("verl", 'algorithm.admit = "mixed_groups"'),
     "dynamic_sampling_filter_path": PeerKey("slime", 'algorithm.admit = "mixed_groups"'),
     "overlong_buffer": PeerKey("verl", "algorithm.overlong.cache and algorithm.overlong.factor"),

@@ -100,6 +100,11 @@ class TransportConfig(StrictModel):
     stall_timeout_s: float = Field(default=300.0, gt=0)
     """No progress for so long ends the run with the names of what waits."""
 
+    @property
+    def part_bytes(self) -> int:
+        """Most bytes of one part of a batch: a message, less room for its header."""
+        return int(self.max_message_mib * 2**20 * 0.9)
+
 
 class DashboardConfig(StrictModel):
     """The web page."""

@@ -1,14 +1,17 @@
 """Rules of a configuration: combinations of values that cannot work, and what to change.
 
-In: a configuration. Out: `RULES`, one a contradiction: a key, when it is wrong, and what to say.
-They are facts about the values alone; what a machine must have is in `headrace.config.checks`.
+In: a configuration. Out: `RULES`, one for each contradiction: a key, when its value is wrong, and
+what to say. They are facts about the values alone; what a machine must have is in
+`headrace.config.checks`.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig, TisRatioConfig
+from headrace.config.generator import FireConfig
 from headrace.config.run import RunConfig
+from headrace.protocol.batches import longest_part_bytes
 
 
 class Rule(NamedTuple):
@@ -36,7 +39,7 @@ def _needs_group(config: RunConfig) -> bool:
 
 
 def _lambda_stays(config: RunConfig) -> bool:
-    """The length-adaptive lambda is at its floor for every length that there can be."""
+    """Whether the length-adaptive lambda is at its floor for every possible length."""
     egae = _egae(config)
     if egae is None or egae.length_adaptive_alpha is None:
         return False
@@ -53,10 +56,33 @@ def _tis(config: RunConfig) -> TisRatioConfig | None:
     return ratio if isinstance(ratio, TisRatioConfig) else None
 
 
+def _fire(config: RunConfig) -> FireConfig | None:
+    return config.generator.fire
+
+
 def _warmup(config: RunConfig) -> int:
     value = config.algorithm.value
     return value.warmup_updates if value is not None else 0
 
+
+def _too_long_for_a_message(config: RunConfig) -> bool:
+    """Whether a single answer, with everything known of its tokens, can be too large for a
+    message."""
+    longest = longest_part_bytes(
+        opening=config.task.max_prompt_length,
+        length=config.task.max_response_length,
+        window=config.window,
+        members=config.schedule.num_generations,
+    )
+    return longest > config.transport.max_message_mib * 2**20
+
+
+# Which tokens are left out depends on the sampler's weights, older than the learner's, and no
+# message says it. With the learner's own choice instead, a sampled token could lie outside of it.
+_LEFT_OUT = (
+    "the sampler's logprobs are renormalised over the tokens that it keeps, the learner's are not, "
+    "so every ratio between them would be biased; use "
+)
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -101,6 +127,29 @@ RULES: tuple[Rule, ...] = (
         "generator.chunk_tokens",
         lambda c: c.chunk_tokens > c.window,
         "{c.chunk_tokens} is longer than a window of {c.window} tokens",
+    ),
+    Rule(
+        "generator.fire.top_k",
+        lambda c: (fire := _fire(c)) is not None and fire.top_k in (0, 1),
+        "{c.generator.fire.top_k} leaves the first token no choice, so that it would not be hot; "
+        "use 2 or more, or -1 for all tokens",
+    ),
+    Rule(
+        "generator.fire.temperature",
+        lambda c: (fire := _fire(c)) is not None and fire.temperature <= c.generator.temperature,
+        "{c.generator.fire.temperature:g} is no hotter than generator.temperature = "
+        "{c.generator.temperature:g}; use a higher one (30 is usual), or leave [generator.fire] "
+        "out",
+    ),
+    Rule(
+        "generator.top_p",
+        lambda c: c.generator.top_p < 1.0 and not c.evaluation.only,
+        "{c.generator.top_p:g}: " + _LEFT_OUT + "1 (evaluation.top_p may be less)",
+    ),
+    Rule(
+        "generator.top_k",
+        lambda c: c.generator.top_k > 0 and not c.evaluation.only,
+        "{c.generator.top_k}: " + _LEFT_OUT + "-1 (evaluation.top_p may narrow evaluations)",
     ),
     Rule(
         "algorithm.value",
@@ -195,8 +244,16 @@ RULES: tuple[Rule, ...] = (
         lambda c: (kl := c.algorithm.kl) is not None
         and kl.where == "loss"
         and kl.estimator == "k1",
-        '"k1" as a loss has a gradient of 0 on average; use "k2" or "k3", or algorithm.kl.where = '
-        '"reward"',
+        '"k1" as a loss has a gradient of 0 on average; use "k1+" or "k3+", or algorithm.kl.where '
+        '= "reward"',
+    ),
+    Rule(
+        "algorithm.kl.estimator",
+        lambda c: (kl := c.algorithm.kl) is not None
+        and kl.where == "reward"
+        and kl.chosen_estimator != "k1",
+        '"{c.algorithm.kl.estimator}" in the reward does not lead towards the reference, only "k1" '
+        'does; use that, or algorithm.kl.where = "loss"',
     ),
     Rule(
         "algorithm.overlong.cache",
@@ -277,6 +334,13 @@ RULES: tuple[Rule, ...] = (
         lambda c: not _loopback(c.transport.host) and c.transport.curve_keys is None,
         "missing: {c.transport.host} can be reached from other machines; make keys with `headrace "
         "keys DIR` and name the folder here",
+    ),
+    Rule(
+        "transport.max_message_mib",
+        _too_long_for_a_message,
+        "{c.transport.max_message_mib:g} has no room for one answer with task.max_prompt_length = "
+        "{c.task.max_prompt_length} and task.max_response_length = {c.task.max_response_length}, "
+        "which may take 250 bytes a token: use more, or shorter answers",
     ),
     Rule(
         "transport.heartbeat_timeout_s",

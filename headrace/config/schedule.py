@@ -1,4 +1,4 @@
-"""When what is generated and trained: the three modes of one scheduler."""
+"""When tokens are generated and when they are trained: the three modes of the schedule."""
 
 from typing import Literal
 

@@ -1,8 +1,8 @@
 """Processes that a supervisor starts: each in a session of its own, each with a log.
 
-A `Child` is one `ProcessSpec` and its life so far; `Nursery` starts, signals and buries them and
-keeps the reaper informed, so that none outlives the supervisor. Only own process groups are ever
-signalled.
+A `Child` is one `ProcessSpec` and its life so far. `Nursery` starts children, signals them,
+collects their exit codes and keeps the reaper informed, so that none outlives the supervisor. It
+signals process groups of its own children only.
 """
 
 import os
@@ -64,7 +64,7 @@ def describe_exit(code: int) -> str:
 
 
 class Nursery:
-    """Starts and ends children; a context manager that leaves nobody behind."""
+    """Starts and ends children; as a context manager it leaves no child running."""
 
     def __init__(self) -> None:
         self._reaper: subprocess.Popen[bytes] | None = None

@@ -1,7 +1,8 @@
 """Which processes a run consists of, and where each one runs. Pure: nothing is started here.
 
-In: a configuration, the run's folder, the machine. Out: one `ProcessSpec` a process, coordinator
-first. Addresses that exist only later are placeholders that the supervisor fills in at the start.
+In: a configuration, the run's folder, the machine. Out: one `ProcessSpec` for each process, the
+coordinator first. Addresses that exist only later are placeholders that the supervisor fills in at
+the start.
 """
 
 import os
@@ -58,9 +59,10 @@ class Placement:
 
 
 def place(config: RunConfig, hardware: Hardware) -> Placement:
-    """Who works where. GPUs: learner ranks take the first ones, generators those that follow, and
-    what does not fit shares. CPU: each generator has a core of its own and the learner the others,
-    except in lockstep modes, where the learner may use all of them; a single core is shared."""
+    """Which process works on which cores and GPUs. GPUs: learner ranks take the first ones,
+    generators those that follow, and what does not fit shares. CPU: each generator has a core of
+    its own and the learner the others, except in lockstep modes, where the learner may use all of
+    them; a single core is shared."""
     gpus = [gpu.index for gpu in hardware.gpus]
     count, ranks = config.generator.count, config.learner.ranks
     width = config.generator.tensor_parallel_size

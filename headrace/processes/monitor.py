@@ -1,17 +1,19 @@
 """A monitor's view of a running run: ask for its status, send it a command.
 
 In: the address in the run's `coordinator.json`. Out: `Status` messages. Nothing here blocks for
-longer than it is told to, and a coordinator that is away is an answer (None), not an error.
+longer than it is told to, and the answer of a coordinator that is away is None, not an error.
 """
 
 import json
 import os
+import secrets
 import socket
 import time
 from pathlib import Path
 from typing import Literal
 
 from headrace.config.run import RunConfig
+from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import Command, Hello, Refused, Status, StatusRequest
 from headrace.protocol.sockets import BlockingDealer, Link
 
@@ -30,15 +32,18 @@ class Monitor:
     """One connection to a coordinator. One thread only."""
 
     def __init__(self, config: RunConfig, address: str) -> None:
-        self._dealer = BlockingDealer(Link.from_config(config.transport, address), self._name())
-        self._dealer.send(
-            Hello(role="monitor", name=self._name(), pid=os.getpid(), host=socket.gethostname())
+        name = f"monitor-{os.getpid()}-{secrets.token_hex(4)}"
+        link = Link.from_config(config.transport, address)
+        self._dealer = BlockingDealer(link, identity_of(name))
+        self._hello = Hello(
+            role="monitor", name=name, pid=os.getpid(), host=socket.gethostname()[:255]
         )
+        self._dealer.send(self._hello)
         self.refused: str | None = None
 
     def ask(self) -> None:
         """Ask for a status; the answer comes by `answer`."""
-        self._dealer.send(StatusRequest())
+        self._say(StatusRequest())
 
     def answer(self, timeout_s: float = 0.0) -> Status | None:
         """The newest status that has arrived, waiting at most so long for one."""
@@ -56,11 +61,14 @@ class Monitor:
 
     def command(self, action: Literal["stop", "interrupt"]) -> None:
         """Tell the coordinator what to do."""
-        self._dealer.send(Command(action=action))
+        self._say(Command(action=action))
 
     def close(self) -> None:
         """Close the connection."""
         self._dealer.close()
 
-    def _name(self) -> str:
-        return f"monitor-{socket.gethostname()}-{os.getpid()}-{id(self):x}"
+    def _say(self, message: StatusRequest | Command) -> None:
+        """Send a Hello and then the message: the coordinator listens only to peers that said Hello,
+        and forgets those that were silent for a while."""
+        self._dealer.send(self._hello)
+        self._dealer.send(message)

@@ -1,9 +1,9 @@
-"""The last one to leave: ends a run's process groups when its supervisor is gone.
+"""The reaper: ends a run's process groups when the run's supervisor is gone.
 
 Runs as a program of its own (`python -I -S reaper.py`). In: lines `+PGID` and `-PGID` on standard
-input, which only the supervisor holds open. Out: nothing. When the input ends, by whatever death of
-the supervisor, every group that is still registered gets SIGTERM and, seconds later, SIGKILL.
-It uses the standard library alone and ends itself right after.
+input, which only the supervisor holds open. Out: nothing. When the input ends, however the
+supervisor died, every group that is still registered gets SIGTERM and, seconds later, SIGKILL. It
+uses the standard library alone and ends itself right after.
 """
 
 import os

@@ -1,12 +1,13 @@
-"""The supervisor of a run: starts its processes, restarts those that may be, ends all in order.
+"""The supervisor of a run: it starts the processes, restarts those that may be restarted, and ends
+all of them in order.
 
 In: `ProcessSpec`s and a `Steering` (how to ask the coordinator to stop, and what to show).
 Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log`.
 
-Promises: nobody outlives the supervisor (see `reaper.py`); only own process groups are signalled;
-the first cause of a failure is what `Outcome` names. The coordinator comes first, the rest once it
-has an address. Ctrl-C or SIGTERM asks the coordinator to stop (drain, checkpoint, end); a second
-one, or a deadline, ends the groups by SIGTERM and then SIGKILL.
+Promises: no process outlives the supervisor (see `reaper.py`); only process groups of the run are
+signalled; the first cause of a failure is what `Outcome` names. The coordinator comes first, the
+rest once it has an address. Ctrl-C or SIGTERM asks the coordinator to stop (drain, checkpoint,
+end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL.
 """
 
 import json
@@ -106,7 +107,7 @@ class Supervisor:
     # -- life ----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Until the coordinator has ended in good order, or something ends the run."""
+        """Watch until the coordinator has ended in good order, or something else ends the run."""
         while self._coordinator.running:
             self._check_interrupt()
             self._steering.tick()
@@ -275,4 +276,4 @@ class Supervisor:
 
 
 class _EndedError(Exception):
-    """Leaves the watch: end everything now."""
+    """Raised to leave the watch and end everything now."""

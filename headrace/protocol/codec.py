@@ -96,5 +96,5 @@ class Codec(Generic[T]):
 
 
 def message_codec(*, max_bytes: int) -> Codec[Message]:
-    """The codec of the wire. Not to be shared between threads."""
+    """The codec of the wire. Threads must not share it."""
     return Codec(AnyMessage, max_bytes=max_bytes)

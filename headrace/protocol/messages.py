@@ -1,20 +1,21 @@
 """Every message on the wire, in the order in which a run says them.
 
-One ROUTER (coordinator), a DEALER in every other process. Structs are frozen and tagged; the codec
-takes the numpy arrays out into raw frames of their own. Raise PROTOCOL_VERSION when a field changes
-its meaning. Token positions are response positions: 0 is the first response token.
+The coordinator has one ROUTER, every other process a DEALER. Structs are frozen and tagged; the
+codec takes the numpy arrays out into raw frames of their own. Raise PROTOCOL_VERSION when a field
+changes its meaning. Positions count tokens from the end of a sequence's opening (see `streams`).
 """
 
 from typing import Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-PROTOCOL_VERSION = 2
+from headrace.protocol import fields
+from headrace.protocol.batches import Shard
+from headrace.protocol.diagnostics import TokenDiagnostics
+from headrace.protocol.streams import Float32, Int32, Reward, Span, Streams
 
-Int32 = npt.NDArray[np.int32]
-Float32 = npt.NDArray[np.float32]
+PROTOCOL_VERSION = 3
+
 Role = Literal["generator", "reward", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
 Purpose = Literal["train", "eval"]
@@ -24,30 +25,23 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of all messages; the tag is the class name."""
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens [start, end) of a response were sampled by weights `version`."""
-
-    version: int
-    start: int
-    end: int
-
-
 # -- joining and staying ---------------------------------------------------------------------------
 
 
 class Hello(Message, frozen=True, kw_only=True, tag=True):
-    """First message of a process. `name` is unique in a run (e.g. generator-0) and is the socket's
-    identity. A generator's capacity is how many trajectories it holds at once. A learner says which
-    update its weights are from (0: the starting policy) and the lineage it was restored from."""
+    """First message of a process. `name` is unique in a run (e.g. generator-0), and the identity of
+    the socket begins with it. A generator's capacity is how many trajectories it holds at once. A
+    learner says which update its weights are from (0: the starting policy), and the checkpoint that
+    it was restored from."""
 
     role: Role
-    name: str
-    pid: int
-    host: str
-    protocol: int = PROTOCOL_VERSION
-    capacity: int = 0
-    update: int = 0
-    resumed_from: str | None = None
+    name: fields.Name
+    pid: fields.Pid
+    host: fields.Host
+    protocol: fields.Count = PROTOCOL_VERSION
+    capacity: fields.Position = 0
+    update: fields.Count = 0
+    resumed_from: fields.Line | None = None
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag=True):
@@ -67,10 +61,7 @@ class Refused(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
-    """Sent by a thread of its own, both ways. `stats` are gauges of the process: seconds or counts
-    (`busy_s`, `idle_s`, `rss_bytes`, ...), cumulative since its start unless named otherwise."""
-
-    stats: dict[str, float] = {}
+    """A sign of life, both ways. A process sends it from a thread of its own."""
 
 
 class Shutdown(Message, frozen=True, kw_only=True, tag=True):
@@ -82,10 +73,20 @@ class Shutdown(Message, frozen=True, kw_only=True, tag=True):
 class Goodbye(Message, frozen=True, kw_only=True, tag=True):
     """A process leaves in good order; `failed` gives the cause when it could not go on."""
 
-    failed: str | None = None
+    failed: fields.Prose | None = None
 
 
 # -- generation ------------------------------------------------------------------------------------
+
+
+class FireSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the hot first token of a response is drawn: at `temperature` from the `top_k` most likely
+    tokens (-1: all) and, of these, the nucleus `top_p`; `ban_eos`: end tokens are no candidates."""
+
+    temperature: float
+    top_k: int
+    top_p: float = 1.0
+    ban_eos: bool = True
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     (finish `window`; lockstep modes), whichever comes first. `lease_id` is new for each lease, so
     that chunks of a lease that was taken back are recognised. In streaming mode windows are cut
     every `window` positions without a stop. `version_at_least`: do not start before these weights
-    are loaded. `next_chunk` is the index of the first chunk."""
+    are loaded. `next_chunk` is the index of the first chunk. `fire`: the token of position 0 is
+    drawn hot; a lease with a prefix has that token already and draws none."""
 
     lease_id: int
     trajectory_id: int
@@ -111,6 +113,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float
     top_k: int = -1
     version_at_least: int = 0
+    fire: FireSampling | None = None
 
 
 class Leases(Message, frozen=True, kw_only=True, tag=True):
@@ -129,20 +132,22 @@ class Hold(Message, frozen=True, kw_only=True, tag=True):
 
 
 class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens [start, start + n) of one response with the logprobs of the distribution they were
-    sampled from and the weights that sampled them (spans in absolute positions, covering exactly
-    these tokens). A chunk never crosses a window border. `finish` is set on the last chunk of a
+    """Tokens [start, start + n) of one sequence, the logprobs of the distribution they were sampled
+    from (0 where they were inserted) and the weights that sampled them (the spans cover exactly the
+    sampled tokens). A chunk never crosses a window border. `finish` is set on the last chunk of a
     lease only: stop (end token, included), length, window, held, failed."""
 
-    lease_id: int
-    trajectory_id: int
-    chunk_index: int
-    start: int
+    lease_id: fields.Count
+    trajectory_id: fields.Count
+    chunk_index: fields.Position
+    start: fields.Position
     token_ids: Int32
     logprobs: Float32
     spans: list[Span]
     finish: Finish | None = None
-    error: str | None = None
+    error: fields.Prose | None = None
+    streams: Streams | None = None
+    """None: the policy sampled every token, and nothing else is to be said of them."""
 
 
 class Chunks(Message, frozen=True, kw_only=True, tag=True):
@@ -160,18 +165,18 @@ class ChunkAck(Message, frozen=True, kw_only=True, tag=True):
 
 
 class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
-    """Generator to coordinator about once a second: counters since start, and seconds since start
-    spent with nothing to generate (`idle_s`), paused for weights (`pause_s`) and generating
-    (`busy_s`)."""
+    """Generator to coordinator about once a second: counters since start (`discarded_tokens` were
+    sampled and thrown away because a hold came), and seconds since start spent with nothing to
+    generate (`idle_s`), paused for weights (`pause_s`) and generating (`busy_s`)."""
 
-    live: int
-    version: int
-    tokens: int
-    lost_tokens: int
-    prefill_tokens: int
-    idle_s: float
-    pause_s: float
-    busy_s: float
+    live: fields.Position
+    version: fields.LoadedVersion
+    tokens: fields.Count
+    discarded_tokens: fields.Count
+    prefill_tokens: fields.Count
+    idle_s: fields.Seconds
+    pause_s: fields.Seconds
+    busy_s: fields.Seconds
 
 
 # -- weights ---------------------------------------------------------------------------------------
@@ -181,27 +186,27 @@ class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
     """Weights `version` can be had: learner to coordinator to generators. `sources` are tried in
     order: `file:/path.safetensors` (same host) or `tcp://host:port` (the learner's own ROUTER)."""
 
-    version: int
-    update: int
-    sha256: str
-    num_bytes: int
-    sources: list[str]
+    version: fields.Count
+    update: fields.Count
+    sha256: fields.Digest
+    num_bytes: fields.Count
+    sources: list[fields.Line]
 
 
 class WeightsLoaded(Message, frozen=True, kw_only=True, tag=True):
     """Generator to coordinator: `version` samples from now on; how long requests stood still."""
 
-    version: int
-    gap_s: float
-    load_s: float
-    error: str | None = None
+    version: fields.Count
+    gap_s: fields.Seconds
+    load_s: fields.Seconds
+    error: fields.Prose | None = None
 
 
 class WeightRequest(Message, frozen=True, kw_only=True, tag=True):
     """Generator to the learner's weight ROUTER: send `version` from byte `offset`."""
 
-    version: int
-    offset: int
+    version: fields.Count
+    offset: fields.Count
 
 
 class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
@@ -238,13 +243,15 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one scoring; `reward` and `correct` mean something only where `status` is ok.
     `correct` says whether the answer is right, whatever number the reward is."""
 
-    trajectory_id: int
+    trajectory_id: fields.Count
     status: Literal["ok", "timeout", "crashed", "invalid"]
     reward: float = 0.0
+    rewards: list[Reward] = []
+    """What was earned where; empty: all of it at the last sampled token."""
     correct: bool = False
     parts: dict[str, float] = {}
-    seconds: float = 0.0
-    error: str | None = None
+    seconds: fields.Seconds = 0.0
+    error: fields.Prose | None = None
 
 
 class Scores(Message, frozen=True, kw_only=True, tag=True):
@@ -256,105 +263,57 @@ class Scores(Message, frozen=True, kw_only=True, tag=True):
 # -- learning --------------------------------------------------------------------------------------
 
 
-class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """One window for the policy: tokens [start, end) of the response are trained, everything before
-    is context. `token_ids` is prompt + response[:end]; `logprobs` and `spans` cover [start, end).
-    `loss_mask` has one value (0 or 1) per trained token: 0 where too stale, non-finite or at a
-    masked boundary. `finished`: the response ends here, `reward` is its reward, and `correct` is
-    whether the verifier calls it right."""
-
-    window_id: int
-    trajectory_id: int
-    group_id: int
-    prompt_length: int
-    start: int
-    end: int
-    token_ids: Int32
-    logprobs: Float32
-    spans: list[Span]
-    loss_mask: npt.NDArray[np.uint8]
-    finished: bool
-    reward: float
-    correct: bool = False
-    group_rewards: Float32 = msgspec.field(default_factory=lambda: np.zeros(0, np.float32))
-    """Critic-free recipes: the scores of all scored trajectories of the group, this one included
-    (only the coordinator sees whole groups; the learner makes advantages of them). Else empty."""
-    group_lengths: Int32 = msgspec.field(default_factory=lambda: np.zeros(0, np.int32))
-    """Their response lengths, in the same order."""
-    group_index: int = 0
-    """Which of them this trajectory is."""
-
-
-class ValueTrajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished trajectory for the value model: prompt + whole response. `logprobs` are the
-    sampler's, of the response; they are sent where the reward holds a KL penalty, else empty."""
-
-    trajectory_id: int
-    prompt_length: int
-    token_ids: Int32
-    reward: float
-    logprobs: Float32 = msgspec.field(default_factory=lambda: np.zeros(0, np.float32))
-
-
-class Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """What one learner rank computes; token-balanced against the others."""
-
-    windows: list[PolicyWindow]
-    values: list[ValueTrajectory]
-
-
 class Batch(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to learner rank 0: one update. `publish_as` is the version its weights will have.
-    An empty policy half (value warm-up) publishes nothing. `checkpoint`: write one after this
-    update, with `cut` (JSON: what the coordinator needs to go back to this point) in its state."""
+    """Coordinator to learner rank 0: an update begins. Its contents follow in BatchPart messages,
+    `parts[r]` of them for rank r. `lineage` is the line of updates that it continues. `publish_as`
+    is the version its weights will have; an empty policy half (value warm-up) publishes nothing.
+    `checkpoint`: write one after this update."""
 
     update: int
+    lineage: int
     version: int
     publish_as: int
-    shards: list[Shard]
+    parts: list[int]
     value_epochs: int
     checkpoint: bool
-    cut: str
 
 
-class TokenDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
-    """Per trained token of one window: what the learner saw. Arrays of length end - start."""
+class BatchPart(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to learner rank 0: piece `index` of what `rank` computes in `update`, cut so that
+    it fits into one message. The windows of one trajectory go to one rank, in any of its parts."""
 
-    window_id: int
-    trajectory_id: int
-    start: int
-    logprobs: Float32
-    """Under the weights at the update's start."""
-    values: Float32
-    advantages: Float32
-    lam: float
-    """Lambda in force."""
+    update: int
+    rank: int
+    index: int
+    shard: Shard
 
 
 class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
     """Learner rank 0 to coordinator: the update is in the weights (`skipped`: what was not
     finite, so that it was broken off and its windows count as dropped `non_finite`)."""
 
-    update: int
-    metrics: dict[str, float]
+    update: fields.Count
+    lineage: fields.Count
+    metrics: fields.Metrics
     diagnostics: list[TokenDiagnostics]
     notice: WeightNotice | None = None
-    checkpoint: str | None = None
-    skipped: str | None = None
+    checkpoint: fields.Line | None = None
+    skipped: fields.Prose | None = None
 
 
 class CheckpointRequest(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to learner between updates: write a checkpoint now (end of a run)."""
+    """Coordinator to learner between updates: write a checkpoint of the weights after `update` on
+    `lineage` now (end of a run)."""
 
     update: int
-    cut: str
+    lineage: int
 
 
 class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
     """Learner to coordinator: `path` is complete (its manifest is written)."""
 
-    update: int
-    path: str
+    update: fields.Count
+    path: fields.Line
 
 
 # -- watching and steering -------------------------------------------------------------------------
@@ -392,6 +351,6 @@ AnyMessage = (
     | Leases | Hold | Chunks | ChunkAck | GeneratorReport
     | WeightNotice | WeightsLoaded | WeightRequest | WeightBytes
     | ScoreRequest | Scores
-    | Batch | UpdateDone | CheckpointRequest | CheckpointDone
+    | Batch | BatchPart | UpdateDone | CheckpointRequest | CheckpointDone
     | Command | StatusRequest | Status
 )  # fmt: skip

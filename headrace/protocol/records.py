@@ -1,26 +1,34 @@
 """What the coordinator writes down, in the order in which it happened: the journal is a sequence of
 these records, SQL is their projection, and replaying them rebuilds the coordinator.
 
-Only the coordinator makes records and only `storage` reads or writes them on disk. Token spans of a
-trajectory are response positions [start, end). Every record is frozen, tagged with its class name.
+Only the coordinator makes records and only `storage` reads or writes them on disk. Positions count
+tokens from the end of a sequence's opening (see `streams`), runs of them are [start, end). Every
+record is frozen and tagged with its class name. What happens to a window is written down, never
+inferred: each step of its life is a record that names it, so a reader needs no rule of the
+coordinator. Raise RECORD_FORMAT when a record changes its meaning; `storage` translates older ones.
 """
 
 from typing import Literal
 
 import msgspec
 
-from headrace.protocol.messages import Float32, Int32, Purpose, Span, TokenDiagnostics
+from headrace.protocol.diagnostics import TokenDiagnostics
+from headrace.protocol.fields import Metric
+from headrace.protocol.messages import Purpose
+from headrace.protocol.streams import Float32, Int32, Piece, Reward, Span, Streams
 
 DropReason = Literal[
     "boundary_mask",
     "stale",
     "filtered",
     "overlong",
+    "zero_weight",
     "value_warmup",
     "reward_failed",
     "non_finite",
     "discarded_at_end",
 ]
+RECORD_FORMAT = 2
 TrajectoryStatus = Literal["running", "finished", "truncated", "aborted", "failed"]
 
 
@@ -43,8 +51,11 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     info: str
     """JSON object."""
     prompt_ids: Int32
+    """The opening: all tokens before position 0."""
     trajectory_ids: list[int]
     seeds: list[int]
+    pieces: list[Piece] = []
+    """The opening's pieces, counted from its own first token; empty: one prompt of the user."""
 
 
 class LeaseIssued(Record, frozen=True, kw_only=True, tag=True):
@@ -69,6 +80,8 @@ class ChunkArrived(Record, frozen=True, kw_only=True, tag=True):
     logprobs: Float32
     spans: list[Span]
     finish: str | None = None
+    streams: Streams | None = None
+    """None: the policy sampled every token, and nothing else is to be said of them."""
 
 
 class TrajectoryEnded(Record, frozen=True, kw_only=True, tag=True):
@@ -87,6 +100,8 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     trajectory_id: int
     status: Literal["ok", "timeout", "crashed", "invalid"]
     reward: float | None
+    rewards: list[Reward] = []
+    """What was earned where; empty: all of it at the last sampled token."""
     correct: bool | None = None
     """Whether the answer is right. Records from before scores said so have None."""
     parts: dict[str, float] = {}
@@ -94,19 +109,64 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     error: str | None = None
 
 
-class WindowTrained(msgspec.Struct, frozen=True, kw_only=True):
-    """A window as it went into an update."""
+# -- the life of a window --------------------------------------------------------------------------
+
+
+class ClosedWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions [start, end) of a trajectory are window `index`; `tokens` of them were sampled, by
+    weights `min_version` to `max_version`. `final`: the trajectory ends with it."""
 
     window_id: int
     trajectory_id: int
     index: int
     start: int
     end: int
-    trained: int
-    """Tokens in the policy loss; the rest is in `dropped`."""
-    dropped: dict[str, int]
+    tokens: int
     min_version: int
     max_version: int
+    final: bool = False
+
+
+class WindowsClosed(Record, frozen=True, kw_only=True, tag=True):
+    """These windows are complete. They wait for what they need before they can be trained."""
+
+    windows: list[ClosedWindow]
+
+
+class WindowsReady(Record, frozen=True, kw_only=True, tag=True):
+    """Nothing is missing any more: these windows can be trained, the first ones first."""
+
+    window_ids: list[int]
+
+
+class WindowsRecalled(Record, frozen=True, kw_only=True, tag=True):
+    """The answers turned out to end with these windows. The windows are final now, and wait for the
+    reward."""
+
+    window_ids: list[int]
+
+
+class WindowsDropped(Record, frozen=True, kw_only=True, tag=True):
+    """No update will train these windows."""
+
+    window_ids: list[int]
+    reason: DropReason
+
+
+class MaskedRun(msgspec.Struct, frozen=True, array_like=True):
+    """Sampled tokens among positions [start, end), `tokens` of them, are kept out of the loss."""
+
+    reason: DropReason
+    start: int
+    end: int
+    tokens: int
+
+
+class TakenWindow(msgspec.Struct, frozen=True, kw_only=True):
+    """A window as it goes into an update; its sampled tokens outside `masked` are trained."""
+
+    window_id: int
+    masked: list[MaskedRun] = []
 
 
 class BatchTaken(Record, frozen=True, kw_only=True, tag=True):
@@ -115,7 +175,7 @@ class BatchTaken(Record, frozen=True, kw_only=True, tag=True):
     update: int
     lineage: int
     version: int
-    windows: list[WindowTrained]
+    windows: list[TakenWindow]
     value_trajectories: list[int]
 
 
@@ -125,42 +185,70 @@ class BatchReturned(Record, frozen=True, kw_only=True, tag=True):
     update: int
     lineage: int
     reason: str
+    window_ids: list[int]
+    value_trajectories: list[int]
 
 
 class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
-    """The learner finished the batch taken for `update`. `metrics` include the coordinator's own
-    (ledger/..., staleness/..., response_length/...). `trained_tokens` is the running total of the
-    policy on this lineage; `skipped` says what broke it off. `train_time_s` is the training
-    clock (evaluations and start-up apart)."""
+    """The learner finished the batch taken for `update`; these windows and value trajectories were
+    in it. `metrics` include the coordinator's own (ledger/..., staleness/..., ...).
+    `trained_tokens` is the running total of the policy on this lineage; `skipped` says what broke
+    the update off, so that all its windows are dropped. `train_time_s` is the training clock
+    (evaluations and start-up apart)."""
 
     update: int
     lineage: int
     version: int
     train_time_s: float
     trained_tokens: int
-    metrics: dict[str, float]
+    window_ids: list[int]
+    value_trajectories: list[int]
+    metrics: dict[str, Metric]
     diagnostics: list[TokenDiagnostics]
     skipped: str | None = None
 
 
-class TokensDropped(Record, frozen=True, kw_only=True, tag=True):
-    """Tokens of a trajectory left the ledger without training."""
+class TokensLost(Record, frozen=True, kw_only=True, tag=True):
+    """Tokens were generated that the journal will never have. held: the generator threw them away
+    when it was told to stop at a window's border. refused: the chunk belonged to no lease any
+    more."""
 
-    trajectory_id: int
-    start: int
-    end: int
-    reason: DropReason
+    generator: str
     tokens: int
+    reason: Literal["held", "refused"]
 
 
 class LineageBegan(Record, frozen=True, kw_only=True, tag=True):
-    """The learner was restored to the state after `update`: what was committed later is ready again
-    (one transaction), its tokens count as trained on an abandoned lineage."""
+    """The learner was restored to the state after `update`. What was committed later is ready again
+    (these windows and value trajectories, in one transaction), its tokens count as trained on an
+    abandoned lineage."""
 
     lineage: int
     update: int
     version: int
     reason: str
+    window_ids: list[int]
+    value_trajectories: list[int]
+
+
+class Forgotten(Record, frozen=True, kw_only=True, tag=True):
+    """No rollback can reach an update at or before this one any more, so whatever only such a
+    rollback would need is let go."""
+
+    update: int
+
+
+class Restarted(Record, frozen=True, kw_only=True, tag=True):
+    """A new coordinator took over. Leases died with the last one, an evaluation that was under way
+    begins anew, and lease ids go on from `next_lease`."""
+
+    next_lease: int
+
+
+class VersionIssued(Record, frozen=True, kw_only=True, tag=True):
+    """This version number is given out and will never be another's."""
+
+    version: int
 
 
 class VersionPublished(Record, frozen=True, kw_only=True, tag=True):
@@ -207,7 +295,7 @@ class CheckpointWritten(Record, frozen=True, kw_only=True, tag=True):
 
 
 class ProcessChanged(Record, frozen=True, kw_only=True, tag=True):
-    """A process joined, left, died or reported its gauges."""
+    """A process joined, left or died."""
 
     name: str
     role: str
@@ -241,7 +329,9 @@ class RunPhase(Record, frozen=True, kw_only=True, tag=True):
 
 AnyRecord = (
     GroupIssued | LeaseIssued | ChunkArrived | TrajectoryEnded | RewardArrived
-    | BatchTaken | BatchReturned | UpdateCommitted | TokensDropped | LineageBegan
-    | VersionPublished | VersionLoaded | EvaluationDone | CheckpointWritten
+    | WindowsClosed | WindowsReady | WindowsRecalled | WindowsDropped
+    | BatchTaken | BatchReturned | UpdateCommitted | TokensLost
+    | LineageBegan | Forgotten | Restarted | VersionIssued | VersionPublished
+    | VersionLoaded | EvaluationDone | CheckpointWritten
     | ProcessChanged | MetricsSampled | Incident | RunPhase
 )  # fmt: skip

@@ -1,13 +1,14 @@
 """ZeroMQ sockets that carry messages: the only file that imports zmq.
 
 `Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingRouter` and
-`BlockingDealer` are for the learner, which has no event loop. A peer's identity is its process
-name. What cannot be decoded is counted by `rejected` and reported to `on_reject`; it never raises
-out of `receive`. `Pulse` sends heartbeats from a thread and a socket of its own (identity
-`name#pulse`), so that a long step is not taken for a death. Off loopback every socket uses CURVE
-keys, and a thread of the binding side lets in only who holds the client key.
+`BlockingDealer` are for the learner, which has no event loop. A peer's identity begins with its
+process name (`identity.py`). What cannot be decoded is counted by `rejected` and reported to
+`on_reject`; it never raises out of `receive`. `Pulse` sends heartbeats from a thread and a socket
+of its own (`IDENTITY#pulse`), so that a process in a long step is not taken for dead. Outside
+loopback sockets use CURVE keys: the binding side lets in only holders of the client key.
 """
 
+import asyncio
 import contextlib
 import ipaddress
 import threading
@@ -232,6 +233,7 @@ class Router:
             arrival = self._intake.read(await self._bound.socket.recv_multipart())
             if arrival is not None:
                 return arrival
+            await asyncio.sleep(0)  # A flood is received without a pause: let others run.
 
     async def send(self, name: str, message: Message) -> bool:
         """Send; False when nobody of that name is connected. ProtocolError when it is too long."""
@@ -365,18 +367,10 @@ class BlockingDealer:
 
 
 class Pulse(contextlib.AbstractContextManager["Pulse"]):
-    """Heartbeats from a thread of its own, with the process's gauges."""
+    """Heartbeats from a thread of its own."""
 
-    def __init__(
-        self,
-        link: Link,
-        name: str,
-        *,
-        interval_s: float,
-        stats: Callable[[], dict[str, float]] | None = None,
-    ) -> None:
+    def __init__(self, link: Link, name: str, *, interval_s: float) -> None:
         self._link, self._name, self._interval_s = link, name, interval_s
-        self._stats = stats or dict
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
@@ -392,7 +386,7 @@ class Pulse(contextlib.AbstractContextManager["Pulse"]):
         dealer = BlockingDealer(self._link, self._name + PULSE_SUFFIX)
         try:
             while not self._stop.is_set():
-                dealer.send(Heartbeat(stats=self._stats()))
+                dealer.send(Heartbeat())
                 self._stop.wait(self._interval_s)
         finally:
             dealer.close()

@@ -1,9 +1,9 @@
 """From journal records to SQL rows.
 
-Records of a batch are grouped by kind, folded to one row a trajectory in memory and written with
-executemany, so nothing is paid per record that can be paid per batch. `apply` runs inside the
-caller's transaction and moves `projection.next_offset` in it: each record is applied exactly once,
-whatever is replayed. The kinds that move windows between states keep their order.
+Records of a batch are grouped by kind, folded to one row a trajectory or window in memory and
+written with executemany, so nothing is paid per record that can be paid per batch. `apply` runs
+inside the caller's transaction and moves `projection.next_offset` in it: each record is applied
+exactly once, whatever is replayed. The kinds that move windows between states keep their order.
 """
 
 from collections import defaultdict
@@ -12,33 +12,31 @@ from collections.abc import Callable, Sequence
 from sqlalchemy import Connection, delete, select, update
 
 from headrace.protocol.records import (
-    BatchReturned,
-    BatchTaken,
+    RECORD_FORMAT,
     CheckpointWritten,
     ChunkArrived,
     EvaluationDone,
     GroupIssued,
     Incident,
     LeaseIssued,
-    LineageBegan,
     MetricsSampled,
     ProcessChanged,
     Record,
+    Restarted,
     RewardArrived,
     RunPhase,
-    TokensDropped,
+    TokensLost,
     TrajectoryEnded,
-    UpdateCommitted,
     VersionLoaded,
     VersionPublished,
 )
-from storage.projection.batches import move_batches
 from storage.projection.history import (
     add_checkpoints,
-    add_drops,
     add_evaluations,
     add_incidents,
     add_loads,
+    add_losses,
+    add_restarts,
     add_samples,
     add_versions,
     change_phase,
@@ -52,29 +50,37 @@ from storage.projection.trajectories import (
     issue_groups,
     score_trajectories,
 )
+from storage.projection.updates import move_updates
+from storage.projection.windows import BATCHES, WINDOWS, move_values, move_windows
 from storage.tables import Base, Projection, Run
 
-_SHARED: dict[type[Record], type[Record]] = {
-    BatchReturned: BatchTaken,
-    UpdateCommitted: BatchTaken,
-    LineageBegan: BatchTaken,
-}
-_ORDER: dict[type[Record], Callable[[Connection, int, list[Placed]], None]] = {
-    GroupIssued: issue_groups,
-    LeaseIssued: assign_leases,
-    ChunkArrived: extend_responses,
-    TrajectoryEnded: end_trajectories,
-    RewardArrived: score_trajectories,
-    BatchTaken: move_batches,
-    TokensDropped: add_drops,
-    VersionPublished: add_versions,
-    VersionLoaded: add_loads,
-    EvaluationDone: add_evaluations,
-    CheckpointWritten: add_checkpoints,
-    MetricsSampled: add_samples,
-    ProcessChanged: change_processes,
-    Incident: add_incidents,
-    RunPhase: change_phase,
+Project = Callable[[Connection, int, list[Placed]], None]
+_PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (
+    ((GroupIssued,), issue_groups),
+    ((LeaseIssued,), assign_leases),
+    ((ChunkArrived,), extend_responses),
+    ((TrajectoryEnded,), end_trajectories),
+    ((RewardArrived,), score_trajectories),
+    (WINDOWS, move_windows),
+    (BATCHES, move_values),
+    (BATCHES, move_updates),
+    ((TokensLost,), add_losses),
+    ((VersionPublished,), add_versions),
+    ((VersionLoaded,), add_loads),
+    ((EvaluationDone,), add_evaluations),
+    ((CheckpointWritten,), add_checkpoints),
+    ((MetricsSampled,), add_samples),
+    ((ProcessChanged,), change_processes),
+    ((Incident,), add_incidents),
+    ((Restarted,), add_restarts),
+    ((RunPhase,), change_phase),
+)
+"""What each kind of record does, in the order in which rows are written. VersionIssued and
+Forgotten have no rows."""
+_OF_KIND = {
+    kind: [number for number, (kinds, _) in enumerate(_PROJECTIONS) if kind in kinds]
+    for kinds, _ in _PROJECTIONS
+    for kind in kinds
 }
 
 
@@ -90,22 +96,24 @@ def forget(connection: Connection, run: int) -> None:
         if "run" in table.c and table.name != Projection.__tablename__:
             connection.execute(delete(table).where(table.c.run == run))
     connection.execute(
-        update(Projection).where(Projection.run == run).values(next_offset=0, last_at=None)
+        update(Projection)
+        .where(Projection.run == run)
+        .values(next_offset=0, last_at=None, format=RECORD_FORMAT)
     )
 
 
 def apply(connection: Connection, run: int, records: Sequence[tuple[int, Record]]) -> None:
     """Bring SQL up to the last of `records`, skipping what it has; one call a journal batch."""
     first = next_offset(connection, run)
-    kinds: dict[type[Record], list[Placed]] = defaultdict(list)
+    parts: dict[int, list[Placed]] = defaultdict(list)
     for offset, record in records:
         if offset >= first:
-            kinds[_SHARED.get(type(record), type(record))].append((offset, record))
-    if not kinds:
+            for number in _OF_KIND.get(type(record), ()):
+                parts[number].append((offset, record))
+    if not records or records[-1][0] < first:
         return
-    for kind, project in _ORDER.items():
-        if kind in kinds:
-            project(connection, run, kinds[kind])
+    for number in sorted(parts):
+        _PROJECTIONS[number][1](connection, run, parts[number])
     last_offset, last = records[-1]
     connection.execute(
         update(Projection)

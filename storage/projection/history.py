@@ -1,24 +1,25 @@
-"""What is only written down: drops, versions, evaluations, checkpoints, gauges, events."""
+"""Records that become rows and change nothing else: losses, versions, evaluations, checkpoints,
+gauges, events."""
+
+from collections import Counter
 
 from sqlalchemy import Connection, select, update
 
 from storage.projection.rows import (
     Placed,
     Row,
+    add_metrics,
     clean_text,
     event,
     insert_records,
-    insert_rows,
-    metric_rows,
     upsert_rows,
 )
 from storage.tables import (
     Checkpoint,
-    Drop,
     Evaluation,
-    Metric,
     Process,
     Run,
+    TokenLoss,
     VersionLoad,
     WeightVersion,
 )
@@ -26,10 +27,16 @@ from storage.tables import (
 FINAL_PHASES = ("finished", "failed", "interrupted", "stopped")
 
 
-def add_drops(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Tokens dropped outside batches."""
-    names = ("at", "trajectory_id", "start", "end", "reason", "tokens")
-    insert_records(connection, run, Drop, names, records)
+def add_losses(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Tokens that the journal will never have, counted by generator and reason."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for _, r in records:
+        counts[r.generator, r.reason] += r.tokens
+    rows = [
+        {"generator": generator, "reason": reason, "tokens": tokens}
+        for (generator, reason), tokens in sorted(counts.items())
+    ]
+    upsert_rows(connection, run, TokenLoss, rows, add=("tokens",))
 
 
 def add_versions(connection: Connection, run: int, records: list[Placed]) -> None:
@@ -68,8 +75,7 @@ def add_checkpoints(connection: Connection, run: int, records: list[Placed]) -> 
 
 def add_samples(connection: Connection, run: int, records: list[Placed]) -> None:
     """Gauges between updates."""
-    rows = [row for offset, r in records for row in metric_rows(offset, r, None)]
-    insert_rows(connection, run, Metric, rows)
+    add_metrics(connection, run, records)
 
 
 def change_processes(connection: Connection, run: int, records: list[Placed]) -> None:
@@ -97,6 +103,13 @@ def add_incidents(connection: Connection, run: int, records: list[Placed]) -> No
     """Lines of history."""
     for offset, r in records:
         event(connection, run, offset, r.at, r.level, r.kind, r.text)
+
+
+def add_restarts(connection: Connection, run: int, records: list[Placed]) -> None:
+    """A new coordinator took over."""
+    for offset, r in records:
+        line = "a new coordinator took over from the journal"
+        event(connection, run, offset, r.at, "warning", "restarted", line)
 
 
 def change_phase(connection: Connection, run: int, records: list[Placed]) -> None:

@@ -1,14 +1,16 @@
 """How rows reach SQL: bulk inserts, upserts, and values that every database takes."""
 
 import math
+from collections import defaultdict
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.orm import InstrumentedAttribute
 
 from headrace.protocol.records import MetricsSampled, UpdateCommitted
-from storage.tables import Base, Event, Trajectory
+from storage.tables import Base, Event, Metric, MetricArray, Trajectory
 
 Placed = tuple[int, Any]
 """(journal offset, record)"""
@@ -16,9 +18,15 @@ Row = dict[str, Any]
 
 
 def upsert(
-    connection: Connection, table: type[Base], rows: list[Row], *, keep: bool = False
+    connection: Connection,
+    table: type[Base],
+    rows: list[Row],
+    *,
+    keep: bool = False,
+    add: tuple[str, ...] = (),
 ) -> None:
-    """Insert rows; where the primary key exists, replace the old row (or keep it)."""
+    """Insert rows; where the primary key exists, replace the old row (or keep it). Columns in `add`
+    are added to what is there."""
     if not rows:
         return
     on_server = connection.dialect.name == "postgresql"
@@ -27,7 +35,12 @@ def upsert(
     if keep:
         statement = statement.on_conflict_do_nothing(index_elements=keys)
     else:
-        new = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+        old = table.__table__.c
+        new = {
+            name: old[name] + statement.excluded[name] if name in add else statement.excluded[name]
+            for name in rows[0]
+            if name not in keys
+        }
         statement = statement.on_conflict_do_update(index_elements=keys, set_=new)
     connection.execute(statement, rows)
 
@@ -39,10 +52,10 @@ def insert_rows(connection: Connection, run: int, table: type[Base], rows: list[
 
 
 def upsert_rows(
-    connection: Connection, run: int, table: type[Base], rows: list[Row], *, keep: bool = False
+    connection: Connection, run: int, table: type[Base], rows: list[Row], **how: Any
 ) -> None:
     """`upsert` rows of a run."""
-    upsert(connection, table, [{"run": run, **row} for row in rows], keep=keep)
+    upsert(connection, table, [{"run": run, **row} for row in rows], **how)
 
 
 def insert_records(
@@ -58,6 +71,25 @@ def insert_records(
         for offset, record in records
     ]
     insert_rows(connection, run, table, rows)
+
+
+def update_rows(
+    connection: Connection, run: int, key: InstrumentedAttribute[int], rows: dict[int, Row]
+) -> None:
+    """Set the named columns of the rows that `key` (a column of their table) finds. Rows that set
+    the same columns are one statement."""
+    table = key.class_.__table__
+    shapes: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for value in sorted(rows):
+        row = rows[value]
+        names = tuple(sorted(row))
+        shapes[names].append(
+            {"b_run": run, "b_key": value, **{f"b_{name}": row[name] for name in names}}
+        )
+    for names, parameters in shapes.items():
+        values = {name: bindparam(f"b_{name}", type_=table.c[name].type) for name in names}
+        mine = (table.c.run == bindparam("b_run"), table.c[key.key] == bindparam("b_key"))
+        connection.execute(update(table).where(*mine).values(values), parameters)
 
 
 def update_trajectories(
@@ -86,19 +118,28 @@ def event(
     insert_rows(connection, run, Event, [row])
 
 
-def metric_rows(offset: int, r: UpdateCommitted | MetricsSampled, lineage: int | None) -> list[Row]:
-    """Rows of all metrics in a record."""
-    return [
-        {
-            "name": name,
+def add_metrics(
+    connection: Connection,
+    run: int,
+    records: list[tuple[int, UpdateCommitted | MetricsSampled]],
+) -> None:
+    """Insert all metrics of some records; those of samples have no lineage."""
+    numbers: list[Row] = []
+    arrays: list[Row] = []
+    for offset, r in records:
+        shared = {
             "offset": offset,
             "update": r.update,
-            "lineage": lineage,
-            "value": finite(value),
+            "lineage": r.lineage if isinstance(r, UpdateCommitted) else None,
             "wall_time": r.at,
         }
-        for name, value in r.metrics.items()
-    ]
+        for name, value in r.metrics.items():
+            if isinstance(value, list):
+                arrays.append({**shared, "name": name, "values": [finite(item) for item in value]})
+            else:
+                numbers.append({**shared, "name": name, "value": finite(value)})
+    insert_rows(connection, run, Metric, numbers)
+    insert_rows(connection, run, MetricArray, arrays)
 
 
 def finite(value: float | None) -> float | None:

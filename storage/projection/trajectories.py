@@ -51,6 +51,8 @@ def issue_groups(connection: Connection, run: int, records: list[Placed]) -> Non
                 "seed": seed,
                 "status": "issued",
                 "length": 0,
+                "sampled": 0,
+                "inserted": 0,
                 "issued_at": r.at,
                 "offset": offset,
             }
@@ -75,18 +77,29 @@ def extend_responses(connection: Connection, run: int, records: list[Placed]) ->
     for offset, r in records:
         row = rows.setdefault(
             r.trajectory_id,
-            {"b_at": None, "b_low": None, "b_high": None, "b_first": offset, "b_length": 0},
+            {
+                "b_at": None,
+                "b_low": None,
+                "b_high": None,
+                "b_first": offset,
+                "b_length": 0,
+                "b_sampled": 0,
+                "b_inserted": 0,
+            },
         )
         row["b_last"], row["b_generator"], row["b_finish"] = offset, r.generator, r.finish
-        if len(r.token_ids):
+        if tokens := len(r.token_ids):
             if row["b_at"] is None:
                 row["b_at"] = r.at
-            row["b_length"] = max(row["b_length"], r.start + len(r.token_ids))
-            versions = [span.version for span in r.spans]
-            row["b_low"] = min(versions) if row["b_low"] is None else min(row["b_low"], *versions)
-            row["b_high"] = (
-                max(versions) if row["b_high"] is None else max(row["b_high"], *versions)
-            )
+            row["b_length"] = max(row["b_length"], r.start + tokens)
+            sampled = 0
+            for span in r.spans:
+                sampled += span.end - span.start
+                low, high = row["b_low"], row["b_high"]
+                row["b_low"] = span.version if low is None else min(low, span.version)
+                row["b_high"] = span.version if high is None else max(high, span.version)
+            row["b_sampled"] += sampled
+            row["b_inserted"] += tokens - sampled
     length = bindparam("b_length", type_=Trajectory.length.type)
     low = bindparam("b_low", type_=Trajectory.min_version.type)
     high = bindparam("b_high", type_=Trajectory.max_version.type)
@@ -99,6 +112,8 @@ def extend_responses(connection: Connection, run: int, records: list[Placed]) ->
         generator=bindparam("b_generator"),
         finish=bindparam("b_finish"),
         length=case((length > Trajectory.length, length), else_=Trajectory.length),
+        sampled=Trajectory.sampled + bindparam("b_sampled"),
+        inserted=Trajectory.inserted + bindparam("b_inserted"),
         min_version=case(
             (or_(no_low, low < Trajectory.min_version), low), else_=Trajectory.min_version
         ),
@@ -142,6 +157,8 @@ def score_trajectories(connection: Connection, run: int, records: list[Placed]) 
     rows = {
         r.trajectory_id: {
             "b_reward": finite(r.reward),
+            "b_correct": r.correct,
+            "b_rewards": [[finite(reward.value), reward.position] for reward in r.rewards],
             "b_status": r.status,
             "b_parts": {name: finite(part) for name, part in r.parts.items()},
             "b_seconds": r.seconds,
@@ -155,6 +172,8 @@ def score_trajectories(connection: Connection, run: int, records: list[Placed]) 
         run,
         rows,
         reward=bindparam("b_reward"),
+        correct=bindparam("b_correct"),
+        rewards=bindparam("b_rewards", type_=Trajectory.rewards.type),
         reward_status=bindparam("b_status"),
         reward_parts=bindparam("b_parts"),
         reward_seconds=bindparam("b_seconds"),

@@ -4,11 +4,17 @@ All functions take a run's folder (or the root of run folders), return plain dic
 pandas frames, are bounded, and never write. A run may be alive, finished, or cut short.
 """
 
+from storage.audit import recount_ledger
 from storage.exports import ExportKind, ExportSummary, export
-from storage.ledger import recount_ledger
-from storage.queries.drops import dropped_windows
+from storage.queries.drops import dropped_tokens, dropped_windows
 from storage.queries.evaluations import evaluations
-from storage.queries.metrics import latest_metrics, metric_info, metric_names, metric_series
+from storage.queries.metrics import (
+    latest_metrics,
+    metric_arrays,
+    metric_info,
+    metric_names,
+    metric_series,
+)
 from storage.queries.processes import events, process_table, supervisor_events
 from storage.queries.runs import RunLine, list_runs, resolve_run, run_config, run_line
 from storage.queries.summary import run_summary
@@ -21,19 +27,25 @@ from storage.queries.trajectories import (
     trajectory_detail,
     trajectory_page,
 )
+from storage.tokens import MARKS, REASONS, SOURCES
 
 __all__ = [
+    "MARKS",
+    "REASONS",
+    "SOURCES",
     "ExportKind",
     "ExportSummary",
     "RunLine",
     "TrajectoryDetail",
     "TrajectoryPage",
+    "dropped_tokens",
     "dropped_windows",
     "evaluations",
     "events",
     "export",
     "latest_metrics",
     "list_runs",
+    "metric_arrays",
     "metric_info",
     "metric_names",
     "metric_series",

@@ -1,93 +1,72 @@
-"""Tokens that were not trained, each with its reason."""
+"""Tokens that were not trained, each once, with the reason.
 
+A window was dropped as a whole, or an update trained it without some of its tokens: both are
+written down in the windows table, and nothing else is asked.
+"""
+
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 
-from headrace.config.run import RunConfig
-from headrace.run_folder import read_config
 from storage.reader import RunReader, open_run
-from storage.tables import Drop, Trajectory, Update, Window
+from storage.tables import Window
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_COLUMNS = ["trajectory_id", "start", "end", "update", "reason", "tokens", "at"]
-Row = tuple[int, int, int, int | None, str, int, float | None]
+_COLUMNS = ["trajectory_id", "window", "start", "end", "update", "reason", "tokens", "at"]
 
 
 def dropped_windows(run_dir: Path, *, limit: int = 1000, offset: int = 0) -> "pd.DataFrame":
-    """One row a window and reason, newest first: trajectory_id, start, end, update (empty where the
-    tokens were in no batch), reason, tokens, at."""
+    """One row a dropped window or masked run of tokens, newest first: trajectory_id, window (its
+    index), start, end, update (empty where no update had it), reason, tokens, at."""
     import pandas as pd
 
     reader = open_run(run_dir)
-    config = read_config(run_dir)
     most = offset + limit
+    query = (
+        select(Window.__table__)
+        .where(Window.run == reader.key, or_(_is_dropped(), _is_masked()))
+        .order_by(Window.at.desc(), Window.window_id)
+        .limit(most)
+    )
     rows = [
-        *_outside_batches(reader, most),
-        *_in_batches(reader, most),
-        *_unscored(reader, config, most),
+        (w.trajectory_id, w.index, start, end, w.update, reason, tokens, w.at)
+        for w in reader.rows(query)
+        for reason, start, end, tokens in (
+            w.masked if w.state == "trained" else [(w.reason, w.start, w.end, w.tokens)]
+        )
     ]
-    rows.sort(key=lambda row: row[-1] or 0.0, reverse=True)
     return pd.DataFrame(rows[offset:most], columns=_COLUMNS)
 
 
-def _outside_batches(reader: RunReader, most: int) -> list[Row]:
-    query = (
-        select(Drop.trajectory_id, Drop.start, Drop.end, Drop.reason, Drop.tokens, Drop.at)
-        .where(Drop.run == reader.key)
-        .order_by(Drop.offset.desc())
-        .limit(most)
+def dropped_tokens(run_dir: Path) -> dict[str, int]:
+    """Tokens by reason: what `ledger/dropped/REASON` counts."""
+    return count_dropped(open_run(run_dir))
+
+
+def count_dropped(reader: RunReader) -> dict[str, int]:
+    """`dropped_tokens` of a run that is open."""
+    counts: Counter[str] = Counter()
+    whole = (
+        select(Window.reason, func.sum(Window.tokens))
+        .where(Window.run == reader.key, _is_dropped())
+        .group_by(Window.reason)
     )
-    return [
-        (trajectory, start, end, None, reason, tokens, at)
-        for trajectory, start, end, reason, tokens, at in reader.rows(query)
-    ]
+    for reason, tokens in reader.rows(whole):
+        counts[reason] += int(tokens)
+    parts = select(Window.masked).where(Window.run == reader.key, _is_masked())
+    for (masked,) in reader.rows(parts):
+        for reason, _, _, tokens in masked:
+            counts[reason] += tokens
+    return dict(sorted(counts.items()))
 
 
-def _in_batches(reader: RunReader, most: int) -> list[Row]:
-    """Masked tokens of trained windows, and all tokens of skipped updates."""
-    query = (
-        select(Window, Update.committed_at)
-        .join(
-            Update,
-            (Update.run == Window.run)
-            & (Update.lineage == Window.lineage)
-            & (Update.update == Window.update),
-        )
-        .where(Window.run == reader.key, Window.state.in_(["trained", "skipped"]))
-        .where((Window.trained < Window.end - Window.start) | (Window.state == "skipped"))
-        .order_by(Window.offset.desc())
-        .limit(most)
-        .with_only_columns(*Window.__table__.columns, Update.committed_at)
-    )
-    return [
-        (w.trajectory_id, w.start, w.end, w.update, reason, tokens, w.committed_at)
-        for w in reader.rows(query)
-        for reason, tokens in (
-            {"non_finite": w.end - w.start} if w.state == "skipped" else w.dropped
-        ).items()
-    ]
+def _is_dropped() -> ColumnElement[bool]:
+    return Window.state == "dropped"
 
 
-def _unscored(reader: RunReader, config: RunConfig, most: int) -> list[Row]:
-    """Tokens whose trajectory could not be scored or could not be finished: by the end of the
-    response for unit `window`, all that no update took otherwise."""
-    ended = Trajectory.status.in_(["failed", "aborted"])
-    unscored = Trajectory.reward_status.is_not(None) & (Trajectory.reward_status != "ok")
-    query = (
-        select(Trajectory.trajectory_id, Trajectory.length, Trajectory.finished_at)
-        .where(Trajectory.run == reader.key, Trajectory.purpose == "train", Trajectory.length > 0)
-        .where(ended | unscored)
-        .order_by(Trajectory.finished_at.desc())
-        .limit(most)
-    )
-    rows: list[Row] = []
-    for trajectory, length, at in reader.rows(query):
-        start = 0
-        if config.schedule.unit == "window":
-            start = (length - 1) // config.window * config.window
-        rows.append((trajectory, start, length, None, "reward_failed", length - start, at))
-    return rows
+def _is_masked() -> ColumnElement[bool]:
+    return and_(Window.state == "trained", Window.masked_tokens > 0)

@@ -1,4 +1,4 @@
-"""Metrics as series and as latest values."""
+"""Metrics as series, as arrays over updates and as latest values."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from sqlalchemy.orm import aliased
 
 from headrace.metrics import METRICS, MetricInfo
 from storage.reader import RunReader, open_run
-from storage.tables import AnySelect, Metric, Run, Update
+from storage.tables import AnySelect, Metric, MetricArray, Run, Update
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +43,37 @@ def metric_series(
     rows of one name: where there are more, neighbours are averaged."""
     reader = open_run(run_dir)
     return _samples(reader, names, x, points) if samples else _updates(reader, names, x, points)
+
+
+def metric_arrays(run_dir: Path, name: str, *, points: int | None = None) -> "pd.DataFrame":
+    """Columns update, bin (its name), value of a metric that is an array, in order, over the
+    updates of the surviving lineage. `points` bounds the updates: of more, some are left out."""
+    import pandas as pd
+
+    reader = open_run(run_dir)
+    query = (
+        select(Update.update, MetricArray.values)
+        .join(Update, _same_update(MetricArray))
+        .where(Update.run == reader.key, Update.abandoned.is_(False), MetricArray.name == name)
+        .order_by(Update.update)
+    )
+    if points:
+        (last,) = reader.rows(
+            select(func.max(Update.update)).where(
+                Update.run == reader.key, Update.abandoned.is_(False)
+            )
+        )[0]
+        query = query.where(Update.update % -(-max(last or 0, 1) // points) == 0)
+    rows = reader.rows(query)
+    bins = METRICS[name].bins
+    return pd.DataFrame(
+        [
+            (update, label, value)
+            for update, values in rows
+            for label, value in zip(bins, values, strict=True)
+        ],
+        columns=["update", "bin", "value"],
+    )
 
 
 def _updates(
@@ -147,9 +178,9 @@ def _start(reader: RunReader) -> float:
     return float(started_at or 0.0)
 
 
-def _same_update() -> ColumnElement[bool]:
+def _same_update(table: type[Metric | MetricArray] = Metric) -> ColumnElement[bool]:
     return and_(
-        Update.run == Metric.run,
-        Update.lineage == Metric.lineage,
-        Update.update == Metric.update,
+        Update.run == table.run,
+        Update.lineage == table.lineage,
+        Update.update == table.update,
     )

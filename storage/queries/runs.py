@@ -1,4 +1,4 @@
-"""Which runs there are, and how they stand."""
+"""Which runs there are, and what state they are in."""
 
 import json
 import os
@@ -37,8 +37,8 @@ class RunLine:
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands. `status` is its last phase, or `lost` where its coordinator is gone
-    without having said so."""
+    """The state of a run. `status` is its last phase, or `lost` where its coordinator is gone
+    without having said how the run ended."""
 
     status: str
     detail: str

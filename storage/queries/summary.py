@@ -11,12 +11,13 @@ from storage.queries.runs import run_state
 from storage.reader import RunReader, open_run
 from storage.tables import (
     Checkpoint,
-    Drop,
     Evaluation,
     Metric,
+    TokenLoss,
     Trajectory,
     Update,
     WeightVersion,
+    Window,
 )
 
 _DROPPED = "ledger/dropped/"
@@ -26,7 +27,6 @@ _TOKENS = (
     "trained_value",
     "ready",
     "in_flight",
-    "lost_before_ack",
     "abandoned",
     "evaluation",
 )
@@ -72,6 +72,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
         },
         "tokens": {
             **{name: _count(latest, f"ledger/{name}") for name in _TOKENS},
+            **_outside(reader, latest),
             "dropped": {
                 name.removeprefix(_DROPPED): int(value or 0)
                 for name, value in sorted(latest.items())
@@ -96,6 +97,30 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
 
 def _count(latest: dict[str, float | None], name: str) -> int:
     return int(latest.get(name) or 0)
+
+
+def _outside(reader: RunReader, latest: dict[str, float | None]) -> dict[str, int]:
+    """Tokens that are not in the balance: inserted by others than the policy, thrown away at a
+    hold, lost on the way."""
+    inserted = select(func.sum(Trajectory.inserted)).where(
+        Trajectory.run == reader.key, Trajectory.purpose == "train"
+    )
+    losses = dict(
+        (reason, int(tokens))
+        for reason, tokens in reader.rows(
+            select(TokenLoss.reason, func.sum(TokenLoss.tokens))
+            .where(TokenLoss.run == reader.key)
+            .group_by(TokenLoss.reason)
+        )
+    )
+    counts = {
+        "inserted": int(reader.rows(inserted)[0][0] or 0),
+        "discarded_at_hold": losses.get("held", 0),
+        "lost": losses.get("refused", 0),
+    }
+    # Older runs have one number for both kinds of loss, and only as a metric.
+    together = _count(latest, "ledger/lost_before_ack")
+    return {**counts, "lost_before_ack": together} if together else counts
 
 
 def _surviving(reader: RunReader) -> list[ColumnElement[bool]]:
@@ -142,8 +167,8 @@ def _per_update(reader: RunReader, name: str) -> list[float]:
 
 
 def _trajectories(reader: RunReader) -> dict[str, int]:
-    """Training trajectories by status; dropped: those of which tokens were dropped outside
-    batches."""
+    """Training trajectories by status. `dropped` counts those with a dropped window that no update
+    had."""
     mine = (Trajectory.run == reader.key, Trajectory.purpose == "train")
     counts = dict(
         (status, count)
@@ -152,7 +177,9 @@ def _trajectories(reader: RunReader) -> dict[str, int]:
         )
     )
     (dropped,) = reader.rows(
-        select(func.count(Drop.trajectory_id.distinct())).where(Drop.run == reader.key)
+        select(func.count(Window.trajectory_id.distinct())).where(
+            Window.run == reader.key, Window.state == "dropped", Window.update.is_(None)
+        )
     )[0]
     return {
         "issued": sum(counts.values()),

@@ -9,10 +9,10 @@ import numpy as np
 from sqlalchemy import ColumnElement, func, or_, select
 
 from headrace.errors import UserError
-from headrace.protocol.messages import Int32
+from headrace.protocol.streams import Int32
 from storage.diagnostics import DiagnosticsReader
 from storage.filters import Condition, check_columns, parse, to_sql
-from storage.reader import discount, open_run
+from storage.reader import open_run
 from storage.responses import EMPTY, Wanted, read_responses
 from storage.tables import Group, Prompt, Trajectory, Window
 from storage.texts import text_decoder
@@ -33,11 +33,13 @@ class TrajectoryPage:
 
 @dataclass(frozen=True)
 class TrajectoryDetail:
-    """One trajectory. `row` has the scalar columns; `pieces` one text a token (None: there is no
+    """One trajectory. `row` has the scalar columns; `rewards` are (value, position) where more than
+    the last token earned something; `pieces` one text a token (None: there is no
     tokenizer); `windows` and `siblings` (the group's trajectories, itself included) are frames."""
 
     row: dict[str, Any]
     reward_parts: dict[str, float | None]
+    rewards: list[tuple[float, int]]
     prompt_ids: Int32
     tokens: TokenTable
     text: str | None
@@ -110,6 +112,7 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     every = select(
         *(c.label(name) for name, c in COLUMNS.items()),
         Trajectory.reward_parts,
+        Trajectory.rewards,
         Trajectory.first_offset,
         Trajectory.last_offset,
         Prompt.prompt_ids,
@@ -138,8 +141,9 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     return TrajectoryDetail(
         row={name: getattr(row, name) for name in COLUMNS},
         reward_parts=row.reward_parts or {},
+        rewards=[(value, position) for value, position in row.rewards or []],
         prompt_ids=np.frombuffer(row.prompt_ids, dtype="<i4"),
-        tokens=token_table(response, windows, seen, row.reward, discount(run_dir)),
+        tokens=token_table(response, windows, seen),
         text=decoder.text(response.token_ids) if decoder else None,
         pieces=decoder.pieces(response.token_ids) if decoder else None,
         windows=reader.frame(window_query),

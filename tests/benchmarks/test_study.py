@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,9 @@ def test_plan_runs_all_arms_of_a_seed_before_the_next_seed() -> None:
     assert study.plan(reduced=True) == [(two, 0)]
 
 
-def test_listing_a_study_prepares_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_listing_a_study_prepares_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made: list[str] = []
     one = Arm("one", "recipes/quickstart.toml")
     study = Study(
@@ -104,7 +107,9 @@ def test_figures_count_the_starting_policy_once() -> None:
     assert row["mean"] == pytest.approx((2 * 0.4 + 2 * 0.7) / 4)
 
 
-def row_of(arm: Arm, seed: int, points: list[tuple[int, float, float]], **more: object) -> dict:
+def row_of(
+    arm: Arm, seed: int, points: list[tuple[int, float, float]], **more: object
+) -> dict[str, Any]:
     return {
         "key": key(arm, seed),
         "arm": arm.name,
@@ -144,7 +149,7 @@ FAST = [(0, 0.0, 0.2), (4, 5.0, 0.9), (8, 10.0, 0.9), (12, 20.0, 0.9)]
 def race(
     synchronous: list[list[tuple[int, float, float]]],
     streaming: list[list[tuple[int, float, float]]],
-) -> dict[str, dict[int, dict]]:
+) -> dict[str, dict[int, dict[str, Any]]]:
     curves = {"synchronous": synchronous, "streaming": streaming}
     return {
         mode: {seed: row_of(MAIN.arm(mode), seed, points) for seed, points in enumerate(found)}

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import psutil
 
@@ -18,7 +19,7 @@ def test_settings_take_turns_at_going_first() -> None:
         asked.append((name, seed))
         return float(seed)
 
-    found = in_turn({n: lambda s, n=n: measure(n, s) for n in ("a", "b", "c")}, 2)
+    found = in_turn({name: partial(measure, name) for name in ("a", "b", "c")}, 2)
     assert asked == [("a", 1), ("b", 1), ("c", 1), ("b", 2), ("c", 2), ("a", 2)]
     assert found == {"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [1.0, 2.0]}
 

@@ -13,7 +13,9 @@ import numpy as np
 
 from headrace.config.run import RunConfig
 from headrace.protocol import messages as m
+from headrace.protocol.identity import identity_of
 from headrace.protocol.sockets import Dealer, Link
+from headrace.protocol.streams import Span
 
 _PIDS = itertools.count(1)
 MODEL = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
@@ -67,7 +69,8 @@ class ScriptedPeer:
         resumed_from: str | None = None,
     ) -> None:
         self.name = name
-        self.dealer = Dealer(Link(address), name)
+        self.address, self.identity = address, identity_of(name)
+        self.dealer = Dealer(Link(address), self.identity)
         self.capacity, self.update, self.resumed_from = capacity, update, resumed_from
         self.pid = next(_PIDS)
         self.shutdown: str | None = None
@@ -88,10 +91,15 @@ class ScriptedPeer:
         )
 
     async def run(self) -> None:
-        """Answer until told to shut down."""
+        """Answer until told to shut down; say Hello until there is an answer."""
         await self.hello()
+        welcomed = False
         while True:
-            message = await self.dealer.receive()
+            message = await self.dealer.receive_within(None if welcomed else 0.5)
+            if message is None:
+                await self.hello()
+                continue
+            welcomed = True
             if isinstance(message, m.Heartbeat):
                 await self.dealer.send(m.Heartbeat())
                 continue
@@ -159,7 +167,7 @@ class ScriptedGenerator(ScriptedPeer):
             start=start,
             token_ids=np.full(size, 5, np.int32),
             logprobs=np.full(size, -0.5, np.float32),
-            spans=[m.Span(self.version, start, end)] if size else [],
+            spans=[Span(self.version, start, end)] if size else [],
             finish=finish,
         )
 
@@ -188,29 +196,42 @@ class ScriptedLearner(ScriptedPeer):
 
     role: m.Role = "learner"
     die_at: int | None = None
+    batch: m.Batch | None = None
+    left = 0
+    """Parts of the batch that are still to come."""
 
     def notice(self, version: int, update: int) -> m.WeightNotice:
         """A notice of nothing."""
         return m.WeightNotice(version=version, update=update, sha256="", num_bytes=0, sources=[])
 
+    async def finish(self) -> None:
+        """Say done once every part of the batch is here."""
+        batch = self.batch
+        if batch is None or self.left:
+            return
+        self.batch, self.update = None, batch.update
+        trains = batch.publish_as != batch.version
+        await self.dealer.send(
+            m.UpdateDone(
+                update=batch.update,
+                lineage=batch.lineage,
+                metrics={"actor/pg_loss": 0.5},
+                diagnostics=[],
+                notice=self.notice(batch.publish_as, batch.update) if trains else None,
+                checkpoint=f"step_{batch.update}" if batch.checkpoint else None,
+            )
+        )
+
     async def answer(self, message: m.Message) -> None:
         match message:
             case m.Welcome():
                 await self.dealer.send(self.notice(message.publish_as, self.update))
-            case m.Batch():
-                if message.update == self.die_at:
-                    return
-                self.update = message.update
-                trains = any(shard.windows for shard in message.shards)
-                await self.dealer.send(
-                    m.UpdateDone(
-                        update=message.update,
-                        metrics={"actor/pg_loss": 0.5},
-                        diagnostics=[],
-                        notice=self.notice(message.publish_as, message.update) if trains else None,
-                        checkpoint=f"step_{message.update}" if message.checkpoint else None,
-                    )
-                )
+            case m.Batch() if message.update != self.die_at:
+                self.batch, self.left = message, sum(message.parts)
+                await self.finish()
+            case m.BatchPart() if self.batch and message.update == self.batch.update:
+                self.left -= 1
+                await self.finish()
             case m.CheckpointRequest():
                 await self.dealer.send(
                     m.CheckpointDone(update=message.update, path=f"step_{message.update}")

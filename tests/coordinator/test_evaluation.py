@@ -17,7 +17,7 @@ from tests.coordinator.peers import (
     ScriptedReward,
 )
 from tests.coordinator.test_loop import records_of, run_config
-from tests.coordinator.world import World, make_config
+from tests.coordinator.world import World, make_config, policy_windows
 
 
 def judge(prompt: str, completion: str, answer: str) -> float:
@@ -70,8 +70,8 @@ async def test_a_judge_that_scores_a_right_answer_with_nine_tenths(
     assert accuracies == [float(right)] * 2
     scored = {(r.reward, r.correct) for r in records if isinstance(r, RewardArrived)}
     assert scored == {(0.9, right)}
-    batches = [s for s in learner.seen if isinstance(s, m.Batch)]
-    ends = [w for b in batches for s in b.shards for w in s.windows if w.finished]
+    parts = [s for s in learner.seen if isinstance(s, m.BatchPart)]
+    ends = [w for part in parts for w in part.shard.windows if w.finished]
     assert ends
     assert {is_right(w) for w in ends} == {right}
 
@@ -86,7 +86,7 @@ def test_only_the_window_that_ends_a_right_answer_says_so() -> None:
     world.reward(second, 0.4, correct=False)
     windows = []
     while (prepared := world.take()) is not None:
-        windows += [w for shard in prepared.shards for w in shard.windows]
+        windows += policy_windows(prepared)
         world.commit()
     assert {(w.trajectory_id, w.start): (w.finished, w.correct) for w in windows} == {
         (first.trajectory_id, 0): (False, False),

@@ -8,7 +8,7 @@ import pytest
 from headrace.metrics import METRICS
 from headrace.protocol import messages as m
 from headrace.protocol.records import CheckpointWritten, MetricsSampled, RunPhase, UpdateCommitted
-from storage.ledger import recount_ledger
+from storage.audit import recount_ledger
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,
@@ -17,6 +17,7 @@ from tests.coordinator.peers import (
     ScriptedReward,
 )
 from tests.coordinator.test_loop import assert_balanced, records_of, run_config
+from tests.metric_values import number
 
 SIZE = 4
 
@@ -39,8 +40,8 @@ class GroupReward(ScriptedReward):
 
 async def run(
     tmp_path: Path, *, reward: type[ScriptedReward], mode: str = "streaming", **sections: object
-) -> tuple[Path, list[m.Batch]]:
-    """The run's folder and its batches, after it has ended well."""
+) -> tuple[Path, list[m.BatchPart]]:
+    """The run's folder and the parts of its batches, after it has ended well."""
     coordinator = CoordinatorProcess(tmp_path / "run-1", run_config(mode, **sections))
     address = coordinator.start()
     peers: list[ScriptedPeer] = [
@@ -50,7 +51,7 @@ async def run(
     ]
     await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
     assert coordinator.wait() == 0
-    return coordinator.run_dir, [s for s in peers[2].seen if isinstance(s, m.Batch)]
+    return coordinator.run_dir, [s for s in peers[2].seen if isinstance(s, m.BatchPart)]
 
 
 @pytest.mark.parametrize(
@@ -74,21 +75,19 @@ async def test_groups_with_dynamic_sampling(tmp_path: Path, mode: str, stale: st
     assert [r.update for r in updates] == [1, 2, 3, 4, 5, 6]
     seen: set[int] = set()
     for batch in batches:
-        windows = [w for shard in batch.shards for w in shard.windows]
-        for window in windows:
+        for window in batch.shard.windows:
             assert window.window_id not in seen
             seen.add(window.window_id)
-            assert window.group_rewards.size == SIZE
-            assert len(set(window.group_rewards.tolist())) == 2
-            assert window.group_rewards[window.group_index] == window.reward
-        by_group: dict[int, list[int]] = {}
-        for window in windows:
-            by_group.setdefault(window.group_id, []).append(window.group_index)
-        assert all(sorted(members) == [0, 1, 2, 3] for members in by_group.values())
+        scored = {w.trajectory_id: w.score for w in batch.shard.windows}
+        assert len(scored) == SIZE * len(batch.shard.groups)
+        for group in batch.shard.groups:
+            assert group.scores.tolist() == [scored[key] for key in group.trajectory_ids]
+            assert len(group.trajectory_ids) == SIZE
+            assert len(set(group.scores.tolist())) == 2
     metrics = updates[-1].metrics
-    assert metrics["ledger/dropped/filtered"] > 0
+    assert number(metrics["ledger/dropped/filtered"]) > 0
     assert metrics["ledger/value_finished"] == 0
-    assert 0 < metrics["schedule/admitted_share"] <= 1
+    assert 0 < number(metrics["schedule/admitted_share"]) <= 1
     assert {name for name in metrics if name not in METRICS} == set()
     if mode == "synchronous":
         assert metrics["staleness/max"] == 0
@@ -113,7 +112,7 @@ async def test_value_pretraining_is_a_run_of_its_own(tmp_path: Path) -> None:
     )
     records = records_of(run_dir)
     assert [b.update for b in batches] == [1, 2, 3]
-    assert all(not shard.windows and shard.values for b in batches for shard in b.shards)
+    assert all(not b.shard.windows and b.shard.values for b in batches)
     phases = [r for r in records if isinstance(r, RunPhase)]
     assert any("warm-up is over" in r.detail for r in phases)
     assert any(isinstance(r, CheckpointWritten) for r in records)

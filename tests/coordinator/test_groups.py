@@ -9,13 +9,19 @@ from hypothesis import strategies as st
 
 from coordinator.admission import is_mixed
 from coordinator.shares import DropShares
-from coordinator.state import State
-from coordinator.trajectories import Trajectory
 from headrace.metrics import METRICS
-from headrace.protocol.messages import PolicyWindow
-from headrace.protocol.records import TokensDropped, VersionPublished
+from headrace.protocol.batches import GroupScores, PolicyWindow
+from headrace.protocol.records import Forgotten, WindowsDropped
+from sequence.trajectories import Trajectory
+from sequence.windows import trajectory_of
 from tests.coordinator.test_state import assert_books_match
-from tests.coordinator.world import World, make_config
+from tests.coordinator.world import (
+    World,
+    counts,
+    make_config,
+    policy_windows,
+    value_trajectories,
+)
 
 SIZE = 4
 """Trajectories of a group."""
@@ -42,15 +48,14 @@ def play_group(world: World, members: list[Trajectory], right: int) -> None:
         answer(world, trajectory, float(i < right))
 
 
-def windows_of(world: World) -> list[PolicyWindow]:
-    prepared = world.take()
-    assert prepared is not None
-    return [w for shard in prepared.shards for w in shard.windows]
-
-
 def filtered(world: World) -> list[int]:
-    drops = [r for r in world.records if isinstance(r, TokensDropped) and r.reason == "filtered"]
-    return sorted({world.state.trajectories[d.trajectory_id].group_id for d in drops})
+    drops = [r for r in world.records if isinstance(r, WindowsDropped) and r.reason == "filtered"]
+    return groups_of(world, [i for drop in drops for i in drop.window_ids])
+
+
+def groups_of(world: World, window_ids: list[int]) -> list[int]:
+    keys = {trajectory_of(i)[0] for i in window_ids}
+    return sorted({world.account.trajectories[key].group_id for key in keys})
 
 
 RIGHT = [4, 1, 0, 3, 2, 2]
@@ -66,18 +71,17 @@ def test_dynamic_sampling_golden_case_8_in_rounds() -> None:
     while (prepared := world.take()) is None:
         groups = sorted({t.group_id for t in leased})
         for group_id in groups:
-            play_group(world, world.state.members(group_id), RIGHT[group_id])
+            play_group(world, world.account.members(group_id), RIGHT[group_id])
             seen += 1
         if (prepared := world.take()) is not None:
             break
         leased = world.fill(12)
         assert leased, "replacements are issued under the same weights"
     assert seen == 5
-    trained = {world.state.trajectories[w.trajectory_id].group_id for w in prepared.taken.windows}
-    assert trained == {1, 3, 4}
+    assert groups_of(world, [w.window_id for w in prepared.taken.windows]) == [1, 3, 4]
     assert filtered(world) == [0, 2]
-    assert world.state.ledger.dropped == {"filtered": 2 * SIZE * 3}
-    assert world.state.ledger.balance() == 0
+    assert world.account.ledger.dropped == {"filtered": 2 * SIZE * 3}
+    assert world.account.ledger.balance() == 0
     assert world.admission.take() == {
         "schedule/filtered_groups": 2.0,
         "schedule/admitted_share": pytest.approx(3 / 5),
@@ -90,16 +94,14 @@ def test_dynamic_sampling_golden_case_8_in_a_stream() -> None:
     assert len({t.group_id for t in world.fill(100)}) == 6
     in_play = world.scheduler.in_play()
     for group_id, right in enumerate(RIGHT):
-        play_group(world, world.state.members(group_id), right)
+        play_group(world, world.account.members(group_id), right)
     assert world.scheduler.in_play() == in_play - 2 * SIZE
     assert {t.group_id for t in world.fill(100)} == {6, 7}
     prepared = world.take()
     assert prepared is not None
-    trained = {world.state.trajectories[w.trajectory_id].group_id for w in prepared.taken.windows}
-    assert trained == {1, 3, 4}
+    assert groups_of(world, [w.window_id for w in prepared.taken.windows]) == [1, 3, 4]
     assert filtered(world) == [0, 2]
-    ready = {world.state.trajectories[w.trajectory_id].group_id for w in world.state.ready.values()}
-    assert ready == {5}
+    assert groups_of(world, list(world.account.ready)) == [5]
 
 
 def test_groups_are_judged_by_scores_before_shaping() -> None:
@@ -124,17 +126,14 @@ def test_a_group_without_two_scores_is_not_mixed() -> None:
 def test_what_a_dead_coordinator_had_not_judged_is_judged_after_the_replay() -> None:
     world = group_world(admit="mixed_groups")
     play_group(world, world.fill(4), right=4)
-    kept = [r for r in world.records if not isinstance(r, TokensDropped)]
-    again = World(world.config)
-    again.state = State(world.config)
-    again.admission.state = again.state
-    for record in kept:
-        again.note(record)
-    assert again.state.ready
-    for drop in list(again.admission.judge(again.admission.unjudged())):
-        again.note(drop)
-    assert not again.state.ready
-    assert again.admission.unjudged() == []
+    kept = [r for r in world.records if not isinstance(r, WindowsDropped)]
+    world.records = kept
+    world.restart()
+    assert world.account.ready
+    for drop in list(world.admission.judge(world.admission.unjudged())):
+        world.note(drop)
+    assert not world.account.ready
+    assert world.admission.unjudged() == []
 
 
 @settings(deadline=None, max_examples=30)
@@ -148,9 +147,9 @@ def test_a_stream_of_groups_never_stalls(seed: int, stale: str, admit: str) -> N
     world = group_world("streaming", batch=8, stale=stale, admit=admit)
     batches = 0
     for step in range(600):
-        world.fill(12 - sum(t.lease_id is not None for t in world.state.running()))
+        world.fill(12 - len(world.leased()))
         assert world.scheduler.in_play() <= world.scheduler.bound
-        live = [t for t in world.state.running() if t.lease_id is not None]
+        live = world.leased()
         for trajectory in live[:5]:
             long = rng.random() < 0.25 and trajectory.length < 9
             world.chunk(trajectory, 3, None if long else "stop")
@@ -159,61 +158,72 @@ def test_a_stream_of_groups_never_stalls(seed: int, stale: str, admit: str) -> N
         prepared = world.take()
         if prepared is not None:
             batches += 1
-            groups = [world.state.trajectories[w.trajectory_id] for w in prepared.taken.windows]
+            keys = {trajectory_of(w.window_id)[0] for w in prepared.taken.windows}
+            groups = [world.account.trajectories[key] for key in keys]
             for group_id in {t.group_id for t in groups}:
                 scored = [
                     t.trajectory_id
-                    for t in world.state.members(group_id)
+                    for t in world.account.members(group_id)
                     if t.reward_status == "ok"
                 ]
                 assert scored == sorted(t.trajectory_id for t in groups if t.group_id == group_id)
             world.commit()
-        assert world.state.ledger.balance() == 0
+        assert world.account.ledger.balance() == 0
         if batches == 3:
             break
         assert live or prepared is not None, f"nothing happens at step {step}"
     assert batches == 3
-    assert_books_match(world.state)
+    assert_books_match(world)
 
 
-def test_a_window_carries_its_whole_group() -> None:
-    """Scores and lengths of all scored members; the learner makes the advantage of them."""
+def groups_in(world: World) -> tuple[list[PolicyWindow], list[GroupScores]]:
+    prepared = world.take()
+    assert prepared is not None
+    (shards,) = prepared.parts
+    return policy_windows(prepared), [g for shard in shards for g in shard.groups]
+
+
+def test_a_batch_carries_whole_groups() -> None:
+    """Scores and lengths of all scored members; the learner makes the advantages of them."""
     world = group_world(batch=4)
     members = world.fill(4)
     for i, trajectory in enumerate(members):
         answer(world, trajectory, None if i == 1 else float(i), tokens=3 + i)
-    windows = sorted(windows_of(world), key=lambda w: w.trajectory_id)
-    assert [w.trajectory_id for w in windows] == [0, 2, 3]
-    for index, window in enumerate(windows):
-        assert window.group_rewards.tolist() == [0.0, 2.0, 3.0]
-        assert window.group_lengths.tolist() == [3, 5, 6]
-        assert window.group_index == index
-        assert window.group_rewards[window.group_index] == window.reward
+    windows, (group,) = groups_in(world)
+    assert sorted(w.trajectory_id for w in windows) == group.trajectory_ids == [0, 2, 3]
+    assert group.scores.tolist() == [0.0, 2.0, 3.0]
+    assert group.lengths.tolist() == [3, 5, 6]
+    assert {w.trajectory_id: w.score for w in windows} == {0: 0.0, 2: 2.0, 3: 3.0}
 
 
 def test_without_a_baseline_a_trajectory_stands_alone() -> None:
     config = make_config(
         algorithm={"advantages": {"kind": "group", "baseline": "none", "scale": "none"},
                    "value": None},
-        schedule={"mode": "synchronous", "window": None, "unit": "trajectory", "batch_windows": 2},
+        schedule={
+            "mode": "synchronous", "window": None, "unit": "trajectory", "batch_windows": 2,
+            "num_generations": 2,
+        },
     )  # fmt: skip
     world = World(config)
     for trajectory in world.fill(2):
-        answer(world, trajectory, 1.0)
-    assert [w.group_rewards.tolist() for w in windows_of(world)] == [[1.0], [1.0]]
+        answer(world, trajectory, 1.0 + trajectory.trajectory_id)
+    _, groups = groups_in(world)
+    assert sorted(g.scores.tolist() for g in groups) == [[1.0], [2.0]]
+    assert len({g.group_id for g in groups}) == 2
     # Nobody trains a value model: nothing waits for one.
-    assert not world.state.value_queue
+    assert not world.account.values
     world.commit()
-    world.state.forget(1)
-    assert not world.state.trajectories
+    world.note(Forgotten(at=0.0, update=1))
+    assert not world.account.trajectories
 
 
 def test_critic_recipes_carry_no_group() -> None:
     world = World(make_config(schedule={"mode": "synchronous", "batch_windows": 1}))
     (trajectory,) = world.fill(1)
     answer(world, trajectory, 1.0)
-    (window,) = windows_of(world)
-    assert window.group_rewards.size == window.group_lengths.size == 0
+    windows, groups = groups_in(world)
+    assert (len(windows), groups) == (1, [])
 
 
 def test_overlong_responses_are_left_out_where_asked_for() -> None:
@@ -223,11 +233,11 @@ def test_overlong_responses_are_left_out_where_asked_for() -> None:
     world.reward(members[0], 0.0)
     for trajectory in members[1:]:
         answer(world, trajectory, 1.0)
-    windows = windows_of(world)
+    windows, (group,) = groups_in(world)
     assert sorted(w.trajectory_id for w in windows) == [1, 2, 3]
-    assert windows[0].group_rewards.tolist() == [0.0, 1.0, 1.0, 1.0]
+    assert group.scores.tolist() == [0.0, 1.0, 1.0, 1.0]
     world.commit()
-    assert world.state.ledger.dropped == {"overlong": 12}
+    assert world.account.ledger.dropped == {"overlong": 12}
 
 
 def test_sampler_logprobs_go_with_value_targets_where_the_reward_has_a_divergence() -> None:
@@ -239,7 +249,7 @@ def test_sampler_logprobs_go_with_value_targets_where_the_reward_has_a_divergenc
         answer(world, trajectory, 1.0)
         prepared = world.take()
         assert prepared is not None
-        assert prepared.shards[0].values[0].logprobs.size == expected
+        assert value_trajectories(prepared)[0].logprobs.size == expected
 
 
 def test_drop_and_mask_shares_by_length() -> None:
@@ -254,13 +264,10 @@ def test_drop_and_mask_shares_by_length() -> None:
         shares.add(length, length, trained=trained, left_out=left_out)
     made = shares.take()
 
-    def found(name: str) -> list[float]:
-        return [made[f"staleness/{name}/decile_{k}"] for k in range(10)]
-
-    assert found("drop_share") == [0.0] * 8 + [1.0] * 2
+    assert made["staleness/drop_share"] == [0.0] * 8 + [1.0] * 2
     expected = [0.0] * 4 + [4 / (2 * mean) for mean in (9.5, 11.5, 13.5, 15.5)] + [0.0] * 2
-    assert found("mask_share") == pytest.approx(expected)
-    assert found("length") == list(np.arange(1.5, 21, 2))
+    assert made["staleness/mask_share"] == pytest.approx(expected)
+    assert made["staleness/length"] == list(np.arange(1.5, 21, 2))
     assert made.keys() <= METRICS.keys()
     assert shares.take() == {}
 
@@ -274,17 +281,19 @@ def test_each_reason_is_in_one_of_the_two_shares() -> None:
     world = World(config)
     (trajectory,) = world.fill(1)
     world.chunk(trajectory, 2)
-    world.note(VersionPublished(at=0.0, version=1, lineage=0, update=0, num_bytes=0))
+    world.state.update = 1
+    world.publish(1)
     world.chunk(trajectory, 4)
     prepared = world.take()
     assert prepared is not None
     (window,) = prepared.taken.windows
-    assert window.dropped == {"stale": 2, "boundary_mask": 3}
+    left_out = counts(window.masked)
+    assert left_out == {"stale": 2, "boundary_mask": 3}
     shares = DropShares()
-    shares.add(0, trajectory.length, trained=window.trained, left_out=window.dropped)
+    shares.add(0, trajectory.length, trained=1, left_out=left_out)
     made = shares.take()
-    assert made["staleness/drop_share/decile_0"] == pytest.approx(2 / 6)
-    assert made["staleness/mask_share/decile_0"] == pytest.approx(3 / 6)
+    assert made["staleness/drop_share"] == [pytest.approx(2 / 6)] + [None] * 9
+    assert made["staleness/mask_share"] == [pytest.approx(3 / 6)] + [None] * 9
 
 
 def test_a_warm_up_that_ended_early_is_over_after_a_restart() -> None:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from headrace.config.checks import problems
 from headrace.config.run import RunConfig
-from headrace.protocol.records import TokensDropped
-from tests.coordinator.world import World, make_config
+from headrace.protocol.records import ClosedWindow
+from sequence.windows import Window, trajectory_of
+from tests.coordinator.world import World, make_config, policy_windows
 
 LENGTHS = {"a": 3, "b": 10, "c": 6, "d": 99, "e": 2, "f": 5, "g": 7, "h": 4, "i": 8, "j": 1}
 CAP, WINDOW = 12, 4
@@ -26,10 +27,10 @@ def test_successive_batching_golden_case_14() -> None:
         leased = [t for t in world.fill(4) if t.trajectory_id < len(names)]
         if not leased:
             break
-        for trajectory in world.state.running():
+        for trajectory in world.running():
             if trajectory not in leased:  # Beyond the ten of the golden case: end at once.
                 world.chunk(trajectory, 1, "stop")
-        extra = [t for t in world.state.trajectories.values() if t.trajectory_id >= len(names)]
+        extra = [t for t in world.account.trajectories.values() if t.trajectory_id >= len(names)]
         row = []
         for trajectory in leased:
             goal = min(LENGTHS[names[trajectory.trajectory_id]], CAP)
@@ -47,15 +48,19 @@ def test_successive_batching_golden_case_14() -> None:
                 world.reward(trajectory)
         prepared = world.take()
         assert prepared is not None
-        policy = sum(w.trained for w in prepared.taken.windows if w.trajectory_id < len(names))
+        policy = sum(
+            int(w.loss_weights.sum())
+            for w in policy_windows(prepared)
+            if w.trajectory_id < len(names)
+        )
         value = sum(
-            world.state.trajectories[i].length
+            world.account.trajectories[i].length
             for i in prepared.taken.value_trajectories
             if i < len(names)
         )
         steps.append((" ".join(row), policy, value))
         world.commit()
-        assert world.state.ledger.balance() == 0
+        assert world.account.ledger.balance() == 0
     assert steps == [
         ("a[0:3]F b[0:4]U c[0:4]U d[0:4]U", 15, 3),
         ("b[4:8]U c[4:6]F d[4:8]U e[0:2]F", 12, 8),
@@ -89,9 +94,9 @@ def test_streaming_bound_ledger_and_each_token_once(
     trained: set[tuple[int, int]] = set()
     goal = dict(enumerate(lengths))
     for _ in range(2000):
-        world.fill(6 - sum(t.lease_id is not None for t in world.state.running()))
+        world.fill(6 - len(world.leased()))
         assert world.scheduler.in_play() <= world.scheduler.bound
-        live = [t for t in world.state.running() if t.lease_id is not None]
+        live = world.leased()
         for trajectory in live:
             end = goal.get(trajectory.trajectory_id, 1)
             border = trajectory.open_start + WINDOW
@@ -105,19 +110,17 @@ def test_streaming_bound_ledger_and_each_token_once(
             assert world.scheduler.in_play() <= world.scheduler.bound
         prepared = world.take()
         if prepared:
-            for shard in prepared.shards:
-                for window in shard.windows:
-                    for position in range(window.start, window.end):
-                        assert (window.trajectory_id, position) not in trained
-                        trained.add((window.trajectory_id, position))
+            for window in policy_windows(prepared):
+                for position in range(window.start, window.end):
+                    assert (window.trajectory_id, position) not in trained
+                    trained.add((window.trajectory_id, position))
             world.commit()
-        assert world.state.ledger.balance() == 0
+        assert world.account.ledger.balance() == 0
         if world.state.next_trajectory > len(lengths) + 20:
             break
     for trajectory_id, length in goal.items():
-        trajectory = world.state.trajectories.get(trajectory_id)
-        whole = trajectory and trajectory.ended
-        if trajectory and whole and all(w.state == "trained" for w in trajectory.windows):
+        known = world.account.trajectories.get(trajectory_id)
+        if known and known.ended and all(w.state == "trained" for w in known.windows):
             got = {p for t, p in trained if t == trajectory_id}
             assert got == set(range(length))
     assert trained
@@ -146,7 +149,7 @@ def test_who_is_early_at_its_border_waits_for_the_rest_of_the_round() -> None:
         world.reward(trajectory)
     prepared = world.take()
     assert prepared is not None
-    assert [w.index for w in prepared.taken.windows] == [0, 0, 0, 0]
+    assert [trajectory_of(w.window_id)[1] for w in prepared.taken.windows] == [0, 0, 0, 0]
     world.commit()
     assert world.fill(8)[0] is early
 
@@ -155,7 +158,7 @@ def test_a_round_goes_on_where_a_generator_was_lost() -> None:
     world = World(make_config())
     lost, *_ = world.fill(4)
     world.chunk(lost, 2)
-    lost.lease_id = lost.generator = None
+    world.leases.end(lost.trajectory_id)
     assert world.fill(4) == [lost]
 
 
@@ -172,6 +175,12 @@ def test_carried_trajectories_leave_no_small_batch_behind() -> None:
     assert [t.trajectory_id for t in world.fill(8)] == [0, 4, 5, 6, 7]
 
 
+def facts(window: Window) -> ClosedWindow:
+    """What does not depend on when it became ready."""
+    names = ClosedWindow.__struct_fields__
+    return ClosedWindow(**{name: getattr(window, name) for name in names})
+
+
 def _batches(lengths: list[int], warmup: int, arrival: int, **schedule: Any) -> list[Any]:
     """What some updates are made of when tokens and scores arrive in a random order."""
     rng = random.Random(arrival)
@@ -179,8 +188,8 @@ def _batches(lengths: list[int], warmup: int, arrival: int, **schedule: Any) -> 
     found: list[Any] = []
     scores: list[Any] = []
     while len(found) < 6:
-        world.fill(8 - sum(t.lease_id is not None for t in world.state.running()))
-        live = [t for t in world.state.running() if t.lease_id is not None]
+        world.fill(8 - len(world.leased()))
+        live = world.leased()
         if live and (not scores or rng.random() < 0.5):
             trajectory = rng.choice(live)
             goal = lengths[trajectory.trajectory_id % len(lengths)]
@@ -192,33 +201,17 @@ def _batches(lengths: list[int], warmup: int, arrival: int, **schedule: Any) -> 
             else:
                 stops = end == border and world.scheduler.stops_at_border()
                 world.chunk(trajectory, end - trajectory.length, "window" if stops else None)
-                if trajectory.lease_id is not None and not world.scheduler.lockstep:
+                if trajectory in world.leased() and not world.scheduler.lockstep:
                     assert not (end == border and world.must_hold(trajectory))
         elif scores:
             world.reward(scores.pop(rng.randrange(len(scores))))
         prepared = world.take()
         if prepared:
-            found.append((prepared.taken.windows, prepared.taken.value_trajectories))
+            windows = [facts(world.account.window(w.window_id)) for w in prepared.taken.windows]
+            masked = [w.masked for w in prepared.taken.windows]
+            found.append((windows, masked, prepared.taken.value_trajectories))
             world.commit(publish=bool(prepared.taken.windows))
-            if not prepared.taken.windows:
-                _spend(world, prepared.taken.value_trajectories)
     return found
-
-
-def _spend(world: World, trajectory_ids: list[int]) -> None:
-    """A warm-up was made of these: the policy is not trained on them."""
-    for trajectory_id in trajectory_ids:
-        length = world.state.trajectories[trajectory_id].length
-        world.note(
-            TokensDropped(
-                at=0.0,
-                trajectory_id=trajectory_id,
-                start=0,
-                end=length,
-                reason="value_warmup",
-                tokens=length,
-            )
-        )
 
 
 @settings(deadline=None, max_examples=60)
@@ -233,8 +226,8 @@ def test_a_stream_of_staleness_zero_makes_the_batches_of_windowed_rounds(
     assert windowed == streaming
     whole = _batches(lengths, warmup, arrival, mode="windowed", window=12)
     assert whole == _batches(lengths, warmup, arrival + 1, mode="synchronous", window=12)
-    assert all(w.max_version == w.min_version for windows, _ in windowed for w in windows)
-    assert not any(w.dropped for windows, _ in windowed + whole for w in windows)
+    assert all(w.max_version == w.min_version for windows, _, _ in windowed for w in windows)
+    assert not any(runs for _, masked, _ in windowed + whole for runs in masked)
 
 
 @settings(deadline=None, max_examples=20)
@@ -243,7 +236,7 @@ def test_synchronous_rounds_look_at_no_window(lengths: list[int], arrival: int) 
     """`schedule.window` stands in the recipe, and whole responses are generated and trained."""
     batches = _batches(lengths, 1, arrival, mode="synchronous", window=4)
     assert batches == _batches(lengths, 1, arrival + 1, mode="synchronous", window=None)
-    assert all(w.index == w.start == 0 for windows, _ in batches for w in windows)
+    assert all(w.index == w.start == 0 for windows, _, _ in batches for w in windows)
 
 
 def _updates(
@@ -255,8 +248,8 @@ def _updates(
     rng, world = random.Random(seed), World(config)
     seen: set[int] = set()
     for _ in range(steps):
-        world.fill(10 - sum(t.lease_id is not None for t in world.state.running()))
-        live = [t for t in world.state.running() if t.lease_id is not None]
+        world.fill(10 - len(world.leased()))
+        live = world.leased()
         for trajectory in rng.sample(live, min(3, len(live))):
             goal = random.Random(f"{seed} {trajectory.trajectory_id}").randint(1, 12)
             border = trajectory.open_start + config.window
@@ -275,14 +268,12 @@ def _updates(
         taken = prepared.taken
         assert seen.isdisjoint(taken.value_trajectories)
         seen.update(taken.value_trajectories)
-        lengths = [world.state.trajectories[i].length for i in taken.value_trajectories]
+        lengths = [world.account.trajectories[i].length for i in taken.value_trajectories]
         world.commit(publish=bool(taken.windows))
-        if not taken.windows:
-            _spend(world, taken.value_trajectories)
-        assert world.state.ledger.balance() == 0
+        assert world.account.ledger.balance() == 0
         yield world, warming, lengths
-    scored = {i for i, t in world.state.trajectories.items() if t.reward_status == "ok"}
-    assert scored == seen | set(world.state.value_queue), "a finished response is lost"
+    scored = {i for i, t in world.account.trajectories.items() if t.reward_status == "ok"}
+    assert scored == seen | set(world.account.values), "a finished response is lost"
 
 
 STREAMS = st.fixed_dictionaries(
@@ -348,13 +339,16 @@ def test_value_batches_are_whole_token_budgets_and_nothing_piles_up(
     mode: str, budget: int, warmup: int, seed: int
 ) -> None:
     """Each finished response once, as many budgets as are there and no more than the end of the
-    response that fills the last; less than a budget is left."""
+    response that fills the last; of those whose last window has left, less than a budget stays."""
     config = make_config(
         schedule={"mode": mode, "value_batch_tokens": budget},
         algorithm={"value": {"warmup_updates": warmup}},
     )
     for world, warming, lengths in _updates(config, seed):
-        left = sum(t.length for t in world.state.value_queue.values())
+        past = ("taken", "trained", "dropped")
+        waiting = world.account.values.values()
+        gone = [t for t in waiting if warming or all(w.state in past for w in t.windows)]
+        left = sum(t.length for t in gone)
         assert left < budget
         full = warming and mode == "streaming" and not left
         if lengths and not full:

@@ -1,27 +1,41 @@
 """A scripted world for the coordinator's pure parts: trajectories of given lengths, no sockets."""
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from coordinator.admission import Admission
 from coordinator.batches import Prepared, prepare
+from coordinator.leases import Leases
+from coordinator.rounds import Rounds
 from coordinator.schedule import Scheduler
+from coordinator.settle import Settlement
 from coordinator.state import State
-from coordinator.trajectories import Trajectory
+from coordinator.stream import Stream
+from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
-from headrace.protocol.messages import Span
+from headrace.protocol.batches import PolicyWindow, ValueTrajectory
 from headrace.protocol.records import (
+    BatchReturned,
+    BatchTaken,
     ChunkArrived,
     GroupIssued,
     LeaseIssued,
+    LineageBegan,
+    MaskedRun,
     Record,
+    Restarted,
     RewardArrived,
     TrajectoryEnded,
     UpdateCommitted,
+    VersionIssued,
     VersionPublished,
 )
+from headrace.protocol.streams import Span, Streams
+from sequence.account import Account
+from sequence.trajectories import Trajectory
 
 
 def make_config(**sections: Any) -> RunConfig:
@@ -37,21 +51,94 @@ def make_config(**sections: Any) -> RunConfig:
     return RunConfig.model_validate(base)
 
 
+def policy_windows(prepared: Prepared) -> list[PolicyWindow]:
+    """All windows of a batch."""
+    return [w for shards in prepared.parts for shard in shards for w in shard.windows]
+
+
+def value_trajectories(prepared: Prepared) -> list[ValueTrajectory]:
+    """All value trajectories of a batch."""
+    return [v for shards in prepared.parts for shard in shards for v in shard.values]
+
+
+def counts(runs: Iterable[MaskedRun]) -> dict[str, int]:
+    """Masked tokens by reason."""
+    found: dict[str, int] = {}
+    for run in runs:
+        found[run.reason] = found.get(run.reason, 0) + run.tokens
+    return found
+
+
 class World:
-    """State and scheduler with a generator and a learner played by hand; keeps every record."""
+    """State, leases and scheduler with a generator and a learner played by hand; keeps every
+    record."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.state = State(config)
-        self.scheduler = Scheduler(config, self.state)
-        self.admission = Admission(self.state)
         self.records: list[Record] = []
-        self.note(VersionPublished(at=0.0, version=0, lineage=0, update=0, num_bytes=0))
+        self._build(State(config))
+        self.publish(0, update=0)
+
+    def _build(self, state: State) -> None:
+        self.state = state
+        self.leases = Leases(state.account)
+        self.settlement = Settlement(self.config, state.account)
+        kind = Stream if self.config.schedule.mode == "streaming" else Rounds
+        self.scheduler: Scheduler = kind(self.config, state, self.leases)
+        self.admission = Admission(state.account)
+
+    @property
+    def account(self) -> Account:
+        """Trajectories, windows, queues and the ledger."""
+        return self.state.account
 
     def note(self, record: Record) -> None:
         """Apply and keep."""
         self.state.apply(record)
+        self.leases.see(record)
         self.records.append(record)
+
+    def replayed(self) -> State:
+        """What a replay of all records gives."""
+        state = State(self.config)
+        for record in self.records:
+            state.apply(record)
+        return state
+
+    def restart(self) -> None:
+        """The coordinator dies, and another one takes over."""
+        self._build(self.replayed())
+        self.note(Restarted(at=0.0, next_lease=self.state.next_lease + 1000))
+        self.leases.begin()
+        self.settle(list(self.account.active.values()))
+
+    def settle(self, trajectories: Iterable[Trajectory]) -> None:
+        """Note what follows."""
+        for record in self.settlement.follow(trajectories):
+            self.note(record)
+
+    def publish(self, version: int, *, update: int | None = None) -> None:
+        """Weights get a version."""
+        self.note(VersionIssued(at=0.0, version=version))
+        self.note(
+            VersionPublished(
+                at=0.0,
+                version=version,
+                lineage=self.state.lineage,
+                update=self.state.update if update is None else update,
+                num_bytes=0,
+            )
+        )
+
+    # -- generation -------------------------------------------------------------------------------
+
+    def running(self) -> list[Trajectory]:
+        """Training trajectories that want tokens."""
+        return [t for t in self.account.active.values() if t.status == "running"]
+
+    def leased(self) -> list[Trajectory]:
+        """Those of them with a lease."""
+        return [t for t in self.running() if self.leases.of(t.trajectory_id)]
 
     def issue(self, purpose: str = "train") -> list[Trajectory]:
         """One new group."""
@@ -73,8 +160,9 @@ class World:
                 seeds=ids,
             )
         )
-        trajectories = [state.trajectories[i] for i in ids]
-        self.scheduler.issued(trajectories)
+        trajectories = [self.account.trajectories[i] for i in ids]
+        if purpose == "train":
+            self.scheduler.issued(trajectories)
         return trajectories
 
     def lease(self, trajectory: Trajectory) -> None:
@@ -86,7 +174,7 @@ class World:
                 trajectory_id=trajectory.trajectory_id,
                 generator="g",
                 start=trajectory.length,
-                version=self.state.version,
+                version=self.state.versions.current,
             )
         )
 
@@ -99,15 +187,26 @@ class World:
             self.lease(trajectory)
         return chosen[:free]
 
-    def chunk(self, trajectory: Trajectory, tokens: int, finish: str | None = None) -> None:
+    def chunk(
+        self,
+        trajectory: Trajectory,
+        tokens: int,
+        finish: str | None = None,
+        *,
+        spans: list[Span] | None = None,
+        streams: Streams | None = None,
+    ) -> None:
         """Tokens arrive."""
         start = trajectory.length
-        spans = [Span(self.state.version, start, start + tokens)] if tokens else []
+        if spans is None:
+            version = self.state.versions.current
+            spans = [Span(version, start, start + tokens)] if tokens else []
+        lease = self.leases.of(trajectory.trajectory_id)
         self.note(
             ChunkArrived(
                 at=time.time(),
                 trajectory_id=trajectory.trajectory_id,
-                lease_id=trajectory.lease_id or 0,
+                lease_id=lease.lease_id if lease else 0,
                 chunk_index=trajectory.next_chunk,
                 generator="g",
                 start=start,
@@ -115,22 +214,30 @@ class World:
                 logprobs=np.full(tokens, -0.5, np.float32),
                 spans=spans,
                 finish=finish,
+                streams=streams,
             )
         )
         if finish in ("stop", "length"):
             status = "finished" if finish == "stop" else "truncated"
-            self.note(
-                TrajectoryEnded(
-                    at=time.time(),
-                    trajectory_id=trajectory.trajectory_id,
-                    status=status,  # type: ignore[arg-type]
-                    length=trajectory.length,
-                )
+            self.end(trajectory, status)
+        else:
+            self.settle([trajectory])
+
+    def end(self, trajectory: Trajectory, status: str) -> None:
+        """No more tokens."""
+        self.note(
+            TrajectoryEnded(
+                at=time.time(),
+                trajectory_id=trajectory.trajectory_id,
+                status=status,  # type: ignore[arg-type]
+                length=trajectory.length,
             )
+        )
+        self.settle([trajectory])
 
     def must_hold(self, trajectory: Trajectory) -> bool:
         """At a window border: the bound says no."""
-        at_border = trajectory.length == trajectory.open_start
+        at_border = not trajectory.open_tokens
         return at_border and not self.scheduler.goes_on(trajectory)
 
     def reward(
@@ -148,44 +255,82 @@ class World:
                 correct=correct,
             )
         )
+        self.settle([trajectory])
         if self.config.algorithm.admit != "all":
             for drop in list(self.admission.judge([trajectory])):
                 self.note(drop)
 
-    def take(self) -> Prepared | None:
+    # -- updates ----------------------------------------------------------------------------------
+
+    def take(self, *, ranks: int = 1, max_bytes: int = 1 << 20) -> Prepared | None:
         """The next batch, taken."""
         selection = self.scheduler.next_batch()
         if selection is None:
             return None
-        prepared = prepare(selection, self.state, self.config)
+        rules = batch_rules(self.config)
+        prepared = prepare(selection, self.state, rules, ranks=ranks, max_bytes=max_bytes)
         self.note(prepared.taken)
         return prepared
 
+    def taken(self) -> BatchTaken:
+        """The batch that is out."""
+        assert self.account.taken is not None
+        return self.account.taken
+
     def commit(self, *, skipped: str | None = None, publish: bool = True) -> None:
         """The learner's update is in."""
-        assert self.state.taken is not None
-        update = self.state.taken.update
+        taken = self.taken()
         self.note(
             UpdateCommitted(
                 at=time.time(),
-                update=update,
+                update=taken.update,
                 lineage=self.state.lineage,
-                version=self.state.version,
+                version=self.state.versions.current,
                 train_time_s=0.0,
                 trained_tokens=0,
+                window_ids=[w.window_id for w in taken.windows],
+                value_trajectories=taken.value_trajectories,
                 metrics={},
                 diagnostics=[],
                 skipped=skipped,
             )
         )
+        if not taken.windows:
+            for record in self.settlement.spend(taken.value_trajectories):
+                self.note(record)
         self.scheduler.committed(None)
         if publish:
-            self.note(
-                VersionPublished(
-                    at=time.time(),
-                    version=self.state.issued_version + 1,
-                    lineage=self.state.lineage,
-                    update=update,
-                    num_bytes=0,
-                )
+            self.publish(self.state.versions.issued + 1)
+
+    def give_back(self) -> None:
+        """The learner died with the batch."""
+        taken = self.taken()
+        self.note(
+            BatchReturned(
+                at=0.0,
+                update=taken.update,
+                lineage=taken.lineage,
+                reason="killed",
+                window_ids=[w.window_id for w in taken.windows],
+                value_trajectories=taken.value_trajectories,
             )
+        )
+
+    def roll_back(self, update: int) -> None:
+        """A learner with the weights after `update` takes over."""
+        if self.account.taken is not None:
+            self.give_back()
+        undone = [batch for u, batch in self.account.committed.items() if u > update]
+        self.note(
+            LineageBegan(
+                at=0.0,
+                lineage=self.state.lineage + 1,
+                update=update,
+                version=self.state.versions.issued + 1,
+                reason="test",
+                window_ids=[w.window_id for batch in undone for w in batch.windows],
+                value_trajectories=[t for batch in undone for t in batch.value_trajectories],
+            )
+        )
+        self.scheduler.restart()
+        self.publish(self.state.versions.issued + 1)

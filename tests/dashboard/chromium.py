@@ -46,4 +46,4 @@ def picture(address: str, path: str, scheme: str = "light", height: int = 1030) 
 
 
 if __name__ == "__main__":
-    picture(*sys.argv[1:4])
+    picture(sys.argv[1], sys.argv[2], scheme="".join(sys.argv[3:4]) or "light")

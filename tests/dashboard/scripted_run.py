@@ -8,10 +8,11 @@ by the seed.
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,12 +22,17 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
 from coordinator.batches import Prepared, prepare
-from coordinator.schedule import Scheduler
+from coordinator.leases import Leases
+from coordinator.settle import Settlement
 from coordinator.state import State
-from coordinator.trajectories import Trajectory
+from coordinator.stream import Stream
+from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
 from headrace.protocol import records as r
-from headrace.protocol.messages import PolicyWindow, Span, TokenDiagnostics
+from headrace.protocol.batches import PolicyWindow
+from headrace.protocol.diagnostics import TokenDiagnostics
+from headrace.protocol.streams import Span
+from sequence.trajectories import Trajectory
 from storage.run_store import RunStore
 from tasks.chain_sums import write_direct, write_fine, write_prompt
 
@@ -106,15 +112,28 @@ class Script:
     def __post_init__(self) -> None:
         self.store = RunStore.create(self.run_dir, self.run_dir.name, self.config)
         self.state = State(self.config)
-        self.scheduler = Scheduler(self.config, self.state)
+        self.account = self.state.account
+        self.leases = Leases(self.account)
+        self.settlement = Settlement(self.config, self.account)
+        self.scheduler = Stream(self.config, self.state, self.leases)
         self.started = self.now
 
     # -- writing -----------------------------------------------------------------------------------
 
+    def apply(self, record: r.Record) -> None:
+        """Change what is known of the run."""
+        self.state.apply(record)
+        self.leases.see(record)
+
     def note(self, record: r.Record) -> None:
         """Apply a record, and keep it for the tick's append."""
-        self.state.apply(record)
+        self.apply(record)
         self.waiting.append(record)
+
+    def follow(self, records: Iterable[r.Record]) -> None:
+        """Note what follows, by this clock."""
+        for record in records:
+            self.note(msgspec.structs.replace(record, at=self.now + 0.4))
 
     def tick(self, seconds: float = TICK_S) -> None:
         """Make what was noted durable; the clock moves on."""
@@ -125,16 +144,24 @@ class Script:
     def phase(self, phase: str, detail: str = "") -> None:
         self.note(r.RunPhase(at=self.now, phase=phase, detail=detail))
 
-    def process(self, name: str, role: str, pid: int, state: str = "up", detail: str = "") -> None:
+    def process(
+        self,
+        name: str,
+        role: str,
+        pid: int,
+        state: Literal["up", "gone", "lost"] = "up",
+        detail: str = "",
+    ) -> None:
         record = r.ProcessChanged(
             at=self.now, name=name, role=role, pid=pid, host="node-a", state=state, detail=detail
-        )  # type: ignore[arg-type]
+        )
         self.note(record)
 
     def publish(self) -> None:
         """The learner's weights get a version, a generator loads it."""
-        version = self.state.issued_version + 1
+        version = self.state.versions.issued + 1
         at, update, lineage = self.now, self.state.update, self.state.lineage
+        self.note(r.VersionIssued(at=at, version=version))
         self.note(
             r.VersionPublished(
                 at=at, version=version, lineage=lineage, update=update, num_bytes=2_600_000
@@ -143,7 +170,7 @@ class Script:
         self.load()
 
     def load(self) -> None:
-        version = self.state.version
+        version = self.state.versions.current
         self.loaded = version
         self.note(
             r.VersionLoaded(
@@ -164,7 +191,7 @@ class Script:
                 at=self.now,
                 label=label,  # type: ignore[arg-type]
                 update=self.state.update,
-                version=self.state.version,
+                version=self.state.versions.current,
                 num_prompts=1024,
                 accuracy=accuracy,
                 response_length=length,
@@ -222,14 +249,13 @@ class Script:
                 seeds=[1000 + i for i in ids],
             )
         )
-        trajectories = [state.trajectories[i] for i in ids]
+        trajectories = [self.account.trajectories[i] for i in ids]
         self.scheduler.issued(trajectories)
         return trajectories
 
     def generate(self) -> None:
         """Fill the slots, then each live trajectory gets its next tokens."""
-        live = [t for t in self.state.running() if t.lease_id is not None]
-        free = SLOTS - len(live)
+        free = SLOTS - self.leases.live()
         chosen, groups = self.scheduler.next_leases(free)
         for _ in range(groups):
             chosen.extend(self.issue())
@@ -244,12 +270,13 @@ class Script:
                     version=self.loaded,
                 )
             )
-        for trajectory in [t for t in self.state.running() if t.lease_id is not None]:
-            self.write_chunk(trajectory)
+        for key in [key for key, _ in self.leases.training()]:
+            self.write_chunk(self.account.trajectories[key])
 
     def write_chunk(self, trajectory: Trajectory) -> None:
         """The next tokens of one response, up to its window's border."""
         start, window = trajectory.length, self.config.window
+        lease = self.leases.of(trajectory.trajectory_id)
         at_border = start > 0 and start == trajectory.open_start
         held = at_border and not self.scheduler.goes_on(trajectory)
         whole = self.responses[trajectory.trajectory_id]
@@ -262,7 +289,7 @@ class Script:
             r.ChunkArrived(
                 at=self.now + 0.4 * self.random.random(),
                 trajectory_id=trajectory.trajectory_id,
-                lease_id=trajectory.lease_id or 0,
+                lease_id=lease.lease_id if lease else 0,
                 chunk_index=trajectory.next_chunk,
                 generator="generator-0",
                 start=start,
@@ -280,10 +307,11 @@ class Script:
                     at=self.now + 0.4, trajectory_id=key, status="finished", length=length
                 )
             )
+        self.follow(self.settlement.follow([trajectory]))
 
     def score(self) -> None:
         """Rewards of what has ended; one scoring times out."""
-        for trajectory in list(self.state.active.values()):
+        for trajectory in list(self.account.active.values()):
             if not trajectory.ended or trajectory.reward_status is not None:
                 continue
             key = trajectory.trajectory_id
@@ -300,6 +328,7 @@ class Script:
                     seconds=0.002,
                 )
             )
+            self.follow(self.settlement.follow([trajectory]))
             if reward is not None:
                 self.scored.append(trajectory)
 
@@ -309,36 +338,50 @@ class Script:
             if self.now >= self.learner_until:
                 self.commit(self.prepared)
             return
+        if stale := [window.window_id for window in self.scheduler.too_stale()]:
+            self.note(r.WindowsDropped(at=self.now, window_ids=stale, reason="stale"))
         selection = self.scheduler.next_batch()
         if selection is None:
             return
-        self.prepared = prepare(selection, self.state, self.config)
+        rules = batch_rules(self.config)
+        self.prepared = prepare(selection, self.state, rules, ranks=1, max_bytes=1 << 24)
         self.note(msgspec.structs.replace(self.prepared.taken, at=self.now))
         self.learner_until = self.now + 1.5
 
     def commit(self, prepared: Prepared) -> None:
         """The update is in the weights."""
         taken = prepared.taken
-        windows = [w for shard in prepared.shards for w in shard.windows]
-        self.trained_tokens += sum(w.trained for w in taken.windows)
+        windows = [w for shards in prepared.parts for shard in shards for w in shard.windows]
+        self.trained_tokens += self.tokens_of(taken)
         record = r.UpdateCommitted(
             at=self.now,
             update=taken.update,
             lineage=self.state.lineage,
-            version=self.state.version,
+            version=self.state.versions.current,
             train_time_s=self.train_time,
             trained_tokens=self.trained_tokens,
+            window_ids=[window.window_id for window in taken.windows],
+            value_trajectories=taken.value_trajectories,
             metrics={},
             diagnostics=[self.diagnose(window) for window in windows],
         )
-        self.state.apply(record)
+        self.apply(record)
         metrics = self.learner_metrics(taken) | prepared.metrics | self.own_metrics()
         self.waiting.append(msgspec.structs.replace(record, metrics=metrics))
+        if not taken.windows:
+            self.follow(self.settlement.spend(taken.value_trajectories))
         self.prepared = None
         self.scheduler.committed(metrics["critic/vf_explained_var"])
         self.scored = []
         if windows:
             self.publish()
+
+    def tokens_of(self, taken: r.BatchTaken) -> int:
+        """Tokens that a batch trains."""
+        return sum(
+            self.account.window(w.window_id).tokens - sum(run.tokens for run in w.masked)
+            for w in taken.windows
+        )
 
     def diagnose(self, window: PolicyWindow) -> TokenDiagnostics:
         """What a critic might have believed."""
@@ -350,16 +393,19 @@ class Script:
             window_id=window.window_id,
             trajectory_id=window.trajectory_id,
             start=window.start,
-            logprobs=(window.logprobs + 0.01).astype(np.float32),
-            values=values.astype(np.float32),
-            advantages=((goal - values) * 2).astype(np.float32),
             lam=0.95,
+            columns={
+                "learner_logprobs": (window.logprobs + 0.01).astype(np.float32),
+                "values": values.astype(np.float32),
+                "advantages": ((goal - values) * 2).astype(np.float32),
+                "returns": np.full(size, goal if window.finished else np.nan, np.float32),
+            },
         )
 
-    def learner_metrics(self, taken: r.BatchTaken) -> dict[str, float]:
+    def learner_metrics(self, taken: r.BatchTaken) -> dict[str, Any]:
         """Numbers that a learner would report, falling and rising as they should."""
         skill, noise = self.skill, self.random.gauss
-        loss_tokens = float(sum(w.trained for w in taken.windows))
+        loss_tokens = float(self.tokens_of(taken))
         return {
             "actor/entropy": 1.15 - 0.75 * skill + noise(0, 0.02),
             "actor/grad_norm": abs(0.6 + noise(0, 0.08)),
@@ -382,7 +428,10 @@ class Script:
             "schedule/batch_windows": float(len(taken.windows)),
             "schedule/bound": float(self.scheduler.bound),
             "schedule/in_play": float(self.scheduler.in_play()),
-            "schedule/ready_windows": float(len(self.state.ready)),
+            "schedule/ready_windows": float(len(self.account.ready)),
+            "value/bias": [0.3 * (1 - skill) * (1 - tenth / 9) for tenth in range(10)],
+            "value/rmse": [0.5 - 0.03 * tenth for tenth in range(10)],
+            "egae/lambda_by_length": [0.95, 0.97, None, None, None, None],
             "timing_s/update": 1.4 + abs(noise(0, 0.05)),
             "timing_s/forward": 0.3,
             "timing_s/policy": 0.6,
@@ -393,11 +442,11 @@ class Script:
 
     def own_metrics(self) -> dict[str, float]:
         """The coordinator's numbers of an update."""
-        generated = self.state.ledger.generated
+        generated = self.account.ledger.generated
         at, before, trained = self.last
         seconds = max(self.now - (at or self.started), TICK_S)
         self.last = self.now, generated, self.trained_tokens
-        own = self.state.ledger.as_metrics() | {
+        own = self.account.ledger.as_metrics() | {
             "perf/generated_tokens_per_s": (generated - before) / seconds,
             "perf/trained_tokens_per_s": (self.trained_tokens - trained) / seconds,
             "idle/learner": 0.18,
@@ -418,16 +467,16 @@ class Script:
 
     def sample(self) -> None:
         """Gauges between updates."""
-        live = sum(t.lease_id is not None for t in self.state.running())
-        gauges = self.state.ledger.as_metrics() | {
+        live = self.leases.live()
+        gauges = self.account.ledger.as_metrics() | {
             "idle/learner": 0.18 + 0.05 * math.sin(self.now),
             "idle/generator": 0.03,
             "schedule/live": float(live),
-            "schedule/ready_windows": float(len(self.state.ready)),
+            "schedule/ready_windows": float(len(self.account.ready)),
             "schedule/in_play": float(self.scheduler.in_play()),
-            "schedule/value_waiting": float(len(self.state.value_queue)),
+            "schedule/value_waiting": float(len(self.account.values)),
             "schedule/scoring": 1.0,
-            "schedule/learner_busy": float(self.state.taken is not None),
+            "schedule/learner_busy": float(self.account.taken is not None),
             "schedule/held": 0.0,
             "weights/slowest_loaded": float(self.loaded),
         }
@@ -436,50 +485,42 @@ class Script:
     def roll_back(self) -> None:
         """The learner dies and comes back from the checkpoint two updates ago."""
         target = self.state.update - 2
-        if self.state.taken is not None:
-            lineage, update = self.state.lineage, self.state.taken.update
+        if (taken := self.account.taken) is not None:
             self.note(
-                r.BatchReturned(at=self.now, update=update, lineage=lineage, reason="learner lost")
+                r.BatchReturned(
+                    at=self.now,
+                    update=taken.update,
+                    lineage=taken.lineage,
+                    reason="learner lost",
+                    window_ids=[window.window_id for window in taken.windows],
+                    value_trajectories=taken.value_trajectories,
+                )
             )
             self.prepared = None
         self.process("learner-0", "learner", 4103, "lost", "no heartbeat")
         self.tick(1.0)
         self.process("learner-0", "learner", 4177)
+        undone = [batch for update, batch in self.account.committed.items() if update > target]
         self.note(
             r.LineageBegan(
                 at=self.now,
                 lineage=self.state.lineage + 1,
                 update=target,
-                version=self.state.version + 1,
+                version=self.state.versions.issued + 1,
                 reason=f"the learner was restored from step_{target}",
+                window_ids=[w.window_id for batch in undone for w in batch.windows],
+                value_trajectories=[key for batch in undone for key in batch.value_trajectories],
             )
         )
-        self.trained_tokens = sum(
-            w.trained for batch in self.state.committed.values() for w in batch.windows
-        )
+        self.trained_tokens = sum(map(self.tokens_of, self.account.committed.values()))
         self.scheduler.restart()
         self.publish()
         self.tick()
 
     def discard(self) -> None:
         """What the end of the run leaves untrained."""
-        for trajectory in list(self.state.trajectories.values()):
-            spans = [
-                (w.start, w.end) for w in trajectory.windows if w.state in ("waiting", "ready")
-            ]
-            if trajectory.open_start < trajectory.length:
-                spans.append((trajectory.open_start, trajectory.length))
-            for start, end in spans:
-                self.note(
-                    r.TokensDropped(
-                        at=self.now,
-                        trajectory_id=trajectory.trajectory_id,
-                        start=start,
-                        end=end,
-                        reason="discarded_at_end",
-                        tokens=end - start,
-                    )
-                )
+        for trajectory in list(self.account.trajectories.values()):
+            self.follow(self.settlement.discard(trajectory, "discarded_at_end"))
 
 
 def write_run(
@@ -503,15 +544,13 @@ def write_run(
         [("generator-0", "generator"), ("reward-0", "reward"), ("learner-0", "learner")]
     ):
         script.process(process, role, 4101 + number)
-    note = r.VersionPublished(at=started, version=0, lineage=0, update=0, num_bytes=2_600_000)
-    script.note(note)
-    script.load()
+    script.publish()
     script.tick(1.0)
     script.evaluate("before", EVALUATIONS["before"], 18.5)
     script.phase("training")
     ticks = 0
     rolled_back = roll_back_after is None
-    while script.state.update < updates or script.state.taken is not None:
+    while script.state.update < updates or script.account.taken is not None:
         script.generate()
         script.score()
         script.learn()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Dialog, Page, expect
 
-from dashboard.views.learning import CHARTS
+from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.words import count
 from headrace.hardware import free_port
 from headrace.processes.launch import dashboard_argv, role_environment
@@ -79,7 +79,7 @@ def test_overview_shows_the_run(page: Page, address: str, run_dir: Path) -> None
 def test_pages_are_reached_from_the_left_and_draw_charts(page: Page, address: str) -> None:
     page.goto(address)
     page.get_by_role("link", name="Learning").click()
-    expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(len(CHARTS) + 1)
+    expect(page.get_by_test_id("stVegaLiteChart")).to_have_count(len(CHARTS) + len(ARRAYS) + 1)
     page.get_by_role("link", name="Pipeline").click()
     expect(page.get_by_text("Who works when")).to_be_visible()
     expect(page.get_by_test_id("stException")).to_have_count(0)
@@ -87,7 +87,12 @@ def test_pages_are_reached_from_the_left_and_draw_charts(page: Page, address: st
 
 def test_markup_in_a_response_is_shown_as_text(page: Page, address: str) -> None:
     alerts: list[str] = []
-    page.on("dialog", lambda dialog: (alerts.append(dialog.message), dialog.dismiss()))
+
+    def dismiss(dialog: Dialog) -> None:
+        alerts.append(dialog.message)
+        dialog.dismiss()
+
+    page.on("dialog", dismiss)
     page.goto(f"{address}/trajectories?trajectory={MARKUP_ID}")
     tokens = page.locator(".hr-tokens")
     expect(tokens).to_be_visible()

@@ -145,6 +145,17 @@ def test_timeline_counts_from_the_start_and_colours_by_kind() -> None:
     assert dict(zip(scale["domain"], scale["range"], strict=True)) == KINDS
 
 
+def test_an_array_has_a_row_of_tiles_a_bin() -> None:
+    bins = ("short", "long")
+    rows = [(u, b, v) for u in (1, 2) for b, v in zip(bins, (0.5, -0.25), strict=True)]
+    frame = pd.DataFrame(rows, columns=["update", "bin", "value"])
+    encoding = figures.array_chart(frame, bins=bins).to_dict()["encoding"]
+    assert encoding["y"]["sort"] == ["long", "short"]
+    assert encoding["color"]["scale"]["domain"] == [-0.5, 0, 0.5]
+    positive = figures.array_chart(frame[frame["value"] > 0], bins=bins, unit="share").to_dict()
+    assert positive["encoding"]["color"]["scale"]["domain"] == [0, 0.5]
+
+
 def test_token_chart_marks_the_cuts() -> None:
     tokens = pd.DataFrame({"position": range(10), "value": [0.1] * 10})
     marks = [

@@ -12,7 +12,8 @@ TOKENS: dict[str, Any] = {
     "dropped": {"stale": 60, "boundary_mask": 40, "filtered": 0},
     "abandoned": 30,
     "evaluation": 0,
-    "lost_before_ack": 5,
+    "discarded_at_hold": 0,
+    "lost": 5,
 }
 
 

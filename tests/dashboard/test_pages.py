@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 import dashboard
 from dashboard.picker import LATEST
-from dashboard.views.learning import CHARTS
+from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.views.overview import process_rows
 from dashboard.views.trajectories import range_filter
 from dashboard.words import count, share
@@ -105,7 +105,9 @@ def test_learning_over_every_axis(open_page: Callable[..., AppTest], axis: str) 
     test.session_state["learning_axis"] = axis
     test.run()
     assert not test.exception
-    assert len(test.get("arrow_vega_lite_chart") or test.get("vega_lite_chart")) == len(CHARTS) + 1
+    assert len(test.get("arrow_vega_lite_chart") or test.get("vega_lite_chart")) == (
+        len(CHARTS) + len(ARRAYS) + 1
+    )
     assert any("Healthy: falls slowly" in caption.value for caption in test.caption)
 
 

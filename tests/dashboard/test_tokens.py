@@ -38,7 +38,7 @@ def trained(run_dir: Path) -> TrajectoryDetail:
 
 
 @pytest.mark.parametrize("by", tokens.COLOURINGS)
-def test_a_response_cannot_be_markup(run_dir: Path, by: tokens.Colouring) -> None:
+def test_a_response_cannot_be_markup(run_dir: Path, by: str) -> None:
     reader = Reader(token_html(trajectory_detail(run_dir, MARKUP_ID), by))
     assert set(reader.tags) == {"div", "span"}
     assert reader.text == f"{MARKUP}<eos>"
@@ -68,7 +68,7 @@ def test_tokens_left_out_of_the_loss_are_dotted(run_dir: Path) -> None:
     details = [trajectory_detail(run_dir, int(key)) for key in rows["trajectory_id"]]
     seen = 0
     for detail in details:
-        masked = (detail.tokens.trained_at_update >= 0) & (detail.tokens.loss_mask == 0)
+        masked = detail.tokens.mask_reasons >= 0
         assert token_html(detail, "logprob").count('class="out"') == masked.sum()
         seen += int(masked.sum())
     assert seen > 0

@@ -16,6 +16,7 @@ class ScriptedCoordinator:
     def __init__(self, config: str | None = None) -> None:
         self.config = config
         self.router = Router("127.0.0.1", 0, max_bytes=1 << 20)
+        self.peer = NAME
         self.seen: list[Message] = []
         self.chunks: list[TrajectoryChunk] = []
         self.acknowledge = True
@@ -23,7 +24,7 @@ class ScriptedCoordinator:
 
     async def serve(self) -> None:
         while True:
-            _, message = await self.router.receive()
+            self.peer, message = await self.router.receive()
             self.seen.append(message)
             if isinstance(message, Hello) and self.config is not None:
                 await self.send(Welcome(run_id="r", run_dir="d", config=self.config))
@@ -35,7 +36,7 @@ class ScriptedCoordinator:
             self._news.set()
 
     async def send(self, message: Message) -> None:
-        assert await self.router.send(NAME, message)
+        assert await self.router.send(self.peer, message)
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         async with asyncio.timeout(timeout_s):

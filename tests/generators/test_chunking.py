@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from generators.chunking import ChunkCutter
 from generators.engine import TokenDelta
-from headrace.protocol.messages import Lease, Span, TrajectoryChunk
+from headrace.protocol.messages import Lease, TrajectoryChunk
+from headrace.protocol.streams import Mark, Span
+
+
+def marks_of(chunk: TrajectoryChunk) -> list[Mark]:
+    """Its marks."""
+    return chunk.streams.marks if chunk.streams else []
 
 
 def make_lease(**changes: object) -> Lease:
@@ -39,10 +45,13 @@ def streams(draw: st.DrawFn) -> tuple[Lease, int, list[TokenDelta]]:
     lease = make_lease(window=window, prefix_ids=prefix(start), next_chunk=draw(st.integers(0, 5)))
     sizes = draw(st.lists(st.integers(0, 9), max_size=30))
     deltas, version, token = [], 0, 0
+    hot = draw(st.booleans())
     for size in sizes:
         version += draw(st.integers(0, 1))
         ids = list(range(token, token + size))
-        deltas.append(TokenDelta(ids, [-float(i) for i in ids], version))
+        deltas.append(
+            TokenDelta(ids, [-float(i) for i in ids], version, hot=hot and token == 0 and size > 0)
+        )
         token += size
     return lease, draw(st.integers(1, 12)), deltas
 
@@ -59,23 +68,30 @@ def check_pieces(lease: Lease, chunk_tokens: int, chunks: list[TrajectoryChunk])
         covered = [p for span in chunk.spans for p in range(span.start, span.end)]
         assert covered == list(range(chunk.start, end))
         assert all(span.start < span.end for span in chunk.spans)
+        assert all(chunk.start <= mark.start < mark.end <= end for mark in marks_of(chunk))
         assert (chunk.finish is not None) == (index == len(chunks) - 1)
         position = end
 
 
-def tokens_of(chunks: list[TrajectoryChunk]) -> list[tuple[int, float, int]]:
-    out = []
+Token = tuple[int, float, int, bool]
+"""Token id, logprob, version, whether it is hot."""
+
+
+def tokens_of(chunks: list[TrajectoryChunk]) -> list[Token]:
+    out: list[Token] = []
     for chunk in chunks:
         versions = [span.version for span in chunk.spans for _ in range(span.start, span.end)]
-        out += zip(chunk.token_ids.tolist(), chunk.logprobs.tolist(), versions, strict=True)
+        marked = {place for mark in marks_of(chunk) for place in range(mark.start, mark.end)}
+        hot = [chunk.start + i in marked for i in range(len(chunk.token_ids))]
+        out += zip(chunk.token_ids.tolist(), chunk.logprobs.tolist(), versions, hot, strict=True)
     return out
 
 
-def stream_of(deltas: list[TokenDelta]) -> list[tuple[int, float, int]]:
+def stream_of(deltas: list[TokenDelta]) -> list[Token]:
     return [
-        (token, logprob, delta.version)
+        (token, logprob, delta.version, delta.hot and i == 0)
         for delta in deltas
-        for token, logprob in zip(delta.token_ids, delta.logprobs, strict=True)
+        for i, (token, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=True))
     ]
 
 
@@ -129,6 +145,21 @@ def test_a_version_change_inside_a_chunk_makes_two_spans() -> None:
     first, second = cutter.add(TokenDelta([5, 6, 7], [0.0] * 3, 5, "length"))
     assert first.spans == [Span(4, 0, 2), Span(5, 2, 6)]
     assert second.spans == [Span(5, 6, 7)]
+
+
+def test_the_hot_token_is_marked_in_its_chunk_and_in_no_other() -> None:
+    cutter = ChunkCutter(make_lease(window=100), 2)
+    cutter.add(TokenDelta([1], [0.0], 4, hot=True))
+    first, second = cutter.add(TokenDelta([2, 3, 4], [0.0] * 3, 4, "length"))
+    assert marks_of(first) == [Mark("hot", 0, 1)]
+    assert marks_of(second) == []
+
+
+def test_a_hold_that_throws_the_hot_token_away_takes_its_mark_too() -> None:
+    cutter = ChunkCutter(make_lease(), 256)
+    cutter.add(TokenDelta([1, 2], [0.0, 0.0], 4, hot=True))
+    chunk, lost = cutter.hold(0)
+    assert (len(chunk.token_ids), marks_of(chunk), lost) == (0, [], 2)
 
 
 def test_length_at_the_stop_is_a_window_unless_the_response_is_full() -> None:

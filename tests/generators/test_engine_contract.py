@@ -10,6 +10,7 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
+from generators.distributions import hot_logprobs
 from generators.engine import (
     Engine,
     GenerationRequest,
@@ -23,6 +24,7 @@ from generators.policy_files import end_token_ids, read_config, weight_layout
 from generators.torch_engine import TorchEngine
 from generators.vllm_engine import VllmEngine, VllmSettings
 from generators.weights import WeightLayout
+from headrace.protocol.messages import FireSampling
 from tests.generators.conftest import END_TOKEN, VOCAB_SIZE, make_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -46,7 +48,10 @@ def build(kind: str, model: Path) -> Engine:
             str(model), layout, end_token_ids=ends, max_model_len=MAX_MODEL_LEN, max_num_seqs=16
         )
     return VllmEngine(
-        VllmSettings(str(model), MAX_MODEL_LEN, ends, max_num_seqs=16, kv_cache_gib=0.1), layout
+        VllmSettings(
+            str(model), MAX_MODEL_LEN, ends, max_num_seqs=16, kv_cache_gib=0.1, hot_tokens=True
+        ),
+        layout,
     )
 
 
@@ -189,6 +194,30 @@ async def test_logprobs_are_of_the_distribution_sampled_from(
         assert abs(float(among[order.tolist().index(token)]) - logprob) < 1e-4
 
 
+async def test_the_first_token_of_a_request_with_fire_is_hot_and_no_other(
+    engine: Engine, kind: str, weight_files: list[Path]
+) -> None:
+    """Its logprob is of the hot distribution, whatever the other sampling settings are; a resumed
+    response has had its hot token."""
+    fire = FireSampling(temperature=30.0, top_k=6)
+    begun = [ask(seed=i, temperature=0.7, fire=fire) for i in range(8)]
+    resumed = [ask(seed=i, temperature=0.7, fire=fire, position=2) for i in range(4)]
+    streams = await asyncio.gather(*[collect(engine, request) for request in begun + resumed])
+    for i, deltas in enumerate(streams):
+        assert [delta.hot for delta in deltas] == [i < len(begun)] + [False] * (len(deltas) - 1)
+    if kind == "fake":
+        return
+    for request, deltas in zip(begun + resumed, streams, strict=True):
+        tokens, logprobs, _ = flat(deltas)
+        wanted = reference(weight_files[0], request.prompt_ids + tokens, temperature=0.7)
+        wanted = wanted[len(request.prompt_ids) - 1 :]
+        if request.hot is not None:
+            # A log softmax is as good as logits: they differ by a constant.
+            wanted[0] = hot_logprobs(0.7 * wanted[0], fire, {END_TOKEN})
+        for row, token, logprob in zip(wanted, tokens, logprobs, strict=False):
+            assert abs(float(row[token]) - logprob) < 1e-4
+
+
 async def test_greedy_takes_the_likeliest_token(
     engine: Engine, kind: str, weight_files: list[Path]
 ) -> None:
@@ -203,7 +232,7 @@ async def test_greedy_takes_the_likeliest_token(
 
 async def test_abort_ends_the_stream(engine: Engine) -> None:
     request = ask(seed=9, length=200)
-    deltas = []
+    deltas: list[TokenDelta] = []
     async for delta in engine.generate(request):
         if not deltas:
             await engine.abort(request.request_id)

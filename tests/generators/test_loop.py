@@ -15,6 +15,7 @@ from generators.loop import GeneratorLoop
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import (
     ChunkAck,
+    FireSampling,
     GeneratorReport,
     Goodbye,
     Hello,
@@ -28,8 +29,9 @@ from headrace.protocol.messages import (
     Welcome,
 )
 from headrace.protocol.sockets import Dealer, Link
+from headrace.protocol.streams import Mark, Streams
 from tests.generators.scripted import NAME, ScriptedCoordinator
-from tests.generators.test_chunking import make_lease
+from tests.generators.test_chunking import make_lease, prefix
 
 
 class Scene:
@@ -91,6 +93,24 @@ async def scenes(tmp_path: Path) -> AsyncIterator[Callable[..., Scene]]:
     yield open_scene
     for scene in opened:
         await scene.close()
+
+
+async def test_a_lease_with_fire_has_its_first_token_marked_hot(
+    scenes: Callable[..., Scene],
+) -> None:
+    """A regular lease has no mark, and neither has one that goes on with a prefix."""
+    scene = scenes()
+    await scene.begin()
+    fire = FireSampling(temperature=30.0, top_k=4)
+    await scene.lease(
+        make_lease(lease_id=0, trajectory_id=0, fire=fire),
+        make_lease(lease_id=1, trajectory_id=1),
+        make_lease(lease_id=2, trajectory_id=2, fire=fire, prefix_ids=prefix(3)),
+    )
+    await scene.coordinator.until(lambda: scene.coordinator.ended(0, 1, 2))
+    marks = [[chunk.streams for chunk in scene.coordinator.of(i)] for i in range(3)]
+    assert marks[0][0] == Streams(marks=[Mark("hot", 0, 1)])
+    assert not any(marks[0][1:] + marks[1] + marks[2])
 
 
 async def test_leases_become_chunks_that_are_the_engine_s_stream(

@@ -13,6 +13,7 @@ import zmq
 from headrace.protocol.records import LineageBegan, UpdateCommitted
 from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import Run, headrace
+from tests.metric_values import number
 
 EXPECTED = """run_id recipe wall_s time_to_first_update_s reward response_length trajectories
     weight_version staleness idle_share"""
@@ -74,7 +75,7 @@ def test_no_token_is_trained_twice_nor_an_unfinished_value(finished: Run) -> Non
 
 def test_behaviour_and_learner_logprobs_agree_in_float32(finished: Run) -> None:
     first = [
-        r.metrics["rollout/logprob_diff"]
+        number(r.metrics["rollout/logprob_diff"])
         for r in records_of(finished.run_dir)
         if isinstance(r, UpdateCommitted) and "rollout/logprob_diff" in r.metrics
     ]
@@ -123,7 +124,7 @@ def test_a_killed_learner_comes_back_and_ctrl_c_leaves_a_resumable_run(tmp_path:
         (rollback,) = [r for r in records if isinstance(r, LineageBegan)]
         assert rollback.lineage == 1
         updates = [r.metrics for r in records if isinstance(r, UpdateCommitted)]
-        differences = [m[DIFFERENCE] for m in updates if DIFFERENCE in m]
+        differences = [number(m[DIFFERENCE]) for m in updates if DIFFERENCE in m]
         assert differences[0] < 0.05  # The learner runs in bfloat16 autocast here.
         before = run.show()
         assert before["status"] == "interrupted"

@@ -78,10 +78,12 @@ def train(model: str, arm: Arm) -> list[CountingEngine]:
     engines = [CountingEngine(network) for network in networks]
     config = LearnerConfig(precision="float32", policy=SETTINGS, value=SETTINGS)
     place = Place(device=CPU, budget=arm.budget)
-    updater = Updater(build_algorithm(ALGORITHM, window=16), *engines, config, place)
+    algorithm = build_algorithm(ALGORITHM, window=16)
+    updater = Updater(algorithm, engines[0], engines[1], config, place)
     for update in range(1, UPDATES + 1):
-        windows, values = record(seed=update, trajectories=TRAJECTORIES)
-        outcome = updater.run(batch_of(windows, values, update=update, version=update))
+        shard = record(seed=update, trajectories=TRAJECTORIES, turns=update % 2 == 0)
+        sent = batch_of(shard, update=update, version=update)
+        outcome = updater.run(sent.batch, shard)
         assert outcome.skipped is None
     return engines
 

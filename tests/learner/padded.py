@@ -14,12 +14,13 @@ from learner.forward import Pack, TokenScores
 class PaddedPolicy(nn.Module):
     """Logprobs and entropies of a pack's reads."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, temperature: float = 1.0) -> None:
         super().__init__()
         self.model = _with_usual_attention(model)
+        self._temperature = temperature
 
     def forward(self, pack: Pack, *, entropy_gradient: bool = False) -> TokenScores:
-        log_p = _rows(self.model, pack).log_softmax(-1)
+        log_p = (_rows(self.model, pack) / self._temperature).log_softmax(-1)
         entropy = torch.special.entr(log_p.exp()).sum(-1)
         logprobs = log_p.gather(1, pack.targets[:, None]).squeeze(1)
         return TokenScores(logprobs, entropy if entropy_gradient else entropy.detach())

@@ -10,16 +10,20 @@ from learner.engines import Step
 
 
 class PlainEngine:
-    """torch's own optimizer; keeps the gradient of the last step."""
+    """torch's own optimizer; keeps the gradients of all steps, the last one's by itself, and counts
+    its forward passes."""
 
     def __init__(self, network: nn.Module, *, lr: float = 1e-2, clip: float = 1.0) -> None:
         self.network = network
         self.steps = 0
+        self.passes = 0
         self.gradients: dict[str, Tensor] = {}
+        self.history: list[dict[str, Tensor]] = []
         self._optimizer = torch.optim.AdamW(network.parameters(), lr=lr, weight_decay=0.0)
         self._clip = clip
 
     def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        self.passes += 1
         return self.network(*arguments, **settings)
 
     @property
@@ -36,6 +40,7 @@ class PlainEngine:
             for name, p in self.network.named_parameters()
             if p.grad is not None
         }
+        self.history.append(self.gradients)
         norm = float(nn.utils.clip_grad_norm_(self.network.parameters(), self._clip))
         applied = math.isfinite(norm)
         if applied:

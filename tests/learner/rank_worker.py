@@ -1,32 +1,39 @@
 """One learner rank of a test: `python -m tests.learner.rank_worker MODEL OUT RANK WORLD PORT`.
 
-For ZeRO 0 and 2: ten updates on recorded batches, and, with fresh engines, three of which the
-second has a NaN in the last rank's shard. Writes the weights and what happened into OUT.
+For ZeRO 0 and 2: ten updates on recorded batches that rank 0 hands out in parts, and, with fresh
+engines, three of which the second has a NaN in the last rank's shard. Writes the weights and what
+happened into OUT.
 """
 
 import json
 import sys
+import weakref
 from pathlib import Path
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
-from headrace.protocol.messages import Batch
+from headrace.protocol.batches import Shard
+from headrace.protocol.messages import Batch, BatchPart, Message, Shutdown
 from learner.algorithm import build_algorithm
 from learner.engines import DeepSpeedEngine, join_ranks
 from learner.forward import PolicyNetwork, ValueNetwork
 from learner.models import load_critic, load_policy
 from learner.place import Place
+from learner.relay import Relay
+from learner.shards import merged
 from learner.update import Updater
-from tests.learner.recorded import batch_of, record
+from tests.learner.recorded import Sent, batch_of, record
 
 CPU = torch.device("cpu")
-STAGES = (0, 2)
+Stage = Literal[0, 2]
+STAGES: tuple[Stage, ...] = (0, 2)
 UPDATES = 10
 ALGORITHM = AlgorithmConfig.model_validate(
     {
@@ -38,7 +45,9 @@ ALGORITHM = AlgorithmConfig.model_validate(
 )
 
 
-def updater(model: str, stage: int, rank: int, world: int) -> tuple[Updater, list[DeepSpeedEngine]]:
+def updater(
+    model: str, stage: Stage, rank: int, world: int
+) -> tuple[Updater, list[DeepSpeedEngine]]:
     """A fresh policy and critic."""
     settings = OptimizerConfig(lr=1e-3, warmup_steps=2, minibatches=2, epochs=2, grad_clip=0.5)
     config = LearnerConfig(
@@ -49,26 +58,66 @@ def updater(model: str, stage: int, rank: int, world: int) -> tuple[Updater, lis
     critic = ValueNetwork(load_critic(models, dtype=torch.float32, device=CPU))
     engines = [DeepSpeedEngine(network, settings, config) for network in (policy, critic)]
     place = Place(device=CPU, rank=rank, world=world, budget=100)
-    return Updater(build_algorithm(ALGORITHM, window=16), *engines, config, place), engines
+    algorithm = build_algorithm(ALGORITHM, window=16)
+    return Updater(algorithm, engines[0], engines[1], config, place), engines
 
 
-def recorded(update: int, world: int) -> Batch:
-    """The second rank has nothing in one of the updates."""
-    windows, values = record(seed=update, trajectories=1 if update == 4 else 12)
-    if update == 4:
-        windows, values = windows[:1], values[:1]
-    return batch_of(windows, values, update=update, version=update, ranks=world, value_epochs=2)
+def recorded(update: int, world: int, parts: int = 1) -> Sent:
+    """The second rank has nothing in one of the updates; in some the policy and tools take
+    turns."""
+    shard = record(seed=update, trajectories=1 if update == 4 else 12, turns=update % 2 == 0)
+    return batch_of(shard, update=update, version=update, ranks=world, parts=parts, value_epochs=2)
 
 
-def poisoned(batch: Batch) -> Batch:
+def poisoned(sent: Sent) -> Sent:
     """A NaN in a trained token of the last rank's first window."""
-    shards = list(batch.shards)
-    windows = list(shards[-1].windows)
-    logprobs, mask = windows[0].logprobs.copy(), windows[0].loss_mask.copy()
-    logprobs[0], mask[0] = np.nan, 1
-    windows[0] = msgspec.structs.replace(windows[0], logprobs=logprobs, loss_mask=mask)
-    shards[-1] = msgspec.structs.replace(shards[-1], windows=windows)
-    return msgspec.structs.replace(batch, shards=shards)
+    windows = list(sent.shards[-1].windows)
+    logprobs, weights = windows[0].logprobs.copy(), windows[0].loss_weights.copy()
+    first = int(np.flatnonzero(logprobs)[0])
+    logprobs[first], weights[first] = np.nan, 1
+    windows[0] = replace(windows[0], logprobs=logprobs, loss_weights=weights)
+    return sent._replace(shards=[*sent.shards[:-1], replace(sent.shards[-1], windows=windows)])
+
+
+class Wire:
+    """The coordinator's side of rank 0: the header, then all parts, foreign ones among them."""
+
+    def __init__(self, sent: Sent) -> None:
+        stray = BatchPart(update=sent.batch.update - 1, rank=0, index=0, shard=sent.shards[0])
+        twice = sent.parts()
+        unknown = replace(twice[0], rank=99)
+        self._messages = [stray, unknown, *(part for p in twice for part in (p, p))]
+        self._passed_on: list[weakref.ref[Any]] = []
+
+    def hear(self) -> Message:
+        """The next part; those handed to other ranks before it are gone."""
+        assert not any(ref() is not None for ref in self._passed_on)
+        message = self._messages.pop(0)
+        assert isinstance(message, BatchPart)
+        if message.rank == 1:
+            copied = [replace(s, token_ids=s.token_ids.copy()) for s in message.shard.sequences]
+            message = replace(message, shard=replace(message.shard, sequences=copied))
+            self._passed_on += [weakref.ref(s.token_ids) for s in copied]
+        return message
+
+
+def over_the_relay(relay: Relay, sent: Sent, rank: int) -> tuple[Batch, Shard]:
+    """The header and this rank's share of what rank 0 hears."""
+    header = relay.share(sent.batch if rank == 0 else None)
+    assert isinstance(header, Batch)
+    parts = relay.deliver(header, Wire(sent).hear if rank == 0 else None)
+    assert isinstance(parts, list)
+    assert len(parts) == header.parts[rank]
+    return header, merged(parts)
+
+
+def given_up(relay: Relay, sent: Sent, rank: int) -> bool:
+    """Whether all ranks hear of what came instead of the rest of a batch."""
+    header = relay.share(sent.batch if rank == 0 else None)
+    assert isinstance(header, Batch)
+    messages = [*sent.parts()[:-1], Shutdown(reason="enough")]
+    heard = relay.deliver(header, (lambda: messages.pop(0)) if rank == 0 else None)
+    return heard == Shutdown(reason="enough")
 
 
 def main() -> None:
@@ -76,9 +125,13 @@ def main() -> None:
     model, out, rank, world, port = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
     torch.set_num_threads(1)
     join_ranks(rank=rank, world_size=world, port=port, device=CPU)
+    relay = Relay(rank=rank, world=world)
     for stage in STAGES:
         whole, engines = updater(model, stage, rank, world)
-        metrics = [whole.run(recorded(u, world)).metrics for u in range(1, UPDATES + 1)]
+        metrics = []
+        for update in range(1, UPDATES + 1):
+            sent = recorded(update, world, parts=1 + update % 3)
+            metrics.append(whole.run(*over_the_relay(relay, sent, rank)).metrics)
         weights = {
             f"{i}.{name}": p.detach().clone()
             for i, engine in enumerate(engines)
@@ -89,9 +142,11 @@ def main() -> None:
         skipping, engines = updater(model, stage, rank, world)
         log = []
         for update in (1, 2, 3):
-            batch = recorded(update, world)
+            sent = recorded(update, world)
+            if update == 2:
+                sent = poisoned(sent)
             before = [p.detach().clone() for p in engines[0].network.parameters()]
-            outcome = skipping.run(poisoned(batch) if update == 2 else batch)
+            outcome = skipping.run(sent.batch, sent.shards[rank])
             moved = any(
                 not torch.equal(a, b)
                 for a, b in zip(before, engines[0].network.parameters(), strict=True)
@@ -99,6 +154,9 @@ def main() -> None:
             finite = all(bool(p.isfinite().all()) for p in engines[0].network.parameters())
             log.append([outcome.skipped, outcome.policy_moved, moved, finite, engines[0].steps])
         (out / f"log-{stage}-{rank}.json").write_text(json.dumps([metrics, log]))
+    (out / f"given-up-{rank}.json").write_text(
+        json.dumps(given_up(relay, recorded(1, world, parts=3), rank))
+    )
     torch.distributed.destroy_process_group()
 
 

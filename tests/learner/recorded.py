@@ -1,16 +1,29 @@
 """Tiny models and recorded batches: what the learner's tests train on."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from headrace.config.run import RunConfig
-from headrace.protocol.messages import Batch, PolicyWindow, Shard, Span, ValueTrajectory
+from headrace.protocol.batches import (
+    BatchSequence,
+    GroupScores,
+    PolicyWindow,
+    Shard,
+    ValueTrajectory,
+)
+from headrace.protocol.fields import Metric
+from headrace.protocol.messages import Batch, BatchPart
+from headrace.protocol.streams import Coefficient, Float32, Mark, Reward, Span
+from learner.sampled import runs_between
 
 VOCABULARY = 32
 
@@ -50,71 +63,213 @@ def record(
     longest: int = 40,
     version: int = 1,
     unfinished: float = 0.3,
-) -> tuple[list[PolicyWindow], list[ValueTrajectory]]:
-    """Windows of made-up responses, several of one trajectory among them, and the finished ones."""
+    turns: bool = False,
+    hot: bool = False,
+) -> Shard:
+    """Made-up answers: their windows, several of one trajectory among them, and the ended ones.
+
+    With `turns` the policy and tools take turns, rewards are paid on the way, tokens have weights
+    between 0 and 2 and some have a KL coefficient of their own. With `hot` the first sampled token
+    of each answer was drawn by FIRE sampling.
+    """
     rng = np.random.default_rng(seed)
+    sequences: list[BatchSequence] = []
     windows: list[PolicyWindow] = []
     values: list[ValueTrajectory] = []
     for trajectory in range(trajectories):
-        length, prompt = int(rng.integers(2, longest + 1)), int(rng.integers(2, 7))
+        length, opening = int(rng.integers(2, longest + 1)), int(rng.integers(2, 7))
         finished = bool(rng.random() >= unfinished)
         if not finished:
             length = -(-length // window) * window
-        ids = rng.integers(3, VOCABULARY, prompt + length).astype(np.int32)
-        reward = float(rng.random() < 0.5)
+        ids = rng.integers(3, VOCABULARY, opening + length).astype(np.int32)
+        score = float(rng.random() < 0.5)
+        sampled = _turns(rng, length) if turns else [(0, length)]
+        own = np.zeros(length, np.bool_)
+        for start, end in sampled:
+            own[start:end] = True
+        rewards = [Reward(score, length - 1)] if finished else []
+        coefficients: list[Coefficient] = []
+        if turns:
+            rewards = _points(rng, length) + rewards
+            coefficients = [Coefficient("kl", 0.3, 1, 5), Coefficient("other", 9.0, 0, length)]
+        marks = [Mark("hot", sampled[0][0], sampled[0][0] + 1)] if hot and sampled else []
+        logprobs = np.where(own, rng.normal(-3.4, 0.3, length), 0.0).astype(np.float32)
         for start in range(0, length, window):
             end = min(start + window, length)
-            last = end == length
+            last = end == length and finished
+            here = own[start:end]
+            weights = (rng.random(end - start) < 0.9) * here
+            if turns:
+                weights = weights * rng.choice([0.5, 1.0, 2.0], end - start)
             windows.append(
                 PolicyWindow(
                     window_id=len(windows),
                     trajectory_id=trajectory,
-                    group_id=trajectory,
-                    prompt_length=prompt,
+                    sequence=trajectory,
                     start=start,
                     end=end,
-                    token_ids=ids[: prompt + end],
-                    logprobs=rng.normal(-3.4, 0.3, end - start).astype(np.float32),
-                    spans=[Span(version, start, end)],
-                    loss_mask=(rng.random(end - start) < 0.9).astype(np.uint8),
-                    finished=finished and last,
-                    reward=reward if finished and last else 0.0,
-                    correct=finished and last and reward > 0,
+                    length=int(own[:end].sum()),
+                    logprobs=logprobs[start:end],
+                    loss_weights=weights.astype(np.float32),
+                    spans=[Span(version, a, b) for a, b in runs_between(sampled, start, end)],
+                    rewards=[r for r in rewards if start <= r.position < end],
+                    coefficients=coefficients,
+                    marks=[mark for mark in marks if start <= mark.start < end],
+                    finished=last,
+                    score=score if last else 0.0,
+                    correct=last and score > 0,
                 )
             )
+        sequences.append(
+            BatchSequence(
+                trajectory_id=trajectory,
+                group_id=trajectory,
+                token_ids=ids,
+                opening=opening,
+                sampled=sampled,
+            )
+        )
         if finished:
             values.append(
                 ValueTrajectory(
-                    trajectory_id=trajectory, prompt_length=prompt, token_ids=ids, reward=reward
+                    trajectory_id=trajectory,
+                    sequence=trajectory,
+                    length=int(own.sum()),
+                    rewards=rewards,
+                    score=score,
+                    logprobs=np.zeros(0, np.float32),
+                    coefficients=coefficients,
                 )
             )
-    return windows, values
+    return Shard(sequences=sequences, windows=windows, values=values)
+
+
+def _turns(rng: np.random.Generator, length: int) -> list[tuple[int, int]]:
+    """Runs of the policy between runs that somebody else wrote; the first may be anybody's."""
+    runs, position = [], int(rng.integers(0, min(3, length)))
+    while position < length:
+        end = min(position + int(rng.integers(1, 9)), length)
+        runs.append((position, end))
+        position = end + int(rng.integers(1, 6))
+    return runs
+
+
+def _points(rng: np.random.Generator, length: int) -> list[Reward]:
+    """Rewards on the way, several for one token and some on inserted tokens among them."""
+    positions = sorted(rng.integers(0, length, 4).tolist())
+    return [Reward(float(rng.normal()), position) for position in positions]
+
+
+def with_value_logprobs(shard: Shard) -> Shard:
+    """The sampler's logprobs with the ended trajectories too, as a KL penalty needs them."""
+    whole: dict[int, list[Float32]] = {}
+    for window in shard.windows:
+        whole.setdefault(window.trajectory_id, []).append(window.logprobs)
+    values = [replace(v, logprobs=np.concatenate(whole[v.trajectory_id])) for v in shard.values]
+    return replace(shard, values=values)
+
+
+def in_group_of(shard: Shard, group: int, trajectories: Sequence[int], **figures: Any) -> Shard:
+    """Some trajectories are the members of one group; `figures` are its scores and lengths."""
+    scores = GroupScores(group_id=group, trajectory_ids=list(trajectories), **figures)
+    sequences = [
+        replace(s, group_id=group) if s.trajectory_id in trajectories else s
+        for s in shard.sequences
+    ]
+    return replace(shard, sequences=sequences, groups=[*shard.groups, scores])
+
+
+def alone(shard: Shard, score: float = 1.0) -> Shard:
+    """Each trajectory is a group of its own."""
+    for sequence in shard.sequences:
+        shard = in_group_of(
+            shard, 100 + sequence.trajectory_id, [sequence.trajectory_id],
+            scores=np.full(1, score, np.float32), lengths=np.ones(1, np.int32),
+        )  # fmt: skip
+    return shard
+
+
+def cut(shard: Shard, parts: int) -> list[Shard]:
+    """A shard in parts, dealt in turn, each with the sequences of its own segments: one for each
+    segment, as long as that segment needs."""
+    pieces: list[Shard] = []
+    for part in range(parts):
+        sequences: list[BatchSequence] = []
+        windows = []
+        for window in shard.windows[part::parts]:
+            whole = shard.sequences[window.sequence]
+            windows.append(replace(window, sequence=len(sequences)))
+            sequences.append(_up_to(whole, window.end))
+        values = []
+        for value in shard.values[part::parts]:
+            values.append(replace(value, sequence=len(sequences)))
+            sequences.append(shard.sequences[value.sequence])
+        pieces.append(
+            Shard(sequences=sequences, windows=windows, values=values, groups=shard.groups)
+        )
+    return pieces
+
+
+def _up_to(sequence: BatchSequence, end: int) -> BatchSequence:
+    return replace(
+        sequence,
+        token_ids=sequence.token_ids[: sequence.opening + end],
+        sampled=runs_between(sequence.sampled, 0, end),
+    )
+
+
+class Sent(NamedTuple):
+    """A batch as the coordinator sends it: its header, and the shard of each rank."""
+
+    batch: Batch
+    shards: list[Shard]
+
+    def parts(self) -> list[BatchPart]:
+        """What follows the header, the last ranks and parts first."""
+        return [
+            BatchPart(update=self.batch.update, rank=rank, index=index, shard=shard)
+            for rank, whole in reversed(list(enumerate(self.shards)))
+            for index, shard in reversed(list(enumerate(cut(whole, self.batch.parts[rank]))))
+        ]
 
 
 def batch_of(
-    windows: Sequence[PolicyWindow],
-    values: Sequence[ValueTrajectory],
+    shard: Shard,
     *,
     update: int = 1,
+    lineage: int = 0,
     version: int = 1,
     ranks: int = 1,
+    parts: int = 1,
     value_epochs: int = 1,
     checkpoint: bool = False,
-) -> Batch:
-    """One update's batch, dealt to ranks in turn."""
+) -> Sent:
+    """One update's batch: trajectories dealt to ranks in turn, windows and values apart."""
     shards = [
-        Shard(windows=list(windows[rank::ranks]), values=list(values[rank::ranks]))
+        replace(
+            shard,
+            windows=[w for w in shard.windows if w.trajectory_id % ranks == rank],
+            values=shard.values[rank::ranks],
+        )
         for rank in range(ranks)
     ]
-    return Batch(
+    header = Batch(
         update=update,
+        lineage=lineage,
         version=version,
         publish_as=version + 1,
-        shards=shards,
+        parts=[parts] * ranks,
         value_epochs=value_epochs,
         checkpoint=checkpoint,
-        cut='{"lineage": 0}',
     )
+    return Sent(header, shards)
+
+
+def numbers(metric: Metric) -> float | list[float]:
+    """A figure, or one for each bin with NaN for an empty one: what can be compared closely."""
+    if isinstance(metric, list):
+        return [math.nan if x is None else x for x in metric]
+    return metric
 
 
 def run_config(model: Path, **learner: object) -> RunConfig:

@@ -172,9 +172,14 @@ def clipped_squared_error(v: Number, v_old: float, r: float, low: float, high: f
 
 
 def kl(new: Number, ref: float, estimator: str) -> Number:
-    """k1, k2, k3 with x = pi_ref / pi_new; one token."""
+    """k1, k2, k3 with x = pi_ref / pi_new, or with "+" their value and k2's gradient; one token.
+    k3 is at most 10."""
     log_x = ref - new
-    return {"k1": -log_x, "k2": log_x**2 / 2, "k3": log_x.exp() - 1 - log_x}[estimator]
+    k3 = (log_x.exp() - 1 - log_x).clamp(max=10.0)
+    ks = {"k1": -log_x, "k2": log_x**2 / 2, "k3": k3}
+    if not estimator.endswith("+"):
+        return ks[estimator]
+    return ks[estimator[:-1]].detach() + ks["k2"] - ks["k2"].detach()
 
 
 def entropy(p: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ from headrace.config.run import RunConfig
 from headrace.protocol.messages import Heartbeat, Message
 from headrace.protocol.sockets import BlockingRouter
 from tests.learner.ports import free_port
+from tests.learner.recorded import Sent
 
 M = TypeVar("M", bound=Message)
 
@@ -26,6 +27,7 @@ class ScriptedCoordinator:
         self._router = BlockingRouter("127.0.0.1", 0, max_bytes=64 << 20)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.heartbeats = 0
+        self._peer = ""
 
     def start_learner(self, ranks: int = 1) -> None:
         """Start all ranks, as the supervisor does."""
@@ -56,7 +58,13 @@ class ScriptedCoordinator:
 
     def send(self, message: Message) -> None:
         """To rank 0."""
-        assert self._router.send("learner-0", message)
+        assert self._router.send(self._peer, message)
+
+    def send_batch(self, sent: Sent) -> None:
+        """The header, then the parts of all ranks."""
+        self.send(sent.batch)
+        for part in sent.parts():
+            self.send(part)
 
     def expect(self, kind: type[M], timeout_s: float = 90.0) -> M:
         """The next message that is no heartbeat; it must be of this kind."""
@@ -66,6 +74,7 @@ class ScriptedCoordinator:
             if arrival is None:
                 self._check_alive()
                 continue
+            self._peer = arrival[0]
             if isinstance(arrival[1], Heartbeat):
                 self.heartbeats += 1
                 continue

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headrace.protocol.messages import PolicyWindow, Span, ValueTrajectory
+from headrace.protocol.batches import (
+    BatchSequence,
+    GroupScores,
+    PolicyWindow,
+    Shard,
+    ValueTrajectory,
+)
+from headrace.protocol.streams import Reward, Span
 from learner.forward import Pack, TokenScores
 
 
@@ -41,8 +48,10 @@ class TableCritic(nn.Module):
 class Book:
     """Windows and finished responses with what is thought of them."""
 
+    sequences: list[BatchSequence] = field(default_factory=list)
     windows: list[PolicyWindow] = field(default_factory=list)
     finished: list[ValueTrajectory] = field(default_factory=list)
+    groups: list[GroupScores] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
@@ -75,29 +84,60 @@ class Book:
         self.logprobs += [0.0, *logprobs]
         ids = np.arange(base, base + length + 1, dtype=np.int32)
         trajectory = len(self.windows)
-        ends = reward is not None
+        earned = [] if reward is None else [Reward(reward, length - 1)]
+        score = reward if reward is not None else 0.0
+        self.sequences.append(
+            BatchSequence(
+                trajectory_id=trajectory,
+                group_id=trajectory,
+                token_ids=ids,
+                opening=1,
+                sampled=[(0, length)],
+            )
+        )
         self.windows.append(
             PolicyWindow(
                 window_id=trajectory,
                 trajectory_id=trajectory,
-                group_id=trajectory,
-                prompt_length=1,
+                sequence=trajectory,
                 start=start,
                 end=length,
-                token_ids=ids,
+                length=length,
                 logprobs=(np.array(logprobs)[start:] - np.log(ratios)).astype(np.float32),
+                loss_weights=np.array([1] * (length - start) if keep is None else keep, np.float32),
                 spans=[Span(1, start, length)],
-                loss_mask=np.array([1] * (length - start) if keep is None else keep, np.uint8),
-                finished=ends,
-                reward=reward if reward is not None else 0.0,
-                correct=reward is not None and reward > 0,
-                group_rewards=np.array([reward] if ends else [], np.float32),
-                group_lengths=np.array([length] if ends else [], np.int32),
+                rewards=earned,
+                finished=reward is not None,
+                score=score,
+                correct=score > 0,
             )
         )
         if reward is not None:
-            self.finished.append(
-                ValueTrajectory(
-                    trajectory_id=trajectory, prompt_length=1, token_ids=ids, reward=reward
+            self.groups.append(
+                GroupScores(
+                    group_id=trajectory,
+                    trajectory_ids=[trajectory],
+                    scores=np.array([reward], np.float32),
+                    lengths=np.array([length], np.int32),
                 )
             )
+            self.finished.append(
+                ValueTrajectory(
+                    trajectory_id=trajectory,
+                    sequence=trajectory,
+                    length=length,
+                    rewards=earned,
+                    score=score,
+                    logprobs=np.zeros(0, np.float32),
+                )
+            )
+
+    @property
+    def shard(self) -> Shard:
+        """All of it."""
+        return Shard(
+            sequences=self.sequences,
+            windows=self.windows,
+            values=self.finished,
+            groups=self.groups,
+        )

@@ -18,7 +18,7 @@ from learner.advantages import (
     packed_egae,
     whiten,
 )
-from learner.segments import Segments, policy_mask, segments_of
+from learner.segments import Segments, policy_mask, segments_of, trajectory_positions
 from tests.learner import reference
 
 V5 = [0.2, 0.3, 0.25, 0.5, 0.7]
@@ -99,6 +99,12 @@ def test_egae_deltas_of_the_cut_window() -> None:
     close(
         egae(zeros, V5[:4], gamma=0.9, lam=0.0, finished=False), [0.07, -0.075, 0.2, -0.05], 1e-12
     )
+
+
+def test_positions_are_counted_in_the_whole_response() -> None:
+    """A response's first window of 3, and the window of 2 after another's first 4 tokens."""
+    windows = segments_of([3, 2], finished=[False, True], length_so_far=[3, 6])
+    assert trajectory_positions(windows).tolist() == [0, 1, 2, 4, 5]
 
 
 def test_one_boundary_token_is_masked_in_the_cut_window_only() -> None:
@@ -396,8 +402,10 @@ def test_length_adaptive_lambda_of_tensors_is_that_of_numbers(
 def test_length_adaptive_lambda_refuses_nonsense() -> None:
     with pytest.raises(ValueError, match="alpha"):
         length_adaptive_lambda(10, alpha=0.0)
-    with pytest.raises(ValueError, match="floor"):
-        length_adaptive_lambda(10, alpha=0.05, floor=-0.1)
+    for floor in (-0.1, 1.1):
+        with pytest.raises(ValueError, match="floor"):
+            length_adaptive_lambda(10, alpha=0.05, floor=floor)
+    assert [length_adaptive_lambda(50, alpha=0.05, floor=floor) for floor in (0.0, 1.0)] == [0.6, 1]
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,10 @@ def test_bfloat16_on_a_cpu_is_float32_rounded() -> None:
     layout = layout_of(LENGTHS)
     found = []
     for dtype in (torch.bfloat16, torch.float32):
-        inputs = [x.detach().to(dtype).requires_grad_() for x in heads(torch.float32)]
-        out, _ = packed_attention(nn.Identity(), *inputs, None, layout=layout)
+        query, key, value = (x.detach().to(dtype).requires_grad_() for x in heads(torch.float32))
+        out, _ = packed_attention(nn.Identity(), query, key, value, None, layout=layout)
         out.float().square().sum().backward()
-        found.append([out, *(x.grad for x in inputs)])
+        found.append([out, query.grad, key.grad, value.grad])
     for a, b in zip(*found, strict=True):
         assert ((a.float() - b).norm() / b.norm()) < 0.02
 
@@ -105,6 +105,7 @@ def test_sequences_do_not_see_one_another() -> None:
 
 
 def test_masks_and_dropout_are_refused() -> None:
-    inputs = heads(torch.float32)
+    query, key, value = heads(torch.float32)
+    layout = layout_of(LENGTHS)
     with pytest.raises(ValueError, match="neither"):
-        packed_attention(nn.Identity(), *inputs, None, layout=layout_of(LENGTHS), dropout=0.1)
+        packed_attention(nn.Identity(), query, key, value, None, layout=layout, dropout=0.1)

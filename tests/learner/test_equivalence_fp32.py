@@ -52,10 +52,12 @@ def test_the_arms_are_cut_as_they_say(arms: Path) -> None:
     assert min(policy) >= 4
     assert min(critic) >= 3
     # Windows of one trajectory share a sequence.
-    trajectories = [record(seed=u, trajectories=TRAJECTORIES) for u in range(1, UPDATES + 1)]
+    shards = [
+        record(seed=u, trajectories=TRAJECTORIES, turns=u % 2 == 0) for u in range(1, UPDATES + 1)
+    ]
     policy, critic = (
         [sum(pair) for pair in zip(steps[::2], steps[1::2], strict=True)]
         for steps in counts["alone"]
     )
     assert policy == [TRAJECTORIES] * UPDATES
-    assert critic == [len(values) for _, values in trajectories]
+    assert critic == [len(shard.values) for shard in shards]

@@ -15,13 +15,14 @@ from torch import Tensor
 
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
-from headrace.protocol.messages import Batch
 from learner.algorithm import build_algorithm
 from learner.place import Place
+from learner.shards import merged
 from learner.update import Outcome, Updater
 from tests.learner import reference
 from tests.learner.plain_engine import PlainEngine
 from tests.learner.recorded import batch_of
+from tests.learner.recorded import cut as cut_up
 from tests.learner.tables import Book, TableCritic, TablePolicy
 
 CPU = torch.device("cpu")
@@ -39,11 +40,11 @@ class Meeting:
         self._barrier = threading.Barrier(ranks, timeout=30)
         self._brought: list[Tensor] = [torch.zeros(())] * ranks
 
-    def gather(self, rank: int, x: Tensor) -> Tensor:
-        """[ranks, ...] what each has brought."""
+    def gather(self, rank: int, x: Tensor) -> list[Tensor]:
+        """What each has brought."""
         self._brought[rank] = x.clone()
         self._barrier.wait()
-        found = torch.stack(self._brought)
+        found = list(self._brought)
         self._barrier.wait()
         return found
 
@@ -55,10 +56,13 @@ class ThreadPlace(Place):
     meeting: Meeting = field(default_factory=lambda: Meeting(1))
 
     def total(self, x: Tensor) -> Tensor:
-        return self.meeting.gather(self.rank, x).sum(0)
+        return torch.stack(self.meeting.gather(self.rank, x)).sum(0)
 
     def largest(self, x: Tensor) -> Tensor:
-        return self.meeting.gather(self.rank, x).amax(0)
+        return torch.stack(self.meeting.gather(self.rank, x)).amax(0)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        return torch.cat(self.meeting.gather(self.rank, x))
 
 
 def run(
@@ -68,7 +72,7 @@ def run(
     config = AlgorithmConfig.model_validate(algorithm)
     meeting = Meeting(ranks)
     settings = OptimizerConfig(minibatches=parts)
-    batch: Batch = batch_of(book.windows, book.finished, ranks=ranks)
+    batch, shards = batch_of(book.shard, ranks=ranks)
 
     def rank_of(rank: int) -> Outcome:
         place = ThreadPlace(
@@ -80,11 +84,11 @@ def run(
             None if config.value is None else PlainEngine(TableCritic(book.values)),
             LearnerConfig(policy=settings, value=settings),
             place,
-        ).run(batch)
+        ).run(batch, merged(cut_up(shards[rank], 2)))
 
     with ThreadPoolExecutor(ranks) as pool:
         outcomes = list(pool.map(rank_of, range(ranks)))
-    seen = {d.window_id: d.advantages.tolist() for o in outcomes for d in o.diagnostics}
+    seen = {d.window_id: d.columns["advantages"].tolist() for o in outcomes for d in o.diagnostics}
     assert sorted(seen) == [w.window_id for w in book.windows]
     return seen, outcomes
 

@@ -55,13 +55,11 @@ def test_golden_case_7_with_epsilon() -> None:
 def test_it_equals_the_papers_formulas_group_by_group(scores: list[float], size: int) -> None:
     """Members of a group need not stand together, and its number may be any."""
     rewards, groups = f64(scores), 7 - torch.arange(len(scores)) % size
+    kinds: list[tuple[Baseline, Scale]]
+    kinds = [("mean", "none"), ("mean", "sample_std"), ("leave_one_out", "none")]
     plain, scaled, others = (
         group_advantages(rewards, groups, baseline=baseline, scale=scale)
-        for baseline, scale in (
-            ("mean", "none"),
-            ("mean", "sample_std"),
-            ("leave_one_out", "none"),
-        )
+        for baseline, scale in kinds
     )
     for name in groups.unique():
         mine = groups == name
@@ -76,8 +74,11 @@ def test_it_equals_the_papers_formulas_group_by_group(scores: list[float], size:
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("scale", ["sample_std", "population_std", "none"])
 @pytest.mark.parametrize("size", [1, 3, 4])
-def test_equal_scores_teach_nothing(baseline: Baseline, scale: Scale, size: int) -> None:
+@pytest.mark.parametrize("score", [0.1, -0.1])
+def test_equal_scores_teach_nothing(
+    baseline: Baseline, scale: Scale, size: int, score: float
+) -> None:
     """The mean of three 0.1 is not 0.1 in float64; and one response has nothing to compare with."""
     one = torch.zeros(size, dtype=torch.int64)
-    made = group_advantages(f64([0.1] * size), one, baseline=baseline, scale=scale)
+    made = group_advantages(f64([score] * size), one, baseline=baseline, scale=scale)
     assert made.tolist() == [0.0] * size

@@ -1,6 +1,7 @@
 """Packs hold every sequence once and keep to the budget; steps hold every trained token once."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,10 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.batch import deal, micro_batches, policy_reads, steps_of, value_reads
+from headrace.protocol.batches import Shard
 from learner.packing import balanced_parts, pack_sequences, ranges
 from learner.place import Place
-from tests.learner.recorded import record
+from learner.reads import Reads, reads_of, sampled_answers, sampled_windows
+from learner.steps import MicroBatch, Steps, micro_batches
+from tests.learner.recorded import batch_of, record
+from tests.learner.test_golden import Meeting, ThreadPlace
 
 CPU = torch.device("cpu")
 LENGTHS = st.lists(st.integers(1, 300), max_size=60)
@@ -58,29 +62,52 @@ def test_every_trained_token_once_on_one_rank(
     seed: int, parts: int, ranks: int, budget: int
 ) -> None:
     """Over all ranks, steps and micro-batches; all ranks run equally many micro-batches."""
-    windows, values = record(seed=seed)
-    for reads_of_ranks in (
-        [policy_reads(windows[r::ranks]) for r in range(ranks)],
-        [value_reads(values[r::ranks]) for r in range(ranks)],
-    ):
-        dealt = deal(reads_of_ranks, parts=parts, seed=[seed])
-        counts = []
-        for rank, reads in enumerate(reads_of_ranks):
-            place = Place(device=CPU, rank=rank, world=ranks, budget=budget)
-            steps = steps_of(reads_of_ranks, dealt, place, parts=parts)
-            counts.append([len(micros) for micros in steps])
-            tokens = torch.cat([m.tokens for micros in steps for m in micros])
+    shards = batch_of(record(seed=seed, turns=bool(seed % 2)), ranks=ranks).shards
+    for half in (of_windows, of_answers):
+        reads_of_ranks = [half(shard) for shard in shards]
+        meeting = Meeting(ranks)
+
+        def steps_of(
+            rank: int, everyone: list[Reads] = reads_of_ranks, meeting: Meeting = meeting
+        ) -> list[list[MicroBatch]]:
+            place = ThreadPlace(CPU, rank=rank, world=ranks, budget=budget, meeting=meeting)
+            steps = Steps(everyone[rank], place, parts=parts)
+            return steps.cut(steps.deal(seed=[seed]))
+
+        with ThreadPoolExecutor(ranks) as pool:
+            steps = list(pool.map(steps_of, range(ranks)))
+        for reads, of_rank in zip(reads_of_ranks, steps, strict=True):
+            assert [len(micros) for micros in of_rank] == [len(micros) for micros in steps[0]]
+            tokens = torch.cat([m.tokens for micros in of_rank for m in micros])
             assert sorted(tokens.tolist()) == list(range(reads.position_of.size))
-        assert all(count == counts[0] for count in counts)
 
 
-def test_reads_look_at_the_token_before() -> None:
-    """The read of a token stands on its predecessor, and its target is the token itself."""
-    windows, _ = record(seed=3)
-    reads = policy_reads(windows)
+def of_windows(shard: Shard) -> Reads:
+    sampled = sampled_windows(shard.sequences, shard.windows)
+    return reads_of(shard.sequences, shard.windows, sampled)
+
+
+def of_answers(shard: Shard) -> Reads:
+    sampled = sampled_answers(shard.sequences, shard.values)
+    return reads_of(shard.sequences, shard.values, sampled)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_reads_look_at_the_token_before(turns: bool) -> None:
+    """The read of a token stands on its predecessor, whoever wrote that, and its target is the
+    token itself; what was inserted is nobody's target."""
+    shard = record(seed=3, turns=turns)
+    reads = of_windows(shard)
     micros = micro_batches(reads, range(len(reads.token_ids)), Place(device=CPU, budget=64))
-    expected = np.concatenate([w.token_ids[w.prompt_length + w.start :] for w in windows])
-    before = np.concatenate([w.token_ids[w.prompt_length + w.start - 1 : -1] for w in windows])
+    places = [
+        (s.token_ids, s.opening + p)
+        for w in shard.windows
+        for s in [shard.sequences[w.sequence]]
+        for a, b in s.sampled
+        for p in range(max(a, w.start), min(b, w.end))
+    ]
+    expected = np.array([ids[place] for ids, place in places])
+    before = np.array([ids[place - 1] for ids, place in places])
     for pack, tokens in micros:
         assert pack.targets.tolist() == expected[tokens].tolist()
         assert pack.token_ids[pack.reads].tolist() == before[tokens].tolist()

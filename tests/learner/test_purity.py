@@ -1,4 +1,5 @@
-"""The mathematics stands alone: it imports torch, the standard library and itself."""
+"""The mathematics stands alone: it imports torch, the standard library, itself, and the table of
+metrics for the borders of bins, which stands alone too."""
 
 import ast
 import sys
@@ -6,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
+import headrace.metrics
 import learner
 
 FOLDER = Path(learner.__file__).parent
+TABLE = Path(headrace.metrics.__file__)
 MATHEMATICS = (
     "segments",
     "advantages",
     "groups",
     "targets",
     "ratios",
+    "hot_tokens",
     "policy_losses",
     "value_losses",
     "penalties",
@@ -25,24 +29,27 @@ MATHEMATICS = (
 )
 
 
-@pytest.mark.parametrize("name", MATHEMATICS)
-def test_imports(name: str) -> None:
-    tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+def foreign(path: Path) -> set[str]:
+    """The modules that a file imports besides torch and the standard library."""
     imported: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0
             assert node.module is not None
             imported.add(node.module)
         elif isinstance(node, ast.Import):
             imported.update(alias.name for alias in node.names)
-    allowed = {f"learner.{other}" for other in MATHEMATICS}
-    foreign = {
-        module
-        for module in imported - allowed
-        if module.split(".")[0] not in {"torch", *sys.stdlib_module_names}
-    }
-    assert not foreign
+    return {m for m in imported if m.split(".")[0] not in {"torch", *sys.stdlib_module_names}}
+
+
+@pytest.mark.parametrize("name", MATHEMATICS)
+def test_imports(name: str) -> None:
+    allowed = {f"learner.{other}" for other in MATHEMATICS} | {"headrace.metrics"}
+    assert not foreign(FOLDER / f"{name}.py") - allowed
+
+
+def test_imports_of_the_table_of_metrics() -> None:
+    assert not foreign(TABLE)
 
 
 @pytest.mark.parametrize("name", MATHEMATICS)

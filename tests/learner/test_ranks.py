@@ -41,12 +41,20 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_two_ranks_give_the_update_of_one(outputs: dict[int, Path], stage: int) -> None:
-    """Weights after ten updates of four policy and four critic steps, in float32."""
+    """Weights after ten updates of four policy and four critic steps, in float32; a rank's share
+    comes in one part to three."""
     one = load_file(outputs[1] / f"weights-{stage}-0.safetensors")
     for rank in (0, 1):
         two = load_file(outputs[2] / f"weights-{stage}-{rank}.safetensors")
         for name, weight in one.items():
             assert (two[name] - weight).norm() <= 1e-5 * weight.norm(), name
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_comes_instead_of_a_part_is_heard_by_all(outputs: dict[int, Path], world: int) -> None:
+    """Those that have all their parts already, too."""
+    for rank in range(world):
+        assert json.loads((outputs[world] / f"given-up-{rank}.json").read_text()) is True
 
 
 def test_zero_stages_agree(outputs: dict[int, Path]) -> None:

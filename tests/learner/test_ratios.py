@@ -1,7 +1,8 @@
 """Ratios and importance weights: decoupled PPO, TIS, MIS, interpolation."""
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from learner.policy_losses import clipped_surrogate
 from learner.ratios import (
+    Ratio,
     behaviour_ratio,
     decoupled_ratio,
     geometric_filter,
@@ -131,8 +133,25 @@ def test_sequence_weights_are_products_over_the_masked_tokens(
         num_segments=2,
     )
     assert torch.equal(ratio.weight, made.weight)
-    with pytest.raises(ValueError, match="segment_ids"):
-        tis_ratio(log_rho, log_rho, log_rho, mask, cap=5, level="sequence")
+    partial: list[dict[str, Any]] = [{}, {"segment_ids": ids}, {"num_segments": 2}]
+    for known in partial:
+        with pytest.raises(ValueError, match="segment_ids"):
+            tis_ratio(log_rho, log_rho, log_rho, mask, cap=5, level="sequence", **known)
+
+
+@pytest.mark.parametrize(("over_cap", "largest"), [("clamp", 5.0), ("mask", 0.0)])
+@pytest.mark.parametrize("function", [decoupled_ratio, tis_ratio])
+def test_a_tokens_weight_over_the_cap_is_cut_or_dropped(
+    function: Callable[..., Ratio], over_cap: str, largest: float
+) -> None:
+    """rho = 2, 5 (the cap itself, which is not over it) and 8."""
+    behaviour = torch.zeros(3).double()
+    proximal = f64([2.0, 5.0, 8.0]).log()
+    mask = torch.ones(3, dtype=torch.bool)
+    cap = proximal.exp()[1].item()
+    made = function(proximal, proximal, behaviour, mask, cap=cap, over_cap=over_cap)
+    close(made.weight, [2.0, 5.0, largest], atol=1e-12)
+    assert made.over_cap.tolist() == [False, False, True]
 
 
 def test_the_product_over_a_long_sequence_does_not_overflow() -> None:
@@ -148,6 +167,11 @@ def test_geometric_filter_judges_the_mean_of_each_sequence() -> None:
     mask = torch.tensor([True, True, True, True, False])
     kept = geometric_filter(log_rho, torch.zeros(5).double(), mask, ids, 3)
     assert kept.tolist() == [True, True, False, False, False]
+    means, alone = f64([-0.002, -0.0005, 0.0005, 0.002]), torch.arange(4)
+    kept = geometric_filter(means, torch.zeros(4).double(), alone >= 0, alone, 4)
+    assert kept.tolist() == [False, True, True, False]
+    many, one = torch.full((4,), 0.0008, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+    assert geometric_filter(many, torch.zeros(4).double(), one == 0, one, 1).all()
 
 
 def test_interpolated_proximal_golden_case_16() -> None:

@@ -5,14 +5,15 @@ import json
 import signal
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from headrace.config.run import RunConfig
+from headrace.protocol.diagnostics import COLUMN_NAMES
 from headrace.protocol.messages import (
     CheckpointDone,
     CheckpointRequest,
@@ -26,8 +27,10 @@ from headrace.protocol.messages import (
     Welcome,
 )
 from headrace.protocol.sockets import BlockingDealer, Link
-from tests.learner.recorded import batch_of, record, run_config, save_tiny_model
+from headrace.protocol.streams import Reward
+from tests.learner.recorded import alone, batch_of, record, run_config, save_tiny_model
 from tests.learner.scripted_coordinator import ScriptedCoordinator
+from tests.metric_values import number
 
 
 def welcome(version: int) -> Welcome:
@@ -38,6 +41,13 @@ def greet(coordinator: ScriptedCoordinator, version: int) -> tuple[Hello, Weight
     hello = coordinator.expect(Hello)
     coordinator.send(welcome(version))
     return hello, coordinator.expect(WeightNotice)
+
+
+def noticed(coordinator: ScriptedCoordinator) -> WeightNotice:
+    """The notice of weights in the next report of an update."""
+    notice = coordinator.expect(UpdateDone).notice
+    assert notice is not None
+    return notice
 
 
 def file_of(notice: WeightNotice) -> Path:
@@ -58,47 +68,58 @@ def test_a_whole_life(tmp_path: Path) -> None:
         assert all(torch.equal(start[name], original[name]) for name in start)
         assert "lm_head.weight" not in start
 
-        windows, values = record(seed=1)
-        coordinator.send(batch_of(windows, values, update=1, version=0))
+        shard = record(seed=1)
+        windows = shard.windows
+        coordinator.send_batch(batch_of(shard, update=1, lineage=4, version=0, parts=3))
         done = coordinator.expect(UpdateDone)
-        assert done.update == 1
+        assert (done.update, done.lineage) == (1, 4)
         assert done.skipped is None
         assert done.notice is not None
         assert done.notice.version == 1
-        assert [d.window_id for d in done.diagnostics] == [w.window_id for w in windows]
-        assert all(
-            d.advantages.size == w.end - w.start and np.isfinite(d.values).all()
-            for d, w in zip(done.diagnostics, windows, strict=True)
-        )
+        assert sorted(d.window_id for d in done.diagnostics) == [w.window_id for w in windows]
+        for found in done.diagnostics:
+            window = windows[found.window_id]
+            assert tuple(found.columns) == COLUMN_NAMES
+            assert found.columns["advantages"].size == window.end - window.start
+            assert np.isfinite(found.columns["values"]).all()
+            assert np.isfinite(found.columns["returns"]).all() == window.finished
         assert done.metrics["actor/steps"] == 2
-        assert done.metrics["perf/loss_tokens"] == sum(int(w.loss_mask.sum()) for w in windows)
+        assert done.metrics["perf/loss_tokens"] == sum(
+            int((w.loss_weights > 0).sum()) for w in windows
+        )
         data = file_of(done.notice).read_bytes()
         assert hashlib.sha256(data).hexdigest() == done.notice.sha256
         assert len(data) == done.notice.num_bytes
         assert fetched(done.notice) == data
 
         # A value batch alone publishes nothing; a policy batch alone leaves the critic.
-        coordinator.send(batch_of([], values, update=2, version=1, value_epochs=2))
+        warm_up = replace(shard, windows=[])
+        coordinator.send_batch(batch_of(warm_up, update=2, version=1, value_epochs=2))
         alone = coordinator.expect(UpdateDone)
         assert (alone.notice, alone.metrics["critic/steps"]) == (None, 4)
         # What is not finite, in either half, publishes nothing.
-        bad = [msgspec.structs.replace(values[0], reward=float("inf")), *values[1:]]
-        coordinator.send(batch_of(windows, bad, update=3, version=1))
+        infinite = replace(shard.values[0], rewards=[Reward(float("inf"), 0)])
+        bad = replace(shard, values=[infinite, *shard.values[1:]])
+        coordinator.send_batch(batch_of(bad, update=3, version=1))
         broken = coordinator.expect(UpdateDone)
         assert broken.notice is None
         assert "value targets" in str(broken.skipped)
         assert (broken.metrics["actor/steps"], broken.metrics["critic/steps"]) == (0, 0)
-        coordinator.send(batch_of(windows, [], update=4, version=1, checkpoint=True))
+        alone_again = replace(shard, values=[])
+        coordinator.send_batch(
+            batch_of(alone_again, update=4, lineage=5, version=1, checkpoint=True)
+        )
         last = coordinator.expect(UpdateDone)
         assert last.notice is not None
         assert last.checkpoint == str(run_dir / "checkpoints" / "step_4")
         assert "critic/grad_norm" not in last.metrics
 
-        coordinator.send(CheckpointRequest(update=4, cut='{"lineage": 4}'))
+        coordinator.send(CheckpointRequest(update=4, lineage=0))
         path = Path(coordinator.expect(CheckpointDone).path)
         assert (run_dir / "checkpoints" / "latest").read_text().strip() == path.name
         manifest = json.loads((path / "manifest.json").read_text())
-        assert (manifest["update"], manifest["lineage"]) == (4, 4)
+        assert (manifest["update"], manifest["lineage"], manifest["format"]) == (4, 5, 2)
+        assert not (path / "state" / "cut.json").exists()
         published = load_file(file_of(last.notice))
         policy = AutoModelForCausalLM.from_pretrained(path / "policy").state_dict()
         assert all(torch.equal(published[name], policy[name]) for name in published)
@@ -139,7 +160,7 @@ def test_restart_goes_on_to_the_bit(tmp_path: Path) -> None:
     """Killed after a checkpoint and asked to end later: the same weights as without."""
     config = run_config(save_tiny_model(tmp_path / "model"))
     batches = [
-        batch_of(*record(seed=10 + u), update=u, version=u - 1, checkpoint=u == 2)
+        batch_of(record(seed=10 + u), update=u, version=u - 1, checkpoint=u == 2)
         for u in range(1, 5)
     ]
     with ScriptedCoordinator(config, tmp_path / "run-2") as coordinator:
@@ -147,8 +168,8 @@ def test_restart_goes_on_to_the_bit(tmp_path: Path) -> None:
         greet(coordinator, 0)
         notices = []
         for batch in batches:
-            coordinator.send(batch)
-            notices.append(coordinator.expect(UpdateDone).notice)
+            coordinator.send_batch(batch)
+            notices.append(noticed(coordinator))
         coordinator.processes[0].send_signal(signal.SIGKILL)
         coordinator.processes[0].wait()
 
@@ -158,9 +179,8 @@ def test_restart_goes_on_to_the_bit(tmp_path: Path) -> None:
         assert hello.resumed_from == str(tmp_path / "run-2" / "checkpoints" / "step_2")
         assert (again.sha256, again.version) == (notices[1].sha256, 9)
         for batch, before in zip(batches[2:], notices[2:], strict=True):
-            coordinator.send(batch)
-            notice = coordinator.expect(UpdateDone).notice
-            assert notice.sha256 == before.sha256
+            coordinator.send_batch(batch)
+            assert noticed(coordinator).sha256 == before.sha256
         coordinator.processes[0].send_signal(signal.SIGTERM)
         assert coordinator.expect(Goodbye).failed is None
         assert coordinator.wait() == [0]
@@ -176,23 +196,16 @@ def test_the_reference_stays_the_starting_policy(tmp_path: Path) -> None:
         "kl": {"coef": 0.1},
     }
     config = RunConfig.model_validate(table)
-    windows, _ = record(seed=1)
-    alone = [
-        msgspec.structs.replace(
-            w, group_id=w.window_id, group_rewards=np.ones(1, np.float32),
-            group_lengths=np.full(1, w.end, np.int32),
-        )
-        for w in windows
-    ]  # fmt: skip
+    shard = alone(replace(record(seed=1), values=[]))
     with ScriptedCoordinator(config, tmp_path / "run-4") as coordinator:
         coordinator.start_learner()
         greet(coordinator, 0)
-        coordinator.send(batch_of(alone, [], update=1, version=0, checkpoint=True))
+        coordinator.send_batch(batch_of(shard, update=1, version=0, checkpoint=True))
         first = coordinator.expect(UpdateDone)
-        coordinator.send(batch_of(alone, [], update=2, version=1))
+        coordinator.send_batch(batch_of(shard, update=2, version=1))
         second = coordinator.expect(UpdateDone)
         assert first.skipped is second.skipped is None
-        kl = [done.metrics["actor/reference_kl"] for done in (first, second)]
+        kl = [number(done.metrics["actor/reference_kl"]) for done in (first, second)]
         assert kl[1] > 10 * kl[0] >= 0.0
         assert not any(name.startswith("critic/v") for name in first.metrics)
         coordinator.processes[0].send_signal(signal.SIGKILL)
@@ -200,7 +213,7 @@ def test_the_reference_stays_the_starting_policy(tmp_path: Path) -> None:
 
         coordinator.start_learner()
         greet(coordinator, 9)
-        coordinator.send(batch_of(alone, [], update=2, version=9))
+        coordinator.send_batch(batch_of(shard, update=2, version=9))
         again = coordinator.expect(UpdateDone)
         assert again.metrics["actor/reference_kl"] == pytest.approx(kl[1], rel=1e-5)
         coordinator.send(Shutdown(reason="done"))
@@ -212,7 +225,8 @@ def test_the_reference_stays_the_starting_policy(tmp_path: Path) -> None:
 def test_two_ranks_publish_the_weights_of_one(tmp_path: Path) -> None:
     """Rank 0 shares what it hears; both ranks' diagnostics come back."""
     model = save_tiny_model(tmp_path / "model")
-    windows, values = record(seed=3)
+    shard = record(seed=3)
+    windows = shard.windows
     found = {}
     for ranks in (1, 2):
         config = run_config(model, ranks=ranks, zero_stage=2)
@@ -220,12 +234,14 @@ def test_two_ranks_publish_the_weights_of_one(tmp_path: Path) -> None:
             coordinator.start_learner(ranks)
             greet(coordinator, 0)
             for update in (1, 2):
-                coordinator.send(batch_of(windows, values, update=update, version=0, ranks=ranks))
+                coordinator.send_batch(
+                    batch_of(shard, update=update, version=0, ranks=ranks, parts=update)
+                )
                 done = coordinator.expect(UpdateDone)
             assert done.notice is not None
             found[ranks] = load_file(file_of(done.notice))
             assert sorted(d.window_id for d in done.diagnostics) == [w.window_id for w in windows]
-            coordinator.send(CheckpointRequest(update=2, cut="{}"))
+            coordinator.send(CheckpointRequest(update=2, lineage=0))
             path = Path(coordinator.expect(CheckpointDone).path)
             assert len(list((path / "state").glob("policy-*.safetensors"))) == ranks
             coordinator.send(Shutdown(reason="done"))
@@ -234,3 +250,54 @@ def test_two_ranks_publish_the_weights_of_one(tmp_path: Path) -> None:
     for name, weight in found[1].items():
         difference = (found[2][name] - weight).norm() / weight.norm()
         assert difference < 1e-5, name
+
+
+@pytest.mark.slow
+def test_policy_and_reference_are_read_at_the_samplers_temperature(tmp_path: Path) -> None:
+    """Logprobs that the learner gives back are those of logits / T; and the reference, which is the
+    policy's own start, is at no distance from it."""
+    folder = save_tiny_model(tmp_path / "model")
+    settings = run_config(folder, policy={"minibatches": 1}).model_dump()
+    settings["generator"]["temperature"] = 0.6
+    settings["algorithm"]["kl"] = {"coef": 0.1}
+    config = RunConfig.model_validate(settings)
+    shard = record(seed=1)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with ScriptedCoordinator(config, tmp_path / "run-1") as coordinator:
+        coordinator.start_learner()
+        greet(coordinator, 0)
+        coordinator.send_batch(batch_of(shard, update=1, version=0))
+        done = coordinator.expect(UpdateDone)
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
+    assert done.metrics["actor/reference_kl"] == pytest.approx(0.0, abs=1e-8)
+    for window, made in zip(shard.windows, done.diagnostics, strict=True):
+        sequence = shard.sequences[window.sequence]
+        known = sequence.token_ids[: sequence.opening + window.end]
+        ids = torch.from_numpy(known.astype(np.int64))
+        first = sequence.opening + window.start
+        with torch.no_grad():
+            log_p = (model(ids[None]).logits[0, first - 1 : -1] / 0.6).log_softmax(-1)
+        expected = log_p.gather(1, ids[first:, None]).squeeze(1)
+        np.testing.assert_allclose(
+            made.columns["learner_logprobs"], expected.numpy(), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_hot_tokens_are_corrected_as_the_configuration_says(tmp_path: Path) -> None:
+    """With a cap of 1 the weights of some hot tokens are cut."""
+    settings = run_config(save_tiny_model(tmp_path / "model")).model_dump()
+    settings["generator"]["fire"] = {"correction": "ratio", "ratio_cap": 1.0}
+    config = RunConfig.model_validate(settings)
+    shard = record(seed=3, hot=True)
+    with ScriptedCoordinator(config, tmp_path / "run-1") as coordinator:
+        coordinator.start_learner()
+        greet(coordinator, 0)
+        coordinator.send_batch(batch_of(shard, update=1, version=0))
+        done = coordinator.expect(UpdateDone)
+        coordinator.send(Shutdown(reason="done"))
+        coordinator.expect(Goodbye)
+    assert done.metrics["rollout/hot_tokens"] == sum(bool(w.marks) for w in shard.windows)
+    cut = done.metrics["rollout/hot_over_cap"]
+    assert isinstance(cut, float)
+    assert 0 < cut < 1

@@ -1,21 +1,25 @@
 """An update does not depend on how it is cut, and T-PPO with whole windows is PPO to the bit."""
 
+import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from headrace.config.algorithm import AlgorithmConfig
+from headrace.config.generator import FireConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
-from headrace.protocol.messages import Batch, PolicyWindow, Span, ValueTrajectory
+from headrace.protocol.batches import Shard
+from headrace.protocol.diagnostics import COLUMN_NAMES
+from headrace.protocol.streams import Reward, Span
 from learner.advantages import gae
 from learner.algorithm import Algorithm, build_algorithm
 from learner.engines import StepLog
@@ -24,11 +28,20 @@ from learner.groups import Groups
 from learner.inference import infer
 from learner.models import load_critic, load_policy
 from learner.place import Place
-from learner.reads import policy_reads
+from learner.reads import reads_of, sampled_windows
 from learner.segments import Segments
 from learner.update import Outcome, Updater
 from tests.learner.plain_engine import PlainEngine
-from tests.learner.recorded import batch_of, record, save_tiny_model
+from tests.learner.recorded import (
+    Sent,
+    alone,
+    batch_of,
+    in_group_of,
+    numbers,
+    record,
+    save_tiny_model,
+)
+from tests.metric_values import number
 
 CPU = torch.device("cpu")
 
@@ -38,14 +51,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return ModelConfig(path=str(save_tiny_model(tmp_path_factory.mktemp("model"))))
 
 
-def tppo(**changes: object) -> Algorithm:
+def tppo(*, fire: FireConfig | None = None, **changes: object) -> Algorithm:
     config = {
-        "advantages": {"kind": "egae", "length_adaptive_alpha": 0.05, "gae_lambda_policy": 0.9},
+        "advantages": {"kind": "egae", "length_adaptive_alpha": 0.5, "gae_lambda_policy": 0.9},
         "value": {"value_clip_low": 0.5, "value_clip_high": 0.6},
         "penalties": {"positive_nll_coef": 0.1, "entropy_coef": 0.01},
         **changes,
     }
-    return build_algorithm(AlgorithmConfig.model_validate(config), window=16)
+    return build_algorithm(AlgorithmConfig.model_validate(config), window=16, fire=fire)
 
 
 class Learner:
@@ -59,14 +72,16 @@ class Learner:
         budget: int = 4096,
         chunk: int = 4096,
         minibatches: int = 1,
-        context: str = "full",
+        context: Literal["full", "frozen"] = "full",
+        lr: float = 1e-2,
     ) -> None:
-        kind = {"dtype": torch.float64, "device": CPU}
-        self.policy = PlainEngine(PolicyNetwork(load_policy(model, **kind), logits_chunk=chunk))
+        kind: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
+        network = PolicyNetwork(load_policy(model, **kind), logits_chunk=chunk)
+        self.policy = PlainEngine(network, lr=lr)
         critic = load_critic(model, **kind)
         torch.manual_seed(7)
         nn.init.normal_(critic.score.weight, std=0.3)
-        self.critic = PlainEngine(ValueNetwork(critic))
+        self.critic = PlainEngine(ValueNetwork(critic), lr=lr)
         settings = OptimizerConfig(minibatches=minibatches)
         config = LearnerConfig(policy=settings, value=settings, context=context)
         place = Place(device=CPU, dtype=torch.float64, budget=budget)
@@ -82,8 +97,8 @@ class Learner:
             reference=self.reference,
         )  # fmt: skip
 
-    def run(self, batch: Batch) -> Outcome:
-        return self.updater.run(batch)
+    def run(self, sent: Sent) -> Outcome:
+        return self.updater.run(sent.batch, sent.shards[0])
 
     def weights(self) -> Tensor:
         return torch.cat([p.detach().flatten() for e in (self.policy, self.critic)
@@ -105,6 +120,8 @@ def relative(a: Tensor, b: Tensor) -> float:
         tppo(kl={"coef": 0.1, "where": "loss"}, overlong={"cache": 8}),
         tppo(kl={"coef": 0.1, "where": "reward", "estimator": "k1"}),
         tppo(value={"gae_lambda_value": 0.9, "aggregate": "token_mean"}),
+        tppo(fire=FireConfig(correction="ratio")),
+        tppo(fire=FireConfig(correction="recompute"), ratio={"kind": "decoupled"}),
     ],
     ids=[
         "tppo",
@@ -115,11 +132,13 @@ def relative(a: Tensor, b: Tensor) -> float:
         "kl-loss",
         "kl-reward",
         "lambda-target",
+        "fire-ratio",
+        "fire-recompute",
     ],
 )
-@pytest.mark.parametrize("minibatches", [1, 3])
+@pytest.mark.parametrize(("minibatches", "turns"), [(1, False), (3, True)])
 def test_the_cut_into_micro_batches_changes_nothing(
-    model: ModelConfig, algorithm: Algorithm, minibatches: int
+    model: ModelConfig, algorithm: Algorithm, minibatches: int, turns: bool
 ) -> None:
     """One micro-batch or many, logits at once or in pieces of five tokens."""
     learners = [
@@ -127,68 +146,136 @@ def test_the_cut_into_micro_batches_changes_nothing(
         for budget, chunk in ((100_000, 4096), (90, 5))
     ]
     for update in (1, 2):
-        batch = batch_of(*record(seed=update), update=update)
+        hot = algorithm.correct_hot is not None
+        batch = batch_of(record(seed=update, turns=turns, hot=hot), update=update)
         whole, cut = (learner.run(batch) for learner in learners)
         assert whole.metrics["actor/steps"] == minibatches
         for name, value in whole.metrics.items():
             if not name.startswith(("timing_s/", "perf/")):
-                assert cut.metrics[name] == pytest.approx(value, rel=1e-8, abs=1e-10), name
+                wanted = pytest.approx(numbers(value), rel=1e-8, abs=1e-10, nan_ok=True)
+                assert numbers(cut.metrics[name]) == wanted, name
     assert relative(learners[1].weights(), learners[0].weights()) < 1e-12
 
 
 def test_start_values_are_those_of_the_first_weights(model: ModelConfig) -> None:
     """Whatever number of optimizer steps follows, and whoever runs the sequence forward."""
-    batch = batch_of(*record(seed=5))
+    batch = batch_of(record(seed=5))
     found = [
         Learner(model, tppo(), minibatches=minibatches).run(batch).diagnostics
         for minibatches in (1, 4)
     ]
     for one, four in zip(*found, strict=True):
-        np.testing.assert_allclose(one.values, four.values, rtol=1e-6)
-        np.testing.assert_allclose(one.advantages, four.advantages, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(one.columns["values"], four.columns["values"], rtol=1e-6)
+        np.testing.assert_allclose(
+            one.columns["advantages"], four.columns["advantages"], rtol=1e-4, atol=1e-6
+        )
+
+
+def test_a_hot_token_is_compared_with_the_weights_of_the_updates_start(model: ModelConfig) -> None:
+    """Whichever optimizer step trains it; and the rest of the batch is not asked beforehand."""
+    shard = record(seed=5, hot=True)
+    windows = [replace(w, loss_weights=np.ones_like(w.loss_weights)) for w in shard.windows]
+    shard = replace(shard, windows=windows)
+    algorithm = tppo(fire=FireConfig(correction="ratio"))
+    one, many = (Learner(model, algorithm, minibatches=n, lr=0.1) for n in (1, 4))
+    figures = [learner.run(batch_of(shard)).metrics for learner in (one, many)]
+    for name in ("rollout/hot_tokens", "rollout/hot_ratio_mean", "rollout/hot_over_cap"):
+        assert figures[1][name] == pytest.approx(figures[0][name], rel=1e-6), name
+    assert (one.policy.passes, many.policy.passes) == (1, 5)
+    later = Learner(model, algorithm, minibatches=4)
+    later.run(batch_of(record(seed=5)))
+    assert later.policy.passes == 4, "no token is hot"
+    masked = Learner(model, tppo(fire=FireConfig(correction="mask")), minibatches=4)
+    masked.run(batch_of(shard))
+    assert masked.policy.passes == 4, "the coordinator has left them out"
+
+
+def test_hot_tokens_count_neither_as_old_nor_as_another_engines(model: ModelConfig) -> None:
+    """Their sampler is another one on purpose: with its logprobs far off, no figure of age or
+    engine moves."""
+    shard, algorithm = record(seed=5, hot=True), tppo(fire=FireConfig(correction="ratio"))
+    foreign = []
+    for window in shard.windows:
+        logprobs = window.logprobs.copy()
+        for mark in window.marks:
+            logprobs[mark.start - window.start] = -9.0
+        foreign.append(replace(window, logprobs=logprobs))
+    usual, far = (
+        Learner(model, algorithm).run(batch_of(replace(shard, windows=windows), version=1)).metrics
+        for windows in (shard.windows, foreign)
+    )
+    assert "rollout/logprob_diff_max" in usual
+    for name in usual:
+        if name.startswith(("rollout/weight", "rollout/logprob", "rollout/mismatch")):
+            assert far[name] == usual[name], name
+    assert far["rollout/hot_ratio_mean"] != usual["rollout/hot_ratio_mean"]
+
+
+def test_the_critic_judges_before_it_learns_the_outcome(model: ModelConfig) -> None:
+    """Values and advantages of an update come from the critic before its first step, although the
+    outcomes of the same answers train it in that update."""
+    shard = record(seed=5, unfinished=0.0)
+    assert {w.trajectory_id for w in shard.windows} == {v.trajectory_id for v in shard.values}
+    still, moving = Learner(model, tppo()), Learner(model, tppo(), minibatches=3)
+    moving.critic = PlainEngine(moving.critic.network, lr=0.5)
+    moving.updater._critic = moving.critic
+    before = still.run(batch_of(replace(shard, values=[])))
+    after = moving.run(batch_of(shard, value_epochs=4))
+    assert (still.critic.steps, moving.critic.steps) == (0, 12)
+    for a, b in zip(before.diagnostics, after.diagnostics, strict=True):
+        for name in ("values", "advantages"):
+            np.testing.assert_allclose(a.columns[name], b.columns[name], rtol=1e-4, atol=1e-5)
+    again = moving.run(batch_of(replace(shard, values=[])))
+    known, later = (
+        np.concatenate([d.columns["values"] for d in outcome.diagnostics])
+        for outcome in (before, again)
+    )
+    assert np.abs(known - later).max() > 0.1
 
 
 def test_windows_of_one_trajectory_share_a_sequence(model: ModelConfig) -> None:
     """Three windows of one response cost the tokens of one."""
-    windows, _ = record(seed=1, trajectories=6, longest=48, unfinished=0.0)
-    outcome = Learner(model, tppo()).run(batch_of(windows, []))
-    tokens = sum(w.end - w.start for w in windows)
-    context = sum({w.trajectory_id: w.prompt_length - 1 for w in windows}.values())
+    shard = record(seed=1, trajectories=6, longest=48, unfinished=0.0)
+    outcome = Learner(model, tppo()).run(batch_of(replace(shard, values=[])))
+    tokens = sum(w.end - w.start for w in shard.windows)
+    context = sum(s.opening - 1 for s in shard.sequences)
     assert outcome.metrics["perf/context_share"] == pytest.approx(context / (tokens + context))
 
 
 def test_a_batch_without_windows_moves_the_critic_alone(model: ModelConfig) -> None:
     """Value warm-up; and a batch without finished responses moves the policy alone."""
     learner = Learner(model, tppo())
-    windows, values = record(seed=2)
-    alone = learner.run(batch_of([], values, value_epochs=3))
-    assert (alone.policy_moved, alone.skipped) == (False, None)
+    shard = record(seed=2)
+    warm_up = learner.run(batch_of(replace(shard, windows=[]), value_epochs=3))
+    assert (warm_up.policy_moved, warm_up.skipped) == (False, None)
     assert (learner.policy.steps, learner.critic.steps) == (0, 3)
-    assert learner.run(batch_of(windows, [])).policy_moved
+    assert learner.run(batch_of(replace(shard, values=[]))).policy_moved
     assert (learner.policy.steps, learner.critic.steps) == (1, 3)
 
 
-def broken(where: str) -> tuple[list[PolicyWindow], list[ValueTrajectory]]:
-    """Recorded windows and trajectories with something that is not finite in one of the last."""
-    windows, values = record(seed=2)
-    change = msgspec.structs.replace
+def broken(where: str) -> Shard:
+    """A recorded shard with something that is not finite in one of the last."""
+    shard = record(seed=2)
+    windows, values = shard.windows, shard.values
     if where == "logprobs":
-        window = windows[-1]
-        logprobs, mask = np.full_like(window.logprobs, np.nan), np.ones_like(window.loss_mask)
-        windows[-1] = change(window, logprobs=logprobs, loss_mask=mask)
+        bad, weights = (np.full_like(windows[-1].logprobs, x) for x in (np.nan, 1.0))
+        windows[-1] = replace(windows[-1], logprobs=bad, loss_weights=weights)
+    if where == "weight":
+        windows[-1] = replace(windows[-1], loss_weights=np.full_like(windows[-1].logprobs, np.inf))
     if where == "reward":
         last = max(i for i, w in enumerate(windows) if w.finished)
-        windows[last] = change(windows[last], reward=np.inf)
+        windows[last] = replace(windows[last], rewards=[Reward(np.inf, windows[last].end - 1)])
     if where == "value reward":
-        values[-1] = change(values[-1], reward=np.nan)
-    return windows, values
+        values[-1] = replace(values[-1], rewards=[Reward(np.nan, values[-1].length - 1)])
+    return shard
 
 
 @pytest.mark.parametrize("minibatches", [1, 4])
 @pytest.mark.parametrize(
     ("where", "named"),
     [
-        ("logprobs", "generator's logprobs (9)"),
+        ("logprobs", "generator's logprobs (16)"),
+        ("weight", "loss weights (16)"),
         ("reward", "rewards (1)"),
         ("value reward", "values and value targets ("),
         ("critic", "values and value targets"),
@@ -201,16 +288,16 @@ def test_what_goes_in_not_finite_moves_nothing(
     learner = Learner(model, tppo(), minibatches=minibatches)
     if where == "critic":
         with torch.no_grad():
-            learner.critic.network.model.score.bias.fill_(math.nan)
+            learner.critic.network.get_parameter("model.score.bias").fill_(math.nan)
     before = learner.weights()
-    outcome = learner.run(batch_of(*broken(where)))
+    outcome = learner.run(batch_of(broken(where)))
     assert str(outcome.skipped).startswith(f"not finite: {named}"), outcome.skipped
     assert not outcome.policy_moved
     assert (outcome.metrics["actor/steps"], outcome.metrics["critic/steps"]) == (0, 0)
     assert outcome.metrics["actor/skipped_steps"] == 1
     torch.testing.assert_close(learner.weights(), before, rtol=0, atol=0, equal_nan=True)
     if where != "critic":
-        good = learner.run(batch_of(*record(seed=3)))
+        good = learner.run(batch_of(record(seed=3)))
         assert good.skipped is None
         assert good.metrics["actor/steps"] == good.metrics["critic/steps"] == minibatches
 
@@ -231,7 +318,7 @@ def test_a_gradient_that_overflows_ends_the_update(
     engine = getattr(learner, half)
     parameter = next(engine.network.parameters())
     parameter.register_hook(lambda g: g * torch.inf if engine.steps == 1 else g)
-    outcome = learner.run(batch_of(*record(seed=2)))
+    outcome = learner.run(batch_of(record(seed=2)))
     assert reason in str(outcome.skipped), outcome.skipped
     assert "already" not in str(outcome.skipped)
     assert engine.steps == 1
@@ -241,64 +328,86 @@ def test_a_gradient_that_overflows_ends_the_update(
 
 def test_fewer_trajectories_than_minibatches(model: ModelConfig) -> None:
     """One trajectory is one optimizer step, of the same size whatever number was asked for."""
-    windows, values = record(seed=1, trajectories=1, unfinished=0.0)
+    shard = record(seed=1, trajectories=1, unfinished=0.0)
     found = []
     for minibatches in (1, 4):
         learner = Learner(model, tppo(), minibatches=minibatches)
-        found.append(learner.run(batch_of(windows, values)).metrics)
+        found.append(learner.run(batch_of(shard)).metrics)
     for name in ("actor/grad_norm", "critic/grad_norm", "actor/pg_loss", "critic/vf_loss"):
         assert found[1][name] == pytest.approx(found[0][name], rel=1e-9), name
 
 
+@pytest.mark.parametrize("minibatches", [2, 3])
+@pytest.mark.parametrize("aggregate", ["token_mean", "sample_mean"])
+def test_the_steps_of_an_update_average_to_the_whole(
+    model: ModelConfig, minibatches: int, aggregate: str
+) -> None:
+    """While the weights stay where they are, the gradients of the optimizer steps have the update's
+    as their mean: a step is as large as the whole, whatever number of them there is."""
+    batch = batch_of(record(seed=2))
+    algorithm = tppo(aggregate=aggregate)
+    one, many = (Learner(model, algorithm, minibatches=n, lr=0.0) for n in (1, minibatches))
+    one.run(batch)
+    many.run(batch)
+    for whole, parts in ((one.policy, many.policy), (one.critic, many.critic)):
+        assert len(parts.history) == minibatches
+        for name, gradient in whole.gradients.items():
+            steps = torch.stack([step[name] for step in parts.history])
+            # The models' norms work in float32, whatever the weights are.
+            assert relative(steps.mean(dim=0), gradient) < 1e-5, name
+
+
 def test_same_version_means_the_whole_prefix(model: ModelConfig) -> None:
     """The mismatch of engines counts first windows up to the first token of another version."""
-    windows, _ = record(seed=3, version=4)
-    wanted = sum(int(w.loss_mask.sum()) for w in windows if w.start == 0)
+    shard = replace(record(seed=3, version=4), values=[])
     learner = Learner(model, tppo())
-    outcome = learner.run(batch_of(windows, [], version=4))
-    assert outcome.metrics["rollout/logprob_diff"] > 0
-    assert wanted > 0
-    assert "rollout/logprob_diff" not in learner.run(batch_of(windows, [], version=5)).metrics
+    outcome = learner.run(batch_of(shard, version=4))
+    assert number(outcome.metrics["rollout/logprob_diff"]) > 0
+    assert "rollout/logprob_diff" not in learner.run(batch_of(shard, version=5)).metrics
 
 
-def in_groups(windows: list[PolicyWindow], size: int = 3) -> list[PolicyWindow]:
-    """Windows as groups of responses with rewards and lengths of their own."""
-    rng = np.random.default_rng(1)
-    grouped = []
-    for i, window in enumerate(windows):
-        group = i // size
-        members = len(windows[group * size : (group + 1) * size])
-        scores = np.random.default_rng(group).random(members).astype(np.float32)
-        grouped.append(
-            msgspec.structs.replace(
-                window,
-                group_id=group,
-                group_rewards=scores,
-                group_lengths=rng.integers(1, 40, members).astype(np.int32),
-                group_index=i % size,
-                finished=True,
-                reward=float(scores[i % size]),
-                correct=bool(scores[i % size] >= 0.5),
-            )
+def in_groups(shard: Shard, size: int = 3) -> Shard:
+    """Whole answers in groups, with scores and lengths of their own."""
+    shard = replace(shard, values=[])
+    grouped = shard
+    ids = [s.trajectory_id for s in shard.sequences]
+    for group in range(-(-len(ids) // size)):
+        members = ids[group * size : (group + 1) * size]
+        rng = np.random.default_rng(group)
+        scores = rng.random(len(members)).astype(np.float32)
+        lengths = rng.integers(1, 40, len(members)).astype(np.int32)
+        grouped = in_group_of(grouped, 50 + group, members, scores=scores, lengths=lengths)
+    score = {t: float(x) for g in grouped.groups for t, x in zip(g.trajectory_ids, g.scores,
+                                                                 strict=True)}  # fmt: skip
+    windows = [
+        replace(
+            w, finished=True, score=score[w.trajectory_id], correct=True,
+            rewards=[Reward(score[w.trajectory_id], w.end - 1)],
         )
-    return grouped
+        for w in shard.windows
+    ]  # fmt: skip
+    return replace(grouped, windows=windows)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_group_advantages_need_no_critic(model: ModelConfig, ranks: int) -> None:
     """Each token has its response's advantage in the whole group, whatever the shard holds."""
     algorithm = tppo(advantages={"kind": "group"}, value=None)
-    windows = in_groups(record(seed=4, longest=16)[0])
+    shard = batch_of(in_groups(record(seed=4, longest=16)), ranks=ranks).shards[0]
     learner = Learner(model, algorithm)
-    shard = batch_of(windows, [], ranks=ranks).shards[0].windows
-    outcome = learner.run(batch_of(shard, []))
+    outcome = learner.run(batch_of(shard))
     assert learner.critic.steps == 0
-    for window, diagnostics in zip(shard, outcome.diagnostics, strict=True):
-        rewards = window.group_rewards.astype(np.float64)
+    groups = {t: g for g in shard.groups for t in g.trajectory_ids}
+    for window, diagnostics in zip(shard.windows, outcome.diagnostics, strict=True):
+        group = groups[window.trajectory_id]
+        rewards = group.scores.astype(np.float64)
         spread = rewards.std(ddof=1) + 1e-6 if rewards.size > 1 else 1e-6
-        expected = (rewards[window.group_index] - rewards.mean()) / spread
-        np.testing.assert_allclose(diagnostics.advantages, expected, rtol=1e-5, atol=1e-6)
-        assert np.isnan(diagnostics.values).all()
+        own = group.trajectory_ids.index(window.trajectory_id)
+        expected = (rewards[own] - rewards.mean()) / spread
+        found = diagnostics.columns
+        np.testing.assert_allclose(found["advantages"], expected, rtol=1e-5, atol=1e-6)
+        assert np.isnan(found["values"]).all()
+        np.testing.assert_allclose(found["returns"], window.score, rtol=1e-6)
 
 
 def test_overlong_responses_pay_before_the_group_is_compared(model: ModelConfig) -> None:
@@ -313,37 +422,43 @@ def test_overlong_responses_pay_before_the_group_is_compared(model: ModelConfig)
         ),
         window=16,
     )
-    windows = [w for w in record(seed=4, longest=16, unfinished=0.0)[0] if w.start == 0][:2]
-    lengths = np.array([8, 12], np.int32)
-    pair = [
-        msgspec.structs.replace(
-            w, group_id=0, group_rewards=np.ones(2, np.float32), group_lengths=lengths,
-            group_index=i, reward=1.0, correct=True,
-        )
-        for i, w in enumerate(windows)
-    ]  # fmt: skip
-    outcome = Learner(model, algorithm).run(batch_of(pair, []))
-    assert [d.advantages[0] for d in outcome.diagnostics] == pytest.approx([0.25, -0.25])
+    shard = record(seed=4, longest=16, unfinished=0.0, trajectories=2)
+    shard = in_group_of(
+        replace(shard, values=[]), 9, [0, 1],
+        scores=np.ones(2, np.float32), lengths=np.array([8, 12], np.int32),
+    )  # fmt: skip
+    outcome = Learner(model, algorithm).run(batch_of(shard))
+    found = [d.columns["advantages"][0] for d in outcome.diagnostics]
+    assert found == pytest.approx([0.25, -0.25])
 
 
 def test_a_divergence_in_the_reward_is_paid_by_the_tokens_before_it(model: ModelConfig) -> None:
-    """Critic-free: A_t = group advantage - coef * sum of the divergence from t on."""
-    plain = {"advantages": {"kind": "group", "baseline": "none", "scale": "none"}, "value": None}
-    windows = in_groups(record(seed=4, longest=16, unfinished=0.0)[0], size=1)
-    windows = [w for w in windows if w.start == 0]
+    """Critic-free: A_t = group advantage - coef * sum of the divergence from t on; and the returns
+    hold it too."""
+    plain: dict[str, Any] = {
+        "advantages": {"kind": "group", "baseline": "none", "scale": "none"},
+        "value": None,
+    }
+    shard = in_groups(record(seed=4, longest=16, unfinished=0.0), size=1)
     penalised = tppo(**plain, kl={"coef": 0.5, "where": "reward", "estimator": "k1"})
     learner = Learner(model, penalised)
-    outcome = learner.run(batch_of(windows, []))
-    assert outcome.metrics["actor/reference_kl"] > 0
-    place, reads = Place(device=CPU, dtype=torch.float64), policy_reads(windows)
+    outcome = learner.run(batch_of(shard))
+    assert number(outcome.metrics["actor/reference_kl"]) > 0
+    place = Place(device=CPU, dtype=torch.float64)
+    sampled = sampled_windows(shard.sequences, shard.windows)
+    reads = reads_of(shard.sequences, shard.windows, sampled)
     assert learner.reference is not None
-    known = infer(learner.reference, reads, range(len(windows)), place, log=StepLog()).numpy()
+    known = infer(
+        learner.reference, reads, range(len(shard.sequences)), place, log=StepLog()
+    ).numpy()
     start = 0
-    for window, diagnostics in zip(windows, outcome.diagnostics, strict=True):
+    for window, diagnostics in zip(shard.windows, outcome.diagnostics, strict=True):
         ratio = window.logprobs - known[start : start + window.end]
         start += window.end
         paid = 0.5 * np.cumsum(ratio[::-1])[::-1]
-        np.testing.assert_allclose(diagnostics.advantages, window.reward - paid, rtol=1e-5)
+        for name in ("advantages", "returns"):
+            found = diagnostics.columns[name]
+            np.testing.assert_allclose(found, window.score - paid, rtol=1e-5)
 
 
 def test_right_answers_are_likely_over_all_their_windows(model: ModelConfig) -> None:
@@ -354,28 +469,26 @@ def test_right_answers_are_likely_over_all_their_windows(model: ModelConfig) -> 
         value=None,
         penalties={"positive_nll_coef": 1.0},
     )
-    windows, _ = record(seed=1, trajectories=4, longest=48, unfinished=0.0)
-    last = {w.trajectory_id: w for w in windows}
+    shard = record(seed=1, trajectories=4, longest=48, unfinished=0.0)
+    shard = alone(replace(shard, values=[]), 0.0)
+    last = {w.trajectory_id: w for w in shard.windows}
     ends = [
-        msgspec.structs.replace(
-            w, reward=1.0, loss_mask=np.ones_like(w.loss_mask),
-            group_rewards=np.zeros(1, np.float32), group_lengths=np.ones(1, np.int32),
-        )
+        replace(w, correct=True, rewards=[], loss_weights=np.ones_like(w.loss_weights))
         for w in last.values()
-    ]  # fmt: skip
+    ]
     assert any(w.start for w in ends)
     rng = np.random.default_rng(0)
     whole = [
-        msgspec.structs.replace(
+        replace(
             w, start=0, logprobs=rng.normal(-3.4, 0.3, w.end).astype(np.float32),
-            spans=[Span(1, 0, w.end)], loss_mask=np.ones(w.end, np.uint8),
+            spans=[Span(1, 0, w.end)], loss_weights=np.ones(w.end, np.float32),
         )
         for w in ends
     ]  # fmt: skip
     made = []
-    for batch in (batch_of(ends, []), batch_of(whole, [])):
+    for windows in (ends, whole):
         learner = Learner(model, algorithm)
-        learner.run(batch)
+        learner.run(batch_of(replace(shard, windows=windows)))
         made.append(learner.policy.gradients)
     for name, gradient in made[0].items():
         assert relative(gradient, made[1][name]) < 1e-9, name
@@ -383,23 +496,21 @@ def test_right_answers_are_likely_over_all_their_windows(model: ModelConfig) -> 
 
 def test_frozen_context_passes_no_gradient_to_the_prefix(model: ModelConfig) -> None:
     """The forward pass is the same; tokens that occur in the context alone get no gradient."""
-    windows, _ = record(seed=6, trajectories=3, longest=40, unfinished=0.0)
-    later = [w for w in windows if w.start >= 16]
-    seen = np.unique(np.concatenate([w.token_ids[w.prompt_length + w.start - 1 : -1]
-                                     for w in later]))  # fmt: skip
-    alone = {"kind": "group", "baseline": "none", "scale": "none"}
-    untied = {"advantages": alone, "value": None, "penalties": {}}
+    shard = record(seed=6, trajectories=3, longest=40, unfinished=0.0)
+    later = [w for w in shard.windows if w.start >= 16]
+    read = [
+        s.token_ids[s.opening + w.start - 1 : s.opening + w.end - 1]
+        for w in later
+        for s in [shard.sequences[w.sequence]]
+    ]
+    seen = np.unique(np.concatenate(read))
+    itself = {"kind": "group", "baseline": "none", "scale": "none"}
+    untied: dict[str, Any] = {"advantages": itself, "value": None, "penalties": {}}
     gradients = {}
     for context in ("full", "frozen"):
         learner = Learner(model, tppo(**untied), context=context)
-        given = [
-            msgspec.structs.replace(
-                w, group_id=i, group_rewards=np.ones(1, np.float32),
-                group_lengths=np.ones(1, np.int32),
-            )
-            for i, w in enumerate(later)
-        ]  # fmt: skip
-        outcome = learner.run(batch_of(given, []))
+        given = alone(replace(shard, windows=later, values=[]))
+        outcome = learner.run(batch_of(given))
         gradients[context] = learner.policy.gradients, outcome.metrics["actor/pg_loss"]
     full, frozen = gradients["full"], gradients["frozen"]
     assert full[1] == frozen[1]
@@ -425,7 +536,7 @@ def ppo_with_gae(algorithm: Algorithm, lam: float) -> Algorithm:
         )
 
     fixed: Callable[[Tensor, Tensor], Tensor] = partial(_fixed, lam)
-    return replace(algorithm, advantages=advantages, lambdas=fixed)
+    return dataclasses.replace(algorithm, advantages=advantages, lambdas=fixed)
 
 
 def _fixed(lam: float, length: Tensor, finished: Tensor) -> Tensor:
@@ -441,13 +552,13 @@ def test_tppo_with_whole_windows_is_ppo_to_the_bit(model: ModelConfig) -> None:
         for algorithm in (plain, ppo_with_gae(plain, 0.95))
     ]
     for update in (1, 2, 3):
-        windows, values = record(seed=update, window=64, longest=40, unfinished=0.0)
-        assert all(w.finished and w.start == 0 for w in windows)
-        batch = batch_of(windows, values, update=update)
+        shard = record(seed=update, window=64, longest=40, unfinished=0.0)
+        assert all(w.finished and w.start == 0 for w in shard.windows)
+        batch = batch_of(shard, update=update)
         ours, theirs = (learner.run(batch) for learner in pair)
         for a, b in zip(ours.diagnostics, theirs.diagnostics, strict=True):
-            for name in ("logprobs", "values", "advantages"):
-                assert getattr(a, name).tobytes() == getattr(b, name).tobytes()
+            for name in COLUMN_NAMES:
+                assert a.columns[name].tobytes() == b.columns[name].tobytes()
         for name in ("actor/pg_loss", "critic/vf_loss"):
             assert ours.metrics[name] == theirs.metrics[name]
         for engine in ("policy", "critic"):

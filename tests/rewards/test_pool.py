@@ -64,8 +64,13 @@ async def test_a_busy_loop_is_stopped_too() -> None:
 
 
 async def test_a_crash_costs_only_itself() -> None:
-    scores = await score_texts(user_function(), "7", "exit", "exit", "7")
-    assert [score.status for score in scores] == ["ok", "crashed", "crashed", "ok"]
+    async with running(user_function()) as pool:
+        texts = ("7", "exit", "exit", "7")
+        scores = await score_all(
+            pool, [item(text, trajectory_id=i) for i, text in enumerate(texts)]
+        )
+        assert (pool.restarts, pool.held) == (2, 0)
+    assert [scores[i].status for i in range(4)] == ["ok", "crashed", "crashed", "ok"]
     assert "exit code 7" in str(scores[1].error)
 
 

@@ -100,5 +100,5 @@ def test_the_check_before_a_run_loads_what_a_worker_will_load(
         ("tests.rewards.misbehaviour:nothing", [], "has no function 'nothing'"),
     ):
         with pytest.raises(UserError, match=message):
-            check_function(user_function(function=name), lambda columns=columns: columns)
+            check_function(user_function(function=name), columns.copy)
     assert capfd.readouterr() == ("", "")

@@ -7,28 +7,35 @@ import msgspec
 import numpy as np
 
 from headrace.config.run import RunConfig
-from headrace.protocol.messages import Span, TokenDiagnostics
+from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.records import (
     BatchTaken,
     CheckpointWritten,
     ChunkArrived,
+    ClosedWindow,
     EvaluationDone,
     GroupIssued,
     Incident,
     LeaseIssued,
     LineageBegan,
+    MaskedRun,
     MetricsSampled,
     ProcessChanged,
     Record,
     RewardArrived,
     RunPhase,
-    TokensDropped,
+    TakenWindow,
     TrajectoryEnded,
     UpdateCommitted,
+    VersionIssued,
     VersionLoaded,
     VersionPublished,
-    WindowTrained,
+    WindowsClosed,
+    WindowsDropped,
+    WindowsReady,
 )
+from headrace.protocol.streams import Span
+from sequence.windows import trajectory_of, window_id
 from storage.run_store import RunStore
 
 WINDOW = 8
@@ -103,45 +110,55 @@ def chunk(
     )
 
 
-def window(trajectory_id: int, index: int, start: int, end: int, **dropped: int) -> WindowTrained:
-    """A window in a batch; `dropped` by reason."""
-    return WindowTrained(
-        window_id=trajectory_id << 16 | index,
+def closed(trajectory_id: int, index: int, start: int, end: int, **values: Any) -> ClosedWindow:
+    """A plain window: all its tokens were sampled."""
+    return ClosedWindow(
+        window_id=window_id(trajectory_id, index),
         trajectory_id=trajectory_id,
         index=index,
         start=start,
         end=end,
-        trained=end - start - sum(dropped.values()),
-        dropped=dropped,
-        min_version=0,
-        max_version=1,
+        **{"tokens": end - start, "min_version": 0, "max_version": 0, **values},
     )
 
 
+def taken(trajectory_id: int, index: int, *masked: MaskedRun) -> TakenWindow:
+    """A window in a batch."""
+    return TakenWindow(window_id=window_id(trajectory_id, index), masked=list(masked))
+
+
 def commit(
-    update: int, batch: BatchTaken, *, at: float, lineage: int = 0, metrics: dict[str, float],
-    skipped: str | None = None,
-) -> UpdateCommitted:  # fmt: skip
-    """A commit with diagnostics whose values tell update and position."""
-    diagnostics = [
-        TokenDiagnostics(
-            window_id=w.window_id,
-            trajectory_id=w.trajectory_id,
-            start=w.start,
-            logprobs=(-np.arange(w.start, w.end) / 4).astype(np.float32),
-            values=np.full(w.end - w.start, update, np.float32),
-            advantages=np.arange(w.start, w.end).astype(np.float32),
-            lam=0.95,
+    batch: BatchTaken, *, at: float, metrics: dict[str, Any], skipped: str | None = None
+) -> UpdateCommitted:
+    """A commit with diagnostics of windows of 8 tokens whose values tell update and position."""
+    diagnostics = []
+    for item in batch.windows:
+        trajectory_id, index = trajectory_of(item.window_id)
+        positions = np.arange(index * WINDOW, (index + 1) * WINDOW)
+        columns = {
+            "learner_logprobs": (-positions / 4).astype(np.float32),
+            "values": np.full(WINDOW, batch.update, np.float32),
+            "advantages": positions.astype(np.float32),
+            "returns": np.full(WINDOW, np.nan, np.float32),
+        }
+        diagnostics.append(
+            TokenDiagnostics(
+                window_id=item.window_id,
+                trajectory_id=trajectory_id,
+                start=index * WINDOW,
+                lam=0.95,
+                columns=columns,
+            )
         )
-        for w in batch.windows
-    ]
     return UpdateCommitted(
         at=at,
-        update=update,
-        lineage=lineage,
-        version=update,
-        train_time_s=float(update),
-        trained_tokens=10 * update,
+        update=batch.update,
+        lineage=batch.lineage,
+        version=batch.update,
+        train_time_s=float(batch.update),
+        trained_tokens=10 * batch.update,
+        window_ids=[item.window_id for item in batch.windows],
+        value_trajectories=batch.value_trajectories,
         metrics=metrics,
         diagnostics=diagnostics,
         skipped=skipped,
@@ -155,23 +172,33 @@ def small_run() -> list[list[Record]]:
     scoring timed out, 30 runs, 40 is an evaluation, 50 was never started.
     """
     first = BatchTaken(
-        at=10.0, update=1, lineage=0, version=0, windows=[window(10, 0, 0, 8, boundary_mask=2)],
-        value_trajectories=[],
+        at=10.0, update=1, lineage=0, version=0, value_trajectories=[],
+        windows=[taken(10, 0, MaskedRun("boundary_mask", 6, 8, 2))],
     )  # fmt: skip
     second = BatchTaken(
-        at=20.0, update=2, lineage=0, version=1, windows=[window(10, 1, 8, 16)],
-        value_trajectories=[10],
-    )  # fmt: skip
-    again = msgspec.structs.replace(
-        second, at=30.0, lineage=1, version=2, windows=[window(10, 1, 8, 16, stale=3)]
+        at=20.0, update=2, lineage=0, version=1, value_trajectories=[10], windows=[taken(10, 1)]
     )
-    loss = {"actor/pg_loss": 0.5, "critic/vf_loss": float("nan"), "reward/mean": 0.25}
+    again = msgspec.structs.replace(
+        second, at=30.0, lineage=1, version=2,
+        windows=[taken(10, 1, MaskedRun("stale", 8, 11, 3))],
+    )  # fmt: skip
+    loss: dict[str, Any] = {
+        "actor/pg_loss": 0.5, "critic/vf_loss": float("nan"), "reward/mean": 0.25,
+        "value/bias": [0.5, None, *[-0.25] * 8],
+    }  # fmt: skip
+
+    def complete(at: float, *windows: ClosedWindow, ready: bool = True) -> list[Record]:
+        ids = [window.window_id for window in windows]
+        records: list[Record] = [WindowsClosed(at=at, windows=list(windows))]
+        return [*records, WindowsReady(at=at, window_ids=ids)] if ready else records
+
     return [
         [
             RunPhase(at=0.0, phase="starting"),
             ProcessChanged(
                 at=0.5, name="generator-0", role="generator", pid=7, host="h", state="up"
             ),
+            VersionIssued(at=0.6, version=0),
             VersionPublished(at=0.6, version=0, lineage=0, update=0, num_bytes=100),
             VersionLoaded(at=0.7, generator="generator-0", version=0, gap_s=0.0, load_s=0.1),
             *(group(n, at=1.0) for n in (1, 2, 3, 5)),
@@ -184,40 +211,57 @@ def small_run() -> list[list[Record]]:
             ),
             RunPhase(at=1.6, phase="training"),
         ],
-        [chunk(10, 0, 8), chunk(20, 0, 12), chunk(30, 0, 5), chunk(40, 0, 4, finish="stop")],
+        [
+            chunk(10, 0, 8),
+            *complete(2.0, closed(10, 0, 0, 8)),
+            chunk(20, 0, 12),
+            *complete(2.0, closed(20, 0, 0, 8)),
+            chunk(30, 0, 5),
+            chunk(40, 0, 4, finish="stop"),
+        ],
         [
             TrajectoryEnded(at=3.0, trajectory_id=40, status="finished", length=4),
             chunk(10, 8, 16, index=1, at=4.0, version=1),
+            *complete(4.0, closed(10, 1, 8, 16, min_version=1, max_version=1)),
             chunk(10, 16, 20, index=2, at=5.0, version=1, finish="stop"),
             TrajectoryEnded(at=5.0, trajectory_id=10, status="finished", length=20),
+            *complete(
+                5.0, closed(10, 2, 16, 20, min_version=1, max_version=1, final=True), ready=False
+            ),
             chunk(20, 12, 24, index=1, at=6.0, finish="length"),
+            *complete(6.0, closed(20, 1, 8, 16)),
             TrajectoryEnded(at=6.0, trajectory_id=20, status="truncated", length=24),
+            *complete(6.0, closed(20, 2, 16, 24, final=True), ready=False),
         ],
         [
             RewardArrived(
                 at=7.0, trajectory_id=10, status="ok", reward=1.0, correct=True,
                 parts={"exact": 1.0}, seconds=0.2,
             ),
+            WindowsReady(at=7.0, window_ids=[window_id(10, 2)]),
             RewardArrived(
                 at=8.0, trajectory_id=20, status="timeout", reward=None, seconds=5.0, error="5 s"
             ),
+            WindowsDropped(at=8.0, window_ids=[window_id(20, 2)], reason="reward_failed"),
             first,
         ],
         [
-            commit(1, first, at=11.0, metrics=loss),
+            commit(first, at=11.0, metrics=loss),
+            VersionIssued(at=11.1, version=1),
             VersionPublished(at=11.1, version=1, lineage=0, update=1, num_bytes=100),
             CheckpointWritten(at=12.0, update=1, lineage=0, path="checkpoints/step_1"),
             MetricsSampled(at=12.5, update=1, metrics={"schedule/held": 2.0}),
-            TokensDropped(
-                at=13.0, trajectory_id=20, start=0, end=8, reason="filtered", tokens=8
-            ),
+            WindowsDropped(at=13.0, window_ids=[window_id(20, 0)], reason="filtered"),
         ],
-        [second, commit(2, second, at=21.0, metrics=loss)],
+        [second, commit(second, at=21.0, metrics=loss)],
         [
-            LineageBegan(at=25.0, lineage=1, update=1, version=2, reason="the learner died"),
+            LineageBegan(
+                at=25.0, lineage=1, update=1, version=2, reason="the learner died",
+                window_ids=[window_id(10, 1)], value_trajectories=[10],
+            ),
             Incident(at=25.5, level="warning", kind="rejected", text="a malformed message"),
             again,
-            commit(2, again, at=31.0, lineage=1, metrics={**loss, "actor/pg_loss": 0.125}),
+            commit(again, at=31.0, metrics={**loss, "actor/pg_loss": 0.125}),
             EvaluationDone(
                 at=40.0, label="after", update=2, version=2, num_prompts=4, accuracy=0.75,
                 response_length=9.5, max_response_length=20, truncated=0.0, failed=0, seconds=2.0,

@@ -3,13 +3,16 @@
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+import storage
 from headrace.errors import UserError
-from storage.database import open_reader, open_writer, upgrade
+from storage.database import DATABASE_VERSION, open_reader, open_writer, upgrade
 from storage.tables import Base
 
 
@@ -69,3 +72,21 @@ def test_unreachable_server_is_named_without_its_password(tmp_path: Path) -> Non
         open_writer(tmp_path, "postgresql://anna:secret@127.0.0.1:1/runs")
     assert "127.0.0.1:1" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+def test_readers_know_the_newest_migration() -> None:
+    names = {path.name[:4] for path in Path(storage.__file__).parent.glob("migrations/versions/0*")}
+    assert max(names) == DATABASE_VERSION
+
+
+def test_migrations_go_back_and_forth(tmp_path: Path) -> None:
+    engine = open_writer(tmp_path, None)
+    config = Config()
+    migrations = Path(storage.__file__).parent / "migrations"
+    config.set_main_option("script_location", str(migrations))
+    for step in (command.downgrade, command.upgrade):
+        with engine.connect() as connection:
+            config.attributes["connection"] = connection
+            step(config, "0001" if step is command.downgrade else "head")
+    assert differences(engine) == []
+    engine.dispose()

@@ -13,6 +13,7 @@ from headrace.errors import UserError
 from storage import export_rows, exports
 from storage.exports import export
 from storage.queries import trajectory_detail
+from storage.tokens import REASONS, names_of
 from tests.storage.samples import run_config, write_run
 
 
@@ -64,9 +65,14 @@ def test_tokens(run_dir: Path, tmp_path: Path, fmt: str) -> None:
     assert [row["loss_mask"] for row in rows] == tokens.loss_mask.tolist()
     assert [row["logprob"] for row in rows] == tokens.logprobs.tolist()
     assert rows[3]["value"] == 1.0
-    assert rows[19]["return"] == 1.0
+    assert [row["mask_reason"] or None for row in rows] == names_of(
+        tokens.mask_reasons, REASONS
+    ).tolist()
+    assert {row["source"] for row in rows} == {"policy"}
+    assert {row["loss_weight"] for row in rows} == {1.0}
     wanted = "run_id prompt_id group_id attempt status finish trained_at_update learner_logprob "
-    wanted += "advantage reward reward_parts reward_seconds reward_error answer info"
+    wanted += "advantage return mark turn sampled inserted correct reward rewards reward_parts "
+    wanted += "reward_seconds reward_error answer info"
     assert set(wanted.split()) <= set(rows[0])
 
 
@@ -79,7 +85,14 @@ def test_metrics(run_dir: Path, tmp_path: Path) -> None:
         (2, 1, 0.125),
     ]
     everything = export(run_dir, "metrics", None, tmp_path / "all.parquet")
-    assert everything.rows == 3 * 3 + 1
+    assert everything.rows == 3 * 3 + 1 + 3 * 9
+    export(run_dir, "metrics", None, tmp_path / "bias.jsonl", where="name = 'value/bias'")
+    rows = [row for row in rows_of(tmp_path / "bias.jsonl") if not row["abandoned"]]
+    assert [(row["update"], row["bin"], row["value"]) for row in rows][:2] == [
+        (1, "0 to 10 %", 0.5),
+        (1, "20 to 30 %", -0.25),
+    ]
+    assert len(rows) == 18
 
 
 def test_filters_of_tokens_reach_trajectories_and_tokens(run_dir: Path, tmp_path: Path) -> None:
@@ -123,7 +136,7 @@ def test_target_that_exists(run_dir: Path, tmp_path: Path) -> None:
         export(run_dir, "metrics", None, out)
     assert out.read_text() == "mine"
     export(run_dir, "metrics", None, out, force=True)
-    assert len(rows_of(out)) == 10
+    assert len(rows_of(out)) == 37
 
 
 def test_export_that_fails_leaves_nothing(

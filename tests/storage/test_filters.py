@@ -15,7 +15,7 @@ from storage.filters import Condition, Filter, Junction, parse, to_arrow, to_sql
 TABLE = Table(
     "rows", MetaData(), Column("id", Integer), Column("reward", Float), Column("status", Text)
 )
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"id": 0, "reward": 0.5, "status": "finished"},
     {"id": 1, "reward": None, "status": "failed"},
     {"id": 2, "reward": 1.0, "status": None},

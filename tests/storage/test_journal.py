@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import StorageFullError
-from headrace.protocol.messages import Span
 from headrace.protocol.records import ChunkArrived, Incident, MetricsSampled, Record
+from headrace.protocol.streams import Span
 from storage.journal import Journal, decode, encode, read_journal
 from storage.segments import segment_paths
 from tests.storage.samples import chunk, same, small_run

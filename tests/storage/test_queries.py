@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from headrace.errors import UserError
-from headrace.protocol.records import RunPhase
+from headrace.protocol.records import MetricsSampled, RunPhase, TokensLost
 from storage import queries
 from storage.run_store import RunStore
+from storage.tokens import REASONS, names_of
 from tests.storage.samples import run_config, small_run, write_run
 
 
@@ -46,12 +47,19 @@ def test_tokens_of_the_summary_are_the_newest_ledger(tmp_path: Path) -> None:
     store = RunStore.create(tmp_path / "run", "run", run_config())
     for records in small_run()[:5]:
         store.append(records)
-    sample = small_run()[4][3]
     metrics = {"ledger/generated": 49.0, "ledger/ready": 7.0, "ledger/dropped/stale": 3.0}
-    store.append([type(sample)(at=14.0, update=1, metrics=metrics)])
+    lost = [("generator-0", 3, "held"), ("generator-1", 5, "held"), ("generator-0", 2, "refused")]
+    store.append(
+        [
+            MetricsSampled(at=14.0, update=1, metrics=metrics),
+            *(TokensLost(at=14.0, generator=g, tokens=n, reason=why) for g, n, why in lost),  # type: ignore[arg-type]
+        ]
+    )
+    store.append([TokensLost(at=15.0, generator="generator-0", tokens=4, reason="held")])
     store.close()
     tokens = queries.run_summary(tmp_path / "run")["tokens"]
     assert (tokens["generated"], tokens["ready"], tokens["dropped"]) == (49, 7, {"stale": 3})
+    assert (tokens["discarded_at_hold"], tokens["lost"]) == (12, 2)
 
 
 def test_series_are_of_the_surviving_lineage(run_dir: Path) -> None:
@@ -64,6 +72,17 @@ def test_series_are_of_the_surviving_lineage(run_dir: Path) -> None:
     assert by_time == {"train_time": [1.0, 2.0], "wall": [11.0, 31.0], "tokens": [10, 20]}
     gauges = queries.metric_series(run_dir, ["schedule/held"], "wall", samples=True)
     assert gauges[["x", "value"]].to_numpy().tolist() == [[12.5, 2.0]]
+
+
+def test_an_array_has_a_number_for_each_bin(run_dir: Path) -> None:
+    frame = queries.metric_arrays(run_dir, "value/bias")
+    assert frame["update"].tolist() == [1] * 10 + [2] * 10
+    assert frame["bin"].tolist()[:2] == ["0 to 10 %", "10 to 20 %"]
+    assert frame["value"].tolist()[0] == 0.5
+    assert np.isnan(frame["value"].tolist()[1])
+    assert frame["value"].tolist()[2:10] == [-0.25] * 8
+    assert queries.metric_arrays(run_dir, "value/bias", points=1)["update"].unique().tolist() == [2]
+    assert "value/bias" not in queries.latest_metrics(run_dir)
 
 
 def test_numbers_that_are_not_finite_are_unknown(run_dir: Path) -> None:
@@ -99,15 +118,17 @@ def test_detail_of_a_trajectory(run_dir: Path) -> None:
     assert tokens.token_ids.tolist() == list(range(20))
     assert tokens.logprobs.tolist() == [-p / 8 for p in range(20)]
     assert tokens.versions.tolist() == [0] * 8 + [1] * 12
-    assert tokens.window_index.tolist() == [0] * 8 + [1] * 8 + [-1] * 4
+    assert tokens.window_index.tolist() == [0] * 8 + [1] * 8 + [2] * 4
     assert tokens.trained_at_update.tolist() == [1] * 8 + [2] * 8 + [-1] * 4
     assert tokens.loss_mask.tolist() == [1] * 6 + [0] * 2 + [0] * 3 + [1] * 5 + [0] * 4
-    assert tokens.values[:16].tolist() == [1.0] * 8 + [2.0] * 8
-    assert np.isnan(tokens.values[16:]).all()
-    assert tokens.advantages[:16].tolist() == list(range(16))
-    assert tokens.learner_logprobs[4] == -1.0
-    assert tokens.returns[-3:].tolist() == [0.25, 0.5, 1.0]
-    assert detail.windows["state"].tolist() == ["trained", "trained"]
+    reasons = names_of(tokens.mask_reasons, REASONS).tolist()
+    assert reasons == [None] * 6 + ["boundary_mask"] * 2 + ["stale"] * 3 + [None] * 9
+    assert tokens.figures["values"][:16].tolist() == [1.0] * 8 + [2.0] * 8
+    assert np.isnan(tokens.figures["values"][16:]).all()
+    assert tokens.figures["advantages"][:16].tolist() == list(range(16))
+    assert tokens.figures["learner_logprobs"][4] == -1.0
+    assert np.isnan(tokens.figures["returns"]).all()
+    assert detail.windows["state"].tolist() == ["trained", "trained", "ready"]
     assert detail.siblings.trajectory_id.tolist() == [10]
     assert detail.text is None
     assert detail.prompt_ids.tolist() == [0, 1, 2, 3, 4]
@@ -138,12 +159,17 @@ def test_dropped_windows(run_dir: Path) -> None:
         for row in dropped.itertuples()
     }
     assert found == {
-        (10, 0, 8, "boundary_mask", 2),
-        (10, 8, 16, "stale", 3),
+        (10, 6, 8, "boundary_mask", 2),
+        (10, 8, 11, "stale", 3),
         (20, 0, 8, "filtered", 8),
         (20, 16, 24, "reward_failed", 8),
     }
-    assert len(queries.dropped_windows(run_dir, limit=2)) == 2
+    assert dropped["at"].tolist() == [31.0, 13.0, 11.0, 8.0]
+    pages = [queries.dropped_windows(run_dir, limit=3, offset=first) for first in (0, 3)]
+    assert [list(page["at"]) for page in pages] == [[31.0, 13.0, 11.0], [8.0]]
+    assert queries.dropped_tokens(run_dir) == {
+        "boundary_mask": 2, "filtered": 8, "reward_failed": 8, "stale": 3,
+    }  # fmt: skip
 
 
 def test_events_with_those_of_the_supervisor(tmp_path: Path) -> None:

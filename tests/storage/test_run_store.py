@@ -14,7 +14,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from headrace.errors import UserError
-from headrace.protocol.messages import TokenDiagnostics
+from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.records import ChunkArrived, Record, TrajectoryEnded, UpdateCommitted
 from storage import projection
 from storage.database import open_reader
@@ -170,7 +170,7 @@ def test_writer_killed_at_any_moment_loses_nothing_it_promised(tmp_path: Path) -
         assert writer.stdout is not None
         promised = [int(writer.stdout.readline()) for _ in range(40)][-1]
         writer.kill()
-        promised = int((writer.stdout.read().split() or [promised])[-1])
+        promised = int([str(promised), *writer.stdout.read().split()][-1])
     store = RunStore.open(run_dir)
     chunks = [record for record in store.replay() if isinstance(record, ChunkArrived)]
     store.close()

@@ -48,6 +48,22 @@ TIS = ("algorithm.ratio.kind=tis",)
         ([*GROUP, "schedule.value_batch_tokens=9"], "makes batches for a value model, and this"),
         (["algorithm.advantages.boundary_mask=60"], "leaves nothing of a window of 60 tokens"),
         (["generator.chunk_tokens=61"], "generator.chunk_tokens: 61 is longer than a window"),
+        (["generator.fire.top_k=1"], "generator.fire.top_k: 1 leaves the first token no choice"),
+        (["generator.fire.top_k=0"], "generator.fire.top_k: 0 leaves the first token no choice"),
+        (
+            ["generator.fire.temperature=1"],
+            "generator.fire.temperature: 1 is no hotter than generator.temperature = 1",
+        ),
+        (
+            ["generator.fire.temperature=2", "generator.temperature=3"],
+            "2 is no hotter than generator.temperature = 3",
+        ),
+        (
+            ["transport.max_message_mib=0.01"],
+            "transport.max_message_mib: 0.01 has no room for one answer with",
+        ),
+        (["generator.top_p=0.9"], "generator.top_p: 0.9: the sampler's logprobs are renormalised"),
+        (["generator.top_k=50"], "generator.top_k: 50: the sampler's logprobs are renormalised"),
         (["algorithm.value=null"], "algorithm.value: missing"),
         (["algorithm.advantages.kind=group", "schedule.unit=group"], "use no value model"),
         (["algorithm.advantages.kind=group", "algorithm.value=null"], 'schedule.unit: "window"'),
@@ -77,6 +93,14 @@ TIS = ("algorithm.ratio.kind=tis",)
         ([*TIS, "algorithm.ratio.geometric_filter=[0.999, 1.001]"], "judges whole responses"),
         ([*TIS, "algorithm.ratio.geometric_filter=[1.1, 1.2]"], "should be [low, high] with"),
         (["algorithm.kl.coef=0.1", "algorithm.kl.estimator=k1"], '"k1" as a loss has a gradient'),
+        (
+            [
+                "algorithm.kl.coef=0.1",
+                "algorithm.kl.where=reward",
+                "algorithm.kl.estimator=k3+",
+            ],
+            '"k3+" in the reward does not lead towards the reference',
+        ),
         (["algorithm.overlong.cache=241"], "241 is longer than task.max_response_length = 240"),
         (["algorithm.overlong.factor=2"], "does nothing without cache or filter"),
         ([*GROUP, "model.critic_path=critic"], "model.critic_path: names a value model"),
@@ -121,8 +145,13 @@ def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
     assert problems(corrected) == []
     pretraining = make_config("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
     assert problems(pretraining) == []
+    assert problems(make_config("generator.fire.top_k=4")) == []
     assert not never_ends(pretraining)
     assert problems(make_config("schedule.num_generations=192")) == []
+    narrow_evaluation = ("evaluation.top_p=0.7", "generator.top_k=0", "generator.top_p=1")
+    assert problems(make_config(*narrow_evaluation)) == []
+    narrow = ("generator.top_p=0.7", "generator.top_k=20", "evaluation.only=true")
+    assert problems(make_config(*narrow)) == []
     rounds = ("schedule.mode=windowed", "schedule.batch_windows=8", "schedule.num_generations=16")
     assert problems(make_config(*rounds)) == []
     assert len({rule.advice for rule in RULES}) == len(RULES)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def test_what_ignores_sigterm_is_killed_with_its_children(script: Script) -> Non
     pid_file = script.run_dir / "pids"
     script.when(lambda: pid_file.exists() and " " in pid_file.read_text(), script.finish)
     run(script, spec(script, "generator-0", "generator", "stubborn", pid_file))
-    assert all(soon(lambda pid=pid: gone(int(pid))) for pid in pid_file.read_text().split())
+    assert all(soon(partial(gone, int(pid))) for pid in pid_file.read_text().split())
 
 
 SUPERVISE = """
@@ -266,4 +267,4 @@ def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     finally:
         supervisor.kill()
         supervisor.wait()
-    assert all(soon(lambda pid=pid: gone(pid)) for pid in pids)
+    assert all(soon(partial(gone, pid)) for pid in pids)

@@ -1,6 +1,7 @@
-"""Hypothesis strategies for every message and record type, made from their annotations."""
+"""Hypothesis strategies for every message and record type, made from their annotations: values
+within the bounds that the annotations give."""
 
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -22,9 +23,12 @@ def structs(kind: type[msgspec.Struct]) -> Strategy:
     return of_type(inspect.type_info(kind))
 
 
-def of_type(info: inspect.Type) -> Strategy:
-    """Values of one annotated type; a type without a rule here fails the test that meets it."""
+def of_type(info: inspect.Type, annotation: Any = None) -> Strategy:
+    """Values of one annotated type; a type without a rule here fails the test that meets it. Only
+    the annotation says of what type an array's numbers are."""
     match info:
+        case inspect.CustomType():
+            return _array(annotation)
         case inspect.StructType():
             return _struct(info)
         case inspect.UnionType():
@@ -36,14 +40,22 @@ def of_type(info: inspect.Type) -> Strategy:
         case inspect.TupleType():
             return st.tuples(*map(of_type, info.item_types))
         case inspect.DictType():
-            key, value = of_type(info.key_type), of_type(info.value_type)
+            values = (
+                get_args(annotation)[1] if isinstance(info.value_type, inspect.CustomType) else None
+            )
+            key, value = of_type(info.key_type), of_type(info.value_type, values)
             return st.dictionaries(key, value, max_size=3)
+        case inspect.IntType():
+            low = -(2**63) if info.ge is None else info.ge
+            return st.integers(low, 2**64 - 1 if info.le is None else info.le)
+        case inspect.FloatType():
+            return st.floats(info.ge, info.le, allow_nan=False)
+        case inspect.StrType(pattern=str() as pattern):
+            return st.from_regex(pattern).filter(lambda text: len(text) <= 8)
     return _PLAIN[type(info)]
 
 
 _PLAIN: dict[type, Strategy] = {
-    inspect.IntType: st.integers(-(2**63), 2**64 - 1),
-    inspect.FloatType: st.floats(allow_nan=False),
     inspect.StrType: st.text(max_size=8),
     inspect.BytesType: st.binary(max_size=16),
     inspect.BoolType: st.booleans(),
@@ -53,13 +65,18 @@ _PLAIN: dict[type, Strategy] = {
 
 def _struct(info: inspect.StructType) -> Strategy:
     hints = get_type_hints(info.cls)
-    fields = {
-        field.name: _array(hints[field.name])
-        if isinstance(field.type, inspect.CustomType)
-        else of_type(field.type)
-        for field in info.fields
-    }
+    fields = {field.name: of_type(field.type, hints[field.name]) for field in info.fields}
     return st.fixed_dictionaries(fields).map(lambda values: info.cls(**values))
+
+
+def _field(info: inspect.Type, annotation: Any) -> Strategy:
+    """Values of a field; an array, or a dict of arrays, is known by its annotation alone."""
+    match info:
+        case inspect.CustomType():
+            return _array(annotation)
+        case inspect.DictType(key_type=key, value_type=inspect.CustomType()):
+            return st.dictionaries(of_type(key), _array(annotation.__args__[1]), max_size=3)
+    return of_type(info)
 
 
 def _array(annotation: Any) -> Strategy:

@@ -10,11 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError
+from headrace.protocol.batches import (
+    BatchSequence,
+    GroupScores,
+    PolicyWindow,
+    Shard,
+    ValueTrajectory,
+)
 from headrace.protocol.codec import MAGIC, Codec, message_codec
 from headrace.protocol.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
-    Batch,
+    BatchPart,
     Chunks,
     GeneratorReport,
     Heartbeat,
@@ -22,14 +29,12 @@ from headrace.protocol.messages import (
     Lease,
     Leases,
     Message,
-    PolicyWindow,
     ScoreItem,
     ScoreRequest,
-    Shard,
-    Span,
     TrajectoryChunk,
 )
 from headrace.protocol.records import AnyRecord, Record, RewardArrived
+from headrace.protocol.streams import Coefficient, Mark, Piece, Reward, Span, Streams, Weight
 from tests.headrace.protocol.strategies import structs
 
 LIMIT = 1 << 20
@@ -48,8 +53,12 @@ def same(left: Any, right: Any) -> bool:
         return type(left) is type(right) and all(
             same(getattr(left, name), getattr(right, name)) for name in names
         )
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     if isinstance(left, list | tuple):
         return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[k], right[k]) for k in left)
     return bool(left == right)
 
 
@@ -114,63 +123,135 @@ def test_bytes_on_the_wire_are_these() -> None:
                 "spans": [[4, 64, 66], [5, 66, 67]],
                 "finish": "stop",
                 "error": None,
+                "streams": None,
             }
         ],
     }
     assert raw.hex() == "050000000600000007000000" + "00000000" + "000000bf000080bf000000c0"
 
 
-def test_a_window_with_its_group_on_the_wire() -> None:
-    """Golden: the scores and lengths of the whole group go with each window."""
+def test_streams_of_a_chunk_on_the_wire() -> None:
+    """Golden: sparse streams are lists, and those without an entry are not sent."""
+    streams = Streams(
+        pieces=[Piece("policy", "assistant", 0, 64, 66), Piece("tool", "tool", 1, 66, 67)],
+        weights=[Weight(0.5, 64, 65)],
+        marks=[Mark("hot", 64, 65)],
+    )
+    chunk = msgspec.structs.replace(a_chunk().chunks[0], streams=streams)
+    header, _ = message_codec(max_bytes=LIMIT).encode(Chunks(chunks=[chunk]))
+    (sent,) = msgspec.msgpack.decode(header[3:])["chunks"]
+    assert sent["streams"] == {
+        "pieces": [
+            ["policy", "assistant", 0, 64, 66, None],
+            ["tool", "tool", 1, 66, 67, None],
+        ],
+        "weights": [[0.5, 64, 65]],
+        "marks": [["hot", 64, 65]],
+    }
+
+
+def test_a_part_of_a_batch_on_the_wire() -> None:
+    """Golden: a window and a value trajectory stand in one sequence, which is sent once, as are the
+    scores and lengths of the whole group."""
+    sequence = BatchSequence(
+        trajectory_id=1,
+        group_id=0,
+        token_ids=np.array([4, 5], np.int32),
+        opening=1,
+        sampled=[(0, 1)],
+    )
     window = PolicyWindow(
         window_id=65536,
         trajectory_id=1,
-        group_id=0,
-        prompt_length=1,
+        sequence=0,
         start=0,
         end=1,
-        token_ids=np.array([4, 5], np.int32),
+        length=1,
         logprobs=np.array([-0.5], np.float32),
+        loss_weights=np.array([2.0], np.float32),
         spans=[Span(2, 0, 1)],
-        loss_mask=np.array([1], np.uint8),
+        rewards=[Reward(1.0, 0)],
+        coefficients=[Coefficient("kl", 0.25, 0, 1)],
+        marks=[Mark("hot", 0, 1)],
         finished=True,
-        reward=1.0,
+        score=1.0,
         correct=True,
-        group_rewards=np.array([0.0, 1.0], np.float32),
-        group_lengths=np.array([3, 1], np.int32),
-        group_index=1,
     )
-    batch = Batch(
-        update=1,
-        version=2,
-        publish_as=3,
-        shards=[Shard(windows=[window], values=[])],
-        value_epochs=1,
-        checkpoint=False,
-        cut="{}",
+    whole = ValueTrajectory(
+        trajectory_id=1,
+        sequence=0,
+        length=1,
+        rewards=[Reward(1.0, 0)],
+        score=1.0,
+        logprobs=np.zeros(0, np.float32),
     )
-    header, raw = message_codec(max_bytes=LIMIT).encode(batch)
-    (sent,) = msgspec.msgpack.decode(header[3:])["shards"][0]["windows"]
-    assert PROTOCOL_VERSION == 2
-    assert sent == {
-        "window_id": 65536,
-        "trajectory_id": 1,
-        "group_id": 0,
-        "prompt_length": 1,
-        "start": 0,
-        "end": 1,
-        "token_ids": ["i", 0, 2],
-        "logprobs": ["f", 8, 1],
-        "spans": [[2, 0, 1]],
-        "loss_mask": ["b", 16, 1],
-        "finished": True,
-        "reward": 1.0,
-        "correct": True,
-        "group_rewards": ["f", 24, 2],
-        "group_lengths": ["i", 32, 2],
-        "group_index": 1,
+    group = GroupScores(
+        group_id=0,
+        trajectory_ids=[0, 1],
+        scores=np.array([0.0, 1.0], np.float32),
+        lengths=np.array([3, 1], np.int32),
+    )
+    shard = Shard(sequences=[sequence], windows=[window], values=[whole], groups=[group])
+    part = BatchPart(update=1, rank=0, index=2, shard=shard)
+    header, raw = message_codec(max_bytes=LIMIT).encode(part)
+    assert PROTOCOL_VERSION == 3
+    assert msgspec.msgpack.decode(header[3:]) == {
+        "type": "BatchPart",
+        "update": 1,
+        "rank": 0,
+        "index": 2,
+        "shard": {
+            "sequences": [
+                {
+                    "trajectory_id": 1,
+                    "group_id": 0,
+                    "token_ids": ["i", 0, 2],
+                    "opening": 1,
+                    "sampled": [[0, 1]],
+                }
+            ],
+            "windows": [
+                {
+                    "window_id": 65536,
+                    "trajectory_id": 1,
+                    "sequence": 0,
+                    "start": 0,
+                    "end": 1,
+                    "length": 1,
+                    "logprobs": ["f", 8, 1],
+                    "loss_weights": ["f", 16, 1],
+                    "spans": [[2, 0, 1]],
+                    "rewards": [[1.0, 0]],
+                    "coefficients": [["kl", 0.25, 0, 1]],
+                    "marks": [["hot", 0, 1]],
+                    "finished": True,
+                    "score": 1.0,
+                    "correct": True,
+                }
+            ],
+            "values": [
+                {
+                    "trajectory_id": 1,
+                    "sequence": 0,
+                    "length": 1,
+                    "rewards": [[1.0, 0]],
+                    "score": 1.0,
+                    "logprobs": ["f", 24, 0],
+                    "coefficients": [],
+                }
+            ],
+            "groups": [
+                {
+                    "group_id": 0,
+                    "trajectory_ids": [0, 1],
+                    "scores": ["f", 24, 2],
+                    "lengths": ["i", 32, 2],
+                }
+            ],
+        },
     }
-    assert raw[24:].hex() == "000000000000803f" + "0300000001000000"
+    ids, logprob, weight = "0400000005000000", "000000bf" + 4 * "00", "00000040" + 4 * "00"
+    assert raw.hex() == ids + logprob + weight + "000000000000803f" + "0300000001000000"
 
 
 def test_arrays_are_read_only_views_of_the_frame() -> None:
@@ -229,7 +310,7 @@ def rejected(*frames: bytes) -> str:
 def test_another_version_is_named() -> None:
     header, raw = message_codec(max_bytes=LIMIT).encode(Heartbeat())
     other = b"HR" + bytes([PROTOCOL_VERSION + 1]) + header[3:]
-    assert rejected(other, raw) == "protocol version 3, this is 2"
+    assert rejected(other, raw) == "protocol version 4, this is 3"
 
 
 def test_frames_that_are_no_message() -> None:
@@ -249,7 +330,7 @@ def test_frames_that_are_no_message() -> None:
         {"type": "NoSuchMessage"},
         {"type": ["Hello"]},
         {"name": "without a tag"},
-        {"type": "Heartbeat", "stats": {"busy_s": "much"}},
+        {"type": "CheckpointRequest", "update": "much"},
         {"type": "Command", "action": "format the disk"},
         ["Heartbeat"],
         "Heartbeat",
@@ -317,7 +398,14 @@ SAMPLES: list[Message] = [
     a_chunk(),
     Hello(role="generator", name="generator-0", pid=1, host="here"),
     GeneratorReport(
-        live=1, version=2, tokens=3, lost_tokens=0, prefill_tokens=0, idle_s=0, pause_s=0, busy_s=1
+        live=1,
+        version=2,
+        tokens=3,
+        discarded_tokens=0,
+        prefill_tokens=0,
+        idle_s=0,
+        pause_s=0,
+        busy_s=1,
     ),
     ScoreRequest(
         items=[

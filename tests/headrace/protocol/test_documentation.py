@@ -6,15 +6,16 @@ from typing import get_args
 import msgspec
 import pytest
 
-from headrace.protocol import messages
+from headrace.protocol import batches, diagnostics, messages, streams
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
 KINDS = [
     kind
-    for kind in vars(messages).values()
+    for module in (messages, batches, streams, diagnostics)
+    for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)
-    and kind.__module__ == messages.__name__
+    and kind.__module__ == module.__name__
     and kind is not messages.Message
 ]
 

@@ -1,0 +1,169 @@
+"""The scheduler of `synchronous` and `windowed`: generate a round, train it, publish, repeat.
+
+Promises: a round has batch_windows windows (fewer by less than a group where carried trajectories
+leave no room for one), carried trajectories first, all sampled by one version; what a batch holds,
+and in which order, does not depend on who arrived first. Each event costs constant time.
+"""
+
+from collections.abc import Iterable
+
+from coordinator.leases import Leases
+from coordinator.schedule import Halves, Selection, Warmup
+from coordinator.state import State
+from headrace.config.run import RunConfig
+from sequence.trajectories import Trajectory
+from sequence.windows import Window
+
+
+class Rounds:
+    """One round of windows at a time."""
+
+    lockstep = True
+
+    def __init__(self, config: RunConfig, state: State, leases: Leases) -> None:
+        self._config, self._schedule = config, config.schedule
+        self._account, self._leases = state.account, leases
+        self._warmup = Warmup(config, state)
+        self._halves = Halves(config, state, by_arrival=False)
+        self.bound = self._schedule.bound
+        self._round: set[int] = set()
+        """Trajectories of the round that is being generated."""
+        self._pending: set[int] = set()
+        """Those of them that may not be through yet."""
+
+    @property
+    def warming(self) -> bool:
+        """The value model is being warmed up."""
+        return self._warmup.on
+
+    def restart(self) -> None:
+        """The learner is at another update than it was."""
+        self._end_round()
+        self._warmup.restart()
+
+    def committed(self, explained_variance: float | None) -> None:
+        """An update is in, and its round is over."""
+        self._end_round()
+        self._warmup.committed(explained_variance)
+
+    def _end_round(self) -> None:
+        self._round, self._pending = set(), set()
+
+    def _join_round(self, trajectory_id: int) -> None:
+        self._round.add(trajectory_id)
+        self._pending.add(trajectory_id)
+        self._leases.may_begin(trajectory_id)
+
+    # -- generation -------------------------------------------------------------------------------
+
+    def stops_at_border(self) -> bool:
+        """A warm-up has the same weights all along, and needs whole responses."""
+        return not self.warming
+
+    def in_play(self) -> int:
+        """Windows being generated, waiting, ready or with the learner."""
+        account = self._account
+        ready = len(account.values) if self.warming else len(account.ready)
+        batch = account.taken
+        taken = len(batch.windows) or len(batch.value_trajectories) if batch else 0
+        return len(self._leases.open) + account.closed + ready + taken
+
+    def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
+        """The slots of a round: carried trajectories, then new groups; later the unleased rest."""
+        keys, groups = self._rest(free), 0
+        if not self._round:
+            keys, groups = self._begin_round(free)
+        return [self._account.trajectories[key] for key in keys], groups
+
+    def _rest(self, free: int) -> list[int]:
+        """Trajectories of the round without a lease. A trajectory that has reached its border waits
+        for the next weights, except in a warm-up."""
+        due: list[int] = []
+        others: list[int] = []
+        queues = [self._leases.next_inside]
+        if self.warming:
+            queues.append(self._leases.next_at_border)
+        for pop in queues:
+            while self._round and len(due) < free and (key := pop()) is not None:
+                (due if key in self._round else others).append(key)
+        self._leases.put_back(others)
+        return due
+
+    def _begin_round(self, free: int) -> tuple[list[int], int]:
+        if self._account.taken is not None:
+            return [], 0
+        slots, size = self._schedule.batch_windows, self._schedule.num_generations
+        if self._account.ready and not self.warming:
+            if not self._refills():
+                return [], 0
+            # Groups that were filtered out are replaced under the same weights.
+            slots = -(-(slots - len(self._account.ready)) // size) * size
+        carried: list[int] = []
+        for pop in (self._leases.next_inside, self._leases.next_at_border):
+            while len(carried) < slots and (key := pop()) is not None:
+                carried.append(key)
+        for key in carried:
+            self._join_round(key)
+        self._leases.put_back(carried[free:])
+        groups = (slots - len(carried)) // size
+        return carried[:free], groups if carried else max(1, groups)
+
+    def issued(self, trajectories: Iterable[Trajectory]) -> None:
+        """New trajectories exist: they join the round."""
+        for trajectory in trajectories:
+            self._join_round(trajectory.trajectory_id)
+
+    def goes_on(self, trajectory: Trajectory) -> bool:
+        """Always true: in a round every lease is used up."""
+        self._leases.may_begin(trajectory.trajectory_id)
+        return True
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def too_stale(self) -> list[Window]:
+        """Ready windows that can no longer be trained."""
+        return self._halves.too_stale()
+
+    def next_batch(self) -> Selection | None:
+        """The next batch, or None when the learner has to wait."""
+        if self._account.taken is not None or (self._round and not self._round_over()):
+            return None
+        value = self._config.algorithm.value
+        if self.warming:
+            assert value is not None
+            trajectories = self._halves.warmup_values() if self._round else []
+            if not trajectories:
+                self._end_round()
+                return None
+            return Selection([], trajectories, value.warmup_epochs)
+        # Windows left over from a warm-up or a dead learner need no new round.
+        windows: list[Window] = [] if self._refills() else self._halves.windows()
+        if not windows:
+            self._end_round()
+            return None
+        values = self._halves.values(windows)
+        return Selection(windows, values, self._config.learner.value.epochs)
+
+    def _refills(self) -> bool:
+        """Dynamic sampling: the round goes on until it has a batch."""
+        admits_all = self._config.algorithm.admit == "all"
+        return not admits_all and len(self._account.ready) < self._schedule.batch_windows
+
+    def _round_over(self) -> bool:
+        """Every trajectory of the round is through, and scored if it ended."""
+        while self._pending:
+            key = next(iter(self._pending))
+            if not self._is_through(key):
+                return False
+            self._pending.discard(key)
+        return True
+
+    def _is_through(self, key: int) -> bool:
+        """Whether the trajectory has done its part in the round: one window, or in a warm-up the
+        whole response."""
+        trajectory = self._account.trajectories.get(key)
+        if trajectory is None:
+            return True
+        under_way = not trajectory.ended if self.warming else key in self._leases.open
+        leased = self._leases.of(key) is not None
+        return not leased and not under_way and not trajectory.closed

@@ -1,0 +1,98 @@
+"""What is known about single tokens of a sequence, beside their ids.
+
+A *sequence* is everything a policy read and wrote for one answer: pieces in order, each with a
+source, a role and a turn. Positions count tokens from the end of the opening (the pieces that the
+whole group shares): 0 is the first token after it, whoever wrote it. Dense streams (logprobs) are
+arrays beside the ids; the streams here are runs [start, end) or single points, because most tokens
+have no entry in them. An absent stream means the plain case: one answer, sampled by the policy as
+the assistant, every token in the loss, one reward at the end.
+"""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headrace.protocol import fields
+
+Int32 = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+Source = Literal["prompt", "policy", "template", "tool", "environment", "media"]
+"""Who wrote a token. Only `policy` tokens were sampled, have a weight version and can be trained;
+`template`, `tool` and `environment` tokens were inserted; `media` are placeholders of a media
+object."""
+Speaker = Literal["system", "user", "assistant", "tool"]
+"""The role in a conversation."""
+MarkName = Literal["hot"]
+"""hot: drawn by FIRE's high temperature instead of the regular sampler."""
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """The policy sampled tokens [start, end) under weights `version`."""
+
+    version: fields.Count
+    start: fields.Position
+    end: fields.Position
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, end) have one source, one role and one turn (the first turn is 0). `media` is
+    the SHA-256 of the object that placeholder tokens stand for; the object itself is stored once
+    and never travels with the tokens."""
+
+    source: Source
+    role: Speaker
+    turn: fields.Position
+    start: fields.Position
+    end: fields.Position
+    media: fields.Digest | None = None
+
+
+class Weight(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, end) count `value` times in the policy's loss. Tokens under no such run count
+    once."""
+
+    value: float
+    start: fields.Position
+    end: fields.Position
+
+
+class Reward(msgspec.Struct, frozen=True, array_like=True):
+    """The token at `position` earned `value`: a line, a turn or the whole answer ends there."""
+
+    value: float
+    position: fields.Position
+
+
+class Coefficient(msgspec.Struct, frozen=True, array_like=True):
+    """A number that a loss term reads for tokens [start, end), such as a KL coefficient of this
+    sample's source. `name` is the term's."""
+
+    name: fields.Label
+    value: float
+    start: fields.Position
+    end: fields.Position
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, end) are special in the way that `name` says."""
+
+    name: MarkName
+    start: fields.Position
+    end: fields.Position
+
+
+class Streams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The sparse streams of a stretch of tokens; positions as in the module's docstring. `pieces`
+    cover the stretch without gaps, or are empty: then the policy sampled all of it."""
+
+    pieces: list[Piece] = []
+    weights: list[Weight] = []
+    rewards: list[Reward] = []
+    coefficients: list[Coefficient] = []
+    marks: list[Mark] = []
+
+
+PLAIN = Streams()
+"""Nothing out of the ordinary."""

@@ -1,0 +1,11 @@
+"""The independent recount of a run's account, and the repair of its journal.
+
+In: a run's folder. Out: counts and findings; a journal without what cannot be used. It shares no
+code with the coordinator or the account that it checks.
+"""
+
+from storage.audit.audit import Report, audit_run, recount_ledger
+from storage.audit.findings import KINDS, Finding
+from storage.audit.repair import Repair, repair
+
+__all__ = ["KINDS", "Finding", "Repair", "Report", "audit_run", "recount_ledger", "repair"]

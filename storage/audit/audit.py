@@ -1,0 +1,175 @@
+"""The audit of a run: it counts the run's account again and checks every promise of it.
+
+Comes in: a run's folder. Goes out: the counts, and what was found. It also works while the run goes
+on: it reads the journal up to the last whole batch, and compares SQL with the part of the journal
+that SQL has.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from headrace.errors import UserError
+from headrace.run_folder import is_running
+from storage.audit.facts import Facts
+from storage.audit.figures import LedgerFigures
+from storage.audit.files import check_checkpoints, check_diagnostics
+from storage.audit.findings import Finding, Findings
+from storage.audit.masks import check_masks
+from storage.audit.reading import UNREADABLE, Records, Survey, survey
+from storage.audit.recount import check_tokens, count, surplus
+from storage.audit.rows import Rows
+from storage.audit.sequences import Sequences
+from storage.audit.updates import Updates
+from storage.journal import run_id_of
+from storage.reader import open_run, read_config
+from storage.tables import Projection
+
+Progress = Callable[[int, int], None]
+"""Told how many records of how many were looked at."""
+_EVERY = 1000
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What an audit says.
+
+    Attributes:
+        format: the newest record format in the journal.
+        balanced: generated tokens are those in the accounts, and the coordinator counted the same.
+        counts: tokens by account, as `recount_ledger` gives them.
+        looked_at: how many records, trajectories, windows, token tables, checkpoints and windows'
+            diagnostics there were to look at.
+    """
+
+    run: str
+    format: int
+    balanced: bool
+    counts: dict[str, Any]
+    looked_at: dict[str, int]
+    findings: list[Finding]
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is wrong."""
+        return self.balanced and not self.findings
+
+
+def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
+    """Audit a run. UserError: the folder holds no run, or one of a newer version."""
+    config = read_config(run_dir)
+    # Whether a folder that cannot be written is still written by others cannot be asked.
+    growing = not os.access(run_dir, os.W_OK) or is_running(run_dir)
+    facts, findings = Facts(), Findings()
+    looked_at: dict[str, int] = {}
+    with _moment(run_dir, findings) as sql:
+        journal = survey(run_dir / "journal", findings, growing=growing)
+        figures = LedgerFigures(facts, findings, journal.figures_at)
+        projected = sql.projected(journal, findings) if sql else -1
+        reached = 0
+        for reached in _gather(run_dir, config, facts, findings, journal, figures):
+            if sql is not None and reached == projected:
+                Rows(sql.connection, sql.run, findings).compare(facts)
+                folder = run_dir / "journal"
+                tables = check_masks(sql.connection, sql.run, folder, facts, findings)
+                looked_at["token_tables"] = tables
+            if progress is not None and (reached % _EVERY == 0 or reached == journal.end):
+                progress(reached, journal.end)
+    check_tokens(facts, findings, settled_before=journal.last_batch)
+    looked_at["checkpoints"] = check_checkpoints(run_dir, facts, findings)
+    if config["storage"]["token_diagnostics"]:
+        looked_at["diagnostics"] = check_diagnostics(run_dir, facts, findings, growing=growing)
+    counts = count(facts)
+    return Report(
+        run=run_id_of(run_dir),
+        format=journal.number,
+        balanced=surplus(counts) == 0 and not findings.has("ledger"),
+        counts=counts,
+        looked_at={
+            "records": reached,
+            "trajectories": len(facts.trajectories),
+            "windows": len(facts.windows),
+            **looked_at,
+        },
+        findings=findings.all(),
+    )
+
+
+def recount_ledger(run_dir: Path) -> dict[str, Any]:
+    """Tokens by account, from the journal alone: generated, trained_policy, ready, in_flight,
+    dropped {reason: n}, trained_value, value_waiting, value_dropped, abandoned, evaluation,
+    inserted, discarded_at_hold, lost."""
+    facts, findings = Facts(), Findings()
+    journal = survey(run_dir / "journal", findings, growing=True)
+    for _ in _gather(run_dir, read_config(run_dir), facts, findings, journal, None):
+        pass
+    return count(facts)
+
+
+def _gather(
+    run_dir: Path,
+    config: dict[str, Any],
+    facts: Facts,
+    findings: Findings,
+    journal: Survey,
+    figures: LedgerFigures | None,
+) -> Iterator[int]:
+    """Gather facts from all records; after the records of each offset, yields how many offsets are
+    done."""
+    has_value = config["algorithm"]["value"] is not None
+    sequences = Sequences(facts, findings, has_value=has_value)
+    updates = Updates(facts, findings)
+    last = -1
+    journaled = Records(run_dir, journal.end)
+    for read in journaled:
+        if read.offset > last >= 0:
+            yield last + 1
+        last = read.offset
+        sequences.see(read)
+        updates.see(read)
+        if figures is not None:
+            figures.see(read)
+    if last >= 0:
+        yield last + 1
+    if journaled.problem is not None:
+        text = f"{journaled.problem}; what follows it was not looked at"
+        findings.add("unusable", f"record {journaled.reached}", text)
+
+
+class _Sql(NamedTuple):
+    """The rows of a run in a database at one moment."""
+
+    connection: Connection
+    run: int
+
+    def projected(self, journal: Survey, findings: Findings) -> int:
+        """The offset up to which SQL has the journal."""
+        query = select(Projection.next_offset).where(Projection.run == self.run)
+        found: int = self.connection.execute(query).scalar_one()
+        if found > journal.end:
+            text = f"has {found} records, and the journal {journal.end} that can be read"
+            findings.add("sql", "projection", text)
+        return found
+
+
+@contextmanager
+def _moment(run_dir: Path, findings: Findings) -> Iterator[_Sql | None]:
+    """A connection that sees the database as it is now, whatever is written meanwhile; None where
+    it cannot be read, which is a finding."""
+    try:
+        reader = open_run(run_dir)
+    except (UserError, SQLAlchemyError, *UNREADABLE) as error:
+        findings.add("sql", "database", f"cannot be read: {error}".splitlines()[0])
+        yield None
+        return
+    with reader.engine.connect() as connection:
+        if connection.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN")
+        else:
+            connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        yield _Sql(connection, reader.key)

@@ -1,0 +1,113 @@
+"""Checks of checkpoints and token diagnostics against the journal.
+
+Comes in: a run's folder and the facts. Goes out: findings for checkpoints that are missing, not
+whole or of another update, and for trained windows whose diagnostics are missing, of another
+length, or without figures where tokens were in the loss.
+"""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from storage.audit.facts import Facts, WindowFacts
+from storage.audit.findings import Findings
+from storage.diagnostics import DiagnosticsReader, WindowKey
+from storage.segments import measure, segment_paths
+
+_IN_LOSS = ("learner_logprobs", "advantages")
+"""Figures that every token in the loss has."""
+
+
+def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
+    """Look at every checkpoint that is kept; how many are."""
+    root = run_dir / "checkpoints"
+    recorded = {Path(each.path).name: each for each in facts.checkpoints.values()}
+    if facts.checkpoints:
+        newest = list(facts.checkpoints.values())[-1]
+        if not (root / Path(newest.path).name).is_dir():
+            text = f"the newest one, of update {newest.update}, is not there"
+            findings.add("checkpoint", Path(newest.path).name, text)
+    latest = root / "latest"
+    if latest.is_file() and not (root / latest.read_text().strip()).is_dir():
+        findings.add("checkpoint", "latest", f"names {latest.read_text().strip()}: not there")
+    folders = sorted(path for path in root.glob("step_*") if path.is_dir())
+    for path in folders:
+        try:
+            manifest = json.loads((path / "manifest.json").read_text())
+            problem = _problem(path, manifest)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            findings.add("checkpoint", path.name, f"its manifest cannot be read: {error!r}")
+            continue
+        record = recorded.get(path.name)
+        # One that was written after the last record of its name has not been reported yet.
+        if record is not None and manifest.get("lineage", record.lineage) < record.lineage:
+            problem = problem or (
+                f"is of lineage {manifest['lineage']} and the journal says {record.lineage}"
+            )
+        if problem:
+            findings.add("checkpoint", path.name, problem)
+    return len(folders)
+
+
+def _problem(path: Path, manifest: dict[str, Any]) -> str | None:
+    if f"step_{manifest['update']}" != path.name:
+        return f"its manifest says update {manifest['update']}"
+    for name, described in manifest["files"].items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != described["bytes"]:
+            return f"{name} has {file.stat().st_size:,} bytes, not {described['bytes']:,}"
+    return None
+
+
+def check_diagnostics(run_dir: Path, facts: Facts, findings: Findings, *, growing: bool) -> int:
+    """Look at the diagnostics of every window in the surviving weights; how many have them."""
+    folder = run_dir / "diagnostics"
+    paths = segment_paths(folder)
+    for path in paths:
+        extent = measure(path)
+        size = path.stat().st_size
+        is_open = path == paths[-1] and (growing or extent.good_bytes == size)
+        if not extent.sealed and not is_open:
+            text = f"{size - extent.good_bytes:,} bytes are no whole batch"
+            where = f"diagnostics/{path.name} at byte {extent.good_bytes}"
+            findings.add("damaged", where, text)
+            return 0
+    reader = DiagnosticsReader(folder)
+    by_update: dict[tuple[int, int], dict[WindowKey, WindowFacts]] = defaultdict(dict)
+    for window in facts.windows.values():
+        for lineage, update in window.trained[-1:]:
+            if facts.updates[lineage, update].reported:
+                by_update[lineage, update][lineage, update, window.window_id] = window
+    looked_at = 0
+    for key in sorted(by_update):
+        found = reader.read(by_update[key])
+        for window_key, window in by_update[key].items():
+            kept = facts.trajectories[window.trajectory_id].in_loss(window)
+            where = f"{window.name}, update {key[1]}"
+            if window_key not in found:
+                if kept.any():
+                    findings.add("diagnostics", where, "has none")
+                continue
+            looked_at += 1
+            if problem := _wrong(window, kept, found[window_key]):
+                findings.add("diagnostics", where, problem)
+    return looked_at
+
+
+def _wrong(window: WindowFacts, kept: "np.ndarray[Any, Any]", seen: Any) -> str | None:
+    if (seen.trajectory_id, seen.start) != (window.trajectory_id, window.start):
+        return f"are said to be of trajectory {seen.trajectory_id} from {seen.start} on"
+    for name, values in seen.columns.items():
+        if len(values) != len(kept):
+            return f"{name}: {len(values)} figures for {len(kept)} positions"
+    for name in _IN_LOSS:
+        values = seen.columns.get(name)
+        missing = kept if values is None else kept & ~np.isfinite(values)
+        if missing.any():
+            return f"{name}: {int(missing.sum())} tokens in the loss have no figure"
+    return None

@@ -1,0 +1,72 @@
+"""What an audit found: each finding has a kind, a place and one line of text.
+
+Kinds: `damaged` (bytes of a file are not what was written), `unusable` (a record that no
+coordinator can apply or no database can hold), `journal` (offsets leave a gap), `tokens` (chunks
+and ends), `versions`, `window` (borders and lives), `batch` (updates in their order), `rollback`,
+`trained_twice`, `value` (what the value model was given), `critic_saw_outcome` (a window was
+trained after the critic had learnt how its answer ends), `ledger` (the coordinator's own count),
+`sql`, `mask` (the trained mask that pages and exports show), `checkpoint`, `diagnostics`.
+"""
+
+from collections import Counter
+from typing import Literal, get_args
+
+import msgspec
+
+Kind = Literal[
+    "damaged",
+    "unusable",
+    "journal",
+    "tokens",
+    "versions",
+    "window",
+    "batch",
+    "rollback",
+    "trained_twice",
+    "value",
+    "critic_saw_outcome",
+    "ledger",
+    "sql",
+    "mask",
+    "checkpoint",
+    "diagnostics",
+]
+KINDS: tuple[str, ...] = get_args(Kind)
+MOST_OF_A_KIND = 50
+"""So many findings of a kind are written out; the others are counted."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One breach: `where` names a record, window, row or file."""
+
+    kind: Kind
+    where: str
+    text: str
+
+
+class Findings:
+    """Gathers findings. Of a kind with very many it keeps the first ones and counts the others."""
+
+    def __init__(self) -> None:
+        self._found: list[Finding] = []
+        self._counts: Counter[Kind] = Counter()
+
+    def add(self, kind: Kind, where: str, text: str) -> None:
+        """Something is not as it must be."""
+        self._counts[kind] += 1
+        if self._counts[kind] <= MOST_OF_A_KIND:
+            self._found.append(Finding(kind, where, text))
+
+    def has(self, kind: Kind) -> bool:
+        """Whether there is a finding of a kind."""
+        return self._counts[kind] > 0
+
+    def all(self) -> list[Finding]:
+        """All findings in the order in which they were made, and last the counts of those left
+        out."""
+        left = [
+            Finding(kind, "run", f"{count - MOST_OF_A_KIND} more of this kind")
+            for kind, count in self._counts.items()
+            if count > MOST_OF_A_KIND
+        ]
+        return self._found + left

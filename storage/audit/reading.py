@@ -1,0 +1,188 @@
+"""A reader that trusts nothing in the journal: it checks every batch against its checksum and every
+record against the ranges of its values.
+
+Comes in: a journal's folder. Goes out: records in today's shapes with their offset and format, up
+to the first byte or record that cannot be used. Promise: nothing behind such a place is read, and
+the finding says where it is.
+"""
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from headrace.protocol.records import MetricsSampled, Record, UpdateCommitted
+from headrace.run_folder import RESOLVED
+from storage import version1
+from storage.audit.findings import Findings
+from storage.audit.ranges import problem_of
+from storage.journal import decode, record_format
+from storage.segments import END_OF_STREAM, rows_before, segment_paths
+
+UNREADABLE = (
+    msgspec.MsgspecError, pa.ArrowException, AssertionError, AttributeError, IndexError, KeyError,
+    OverflowError, TypeError, ValueError,
+)  # fmt: skip
+"""What decoding or translating a record that makes no sense can raise."""
+_FIGURES = (UpdateCommitted.__name__, MetricsSampled.__name__)
+
+
+class WholeBatch(NamedTuple):
+    """A batch whose bytes are those that were written; `end` is the file's length with it."""
+
+    path: Path
+    position: int
+    end: int
+    batch: pa.RecordBatch
+
+
+class Survey(NamedTuple):
+    """What a journal holds that is whole.
+
+    Attributes:
+        end: the first offset that it does not hold.
+        figures_at: offset of the last record with the coordinator's ledger; -1: there is none.
+        last_batch: offset of the last batch's first record.
+        number: the newest record format in it.
+    """
+
+    end: int
+    figures_at: int
+    last_batch: int
+    number: int
+
+
+class Read(NamedTuple):
+    """A record in today's shape; `number` is the format it was written in."""
+
+    offset: int
+    record: Record
+    number: int
+
+
+def whole_batches(path: Path) -> Iterator[WholeBatch]:
+    """The batches of a segment up to the first one that is not whole."""
+    with pa.OSFile(str(path)) as source, path.open("rb") as raw:
+        try:
+            reader = pa.ipc.open_stream(source)
+            while True:
+                position = source.tell()
+                batch, extra = reader.read_next_batch_with_custom_metadata()
+                end, length = source.tell(), int(extra[b"length"])
+                raw.seek(end - length)
+                body = raw.read(length)
+                if len(body) < length or zlib.crc32(body) != int(extra[b"crc32"]):
+                    return
+                yield WholeBatch(path, position, end, batch)
+        except StopIteration:
+            return
+        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
+            return
+
+
+def survey(folder: Path, findings: Findings, *, growing: bool) -> Survey:
+    """Check every byte of a journal. `growing`: a run writes it, so its last batch may be under
+    way."""
+    paths = segment_paths(folder)
+    end, figures_at, last_batch, number = 0, -1, 0, 0
+    for path in paths:
+        good = 0
+        if rows_before(path) >= 0:
+            number = max(number, record_format(path))
+            if rows_before(path) != end:
+                text = f"begins with record {rows_before(path)} where {end} is the next"
+                findings.add("journal", path.name, text)
+                break
+        for whole in whole_batches(path):
+            good, last_batch = whole.end, end
+            figures_at = max(figures_at, _last_figures(whole.batch, end))
+            end += whole.batch.num_rows
+        if problem := _rest(path, good, is_last=path == paths[-1], growing=growing):
+            findings.add("damaged", f"{path.name} at byte {good}", problem)
+            break
+    return Survey(end, figures_at, last_batch, number)
+
+
+def _rest(path: Path, good: int, *, is_last: bool, growing: bool) -> str | None:
+    """What is wrong with the bytes of a segment behind its last whole batch (at `good`; 0: there is
+    none)."""
+    if good == 0 and rows_before(path) < 0:
+        return None if is_last else "not even the schema of this segment can be read"
+    with path.open("rb") as file:
+        file.seek(good or _schema_end(path))
+        rest = file.read()
+    if rest == END_OF_STREAM or (is_last and (growing or not rest)):
+        return None
+    return f"{len(rest):,} bytes are no whole batch: cut off, or changed since they were written"
+
+
+def _schema_end(path: Path) -> int:
+    with pa.OSFile(str(path)) as source:
+        pa.ipc.open_stream(source)
+        return int(source.tell())
+
+
+def _last_figures(batch: pa.RecordBatch, first: int) -> int:
+    """Offset of the batch's last record with the coordinator's ledger in it, or -1."""
+    kinds = batch.column("kind").to_pylist()
+    for row in range(len(kinds) - 1, -1, -1):
+        if kinds[row] in _FIGURES and b"ledger/generated" in batch.column("body")[row].as_py():
+            return first + row
+    return -1
+
+
+class Records:
+    """The usable records of a journal before offset `end`, in today's shapes.
+
+    Attributes:
+        reached: all records before this offset were usable.
+        problem: why the one at `reached` is not; None where there is no such one.
+    """
+
+    def __init__(self, run_dir: Path, end: int) -> None:
+        self._run_dir = run_dir
+        self._end = end
+        self._translator: version1.Translator | None = None
+        self.reached = 0
+        self.problem: str | None = None
+
+    def __iter__(self) -> Iterator[Read]:
+        for path in segment_paths(self._run_dir / "journal"):
+            number = record_format(path)
+            for whole in whole_batches(path):
+                pairs = decode(whole.batch, number)
+                for _ in range(whole.batch.num_rows):
+                    if self.reached >= self._end:
+                        return
+                    told = self._next(pairs, number)
+                    if self.problem is not None:
+                        return
+                    for record in told:
+                        yield Read(self.reached, record, number)
+                    self.reached += 1
+
+    def _next(self, pairs: Iterator[tuple[int, Any]], number: int) -> list[Record]:
+        """The next record in today's shapes; nothing where it cannot be used."""
+        try:
+            offset, record = next(pairs)
+            if offset != self.reached:
+                self.problem = f"it says that it is record {offset}"
+            elif problem := problem_of(record):
+                self.problem = f"{type(record).__name__}: {problem}"
+            elif number > 1:
+                return [record]
+            else:
+                return list(self._translation().translate(record))
+        except UNREADABLE as error:
+            self.problem = f"it cannot be read: {error!r}".splitlines()[0]
+        return []
+
+    def _translation(self) -> version1.Translator:
+        if self._translator is None:
+            config = json.loads((self._run_dir / RESOLVED).read_text())
+            self._translator = version1.Translator(version1.settings_of(config))
+        return self._translator

@@ -1,0 +1,107 @@
+"""The recount of the ledger: looks at every position of every trajectory once, at the end.
+
+Comes in: facts. Goes out: the counts that the coordinator's own ledger must show, and findings
+about single tokens. It moves nothing between accounts as records come, so it cannot repeat a
+mistake in such a move.
+"""
+
+from collections import Counter
+from typing import Any, get_args
+
+import numpy as np
+
+from headrace.protocol.records import DropReason
+from storage.audit.facts import Facts, TrajectoryFacts
+from storage.audit.findings import Findings
+
+REASONS: tuple[str, ...] = get_args(DropReason)
+IN_FLIGHT, READY, TRAINED = range(3)
+_CODE = {"closed": IN_FLIGHT, "ready": READY, "taken": READY, "trained": TRAINED}
+_CODE_OF_REASON = {reason: TRAINED + 1 + place for place, reason in enumerate(REASONS)}
+
+
+def count(facts: Facts) -> dict[str, Any]:
+    """Tokens by account: generated, trained_policy, ready, in_flight, dropped {reason: n},
+    trained_value, value_waiting, value_dropped, abandoned, evaluation, inserted, discarded_at_hold,
+    lost."""
+    places = np.zeros(TRAINED + 1 + len(REASONS), np.int64)
+    values = Counter[str]()
+    received, inserted, evaluation = 0, 0, 0
+    for trajectory in facts.trajectories.values():
+        if trajectory.purpose == "eval":
+            evaluation += trajectory.received
+            continue
+        received += trajectory.received
+        inserted += trajectory.length - trajectory.received
+        places += _places(trajectory)
+        if trajectory.value is not None:
+            values[trajectory.value] += trajectory.received
+    dropped = {reason: int(places[code]) for reason, code in sorted(_CODE_OF_REASON.items())}
+    lost = Counter[str]()
+    for (_, reason), tokens in facts.lost.items():
+        lost[reason] += tokens
+    return {
+        "generated": received,
+        "trained_policy": int(places[TRAINED]),
+        "ready": int(places[READY]),
+        "in_flight": int(places[IN_FLIGHT]),
+        "dropped": {reason: tokens for reason, tokens in dropped.items() if tokens},
+        "trained_value": values["trained"],
+        "value_waiting": values["waiting"] + values["taken"],
+        "value_dropped": values["dropped"],
+        "abandoned": facts.abandoned,
+        "evaluation": evaluation,
+        "inserted": inserted,
+        "discarded_at_hold": lost["held"],
+        "lost": lost["refused"],
+    }
+
+
+def surplus(counts: dict[str, Any]) -> int:
+    """Tokens generated minus those in the accounts: 0 where the account is right."""
+    accounts = counts["trained_policy"] + counts["ready"] + counts["in_flight"]
+    return int(counts["generated"] - accounts - sum(counts["dropped"].values()))
+
+
+def _places(trajectory: TrajectoryFacts) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """How many of a trajectory's sampled tokens are in each account."""
+    codes = np.zeros(trajectory.length, np.int64)
+    for window in trajectory.windows:
+        here = slice(window.start, window.end)
+        if window.state == "dropped":
+            codes[here] = _CODE_OF_REASON[str(window.reason)]
+            continue
+        codes[here] = _CODE[window.state]
+        if window.state == "trained":
+            for run in window.masked:
+                codes[run.start : run.end] = _CODE_OF_REASON[run.reason]
+    sampled = trajectory.versions(0, trajectory.length) >= 0
+    return np.bincount(codes[sampled], minlength=TRAINED + 1 + len(REASONS))
+
+
+def check_tokens(facts: Facts, findings: Findings, *, settled_before: int) -> None:
+    """Each sampled token is in at most one window and trained at most once on the surviving
+    lineage, each answer at most once by the value model. Of answers that ended before offset
+    `settled_before`, all sampled tokens are in windows."""
+    for key, trajectory in facts.trajectories.items():
+        name = f"trajectory {key}"
+        windows = np.zeros(trajectory.length, np.int64)
+        trained = np.zeros(trajectory.length, np.int64)
+        for window in trajectory.windows:
+            here = slice(window.start, window.end)
+            windows[here] += 1
+            if window.trained:
+                trained[here] += trajectory.in_loss(window) * len(window.trained)
+        if (windows > 1).any():
+            findings.add("window", name, f"{int((windows > 1).sum())} tokens are in two windows")
+        if (trained > 1).any():
+            text = f"{int((trained > 1).sum())} tokens were trained more than once"
+            findings.add("trained_twice", name, text)
+        if len(trajectory.value_trained) > 1:
+            updates = ", ".join(str(update) for _, update in trajectory.value_trained)
+            findings.add("trained_twice", name, f"the value model trained on it in {updates}")
+        has_settled = 0 <= trajectory.ended_at < settled_before and trajectory.purpose == "train"
+        left = (trajectory.versions(0, trajectory.length) >= 0) & (windows == 0)
+        if has_settled and left.any():
+            text = f"{int(left.sum())} tokens of the ended answer are in no window"
+            findings.add("window", name, text)

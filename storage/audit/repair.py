@@ -1,0 +1,257 @@
+"""The repair of a journal that no coordinator can be started from.
+
+Comes in: a run's folder that nobody runs. Goes out: a journal that ends before the first record
+that cannot be read, applied or projected; the damaged one beside it under the name
+`journal.damaged-N`; SQL made anew. Promises: what is kept can be resumed from, because all of it
+was applied and projected first; nothing is thrown away, because what is lost to the run stays in
+the damaged journal; a journal without such a record is left as it is.
+"""
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from headrace.errors import UserError
+from headrace.protocol.records import LineageBegan, UpdateCommitted
+from headrace.run_folder import locked, write_atomically
+from sequence.account import Account
+from sequence.ledger import LedgerError
+from storage import projection
+from storage.audit.findings import Findings
+from storage.audit.reading import UNREADABLE, Read, Records, survey, whole_batches
+from storage.database import SQLITE_NAME, open_file, open_writer
+from storage.journal import read_journal, run_id_of
+from storage.projection.registry import register
+from storage.reader import read_config
+from storage.segments import SegmentWriter, recover, rows_before, segment_paths
+
+_NO_NEW_SEGMENT = 2**62
+_TOGETHER = 4096
+"""So many records go through the trial of the database in one transaction."""
+
+
+class Repair(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done.
+
+    Attributes:
+        why: what was found at offset `kept`; None where nothing had to be done.
+        kept, lost: records.
+        lost_kinds: the lost records by kind; those in unreadable bytes are not among them.
+        damaged: the folder that the damaged journal is in now.
+        checkpoints: those of updates that the journal has lost, under their new names.
+    """
+
+    why: str | None
+    kept: int
+    lost: int = 0
+    lost_kinds: dict[str, int] = {}
+    damaged: str | None = None
+    checkpoints: list[str] = []
+
+
+def repair(run_dir: Path) -> Repair:
+    """Repair a journal. UserError: the folder holds no run, or a run that goes on."""
+    config = read_config(run_dir)
+    if not segment_paths(run_dir / "journal"):
+        raise UserError(f"{run_dir} has no journal to repair")
+    with locked(run_dir):
+        findings = Findings()
+        whole = survey(run_dir / "journal", findings, growing=False)
+        trial = _Trial(run_dir, config, whole.end)
+        why = trial.problem or next((f"{f.where}: {f.text}" for f in findings.all()), None)
+        if why is None:
+            return Repair(why=None, kept=trial.kept)
+        kinds = _kinds(run_dir / "journal", trial.kept)
+        part = run_dir / "journal.repaired"
+        _copy(run_dir / "journal", part, trial.kept)
+        damaged = _free(run_dir, "journal.damaged-{}")
+        (run_dir / "journal").rename(damaged)
+        part.rename(run_dir / "journal")
+        _project(run_dir, config)
+        return Repair(
+            why=why,
+            kept=trial.kept,
+            lost=sum(kinds.values()),
+            lost_kinds=dict(kinds),
+            damaged=damaged.name,
+            checkpoints=_set_aside(run_dir, trial.account, trial.update),
+        )
+
+
+class _Trial:
+    """Applies and projects a journal record by record until one cannot be.
+
+    Attributes:
+        kept: all records before this offset can be used.
+        problem: why the next one cannot; None where there is no such one.
+        update: the last one committed on the surviving lineage among them.
+    """
+
+    def __init__(self, run_dir: Path, config: Mapping[str, Any], end: int) -> None:
+        self.account = Account(has_value=config["algorithm"]["value"] is not None)
+        self.update = 0
+        self._tried = 0
+        journaled = Records(run_dir, end)
+        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+            self._engine = open_file(Path(folder) / SQLITE_NAME)
+            with self._engine.begin() as connection:
+                self._run = register(connection, run_id_of(run_dir), config)
+            self.problem = self._try(journaled)
+            self._engine.dispose()
+        self.kept = self._tried if self.problem else journaled.reached
+        if self.problem is None and journaled.problem is not None:
+            self.problem = f"record {journaled.reached}: {journaled.problem}"
+
+    def _try(self, journaled: Records) -> str | None:
+        for reads in _together(journaled):
+            is_projected = self._project(reads) is None
+            for single in _by_offset(reads):
+                self._tried = single[0].offset
+                problem = None if is_projected else self._project(single)
+                if problem := problem or self._apply(single):
+                    return problem
+        return None
+
+    def _apply(self, reads: list[Read]) -> str | None:
+        """Why a coordinator cannot be brought past these records."""
+        for read in reads:
+            try:
+                self.account.apply(read.record)
+            except (LedgerError, *UNREADABLE) as error:
+                return _text(read, "be applied", error)
+            if isinstance(read.record, UpdateCommitted | LineageBegan):
+                self.update = read.record.update
+        return None
+
+    def _project(self, reads: list[Read]) -> str | None:
+        """Why a database cannot take these records."""
+        try:
+            with self._engine.begin() as connection:
+                pairs = [(read.offset, read.record) for read in reads]
+                projection.apply(connection, self._run, pairs)
+        except (SQLAlchemyError, *UNREADABLE) as error:
+            return _text(reads[-1], "be projected", error)
+        return None
+
+
+def _text(read: Read, what: str, error: BaseException) -> str:
+    reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return f"record {read.offset}: {type(read.record).__name__} cannot {what}: {reason}"
+
+
+def _by_offset(reads: list[Read]) -> Iterator[list[Read]]:
+    """Groups reads by offset: those of one offset come from one record of the journal."""
+    group: list[Read] = []
+    for read in reads:
+        if group and group[-1].offset != read.offset:
+            yield group
+            group = []
+        group.append(read)
+    if group:
+        yield group
+
+
+def _together(journaled: Records) -> Iterator[list[Read]]:
+    """Many reads at a time, those of one offset never apart."""
+    batch: list[Read] = []
+    for read in journaled:
+        if len(batch) >= _TOGETHER and batch[-1].offset != read.offset:
+            yield batch
+            batch = []
+        batch.append(read)
+    if batch:
+        yield batch
+
+
+# -- the journal that is kept ----------------------------------------------------------------------
+
+
+def _kinds(folder: Path, first: int) -> Counter[str]:
+    """Records from an offset on by kind, as far as they can be read."""
+    kinds = Counter[str]()
+    for path in segment_paths(folder):
+        row = rows_before(path)
+        for whole in whole_batches(path):
+            names = whole.batch.column("kind").to_pylist()
+            kinds.update(names[max(0, first - row) :])
+            row += len(names)
+    return kinds
+
+
+def _copy(source: Path, target: Path, rows: int) -> None:
+    """The first `rows` records of a journal, byte for byte but for the batch that is cut."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    row = 0
+    for path in segment_paths(source):
+        good, cut = 0, None
+        for whole in whole_batches(path):
+            if row + whole.batch.num_rows > rows:
+                good, cut = whole.position, whole
+                break
+            row, good = row + whole.batch.num_rows, whole.end
+        if cut is None and row < rows:
+            shutil.copyfile(path, target / path.name)
+            continue
+        if good:
+            with path.open("rb") as file:
+                (target / path.name).write_bytes(file.read(good))
+            recover(target)
+        if cut is not None and row < rows:
+            writer = SegmentWriter(target, cut.batch.schema, segment_bytes=_NO_NEW_SEGMENT)
+            writer.append(cut.batch.slice(0, rows - row))
+            writer.close()
+        return
+
+
+def _free(folder: Path, pattern: str) -> Path:
+    """The first numbered name that nothing has."""
+    number = 1
+    while (folder / pattern.format(number)).exists():
+        number += 1
+    return folder / pattern.format(number)
+
+
+def _project(run_dir: Path, config: Mapping[str, Any]) -> None:
+    """Make SQL anew from the journal."""
+    url = config["storage"]["database"]
+    if url is None:
+        for ending in ("", "-wal", "-shm"):
+            (run_dir / f"{SQLITE_NAME}{ending}").unlink(missing_ok=True)
+    engine: Engine = open_writer(run_dir, url)
+    with engine.begin() as connection:
+        run = register(connection, run_id_of(run_dir), config)
+        projection.forget(connection, run)
+        for pairs in read_journal(run_dir / "journal"):
+            projection.apply(connection, run, pairs)
+    engine.dispose()
+
+
+def _set_aside(run_dir: Path, account: Account, update: int) -> list[str]:
+    """Checkpoints of updates that the journal does not have any more must not be resumed from."""
+    root = run_dir / "checkpoints"
+    out = account.taken.update if account.taken is not None else update
+    newer = [
+        path
+        for path in sorted(root.glob("step_*"))
+        if path.name.removeprefix("step_").isdigit()
+        and int(path.name.removeprefix("step_")) > max(update, out)
+    ]
+    names = []
+    for path in newer:
+        renamed = _free(root, f"damaged-{{}}-{path.name}")
+        path.rename(renamed)
+        names.append(renamed.name)
+    left = sorted(int(path.name.removeprefix("step_")) for path in root.glob("step_*"))
+    if newer and left:
+        write_atomically(root / "latest", f"step_{left[-1]}\n")
+    elif newer:
+        (root / "latest").unlink(missing_ok=True)
+    return names

@@ -1,0 +1,275 @@
+"""Checks of groups, chunks, ends, scores, closed windows and weight versions, in the order of their
+records.
+
+Comes in: records in their order. Goes out: facts, and a finding for each promise that a record
+breaks: every token is written down once and in its place, nothing comes after the end, version
+spans cover exactly the tokens that were sampled, every window is closed once and begins where the
+last one ended, a version is given out once and published before it samples.
+"""
+
+from collections.abc import Iterable
+
+from headrace.protocol.records import (
+    ChunkArrived,
+    ClosedWindow,
+    GroupIssued,
+    LeaseIssued,
+    Restarted,
+    RewardArrived,
+    TrajectoryEnded,
+    VersionIssued,
+    VersionLoaded,
+    VersionPublished,
+    WindowsClosed,
+)
+from headrace.protocol.streams import Span
+from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
+from storage.audit.findings import Findings, Kind
+from storage.audit.reading import Read
+
+_INDEX_BITS = 16
+"""A window's id is its trajectory's id with its index in so many bits behind it."""
+
+
+class Sequences:
+    """The facts of trajectories, their windows and versions."""
+
+    def __init__(self, facts: Facts, findings: Findings, *, has_value: bool) -> None:
+        self._facts = facts
+        self._findings = findings
+        self._has_value = has_value
+        self._where = ""
+
+    def see(self, read: Read) -> None:
+        """Note what one record says, and check it."""
+        self._where = f"record {read.offset}"
+        match read.record:
+            case GroupIssued() as record:
+                self._issue(record)
+            case LeaseIssued() as record:
+                self._lease(record)
+            case ChunkArrived() as record:
+                self._chunk(record)
+            case TrajectoryEnded() as record:
+                self._end(record, read.offset)
+            case RewardArrived() as record:
+                self._reward(record)
+            case WindowsClosed() as record:
+                for window in record.windows:
+                    self._close(window)
+            case Restarted():
+                self._facts.leases.clear()
+            case VersionIssued() as record:
+                if record.version <= self._facts.issued:
+                    text = f"version {record.version} is given out after {self._facts.issued}"
+                    self._say("versions", text)
+                self._facts.issued = max(self._facts.issued, record.version)
+            case VersionPublished() as record:
+                self._publish(record)
+            case VersionLoaded() as record:
+                if record.version not in self._facts.published:
+                    text = f"{record.generator} loaded version {record.version}, never published"
+                    self._say("versions", text)
+
+    def _say(self, kind: Kind, text: str) -> None:
+        self._findings.add(kind, self._where, text)
+
+    def _trajectory(self, key: int) -> TrajectoryFacts | None:
+        found = self._facts.trajectories.get(key)
+        if found is None:
+            self._say("tokens", f"trajectory {key} was never issued")
+        return found
+
+    def _issue(self, record: GroupIssued) -> None:
+        if record.group_id in self._facts.groups:
+            self._say("tokens", f"group {record.group_id} was issued before")
+        self._facts.groups.add(record.group_id)
+        self._facts.prompts.add(record.prompt_id)
+        for key in record.trajectory_ids:
+            if key in self._facts.trajectories:
+                self._say("tokens", f"trajectory {key} was issued before")
+                continue
+            trajectory = TrajectoryFacts(key, record.group_id, record.purpose)
+            self._facts.trajectories[key] = trajectory
+
+    def _lease(self, record: LeaseIssued) -> None:
+        trajectory = self._trajectory(record.trajectory_id)
+        if trajectory is None:
+            return
+        name = f"lease {record.lease_id} of trajectory {record.trajectory_id}"
+        if record.lease_id <= self._facts.last_lease:
+            self._say("tokens", f"{name} does not follow lease {self._facts.last_lease}")
+        if record.start != trajectory.length:
+            self._say("tokens", f"{name} starts at {record.start}, not {trajectory.length}")
+        if trajectory.ended_at >= 0:
+            self._say("tokens", f"{name} was given after its end")
+        self._facts.last_lease = max(self._facts.last_lease, record.lease_id)
+        self._facts.leases[record.trajectory_id] = record.lease_id, record.generator
+
+    # -- tokens -----------------------------------------------------------------------------------
+
+    def _chunk(self, chunk: ChunkArrived) -> None:
+        trajectory = self._trajectory(chunk.trajectory_id)
+        if trajectory is None:
+            return
+        size = chunk.token_ids.size
+        name = f"chunk {chunk.chunk_index} of trajectory {chunk.trajectory_id}"
+        if trajectory.ended_at >= 0:
+            self._say("tokens", f"{name} came after the end")
+        if chunk.chunk_index != trajectory.next_chunk:
+            self._say("tokens", f"{name} came where chunk {trajectory.next_chunk} was next")
+        if chunk.start != trajectory.length:
+            text = f"{name} starts at {chunk.start} where position {trajectory.length} was next"
+            self._say("tokens", text)
+        lease = self._facts.leases.get(chunk.trajectory_id)
+        if lease != (chunk.lease_id, chunk.generator):
+            text = f"lease {chunk.lease_id} of {chunk.generator} was not in force"
+            self._say("tokens", f"{name}: {text}")
+        if chunk.finish is not None:
+            self._facts.leases.pop(chunk.trajectory_id, None)
+        end = chunk.start + size
+        sampled = [(chunk.start, end)] if size else []
+        if chunk.streams is not None and chunk.streams.pieces:
+            pieces = chunk.streams.pieces
+            if not _covers([(p.start, p.end) for p in pieces], chunk.start, end):
+                self._say("tokens", f"{name}: its pieces do not cover its tokens")
+            sampled = [(p.start, p.end) for p in pieces if p.source == "policy"]
+        if _positions((s.start, s.end) for s in chunk.spans) != _positions(sampled):
+            self._say("tokens", f"{name}: its version spans do not cover the sampled tokens")
+        for version in {span.version for span in chunk.spans} - self._facts.published.keys():
+            self._say("versions", f"{name} is of version {version}, never published")
+        trajectory.status = "running" if trajectory.status == "issued" else trajectory.status
+        trajectory.next_chunk += 1
+        trajectory.finish = chunk.finish
+        trajectory.received += sum(last - first for first, last in sampled)
+        trajectory.length = max(trajectory.length, end)
+        _extend(trajectory.spans, chunk.spans)
+
+    def _end(self, record: TrajectoryEnded, offset: int) -> None:
+        trajectory = self._trajectory(record.trajectory_id)
+        if trajectory is None:
+            return
+        name = f"trajectory {record.trajectory_id}"
+        if trajectory.ended_at >= 0:
+            self._say("tokens", f"{name} had ended before")
+        if record.length != trajectory.length:
+            text = f"{name} ends with {record.length} tokens and has {trajectory.length}"
+            self._say("tokens", text)
+        trajectory.status, trajectory.ended_at = record.status, offset
+        self._facts.leases.pop(record.trajectory_id, None)
+
+    def _reward(self, record: RewardArrived) -> None:
+        trajectory = self._trajectory(record.trajectory_id)
+        if trajectory is None:
+            return
+        name = f"trajectory {record.trajectory_id}"
+        if not trajectory.complete:
+            self._say("tokens", f"{name} was scored and is {trajectory.status}")
+        if trajectory.reward_status is not None:
+            self._say("tokens", f"{name} was scored before")
+        if any(not 0 <= each.position < trajectory.length for each in record.rewards):
+            self._say("tokens", f"{name} earned something outside its tokens")
+        trajectory.reward, trajectory.reward_status = record.reward, record.status
+        if record.status == "ok" and trajectory.purpose == "train" and self._has_value:
+            trajectory.value = "waiting"
+
+    # -- windows ----------------------------------------------------------------------------------
+
+    def _close(self, window: ClosedWindow) -> None:
+        trajectory = self._trajectory(window.trajectory_id)
+        if trajectory is None:
+            return
+        made = WindowFacts(
+            window.window_id,
+            window.trajectory_id,
+            window.index,
+            window.start,
+            window.end,
+            window.tokens,
+            window.min_version,
+            window.max_version,
+            window.final,
+        )
+        for problem in self._problems(trajectory, made):
+            self._say("window", f"{made.name} {problem}")
+        if window.window_id not in self._facts.windows:
+            # Wrong borders have been told; what is counted stays among the tokens that are there.
+            made.end = min(made.end, trajectory.length)
+            made.start = max(0, min(made.start, made.end))
+            self._facts.windows[window.window_id] = made
+            trajectory.windows.append(made)
+
+    def _problems(self, trajectory: TrajectoryFacts, window: WindowFacts) -> Iterable[str]:
+        """What is wrong with a window as it is closed."""
+        if window.window_id in self._facts.windows:
+            yield "was closed before"
+            return
+        if window.window_id != window.trajectory_id << _INDEX_BITS | window.index:
+            yield "has an id that is not made of its trajectory and index"
+        if trajectory.purpose != "train":
+            yield "is of an evaluation"
+        last = trajectory.windows[-1] if trajectory.windows else None
+        if window.index != len(trajectory.windows):
+            yield f"is number {window.index} after {len(trajectory.windows)} others"
+        start = last.end if last else 0
+        if window.start != start or window.end <= window.start or window.end > trajectory.length:
+            yield (
+                f"is [{window.start}, {window.end}) where {start} is the next of "
+                f"{trajectory.length} positions"
+            )
+            return
+        versions = trajectory.versions(window.start, window.end)
+        sampled = versions[versions >= 0]
+        if sampled.size != window.tokens or not sampled.size:
+            yield f"says {window.tokens} sampled tokens and has {sampled.size}"
+        elif (int(sampled.min()), int(sampled.max())) != (window.min_version, window.max_version):
+            yield f"says versions {window.min_version} to {window.max_version}"
+        rest = trajectory.versions(window.end, trajectory.length)
+        if window.final and not (trajectory.complete and (rest < 0).all()):
+            yield "is called final and is not where the answer ends"
+
+    # -- versions ---------------------------------------------------------------------------------
+
+    def _publish(self, record: VersionPublished) -> None:
+        facts, version = self._facts, record.version
+        if version > facts.issued:
+            self._say("versions", f"version {version} was published and never given out")
+        if version in facts.published:
+            self._say("versions", f"version {version} was published before")
+        if (record.lineage, record.update) != (facts.lineage, facts.update):
+            self._say(
+                "versions",
+                f"version {version} is said to be update {record.update} of lineage "
+                f"{record.lineage}, and the last one is {facts.update} of {facts.lineage}",
+            )
+        facts.published[version] = record.lineage, record.update
+
+
+def _covers(runs: Iterable[tuple[int, int]], start: int, end: int) -> bool:
+    """Whether runs that are not empty go from start to end, each from where the last one ended."""
+    for first, last in runs:
+        if first != start or last <= first:
+            return False
+        start = last
+    return start == end
+
+
+def _positions(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Runs in their order, joined where they touch: equal for equal positions."""
+    joined: list[tuple[int, int]] = []
+    for first, last in runs:
+        if joined and joined[-1][1] == first:
+            joined[-1] = joined[-1][0], last
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def _extend(spans: list[Span], new: Iterable[Span]) -> None:
+    """Append spans, joined to the last one where they go on with it."""
+    for span in new:
+        last = spans[-1] if spans else None
+        if last is not None and (last.version, last.end) == (span.version, span.start):
+            spans[-1] = Span(span.version, last.start, span.end)
+        else:
+            spans.append(span)

@@ -1,0 +1,299 @@
+"""Checks of the way that windows and value trajectories take through updates.
+
+Comes in: records in their order. Goes out: facts, and a finding for each step that no window, value
+trajectory, update or lineage may take. The lives that are allowed stand in `_BEFORE`: what a window
+must have been before each step.
+"""
+
+from collections.abc import Iterable
+
+from headrace.protocol.records import (
+    BatchReturned,
+    BatchTaken,
+    CheckpointWritten,
+    EvaluationDone,
+    Forgotten,
+    LineageBegan,
+    RunPhase,
+    TokensLost,
+    UpdateCommitted,
+    WindowsDropped,
+    WindowsReady,
+    WindowsRecalled,
+)
+from storage.audit.facts import Facts, TrajectoryFacts, UpdateFacts, WindowFacts
+from storage.audit.findings import Findings, Kind
+from storage.audit.reading import Read
+
+_BEFORE: dict[str, tuple[str, ...]] = {
+    "made ready": ("closed",),
+    "recalled": ("closed", "ready"),
+    "dropped": ("closed", "ready"),
+    "taken": ("ready",),
+    "given back": ("taken",),
+    "committed": ("taken",),
+    "rolled back": ("trained", "taken"),
+}
+FIRST_WITH_ORDER = 2
+"""The first record format whose runs keep the critic from outcomes that the policy still needs."""
+
+
+class Updates:
+    """The facts of batches, updates, lineages and checkpoints."""
+
+    def __init__(self, facts: Facts, findings: Findings) -> None:
+        self._facts = facts
+        self._findings = findings
+        self._where = ""
+        self._number = FIRST_WITH_ORDER
+
+    def see(self, read: Read) -> None:
+        """Note what one record says, and check it."""
+        self._where, self._number = f"record {read.offset}", read.number
+        facts = self._facts
+        match read.record:
+            case WindowsReady() as record:
+                for window in self._moved(record.window_ids, "made ready"):
+                    window.state = "ready"
+            case WindowsRecalled() as record:
+                for window in self._moved(record.window_ids, "recalled"):
+                    self._recall(window)
+            case WindowsDropped() as record:
+                for window in self._moved(record.window_ids, "dropped"):
+                    window.state, window.reason = "dropped", record.reason
+            case BatchTaken() as record:
+                self._take(record)
+            case BatchReturned() as record:
+                self._return(record)
+            case UpdateCommitted() as record:
+                self._commit(record)
+            case LineageBegan() as record:
+                self._roll_back(record)
+            case Forgotten() as record:
+                facts.forgotten = max(facts.forgotten, record.update)
+                for update in [u for u in facts.committed if u <= record.update]:
+                    del facts.committed[update]
+            case CheckpointWritten() as record:
+                if (record.lineage, record.update) != (facts.lineage, facts.update):
+                    self._say(
+                        "checkpoint",
+                        f"said to be of update {record.update} of lineage {record.lineage}, and "
+                        f"the last one is {facts.update} of {facts.lineage}",
+                    )
+                facts.checkpoints[read.offset] = record
+            case EvaluationDone():
+                facts.evaluations += 1
+            case TokensLost() as record:
+                facts.lost[record.generator, record.reason] += record.tokens
+            case RunPhase() as record:
+                facts.phase = record.phase
+
+    def _say(self, kind: Kind, text: str) -> None:
+        self._findings.add(kind, self._where, text)
+
+    # -- windows ----------------------------------------------------------------------------------
+
+    def _moved(self, window_ids: Iterable[int], step: str) -> Iterable[WindowFacts]:
+        """The windows that a record moves, after a check that each is in the state from which the
+        step begins."""
+        for window_id in window_ids:
+            window = self._facts.windows.get(window_id)
+            if window is None:
+                self._say("window", f"window {window_id} was {step} and never closed")
+                continue
+            if window.state not in _BEFORE[step]:
+                self._say("window", f"{window.name} was {step} and is {window.state}")
+            yield window
+
+    def _recall(self, window: WindowFacts) -> None:
+        trajectory = self._facts.trajectories[window.trajectory_id]
+        is_last = trajectory.windows[-1] is window
+        sampled = trajectory.versions(window.end, trajectory.length) >= 0
+        if not (trajectory.complete and is_last) or sampled.any():
+            self._say("window", f"{window.name} was recalled and the answer does not end there")
+        window.state, window.final = "closed", True
+
+    def _release(self, window: WindowFacts) -> None:
+        window.state, window.masked = "ready", []
+        window.lineage = window.update = window.version = None
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def _take(self, record: BatchTaken) -> None:
+        facts = self._facts
+        if facts.taken is not None:
+            self._say("batch", f"update {facts.taken.update} was still out")
+        if (record.lineage, record.update) != (facts.lineage, facts.update + 1):
+            self._say(
+                "batch",
+                f"update {record.update} of lineage {record.lineage} was taken after update "
+                f"{facts.update} of lineage {facts.lineage}",
+            )
+        if record.version not in facts.published:
+            self._say("versions", f"batch of version {record.version}, never published")
+        facts.taken = record
+        masked = {item.window_id: item.masked for item in record.windows}
+        if len(masked) < len(record.windows):
+            self._say("batch", "a window is in the batch twice")
+        for window in self._moved(masked, "taken"):
+            window.state, window.masked = "taken", masked[window.window_id]
+            window.lineage, window.update = record.lineage, record.update
+            window.version = record.version
+            trajectory = facts.trajectories[window.trajectory_id]
+            self._check_mask(trajectory, window)
+            has_order = (trajectory.value_number or 0) >= FIRST_WITH_ORDER
+            if trajectory.value == "trained" and has_order:
+                self._say(
+                    "critic_saw_outcome",
+                    f"{window.name} was taken for update {record.update}, and update "
+                    f"{trajectory.value_update} had shown the critic how the answer ends",
+                )
+        for key in record.value_trajectories:
+            self._take_value(record, key)
+        facts.updates[record.lineage, record.update] = UpdateFacts(
+            record.lineage,
+            record.update,
+            record.version,
+            len(record.windows),
+            len(record.value_trajectories),
+        )
+
+    def _check_mask(self, trajectory: TrajectoryFacts, window: WindowFacts) -> None:
+        reached = window.start
+        for run in sorted(window.masked, key=lambda run: run.start):
+            if not reached <= run.start < run.end <= window.end:
+                self._say("window", f"{window.name}: its masked runs do not lie in it apart")
+                return
+            sampled = int((trajectory.versions(run.start, run.end) >= 0).sum())
+            if sampled != run.tokens:
+                text = f"{run.reason} [{run.start}, {run.end}) of {run.tokens} has {sampled} tokens"
+                self._say("window", f"{window.name}: {text}")
+            reached = run.end
+
+    def _take_value(self, record: BatchTaken, key: int) -> None:
+        trajectory = self._facts.trajectories.get(key)
+        if trajectory is None:
+            self._say("value", f"trajectory {key} was never issued")
+            return
+        name = f"trajectory {key}"
+        if not (trajectory.complete and trajectory.reward_status == "ok"):
+            text = f"{trajectory.status}, reward {trajectory.reward_status or 'missing'}"
+            self._say("value", f"{name} went to the value model: {text}")
+        elif trajectory.value != "waiting":
+            self._say("value", f"{name} went to the value model and is {trajectory.value}")
+        last = trajectory.windows[-1] if trajectory.windows else None
+        is_early = last is not None and last.state in ("closed", "ready")
+        if record.windows and is_early and self._number >= FIRST_WITH_ORDER:
+            self._say(
+                "critic_saw_outcome",
+                f"{name} went to the value model while its last window was {last and last.state}",
+            )
+        trajectory.value, trajectory.value_number = "taken", self._number
+        trajectory.value_lineage, trajectory.value_update = record.lineage, record.update
+
+    def _out(self, record: BatchReturned | UpdateCommitted) -> BatchTaken | None:
+        """The batch that a record names, after a check that it is the one that is out."""
+        taken, self._facts.taken = self._facts.taken, None
+        name = f"update {record.update} of lineage {record.lineage}"
+        if taken is None or (taken.lineage, taken.update) != (record.lineage, record.update):
+            self._say("batch", f"{name} came back and was not out")
+            return None
+        windows = sorted(item.window_id for item in taken.windows)
+        if sorted(record.window_ids) != windows:
+            self._say("batch", f"{name} came back with other windows than it was taken with")
+        if sorted(record.value_trajectories) != sorted(taken.value_trajectories):
+            self._say("batch", f"{name} came back with other value trajectories")
+        return taken
+
+    def _return(self, record: BatchReturned) -> None:
+        self._out(record)
+        for window in self._moved(record.window_ids, "given back"):
+            self._release(window)
+        for trajectory in self._values(record.value_trajectories):
+            _release_value(trajectory)
+        if update := self._facts.updates.get((record.lineage, record.update)):
+            update.state = "returned"
+
+    def _commit(self, record: UpdateCommitted) -> None:
+        facts, key = self._facts, (record.lineage, record.update)
+        taken = self._out(record)
+        for window in self._moved(record.window_ids, "committed"):
+            if record.skipped is None:
+                window.state = "trained"
+                window.trained.append(key)
+            else:
+                window.state, window.reason, window.masked = "dropped", "non_finite", []
+        for trajectory in self._values(record.value_trajectories):
+            trajectory.value = "trained" if record.skipped is None else "dropped"
+            if record.skipped is None:
+                trajectory.value_trained.append(key)
+        facts.update = record.update
+        if taken is not None and record.skipped is None:
+            facts.committed[record.update] = taken
+        if update := facts.updates.get(key):
+            update.state = "skipped" if record.skipped else "committed"
+            update.version, update.trained_tokens = record.version, record.trained_tokens
+            update.abandoned, update.reported = False, bool(record.metrics)
+
+    def _values(self, keys: Iterable[int]) -> Iterable[TrajectoryFacts]:
+        for key in keys:
+            trajectory = self._facts.trajectories.get(key)
+            if trajectory is not None:
+                yield trajectory
+
+    # -- lineages ---------------------------------------------------------------------------------
+
+    def _roll_back(self, record: LineageBegan) -> None:
+        facts = self._facts
+        name = f"lineage {record.lineage}"
+        if record.lineage != facts.lineage + 1:
+            self._say("rollback", f"{name} follows lineage {facts.lineage}")
+        if not facts.forgotten <= record.update <= facts.update:
+            self._say(
+                "rollback",
+                f"{name} goes on from update {record.update}; those from {facts.forgotten} to "
+                f"{facts.update} can be gone back to",
+            )
+        undone = [batch for update, batch in facts.committed.items() if update > record.update]
+        if facts.taken is not None:
+            undone.append(facts.taken)
+        windows = [item.window_id for batch in undone for item in batch.windows]
+        values = [key for batch in undone for key in batch.value_trajectories]
+        self._compare(name, "windows", record.window_ids, windows)
+        self._compare(name, "value trajectories", record.value_trajectories, values)
+        for window in self._moved(record.window_ids, "rolled back"):
+            if window.state == "trained":
+                trajectory = facts.trajectories[window.trajectory_id]
+                facts.abandoned += int(trajectory.in_loss(window).sum())
+            window.trained = [key for key in window.trained if key[1] <= record.update]
+            self._release(window)
+        for trajectory in self._values(record.value_trajectories):
+            past = trajectory.value_trained
+            trajectory.value_trained = [key for key in past if key[1] <= record.update]
+            _release_value(trajectory)
+        for update in facts.updates.values():
+            if update.update > record.update:
+                update.abandoned |= update.state in ("committed", "skipped")
+                update.state = "returned" if update.state == "taken" else update.state
+        facts.taken = None
+        facts.committed = {u: b for u, b in facts.committed.items() if u <= record.update}
+        facts.lineage, facts.update = record.lineage, record.update
+
+    def _compare(self, name: str, what: str, said: list[int], undone: list[int]) -> None:
+        """Check that a rollback names exactly what the updates that it undoes had."""
+        missing, more = set(undone) - set(said), set(said) - set(undone)
+        if missing:
+            self._say("rollback", f"{name} leaves out {what} {_some(missing)}")
+        if more or len(set(said)) < len(said):
+            self._say("rollback", f"{name} gives back {what} {_some(more)} that it does not undo")
+
+
+def _release_value(trajectory: TrajectoryFacts) -> None:
+    trajectory.value = "waiting"
+    trajectory.value_lineage = trajectory.value_update = None
+
+
+def _some(ids: set[int]) -> str:
+    """The first few of some ids."""
+    shown = ", ".join(str(each) for each in sorted(ids)[:4])
+    return shown + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")

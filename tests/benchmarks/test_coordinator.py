@@ -1,0 +1,29 @@
+"""The coordinator's benchmark measures what it says: chunks that are in journal and SQL."""
+
+import os
+from pathlib import Path
+
+from benchmarks.coordinator import CHUNK, Bench
+from benchmarks.stages import stage_of
+from headrace.protocol.records import ChunkArrived, WindowsReady
+from storage.journal import read_journal
+
+
+def test_what_is_measured_is_on_disk(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    bench = Bench(tmp_path / "run", 4, core=core, stages=tmp_path / "stages.json")
+    try:
+        sample = bench.measure(32, 8)
+    finally:
+        bench.close()
+    assert sample.chunks == 32
+    records = [r for batch in read_journal(tmp_path / "run" / "journal") for _, r in batch]
+    chunks = [r for r in records if isinstance(r, ChunkArrived)]
+    assert len(chunks) == 32
+    assert {c.token_ids.size for c in chunks} == {CHUNK}
+    ready = [i for r in records if isinstance(r, WindowsReady) for i in r.window_ids]
+    assert len(set(ready)) == 16
+
+
+def test_a_stage_is_the_innermost_function_that_is_known() -> None:
+    assert stage_of(None) == "other"

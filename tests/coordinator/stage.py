@@ -1,0 +1,222 @@
+"""A coordinator in this process, its real journal and SQL, and peers who say what a test says."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from coordinator.run import build
+from coordinator.state import State
+from headrace.config.run import RunConfig
+from headrace.errors import ProtocolError
+from headrace.protocol import messages as m
+from headrace.protocol.codec import MAGIC, message_codec
+from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
+from headrace.protocol.identity import identity_of
+from headrace.protocol.streams import Span
+from storage.run_store import RunStore
+
+GENERATOR, REWARD, LEARNER, MONITOR = "generator-0", "reward-0", "learner-0", "monitor-0"
+_ROLES: dict[str, m.Role] = {
+    GENERATOR: "generator",
+    REWARD: "reward",
+    LEARNER: "learner",
+    MONITOR: "monitor",
+}
+_STEPS = 500
+
+
+class Stage:
+    """One run. Messages go through the codec, so that its checks are part of every test."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self.config, self.run_dir = config, run_dir
+        run_dir.mkdir(parents=True)
+        self.coordinator, self.store = build(config, run_dir, resume=False)
+        self.hub, self.training = self.coordinator.hub, self.coordinator.parts.training
+        self.identities = {name: identity_of(name) for name in _ROLES}
+        self.codec = message_codec(max_bytes=64 << 20)
+
+    async def begin(self) -> None:
+        """Everyone joins, weights are published, generation begins."""
+        self.coordinator.phases.begin()
+        for name, role in _ROLES.items():
+            hello = m.Hello(role=role, name=name, pid=1, host="here", capacity=8)
+            await self.say(name, hello)
+        notice = self.notice()
+        assert notice is not None
+        await self.say(LEARNER, notice)
+
+    async def say(self, name: str, message: m.Message) -> bool:
+        """A message of a peer; False where it was refused."""
+        return await self.send(self.identities[name], self.codec.encode(message))
+
+    async def send(self, identity: str, frames: Sequence[bytes]) -> bool:
+        """Frames of a peer; False where they were refused."""
+        try:
+            message = self.codec.decode(frames)
+        except ProtocolError:
+            return False
+        heard = await self.coordinator._dispatch(identity, message)
+        await self.coordinator.phases.advance()
+        await asyncio.sleep(0)
+        return heard
+
+    # -- what each peer would honestly say now, or None -------------------------------------------
+
+    def chunks(self) -> m.Chunks | None:
+        """The end of a response that is being generated."""
+        leases = (pair for pair in self.hub.leases.training() if pair[1].generator == GENERATOR)
+        found = next(leases, None)
+        if found is None:
+            return None
+        trajectory, lease = self.hub.account.trajectories[found[0]], found[1]
+        size = min(2, self.config.task.max_response_length - trajectory.length)
+        start, version = trajectory.length, self.hub.state.versions.current
+        chunk = m.TrajectoryChunk(
+            lease_id=lease.lease_id,
+            trajectory_id=trajectory.trajectory_id,
+            chunk_index=trajectory.next_chunk,
+            start=start,
+            token_ids=np.full(size, 5, np.int32),
+            logprobs=np.full(size, -0.5, np.float32),
+            spans=[Span(version, start, start + size)],
+            finish="stop",
+        )
+        return m.Chunks(chunks=[chunk])
+
+    def scores(self) -> m.Scores | None:
+        """The score of a response that the worker has."""
+        given = sorted(self.hub.peers.rewards[REWARD].scoring)
+        if not given:
+            return None
+        score = m.Score(
+            trajectory_id=given[0], status="ok", reward=0.5, parts={"form": 1.0}, seconds=0.1
+        )
+        return m.Scores(scores=[score])
+
+    def notice(self) -> m.WeightNotice | None:
+        """Weights that the learner may publish."""
+        orders = self.training.orders
+        for version, update in orders.versions.items():
+            return m.WeightNotice(
+                version=version, update=update, sha256="", num_bytes=1, sources=["file:/w"]
+            )
+        return None
+
+    def update(self) -> m.UpdateDone | None:
+        """The update that is out; odd ones leave their weights for a notice by itself."""
+        orders = self.training.orders
+        if orders.update is None:
+            return None
+        rows = [
+            TokenDiagnostics(
+                window_id=w.window_id,
+                trajectory_id=w.trajectory_id,
+                start=w.start,
+                lam=0.9,
+                columns={name: np.zeros(w.end - w.start, np.float32) for name in COLUMN_NAMES},
+            )
+            for w in orders.windows[:1]
+        ]
+        notice = None
+        if orders.publish_as is not None and orders.update % 2 == 0:
+            notice = m.WeightNotice(
+                version=orders.publish_as,
+                update=orders.update,
+                sha256="",
+                num_bytes=1,
+                sources=[],
+            )
+        return m.UpdateDone(
+            update=orders.update,
+            lineage=orders.lineage,
+            metrics={"actor/pg_loss": 0.5, "critic/vf_explained_var": 0.1},
+            diagnostics=rows,
+            notice=notice,
+        )
+
+    def loaded(self) -> m.WeightsLoaded | None:
+        """The answer to a notice."""
+        noticed = self.hub.peers.generators[GENERATOR].noticed
+        return m.WeightsLoaded(version=max(noticed), gap_s=0.1, load_s=0.2) if noticed else None
+
+    async def work(self, but: Any = None) -> None:
+        """One honest step of each peer, without the step `but`."""
+        steps = ((GENERATOR, self.loaded), (GENERATOR, self.chunks), (REWARD, self.scores))
+        for name, step in (*steps, (LEARNER, self.update), (LEARNER, self.notice)):
+            message = None if step == but else step()
+            if message is not None:
+                await self.say(name, message)
+        await self.coordinator.phases.advance()
+
+    async def reach(self, wanted: Any) -> m.Message:
+        """Work until a peer has such a message to say."""
+        for _ in range(_STEPS):
+            if (message := wanted()) is not None:
+                assert isinstance(message, m.Message)
+                return message
+            await self.work(but=wanted)
+        raise AssertionError("honest peers never came to it")
+
+    def replayed(self) -> State:
+        """The state as the journal gives it to a coordinator that resumes."""
+        self.store.close()
+        self.store = RunStore.open(self.run_dir)
+        state = State(self.config)
+        for record in self.store.replay():
+            state.apply(record)
+        return state
+
+
+@contextlib.asynccontextmanager
+async def staged(config: RunConfig, run_dir: Path) -> AsyncIterator[Stage]:
+    """A stage with everybody on it; what a test says is on disk when the block ends."""
+    stage = Stage(config, run_dir)
+    recorder = asyncio.create_task(stage.hub.recorder.run())
+    try:
+        await stage.begin()
+        yield stage
+        idle = asyncio.create_task(stage.hub.recorder.flush())
+        done, _ = await asyncio.wait([recorder, idle], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        recorder.cancel()
+        stage.hub.router.close()
+        stage.store.close()
+
+
+Place = tuple[str | int, ...]
+"""Keys and indices that lead to a value in a message's map."""
+
+
+def body_of(frames: Sequence[bytes]) -> tuple[Any, bytes]:
+    """The map in a message's header, and its raw frame."""
+    return msgspec.msgpack.decode(frames[0][len(MAGIC) :]), frames[1]
+
+
+def places(value: Any, kinds: tuple[type, ...], here: Place = ()) -> list[Place]:
+    """Where a message's map has values of these types."""
+    if isinstance(value, dict):
+        pairs = [(key, item) for key, item in value.items() if key != "type"]
+    elif isinstance(value, list):
+        pairs = list(enumerate(value))
+    else:
+        return [here] if isinstance(value, kinds) and not isinstance(value, bool) else []
+    return [place for key, item in pairs for place in places(item, kinds, (*here, key))]
+
+
+def with_value(body: Any, place: Place, value: Any) -> list[bytes]:
+    """The header of a message with another value at one place."""
+    *way, last = place
+    changed = msgspec.msgpack.decode(msgspec.msgpack.encode(body))
+    target = changed
+    for key in way:
+        target = target[key]
+    target[last] = value
+    return [MAGIC + msgspec.msgpack.encode(changed)]

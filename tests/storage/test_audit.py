@@ -1,0 +1,545 @@
+"""An audit finds nothing in a sound run, and every breach of a run's account under its name."""
+
+import fcntl
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.cli import main
+from headrace.errors import UserError
+from headrace.protocol.records import (
+    BatchReturned,
+    BatchTaken,
+    ChunkArrived,
+    LineageBegan,
+    ProcessChanged,
+    Record,
+    RewardArrived,
+    RunPhase,
+    TokensLost,
+    TrajectoryEnded,
+    UpdateCommitted,
+    VersionIssued,
+    VersionLoaded,
+    VersionPublished,
+    WindowsClosed,
+    WindowsReady,
+)
+from headrace.protocol.streams import Span
+from storage.audit import KINDS, Report, audit_run, recount_ledger, repair
+from storage.database import SQLITE_NAME
+from storage.journal import SCHEMA, encode
+from storage.run_store import RunStore
+from storage.segments import SegmentWriter
+from tests.storage.lives import (
+    Life,
+    run_by_hand,
+    write_checkpoint,
+    write_journal,
+    write_whole,
+)
+from tests.storage.samples import chunk, closed, group, run_config, taken
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "run_v1"
+EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text())
+BY_HAND = {
+    "generated": 20,
+    "trained_policy": 18,
+    "ready": 0,
+    "in_flight": 0,
+    "dropped": {"boundary_mask": 2},
+    "trained_value": 12,
+    "value_waiting": 0,
+    "value_dropped": 0,
+    "abandoned": 4,
+    "evaluation": 4,
+    "inserted": 0,
+    "discarded_at_hold": 3,
+    "lost": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run by hand, whole; not to be changed."""
+    return write_whole(tmp_path_factory.mktemp("whole") / "run", run_by_hand())
+
+
+@pytest.fixture
+def run_dir(whole_run: Path, tmp_path: Path) -> Path:
+    """A copy of the run by hand."""
+    return shutil.copytree(whole_run, tmp_path / "run")
+
+
+def kinds(report: Report) -> set[str]:
+    return {finding.kind for finding in report.findings}
+
+
+# -- sound runs ------------------------------------------------------------------------------------
+
+
+def test_a_sound_run(run_dir: Path) -> None:
+    report = audit_run(run_dir)
+    assert report.findings == []
+    assert report.is_clean
+    assert report.counts == recount_ledger(run_dir) == BY_HAND
+    assert report.looked_at == {
+        "records": len(run_by_hand()), "trajectories": 3, "windows": 3, "token_tables": 2,
+        "checkpoints": 1, "diagnostics": 3,
+    }  # fmt: skip
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    seed=st.integers(0, 2**32),
+    unit=st.sampled_from(["window", "trajectory", "group"]),
+    size=st.integers(1, 3),
+)
+def test_any_sound_run(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, unit: str, size: int
+) -> None:
+    """Kills, rollbacks, inserted tokens and all: nothing is found, and the recount is what the
+    coordinator's account says."""
+    config = run_config(schedule={"unit": unit, "num_generations": size})
+    life = Life(config, seed)
+    life.live(200)
+    run_dir = write_whole(tmp_path_factory.mktemp("life") / "run", life.records, config)
+    report = audit_run(run_dir)
+    assert report.findings == []
+    assert report.balanced
+    ledger = life.account.ledger
+    said = ledger.as_metrics()
+    for name, tokens in report.counts.items():
+        if name == "dropped":
+            assert tokens == {reason: n for reason, n in sorted(ledger.dropped.items()) if n}
+        else:
+            assert tokens == said[f"ledger/{name}"], name
+
+
+def test_a_run_of_the_first_format(tmp_path: Path) -> None:
+    run_id = EXPECTED["summary"]["run_id"]
+    copied = shutil.copytree(FIXTURE / run_id, tmp_path / run_id)
+    report = audit_run(copied)
+    assert report.findings == []
+    assert (report.format, report.balanced) == (1, True)
+    assert {name: report.counts[name] for name in EXPECTED["recount"]} == EXPECTED["recount"]
+
+
+def test_a_run_of_the_first_format_that_was_gone_on_with(tmp_path: Path) -> None:
+    """Old records and new ones in one journal."""
+    run_id = EXPECTED["summary"]["run_id"]
+    copied = shutil.copytree(FIXTURE / run_id, tmp_path / run_id)
+    store = RunStore.open(copied)
+    store.append([RunPhase(at=1e9, phase="training"), VersionIssued(at=1e9, version=1000)])
+    store.append([TokensLost(at=1e9, generator="g", tokens=7, reason="refused")])
+    store.close()
+    report = audit_run(copied)
+    assert report.findings == []
+    assert (report.format, report.counts["lost"]) == (2, 7)
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    """SQL is behind, the last batch is half written, a lock is held: nothing is wrong with that."""
+    records = run_by_hand()
+    store = RunStore.create(tmp_path / "run", "run", run_config())
+    store.append(records[:30])
+    store.close()
+    write_checkpoint(tmp_path / "run", 1)
+    before = (tmp_path / "run" / SQLITE_NAME).read_bytes()
+    store = RunStore.open(tmp_path / "run")
+    store.append(records[30:])
+    store.close()
+    (tmp_path / "run" / SQLITE_NAME).write_bytes(before)
+    newest = sorted((tmp_path / "run" / "journal").iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:-8] + b"\xff\xff\xff\xff half")
+    with (tmp_path / "run" / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        report = audit_run(tmp_path / "run")
+    assert report.findings == []
+    assert report.counts == BY_HAND
+
+
+# -- breaches --------------------------------------------------------------------------------------
+
+Records = list[Record]
+Change = Callable[[Records], Any]
+
+
+def at(records: Records, kind: type[Record], number: int = 0) -> int:
+    """Where the record of a kind is, by its number among them."""
+    return [place for place, record in enumerate(records) if isinstance(record, kind)][number]
+
+
+def change(kind: type[Record], number: int = 0, **values: Any) -> Change:
+    """Change fields of one record."""
+
+    def apply(records: Records) -> None:
+        place = at(records, kind, number)
+        records[place] = msgspec.structs.replace(records[place], **values)
+
+    return apply
+
+
+def without(kind: type[Record], number: int = 0) -> Change:
+    """Leave one record out."""
+    return lambda records: records.pop(at(records, kind, number))
+
+
+def again(kind: type[Record], number: int = 0) -> Change:
+    """Write one record twice."""
+
+    def apply(records: Records) -> None:
+        place = at(records, kind, number)
+        records.insert(place, records[place])
+
+    return apply
+
+
+def metric(name: str, value: float, number: int = 0) -> Change:
+    """Change a figure of one commit."""
+
+    def apply(records: Records) -> None:
+        place = at(records, UpdateCommitted, number)
+        record = records[place]
+        assert isinstance(record, UpdateCommitted)
+        metrics = {**record.metrics, name: value}
+        records[place] = msgspec.structs.replace(record, metrics=metrics)
+
+    return apply
+
+
+def train_again(records: Records) -> None:
+    """The last batch once more, with what it already trained."""
+    batch, commit = (records[at(records, kind, -1)] for kind in (BatchTaken, UpdateCommitted))
+    records += [msgspec.structs.replace(record, update=3) for record in (batch, commit)]
+
+
+def outcome_first(records: Records) -> None:
+    """The critic trains on trajectory 10 with update 1, its last window is trained in update 2."""
+    change(BatchTaken, 0, value_trajectories=[10])(records)
+    change(UpdateCommitted, 0, value_trajectories=[10])(records)
+    del records[at(records, BatchTaken, 1) :]
+    batch = BatchTaken(
+        at=20.0, update=2, lineage=0, version=1, windows=[taken(10, 1)], value_trajectories=[]
+    )
+    records.append(batch)
+
+
+BREACHES: list[tuple[str, str, Change]] = [
+    ("a chunk is missing", "tokens", without(ChunkArrived, 1)),
+    ("a chunk came twice", "tokens", again(ChunkArrived, 1)),
+    ("a chunk of another lease", "tokens", change(ChunkArrived, 2, lease_id=77)),
+    ("a chunk after the end", "tokens", lambda r: r.append(chunk(40, 4, 5, index=1))),
+    ("a gap in the chunks", "tokens", change(ChunkArrived, 1, start=9)),
+    ("an end at another length", "tokens", change(TrajectoryEnded, 0, length=11)),
+    ("two ends", "tokens", again(TrajectoryEnded)),
+    ("two scores", "tokens", again(RewardArrived)),
+    ("spans too short", "tokens", change(ChunkArrived, 3, spans=[Span(0, 0, 3)])),
+    ("a version nobody published", "versions", change(ChunkArrived, 3, spans=[Span(9, 0, 4)])),
+    ("a version given out twice", "versions", again(VersionIssued, 1)),
+    ("a version of another update", "versions", change(VersionPublished, 1, update=0)),
+    ("a version published twice", "versions", again(VersionPublished, 2)),
+    ("a window of other tokens", "window", change(WindowsClosed, 2, windows=[
+        closed(20, 0, 0, 8, tokens=7)])),
+    ("a window of other versions", "window", change(WindowsClosed, 2, windows=[
+        closed(20, 0, 0, 8, max_version=1)])),
+    ("a window final too early", "window", change(WindowsClosed, 2, windows=[
+        closed(20, 0, 0, 8, final=True)])),
+    ("a window closed twice", "window", again(WindowsClosed)),
+    ("a window never closed", "window", without(WindowsClosed, 2)),
+    ("a window ready twice", "window", again(WindowsReady)),
+    ("a window taken before it was ready", "window", without(WindowsReady, 2)),
+    ("an update left out", "batch", change(BatchTaken, 1, update=3)),
+    ("a batch with other windows", "batch", change(UpdateCommitted, 0, window_ids=[
+        taken(10, 0).window_id])),
+    ("a commit of what was not out", "batch", without(BatchTaken, 1)),
+    ("a rollback leaves windows out", "rollback", change(LineageBegan, window_ids=[])),
+    ("a rollback gives too much back", "rollback", change(LineageBegan, window_ids=[
+        taken(10, 1).window_id, taken(10, 0).window_id])),
+    ("a rollback to what was forgotten", "rollback", change(LineageBegan, update=0)),
+    ("a lineage left out", "rollback", change(LineageBegan, lineage=2)),
+    ("trained again", "trained_twice", train_again),
+    ("a value without a score", "value", without(RewardArrived)),
+    ("a value trajectory twice", "value", train_again),
+    ("the critic knew", "critic_saw_outcome", outcome_first),
+    ("a ledger that does not balance", "ledger", metric("ledger/ready", 5.0)),
+    ("values that do not balance", "ledger", metric("ledger/value_waiting", 5.0)),
+    ("reasons that do not add up", "ledger", metric("ledger/dropped/stale", 5.0)),
+    ("a ledger of another run", "ledger", metric("ledger/evaluation", 5.0, number=2)),
+    ("a ledger that counts backwards", "ledger", metric("ledger/abandoned", 9.0, number=1)),
+    ("a checkpoint of another update", "checkpoint", lambda r: r.append(
+        msgspec.structs.replace(next(c for c in r if type(c).__name__ == "CheckpointWritten")))),
+    ("no diagnostics", "diagnostics", change(UpdateCommitted, 0, diagnostics=[])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "breach"), [b[1:] for b in BREACHES], ids=[b[0] for b in BREACHES]
+)
+def test_breaches_of_the_journal(run_dir: Path, kind: str, breach: Change) -> None:
+    records = run_by_hand()
+    breach(records)
+    write_journal(run_dir, records)
+    report = audit_run(run_dir)
+    assert kind in kinds(report)
+    assert not report.is_clean
+
+
+def test_the_checks_are_apart(run_dir: Path) -> None:
+    """Breaches that touch one promise only are found under one name only."""
+    for name in (
+        "a chunk of another lease", "a version given out twice", "a window of other versions",
+        "values that do not balance", "no diagnostics",
+    ):  # fmt: skip
+        _, kind, breach = next(b for b in BREACHES if b[0] == name)
+        records = run_by_hand()
+        breach(records)
+        write_journal(run_dir, records)
+        found = kinds(audit_run(run_dir)) - {"sql", "mask"}  # SQL is of the sound run
+        assert found == {kind}, name
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update windows set state = 'ready' where window_id = 655360",
+        "update trajectories set length = 11 where trajectory_id = 10",
+        "delete from windows where window_id = 655361",
+        "insert into value_uses select run, 99, state, lineage, \"update\", \"offset\" "
+        "from value_uses",
+        "update updates set abandoned = 0",
+        "update weight_versions set \"update\" = 0 where version = 1",
+        "delete from checkpoints",
+        "update token_losses set tokens = 4",
+        "update runs set status = 'training'",
+        "delete from groups where group_id = 4",
+        "update projection set next_offset = 1000",
+    ],
+)  # fmt: skip
+def test_breaches_of_sql(run_dir: Path, statement: str) -> None:
+    edit(run_dir, statement)
+    assert "sql" in kinds(audit_run(run_dir))
+
+
+def edit(run_dir: Path, statement: str) -> None:
+    with closing(sqlite3.connect(run_dir / SQLITE_NAME)) as base:
+        base.execute(statement)
+        base.commit()
+
+
+def test_a_mask_that_shows_something_else(run_dir: Path) -> None:
+    edit(run_dir, "update windows set masked = '[]', masked_tokens = 0 where window_id = 655360")
+    assert kinds(audit_run(run_dir)) == {"sql", "mask"}
+
+
+def test_no_sql(run_dir: Path) -> None:
+    (run_dir / SQLITE_NAME).unlink()
+    report = audit_run(run_dir)
+    assert kinds(report) == {"sql"}
+    assert report.counts == BY_HAND
+
+
+def test_checkpoints(run_dir: Path) -> None:
+    folder = run_dir / "checkpoints" / "step_1"
+    (folder / "weights").write_bytes(b"12345")
+    assert kinds(audit_run(run_dir)) == {"checkpoint"}
+    (folder / "weights").unlink()
+    assert "missing" in audit_run(run_dir).findings[0].text
+    (folder / "manifest.json").write_text('{"update": 3, "files": {}}')
+    assert "update 3" in audit_run(run_dir).findings[0].text
+    (folder / "manifest.json").write_text("{")
+    assert "cannot be read" in audit_run(run_dir).findings[0].text
+    shutil.rmtree(folder)
+    assert [finding.where for finding in audit_run(run_dir).findings] == ["step_1", "latest"]
+
+
+@pytest.mark.parametrize("wrong", ["short", "nan"])
+def test_diagnostics(run_dir: Path, wrong: str) -> None:
+    records = run_by_hand()
+    commit = records[at(records, UpdateCommitted)]
+    assert isinstance(commit, UpdateCommitted)
+    first, *rest = commit.diagnostics
+    columns = {
+        name: values[:-1] if wrong == "short" else np.full_like(values, np.nan)
+        for name, values in first.columns.items()
+    }
+    bad = msgspec.structs.replace(first, columns=columns)
+    change(UpdateCommitted, 0, diagnostics=[bad, *rest])(records)
+    write_journal(run_dir, records)
+    found = audit_run(run_dir).findings
+    assert [finding.kind for finding in found if finding.kind != "sql"] == ["diagnostics"]
+
+
+def test_a_flipped_bit(run_dir: Path) -> None:
+    """Found with its file and place, although Arrow reads on without a word."""
+    (path,) = (run_dir / "journal").iterdir()
+    data = bytearray(path.read_bytes())
+    data[-400] ^= 1
+    path.write_bytes(data)
+    report = audit_run(run_dir)
+    assert "damaged" in kinds(report)
+    (finding,) = [each for each in report.findings if each.kind == "damaged"]
+    assert finding.where.startswith(f"{path.name} at byte ")
+    assert report.looked_at["records"] < len(run_by_hand())
+
+
+def test_a_torn_end(run_dir: Path) -> None:
+    (path,) = (run_dir / "journal").iterdir()
+    path.write_bytes(path.read_bytes()[:-100])
+    assert "damaged" in kinds(audit_run(run_dir))
+
+
+def test_a_segment_that_is_gone(run_dir: Path) -> None:
+    store = RunStore.open(run_dir)
+    store.append([RunPhase(at=60.0, phase="finished")])
+    store.close()
+    first, _ = sorted((run_dir / "journal").iterdir())
+    first.unlink()
+    assert "journal" in kinds(audit_run(run_dir))
+
+
+def test_the_critic_knew(run_dir: Path) -> None:
+    """Both are told: the value model was given the answer too early, and its window came after."""
+    records = run_by_hand()
+    outcome_first(records)
+    write_journal(run_dir, records)
+    found = [f.text for f in audit_run(run_dir).findings if f.kind == "critic_saw_outcome"]
+    assert len(found) == 2
+    assert "while its last window was ready" in found[0]
+    assert "update 1 had shown the critic how the answer ends" in found[1]
+
+
+def test_every_kind_is_provoked() -> None:
+    provoked = {kind for _, kind, _ in BREACHES}
+    assert provoked | {"sql", "mask", "damaged", "journal", "unusable"} == set(KINDS)
+
+
+# -- records that cannot be used, and the repair ---------------------------------------------------
+
+
+def poisons() -> list[Record]:
+    return [
+        ProcessChanged(at=1.0, name="g", role="generator", pid=2**63, host="h", state="up"),
+        msgspec.structs.replace(chunk(20, 8, 9, index=1), token_ids=np.array([-1], np.int32)),
+        chunk(20, 8, 9, index=1, version=2**62 + 1),
+        chunk(20, 12, 16, index=1),
+        BatchReturned(
+            at=1.0, update=9, lineage=9, reason="", window_ids=[12345], value_trajectories=[]
+        ),
+        RewardArrived(at=1.0, trajectory_id=40, status="ok", reward=float("inf")),
+    ]
+
+
+@pytest.mark.parametrize("poison", poisons(), ids=lambda record: type(record).__name__)
+def test_repair(run_dir: Path, poison: Record) -> None:
+    """The journal ends before the poison, the run can be opened and goes on, and the damaged
+    journal is there."""
+    records = run_by_hand()
+    sound = len(records)
+    write_journal(run_dir, [*records, poison, *records[-1:]])
+    assert not audit_run(run_dir).is_clean
+    done = repair(run_dir)
+    assert done.why is not None
+    assert done.kept == sound
+    assert done.lost == 3
+    assert done.lost_kinds[type(poison).__name__] == 1
+    assert (run_dir / str(done.damaged)).is_dir()
+    report = audit_run(run_dir)
+    assert report.findings == []
+    assert report.counts == BY_HAND
+    store = RunStore.open(run_dir)
+    store.append([chunk(20, 8, 9, index=1)])
+    assert sum(1 for _ in store.replay()) == sound + 1
+    store.close()
+    assert repair(run_dir).why is None
+
+
+@pytest.mark.parametrize("poison", ["pid", "version", "token", "empty"])
+def test_repair_of_the_first_format(tmp_path: Path, poison: str) -> None:
+    """What a coordinator of the first format wrote down and then died of, at every resume."""
+    run_id = EXPECTED["summary"]["run_id"]
+    copied = shutil.copytree(FIXTURE / run_id, tmp_path / run_id)
+    schema = SCHEMA.with_metadata({"run_id": run_id})
+    writer = SegmentWriter(copied / "journal", schema, segment_bytes=2**20)
+    before, number = writer.rows, 10**6
+    born = msgspec.structs.replace(group(number), trajectory_ids=[number * 10])
+    every: dict[str, list[Record]] = {
+        "pid": poisons()[:1],
+        "version": [VersionLoaded(at=1.0, generator="g", version=2**63, gap_s=0.0, load_s=0.0)],
+        "token": [born, msgspec.structs.replace(
+            chunk(number * 10, 0, 1), token_ids=np.array([-1], np.int32))],
+        "empty": [born, chunk(number * 10, 0, 0, finish="stop")],
+    }  # fmt: skip
+    records = every[poison]
+    writer.append(encode(records, before))
+    writer.close()
+    assert "unusable" in kinds(audit_run(copied))
+    done = repair(copied)
+    assert (done.kept, done.lost) == (before + len(records) - 1, 1)
+    report = audit_run(copied)
+    assert report.findings == []
+    assert {name: report.counts[name] for name in EXPECTED["recount"]} == EXPECTED["recount"]
+
+
+def test_repair_cuts_at_a_damaged_batch(run_dir: Path) -> None:
+    (path,) = (run_dir / "journal").iterdir()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    done = repair(run_dir)
+    assert done.damaged == "journal.damaged-1"
+    assert 0 < done.kept < len(run_by_hand())
+    assert "damaged" not in kinds(audit_run(run_dir))
+
+
+def test_repair_sets_checkpoints_of_lost_updates_aside(run_dir: Path) -> None:
+    records = run_by_hand()
+    place = at(records, BatchTaken, 1)
+    write_journal(run_dir, [*records[:place], poisons()[0], *records[place:]])
+    write_checkpoint(run_dir, 2, lineage=1)
+    done = repair(run_dir)
+    assert done.checkpoints == ["damaged-1-step_2"]
+    assert (run_dir / "checkpoints" / "latest").read_text() == "step_1\n"
+    assert audit_run(run_dir).findings == []
+
+
+def test_repair_leaves_a_sound_or_living_run_alone(run_dir: Path) -> None:
+    before = {path: path.read_bytes() for path in (run_dir / "journal").iterdir()}
+    assert repair(run_dir).why is None
+    assert {path: path.read_bytes() for path in (run_dir / "journal").iterdir()} == before
+    with (run_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="still going on"):
+            repair(run_dir)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_command(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["run", "--root", str(run_dir.parent)]
+    assert main(["audit", *where]) == 0
+    assert "balanced, findings: 0" in capsys.readouterr().out
+    assert main(["audit", *where, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["balanced"] is True
+    assert shown["counts"] == BY_HAND
+    assert (shown["run"], shown["format"], shown["findings"]) == ("run", 2, [])
+    write_journal(run_dir, [*run_by_hand(), poisons()[0]])
+    assert main(["audit", *where, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert {finding["kind"] for finding in found} == {"unusable"}
+    assert main(["audit", *where, "--repair"]) == 0
+    assert "the damaged journal is journal.damaged-1" in capsys.readouterr().out
+    assert main(["audit", "nothing", "--root", str(run_dir.parent)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
