@@ -114,7 +114,7 @@ def test_a_whole_life(tmp_path: Path) -> None:
         assert last.checkpoint == str(run_dir / "checkpoints" / "step_4")
         assert "critic/grad_norm" not in last.metrics
 
-        coordinator.send(CheckpointRequest(update=4, lineage=0))
+        coordinator.send(CheckpointRequest(update=4, lineage=5))
         path = Path(coordinator.expect(CheckpointDone).path)
         assert (run_dir / "checkpoints" / "latest").read_text().strip() == path.name
         manifest = json.loads((path / "manifest.json").read_text())
