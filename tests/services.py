@@ -1,8 +1,9 @@
 """The two services that some tests need and pip cannot bring: Chromium and a PostgreSQL server.
 
 Out: where they are, a throw-away PostgreSQL server, and (`python -m tests.services`) their
-installation. Promises: imports the standard library only; finding them starts nothing; a server
-listens on a Unix socket in a folder of its own and on no port, and goes with its `with` block.
+installation. Promises: installing needs the standard library only; finding them starts nothing; a
+server listens on a Unix socket in a folder of its own and on no port, and goes with its `with`
+block.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -81,6 +83,17 @@ def postgresql_server() -> Iterator[str]:
         if started:
             run(binaries / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def cannot_have(service: str, package: str) -> NoReturn:
+    """Skip a test that needs a service which is not here; under continuous integration, fail it:
+    there nobody would notice that it never runs."""
+    import pytest
+
+    reason = f"no {service} on this machine: install the package {package}"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def missing_packages() -> list[str]:

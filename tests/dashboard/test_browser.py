@@ -18,7 +18,7 @@ from headrace.processes.launch import dashboard_argv, role_environment
 from storage import queries
 from tests.dashboard.chromium import open_chromium
 from tests.dashboard.scripted_run import MARKUP, MARKUP_ID
-from tests.services import find_chromium
+from tests.services import cannot_have, find_chromium
 
 pytestmark = pytest.mark.browser
 PATIENCE_MS = 60_000
@@ -55,7 +55,7 @@ def _answers(url: str) -> bool:
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
     if find_chromium() is None:
-        pytest.skip("no Chromium on this machine: install the package chromium")
+        cannot_have("Chromium", "chromium")
     with open_chromium() as browser:
         page = browser.new_page(viewport={"width": 1440, "height": 1200})
         page.set_default_timeout(PATIENCE_MS)

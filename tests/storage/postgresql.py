@@ -13,6 +13,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
+from tests.services import cannot_have
+
 
 def _binaries() -> Path | None:
     """The newest installed server."""
@@ -33,7 +35,7 @@ def _user() -> list[str]:
 def _server() -> Iterator[str]:
     binaries = _binaries()
     if binaries is None:
-        pytest.skip("no PostgreSQL server: install the package postgresql")
+        cannot_have("PostgreSQL server", "postgresql")
     with tempfile.TemporaryDirectory(prefix="headrace-pg-") as name:
         folder = Path(name)
         if os.geteuid() == 0:
