@@ -182,17 +182,6 @@ class Trajectory:
                 runs.append((span.start, span.end))
         return runs
 
-    def rewards_between(self, start: int, end: int) -> list[Reward]:
-        """Rewards that tokens in [start, end) earned. One that stands on an inserted token belongs
-        to the last sampled token before it."""
-        return [r for r in self.rewards if start <= self._earner(r.position) < end]
-
-    def _earner(self, position: int) -> int:
-        for span in reversed(self.spans):
-            if span.start <= position:
-                return min(position, span.end - 1)
-        return position
-
     def sampled_tokens(self) -> Int32:
         """[sampled] the tokens that the policy wrote."""
         if not self.pieces:
