@@ -26,12 +26,14 @@ def train(
     root: Path,
     name: str,
     environment: Mapping[str, str] | None = None,
+    tree: Path = ROOT,
 ) -> Summary:
     """Run a recipe to its end; its `headrace show --json` and, as `folder`, its run folder.
 
-    `name` must be new in `root`: the run is found by it. `environment`: more variables.
-    RunFailedError when it ended badly.
+    `name` must be new in `root`: the run is found by it. `environment`: more variables. `tree`: the
+    source tree whose code runs and shows. RunFailedError when it ended badly.
     """
+    variables = {**os.environ, "PYTHONPATH": str(tree), **(environment or {})}
     root = root.resolve()
     root.mkdir(parents=True, exist_ok=True)
     log = root / f"{name}.log"
@@ -42,10 +44,10 @@ def train(
     with log.open("wb") as file:
         code = subprocess.run(
             command,
-            cwd=ROOT,
+            cwd=tree,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env=variables,
         ).returncode
     if code != 0:
         tail = log.read_text(errors="replace")[-2000:]
@@ -53,9 +55,10 @@ def train(
     (run_id,) = [p.name for p in root.iterdir() if p.is_dir() and p.name.startswith(f"{name}-")]
     shown = subprocess.run(
         [sys.executable, "-m", "headrace", "show", run_id, "--json", "--root", str(root)],
-        cwd=ROOT,
+        cwd=tree,
         capture_output=True,
         check=True,
+        env=variables,
     )
     return {**json.loads(shown.stdout), "folder": str(root / run_id)}
 

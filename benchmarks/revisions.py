@@ -1,0 +1,120 @@
+"""The same recipe at two or more commits, seed by seed: what a change of the code did to learning.
+
+Each commit is checked out into a folder of its own below `.cache/revisions/`, and its own `headrace
+train` runs there, with the packages of this environment. For each seed the commits take turns, in
+an order drawn anew; a row holds the accuracy before and after, the training seconds, tokens and
+idle shares as that commit's own `headrace show --json` gives them. Rows are appended to `--rows`
+under `revisions/<recipe>/<commit>/<seed>`; what is there already is not run again. `difference` is
+the last commit's accuracy after training less the first's, seed by seed. The quickstart takes some
+five minutes a run on two calm cores.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rows import RESULTS, Rows, result_line
+from benchmarks.runs import train
+from headrace.errors import UserError
+from headrace.install import ROOT
+
+KEPT = (
+    "updates", "train_time_s", "time_to_first_update_s", "wall_s", "eval", "reward",
+    "response_length", "tokens", "trajectories", "staleness", "idle_share",
+)  # fmt: skip
+FOLDER = ROOT / ".cache" / "revisions"
+
+
+def checkout(revision: str) -> tuple[str, Path]:
+    """The commit's short name and a folder that has it checked out; UserError when git fails."""
+    commit = _git("rev-parse", "--verify", f"{revision}^{{commit}}")[:12]
+    tree = FOLDER / commit
+    if not tree.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        _git("worktree", "add", "--quiet", "--detach", str(tree), commit)
+    return commit, tree
+
+
+def _git(*arguments: str) -> str:
+    answer = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    if answer.returncode != 0:
+        raise UserError(f"git {' '.join(arguments)}: {answer.stderr.strip()}")
+    return answer.stdout.strip()
+
+
+def measure(
+    recipe: str, overrides: list[str], revisions: list[str], seeds: list[int], rows: Rows
+) -> dict[str, Any]:
+    """All seeds at all commits, those that `rows` lacks; returns the comparison."""
+    trees = dict(map(checkout, revisions))
+    name = Path(recipe).stem
+    for seed in seeds:
+        for commit in random.sample(sorted(trees), len(trees)):
+            key = f"revisions/{name}/{commit}/{seed}"
+            if key in rows.rows:
+                continue
+            load = os.getloadavg()[0]
+            summary = train(
+                recipe,
+                [*overrides, f"seed={seed}"],
+                root=FOLDER / "runs",
+                name=f"{name}-{commit}-{seed}",
+                tree=trees[commit],
+            )
+            row = rows.add(
+                key,
+                {
+                    "recipe": name,
+                    "revision": commit,
+                    "seed": seed,
+                    "overrides": overrides,
+                    "load_before": round(load, 2),
+                    **{figure: summary.get(figure) for figure in KEPT},
+                },
+            )
+            print(
+                f"seed {seed}  {commit}  accuracy {row['eval']['before']:.3f} -> "
+                f"{row['eval']['after']:.3f}  in {row['train_time_s']:.0f} s",
+                flush=True,
+            )
+    after = {
+        commit: [rows.rows[f"revisions/{name}/{commit}/{seed}"]["eval"]["after"] for seed in seeds]
+        for commit in trees
+    }
+    first, last = list(trees)[0], list(trees)[-1]
+    differences = [b - a for a, b in zip(after[first], after[last], strict=True)]
+    return {
+        "name": "revisions",
+        "recipe": name,
+        "seeds": seeds,
+        "accuracy": {commit: [round(a, 4) for a in each] for commit, each in after.items()},
+        "difference": round(statistics.mean(differences), 4),
+        "difference_min": round(min(differences), 4),
+        "difference_max": round(max(differences), 4),
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="headrace bench revisions", description=__doc__)
+    parser.add_argument("revisions", nargs="+", help="commits, the one to compare against first")
+    parser.add_argument("--recipe", default="recipes/quickstart.toml")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument("--rows", type=Path, default=RESULTS / "revisions.jsonl")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    arguments = parser.parse_args(argv)
+    result = measure(
+        arguments.recipe,
+        arguments.overrides,
+        arguments.revisions,
+        arguments.seeds,
+        Rows(arguments.rows),
+    )
+    print(result_line(result) if arguments.json else json.dumps(result, indent=2))
+    return 0
