@@ -34,6 +34,11 @@ class ChunkCutter:
         """Response tokens so far, prefix included."""
         return self._start + len(self._token_ids)
 
+    @property
+    def pending(self) -> int:
+        """Tokens that are in no chunk yet."""
+        return len(self._token_ids)
+
     def add(self, delta: TokenDelta) -> list[TrajectoryChunk]:
         """Take a delta; the chunks that are complete now."""
         if delta.token_ids:

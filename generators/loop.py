@@ -285,6 +285,7 @@ class GeneratorLoop:
             version=self._engine.version,
             tokens=self._tokens,
             discarded_tokens=self._discarded_tokens,
+            pending_tokens=sum(cutter.pending for cutter in self._live.values()),
             prefill_tokens=self._engine.stats().prefill_tokens,
             idle_s=self.time.idle_s,
             pause_s=self.time.pause_s,

@@ -166,13 +166,15 @@ class ChunkAck(Message, frozen=True, kw_only=True, tag=True):
 
 class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
     """Generator to coordinator about once a second: counters since start (`discarded_tokens` were
-    sampled and thrown away because a hold came), and seconds since start spent with nothing to
-    generate (`idle_s`), paused for weights (`pause_s`) and generating (`busy_s`)."""
+    sampled and thrown away because a hold came), seconds since start spent with nothing to generate
+    (`idle_s`), paused for weights (`pause_s`) and generating (`busy_s`), and `pending_tokens`:
+    sampled, kept, and not yet in a chunk."""
 
     live: fields.Position
     version: fields.LoadedVersion
     tokens: fields.Count
     discarded_tokens: fields.Count
+    pending_tokens: fields.Count
     prefill_tokens: fields.Count
     idle_s: fields.Seconds
     pause_s: fields.Seconds

@@ -211,11 +211,12 @@ class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
 class TokensLost(Record, frozen=True, kw_only=True, tag=True):
     """Tokens were generated that the journal will never have. held: the generator threw them away
     when it was told to stop at a window's border. refused: the chunk belonged to no lease any
-    more."""
+    more. died: they were in the memory of a generator that is gone, as far as its last report and
+    the chunks since then say."""
 
     generator: str
     tokens: int
-    reason: Literal["held", "refused"]
+    reason: Literal["held", "refused", "died"]
 
 
 class LineageBegan(Record, frozen=True, kw_only=True, tag=True):

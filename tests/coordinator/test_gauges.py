@@ -12,7 +12,7 @@ from headrace.protocol.messages import GeneratorReport
 
 def report(idle: float, busy: float) -> GeneratorReport:
     return GeneratorReport(
-        live=0, version=0, tokens=0, discarded_tokens=0, prefill_tokens=0,
+        live=0, version=0, tokens=0, discarded_tokens=0, pending_tokens=0, prefill_tokens=0,
         idle_s=idle, pause_s=0.0, busy_s=busy,
     )  # fmt: skip
 

@@ -402,6 +402,7 @@ SAMPLES: list[Message] = [
         version=2,
         tokens=3,
         discarded_tokens=0,
+        pending_tokens=0,
         prefill_tokens=0,
         idle_s=0,
         pause_s=0,
