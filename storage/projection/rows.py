@@ -1,16 +1,20 @@
 """How rows reach SQL: bulk inserts, upserts, and values that every database takes."""
 
+import functools
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.dml import UpdateBase
 
 from headrace.protocol.records import MetricsSampled, UpdateCommitted
-from storage.tables import Base, Event, Metric, MetricArray, Trajectory
+from storage.tables import Base, Event, Metric, MetricArray
 
 Placed = tuple[int, Any]
 """(journal offset, record)"""
@@ -73,13 +77,46 @@ def insert_records(
     insert_rows(connection, run, table, rows)
 
 
+class Prepared:
+    """A statement with a bind parameter for each value, compiled once a dialect and executed with
+    many rows. The driver gets the rows as they are but for what a type must do to its values: what
+    SQLAlchemy does anew for each row and parameter is else most of what a row costs."""
+
+    def __init__(self, statement: UpdateBase) -> None:
+        self._statement = statement
+        self._compiled: dict[str, SQLCompiler] = {}
+
+    def run(self, connection: Connection, rows: Iterable[Row]) -> None:
+        """Execute with `rows`, parameters by name."""
+        dialect = connection.dialect
+        compiled = self._compiled.get(dialect.name)
+        if compiled is None:
+            compiled = self._statement.compile(dialect=dialect)
+            self._compiled[dialect.name] = compiled
+        converters = [
+            (name, convert)
+            for name, parameter in compiled.binds.items()
+            if (convert := parameter.type.dialect_impl(dialect).bind_processor(dialect))
+        ]
+        constants = compiled.params
+        whole = [{**constants, **row} for row in rows]
+        for name, convert in converters:
+            for row in whole:
+                row[name] = convert(row[name])
+        names = compiled.positiontup
+        parameters: list[Any] = whole
+        if names is not None:
+            parameters = [tuple([row[name] for name in names]) for row in whole]
+        connection.exec_driver_sql(str(compiled), parameters)
+
+
 def update_rows(
     connection: Connection, run: int, key: InstrumentedAttribute[int], rows: dict[int, Row]
 ) -> None:
     """Set the named columns of the rows that `key` (a column of their table) finds. Rows that set
     the same columns are one statement."""
-    table = key.class_.__table__
     shapes: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    # In the order of the key: two writers would not deadlock, and SQLite walks its pages once.
     for value in sorted(rows):
         row = rows[value]
         names = tuple(sorted(row))
@@ -87,27 +124,15 @@ def update_rows(
             {"b_run": run, "b_key": value, **{f"b_{name}": row[name] for name in names}}
         )
     for names, parameters in shapes.items():
-        values = {name: bindparam(f"b_{name}", type_=table.c[name].type) for name in names}
-        mine = (table.c.run == bindparam("b_run"), table.c[key.key] == bindparam("b_key"))
-        connection.execute(update(table).where(*mine).values(values), parameters)
+        _setting(key, names).run(connection, parameters)
 
 
-def update_trajectories(
-    connection: Connection, run: int, rows: dict[int, Row], **values: Any
-) -> None:
-    """Set `values` (expressions over bind parameters) with one row of parameters a trajectory."""
-    statement = (
-        update(Trajectory)
-        .where(Trajectory.run == bindparam("b_run"))
-        .where(Trajectory.trajectory_id == bindparam("b_trajectory"))
-        .values(**values)
-    )
-    # In the order of the key: two writers would not deadlock, and SQLite walks its pages once.
-    parameters = [
-        {"b_run": run, "b_trajectory": trajectory, **rows[trajectory]}
-        for trajectory in sorted(rows)
-    ]
-    connection.execute(statement, parameters)
+@functools.cache
+def _setting(key: InstrumentedAttribute[int], names: tuple[str, ...]) -> Prepared:
+    table = key.class_.__table__
+    values = {name: bindparam(f"b_{name}", type_=table.c[name].type) for name in names}
+    mine = (table.c.run == bindparam("b_run"), table.c[key.key] == bindparam("b_key"))
+    return Prepared(update(table).where(*mine).values(values))
 
 
 def event(

@@ -1,17 +1,53 @@
 """Prompts, groups and trajectories: issued, growing, ended, scored."""
 
-from sqlalchemy import Connection, bindparam, case, func, or_
+from sqlalchemy import Connection, bindparam, case, func, or_, update
 
 from storage.projection.rows import (
     Placed,
+    Prepared,
     Row,
     clean_text,
     finite,
     insert_rows,
-    update_trajectories,
+    update_rows,
     upsert_rows,
 )
 from storage.tables import Group, Prompt, Trajectory
+
+
+def _extend() -> Prepared:
+    """Adds what new chunks say of a trajectory to what its row says."""
+    length = bindparam("b_length", type_=Trajectory.length.type)
+    low = bindparam("b_low", type_=Trajectory.min_version.type)
+    high = bindparam("b_high", type_=Trajectory.max_version.type)
+    first_at = bindparam("b_at", type_=Trajectory.first_token_at.type)
+    first = bindparam("b_first", type_=Trajectory.first_offset.type)
+    no_low, no_high = Trajectory.min_version.is_(None), Trajectory.max_version.is_(None)
+    return Prepared(
+        update(Trajectory)
+        .where(Trajectory.run == bindparam("b_run"))
+        .where(Trajectory.trajectory_id == bindparam("b_key"))
+        .values(
+            status=case((Trajectory.status == "issued", "running"), else_=Trajectory.status),
+            generator=bindparam("b_generator"),
+            finish=bindparam("b_finish"),
+            length=case((length > Trajectory.length, length), else_=Trajectory.length),
+            sampled=Trajectory.sampled + bindparam("b_sampled"),
+            inserted=Trajectory.inserted + bindparam("b_inserted"),
+            min_version=case(
+                (or_(no_low, low < Trajectory.min_version), low), else_=Trajectory.min_version
+            ),
+            max_version=case(
+                (or_(no_high, high > Trajectory.max_version), high), else_=Trajectory.max_version
+            ),
+            first_token_at=func.coalesce(Trajectory.first_token_at, first_at),
+            first_offset=func.coalesce(Trajectory.first_offset, first),
+            last_offset=bindparam("b_last"),
+        )
+    )
+
+
+_EXTEND = _extend()
 
 
 def issue_groups(connection: Connection, run: int, records: list[Placed]) -> None:
@@ -67,8 +103,8 @@ def issue_groups(connection: Connection, run: int, records: list[Placed]) -> Non
 
 def assign_leases(connection: Connection, run: int, records: list[Placed]) -> None:
     """The generator that works on a trajectory."""
-    latest = {r.trajectory_id: {"b_generator": r.generator} for _, r in records}
-    update_trajectories(connection, run, latest, generator=bindparam("b_generator"))
+    latest = {r.trajectory_id: {"generator": r.generator} for _, r in records}
+    update_rows(connection, run, Trajectory.trajectory_id, latest)
 
 
 def extend_responses(connection: Connection, run: int, records: list[Placed]) -> None:
@@ -100,83 +136,37 @@ def extend_responses(connection: Connection, run: int, records: list[Placed]) ->
                 row["b_high"] = span.version if high is None else max(high, span.version)
             row["b_sampled"] += sampled
             row["b_inserted"] += tokens - sampled
-    length = bindparam("b_length", type_=Trajectory.length.type)
-    low = bindparam("b_low", type_=Trajectory.min_version.type)
-    high = bindparam("b_high", type_=Trajectory.max_version.type)
-    no_low, no_high = Trajectory.min_version.is_(None), Trajectory.max_version.is_(None)
-    update_trajectories(
-        connection,
-        run,
-        rows,
-        status=case((Trajectory.status == "issued", "running"), else_=Trajectory.status),
-        generator=bindparam("b_generator"),
-        finish=bindparam("b_finish"),
-        length=case((length > Trajectory.length, length), else_=Trajectory.length),
-        sampled=Trajectory.sampled + bindparam("b_sampled"),
-        inserted=Trajectory.inserted + bindparam("b_inserted"),
-        min_version=case(
-            (or_(no_low, low < Trajectory.min_version), low), else_=Trajectory.min_version
-        ),
-        max_version=case(
-            (or_(no_high, high > Trajectory.max_version), high), else_=Trajectory.max_version
-        ),
-        first_token_at=func.coalesce(
-            Trajectory.first_token_at, bindparam("b_at", type_=Trajectory.first_token_at.type)
-        ),
-        first_offset=func.coalesce(
-            Trajectory.first_offset, bindparam("b_first", type_=Trajectory.first_offset.type)
-        ),
-        last_offset=bindparam("b_last"),
-    )
+    # In the order of the key: two writers would not deadlock, and SQLite walks its pages once.
+    _EXTEND.run(connection, ({"b_run": run, "b_key": key, **rows[key]} for key in sorted(rows)))
 
 
 def end_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
     """No more tokens will come."""
     rows = {
         r.trajectory_id: {
-            "b_status": r.status,
-            "b_length": r.length,
-            "b_error": clean_text(r.error),
-            "b_at": r.at,
+            "status": r.status,
+            "length": r.length,
+            "error": clean_text(r.error),
+            "finished_at": r.at,
         }
         for _, r in records
     }
-    update_trajectories(
-        connection,
-        run,
-        rows,
-        status=bindparam("b_status"),
-        length=bindparam("b_length"),
-        error=bindparam("b_error"),
-        finished_at=bindparam("b_at"),
-    )
+    update_rows(connection, run, Trajectory.trajectory_id, rows)
 
 
 def score_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
     """Rewards, their parts, times and errors."""
     rows = {
         r.trajectory_id: {
-            "b_reward": finite(r.reward),
-            "b_correct": r.correct,
-            "b_rewards": [[finite(reward.value), reward.position] for reward in r.rewards],
-            "b_status": r.status,
-            "b_parts": {name: finite(part) for name, part in r.parts.items()},
-            "b_seconds": r.seconds,
-            "b_error": clean_text(r.error),
-            "b_at": r.at,
+            "reward": finite(r.reward),
+            "correct": r.correct,
+            "rewards": [[finite(reward.value), reward.position] for reward in r.rewards],
+            "reward_status": r.status,
+            "reward_parts": {name: finite(part) for name, part in r.parts.items()},
+            "reward_seconds": r.seconds,
+            "reward_error": clean_text(r.error),
+            "rewarded_at": r.at,
         }
         for _, r in records
     }
-    update_trajectories(
-        connection,
-        run,
-        rows,
-        reward=bindparam("b_reward"),
-        correct=bindparam("b_correct"),
-        rewards=bindparam("b_rewards", type_=Trajectory.rewards.type),
-        reward_status=bindparam("b_status"),
-        reward_parts=bindparam("b_parts"),
-        reward_seconds=bindparam("b_seconds"),
-        reward_error=bindparam("b_error"),
-        rewarded_at=bindparam("b_at"),
-    )
+    update_rows(connection, run, Trajectory.trajectory_id, rows)
