@@ -48,7 +48,7 @@ class Evaluation:
     async def advance(self) -> EvaluationDone | None:
         """Lease the trajectories that have no lease; returns the result once everything is
         scored."""
-        await self._generation.lease_evaluation(self._groups)
+        await self._generation.lease_evaluation()
         while self._open and self._settled(self._hub.account.trajectories[self._open[-1]]):
             self._open.pop()
         if self._open:

@@ -6,6 +6,7 @@ resumed elsewhere.
 """
 
 import time
+from typing import Literal
 
 from coordinator.hub import Hub
 from coordinator.peers import GeneratorPeer
@@ -20,7 +21,7 @@ from headrace.protocol.messages import (
     WeightNotice,
     WeightsLoaded,
 )
-from headrace.protocol.records import GroupIssued, LeaseIssued, TokensLost, VersionLoaded
+from headrace.protocol.records import LeaseIssued, TokensLost, VersionLoaded
 from sequence.trajectories import Trajectory
 
 
@@ -54,15 +55,20 @@ class Generation:
         if known is not None and known.hello.pid == hello.pid:
             known.hello = hello
         else:
-            self.lose(hello.name)
+            self.lose(hello.name, died=True)
             self._hub.peers.generators[hello.name] = GeneratorPeer(hello)
         if self.notice is not None:
             await self._notify(hello.name, self.notice)
 
-    def lose(self, name: str) -> None:
-        """A generator is gone: its leases return."""
-        if self._hub.peers.generators.pop(name, None) is not None:
-            self._hub.leases.lose(name)
+    def lose(self, name: str, *, died: bool) -> None:
+        """A generator is gone: its leases return. One that `died` took with it what it had not
+        sent; one that left has sent all it had."""
+        generator = self._hub.peers.generators.pop(name, None)
+        if generator is None:
+            return
+        self._hub.leases.lose(name)
+        if died:
+            self._note_lost(name, generator.pending, "died")
 
     def report(self, name: str, report: GeneratorReport) -> None:
         """Once a second: how it works and waits, and what it threw away at holds since."""
@@ -70,10 +76,12 @@ class Generation:
         if generator is None:
             return
         known = generator.report.discarded_tokens if generator.report else 0
-        generator.report = report
-        if report.discarded_tokens > known:
-            tokens = report.discarded_tokens - known
-            self._hub.note(TokensLost(at=time.time(), generator=name, tokens=tokens, reason="held"))
+        generator.report, generator.arrived = report, 0
+        self._note_lost(name, report.discarded_tokens - known, "held")
+
+    def _note_lost(self, name: str, tokens: int, reason: Literal["held", "died"]) -> None:
+        if tokens > 0:
+            self._hub.note(TokensLost(at=time.time(), generator=name, tokens=tokens, reason=reason))
 
     # -- weights ----------------------------------------------------------------------------------
 
@@ -134,15 +142,13 @@ class Generation:
         self._hub.scheduler.issued(trajectories)
         return trajectories
 
-    async def lease_evaluation(self, groups: list[GroupIssued]) -> None:
+    async def lease_evaluation(self) -> None:
         """Fill free slots with evaluation trajectories that have no lease."""
         free = sum(g.free for g in self._hub.peers.generators.values())
-        if not free:
-            return
-        known, leases = self._hub.account.trajectories, self._hub.leases
-        trajectories = (known.get(g.trajectory_ids[0]) for g in groups)
-        idle = [t for t in trajectories if t and not t.ended and not leases.of(t.trajectory_id)]
-        await self._lease(idle[:free])
+        chosen: list[Trajectory] = []
+        while len(chosen) < free and (key := self._hub.leases.next_evaluation()) is not None:
+            chosen.append(self._hub.account.trajectories[key])
+        await self._lease(chosen)
 
     async def _lease(self, trajectories: list[Trajectory]) -> None:
         by_generator: dict[str, list[Lease]] = {}

@@ -35,7 +35,7 @@ class Given:
 
 @dataclass
 class Leases:
-    """Leases in force, and the training trajectories without one.
+    """Leases in force, and the trajectories that wait for one.
 
     Attributes:
         given: by trajectory.
@@ -56,6 +56,9 @@ class Leases:
     """Heap: those that wait at a window's border, and some that do no longer."""
     _waits_inside: set[int] = field(default_factory=set)
     _waits_at_border: set[int] = field(default_factory=set)
+    _evaluation: list[int] = field(default_factory=list)
+    """Heap: those of an evaluation, and some that wait no longer."""
+    _waits_evaluation: set[int] = field(default_factory=set)
 
     # -- records ----------------------------------------------------------------------------------
 
@@ -68,7 +71,7 @@ class Leases:
     def see(self, record: Record) -> None:
         """A record was applied to the account."""
         match record:
-            case GroupIssued(purpose="train"):
+            case GroupIssued():
                 for trajectory_id in record.trajectory_ids:
                     self._wait(trajectory_id)
             case LeaseIssued():
@@ -97,13 +100,13 @@ class Leases:
     # -- leases -----------------------------------------------------------------------------------
 
     def end(self, trajectory_id: int) -> None:
-        """The lease is over; an unfinished training trajectory waits for the next."""
+        """The lease is over; an unfinished trajectory waits for the next."""
         lease = self.given.pop(trajectory_id, None)
         if lease is not None:
             self._training -= lease.training
             self._by_generator[lease.generator].discard(trajectory_id)
         trajectory = self.account.trajectories.get(trajectory_id)
-        if trajectory is not None and trajectory.purpose == "train" and not trajectory.ended:
+        if trajectory is not None and not trajectory.ended:
             self._wait(trajectory_id)
 
     def lose(self, generator: str) -> None:
@@ -131,6 +134,11 @@ class Leases:
         return trajectory.purpose == "train" and trajectory.open_tokens > 0
 
     def _wait(self, trajectory_id: int) -> None:
+        if self.account.trajectories[trajectory_id].purpose == "eval":
+            if trajectory_id not in self._waits_evaluation:
+                self._waits_evaluation.add(trajectory_id)
+                heappush(self._evaluation, trajectory_id)
+            return
         if self._is_inside(trajectory_id):
             self.open.add(trajectory_id)
         inside = trajectory_id in self.open
@@ -145,6 +153,7 @@ class Leases:
     def _leave_queue(self, trajectory_id: int) -> None:
         self._waits_inside.discard(trajectory_id)
         self._waits_at_border.discard(trajectory_id)
+        self._waits_evaluation.discard(trajectory_id)
 
     def _leave_window(self, trajectory_id: int) -> None:
         """Its window is complete: it is at a border, or already inside the next one."""
@@ -167,6 +176,10 @@ class Leases:
     def next_at_border(self) -> int | None:
         """The oldest trajectory that waits at a border; it no longer waits."""
         return _pop(self._border, self._waits_at_border)
+
+    def next_evaluation(self) -> int | None:
+        """The oldest trajectory of an evaluation that waits; it no longer waits."""
+        return _pop(self._evaluation, self._waits_evaluation)
 
     def put_back(self, trajectory_ids: Iterable[int]) -> None:
         """Trajectories that get no lease after all wait again."""

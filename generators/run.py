@@ -152,7 +152,7 @@ async def generate(link: Link, name: str, cpus: list[int] | None) -> int:
                     name=name,
                     pid=os.getpid(),
                     host=socket.gethostname(),
-                    capacity=config.generator.max_num_seqs,
+                    capacity=config.generator.capacity,
                 ),
                 chunk_tokens=config.chunk_tokens,
                 weights_folder=cache_folder() / "weights" / name,

@@ -43,7 +43,11 @@ class GeneratorConfig(StrictModel):
     engine for tests and transport benchmarks, which ignores weights."""
 
     max_num_seqs: int = Field(default=128, ge=1)
-    """Trajectories in flight in one generator (its credit)."""
+    """Trajectories that one generator samples side by side."""
+
+    ahead: int | None = Field(default=None, ge=0)
+    """Trajectories it holds beyond those: one of them begins at the very step at which another
+    ends, without a turn to the coordinator. None: an eighth of `max_num_seqs`."""
 
     chunk_tokens: int | None = Field(default=None, ge=1)
     """Most tokens of one chunk on the wire. None: min(window, 256)."""
@@ -87,3 +91,8 @@ class GeneratorConfig(StrictModel):
 
     fire: FireConfig | None = None
     """Hot first tokens of training responses; None: every token is sampled alike."""
+
+    @property
+    def capacity(self) -> int:
+        """Trajectories that one generator holds at a time."""
+        return self.max_num_seqs + (self.max_num_seqs // 8 if self.ahead is None else self.ahead)
