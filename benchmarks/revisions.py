@@ -86,7 +86,7 @@ def measure(
         commit: [rows.rows[f"revisions/{name}/{commit}/{seed}"]["eval"]["after"] for seed in seeds]
         for commit in trees
     }
-    first, last = list(trees)[0], list(trees)[-1]
+    first, last = next(iter(trees)), list(trees)[-1]
     differences = [b - a for a, b in zip(after[first], after[last], strict=True)]
     return {
         "name": "revisions",

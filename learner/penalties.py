@@ -75,8 +75,3 @@ def positive_likelihood(new: Tensor) -> Tensor:
     `aggregation` gives for an empty mask). Source: VAPO Eq. 9-10, weight 0.1.
     """
     return -new
-
-
-def positive_mask(mask: Tensor, right: Tensor, segment_ids: Tensor) -> Tensor:
-    """[T] bool: tokens of the mask [T] in segments that are right answers (`right`, [S] bool)."""
-    return mask & right[segment_ids]

@@ -256,6 +256,14 @@ RULES: tuple[Rule, ...] = (
         'does; use that, or algorithm.kl.where = "loss"',
     ),
     Rule(
+        "algorithm.kl.where",
+        lambda c: (kl := c.algorithm.kl) is not None
+        and kl.where == "reward"
+        and c.generator.fire is not None,
+        '"reward" takes the divergence from what sampled a token, and a first token drawn hot is '
+        'not from the policy; use "loss", or leave generator.fire out',
+    ),
+    Rule(
         "algorithm.overlong.cache",
         lambda c: (long := c.algorithm.overlong) is not None
         and long.cache is not None

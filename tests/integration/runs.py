@@ -29,7 +29,9 @@ class Run:
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
         self.log = root / f"train-{time.monotonic_ns()}.log"
-        target = ["--resume", resume] if resume else [str(QUICKSTART), *SMALL, *overrides]
+        target = (
+            ["--resume", resume, *overrides] if resume else [str(QUICKSTART), *SMALL, *overrides]
+        )
         command = [sys.executable, "-m", "headrace", "train", "--plain", "--root", str(root)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

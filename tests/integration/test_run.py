@@ -131,7 +131,9 @@ def test_a_killed_learner_comes_back_and_ctrl_c_leaves_a_resumable_run(tmp_path:
         _assert_balanced(before)
     finally:
         run.end()
-    again = Run(tmp_path / "runs", f"stop.updates={before['updates'] + 3}", resume=before["run_id"])
+    again = Run(
+        tmp_path / "runs", f"stop.updates={before['updates'] + 30}", resume=before["run_id"]
+    )
     try:
         again.until(lambda: again.show()["updates"] >= before["updates"] + 2)
         again.interrupt()

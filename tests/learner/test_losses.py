@@ -17,7 +17,6 @@ from learner.aggregation import (
 from learner.penalties import (
     entropy_bonus,
     positive_likelihood,
-    positive_mask,
     token_entropy,
 )
 from learner.policy_losses import clipped_surrogate, reinforce
@@ -200,21 +199,15 @@ def test_value_losses_have_the_twins_value_and_gradient(
 
 def test_likelihood_of_right_answers() -> None:
     new = f64([-0.1, -0.2, -0.3, -0.4, -0.5, -1.0])
-    ids = torch.tensor([0, 0, 1, 1, 1, 2])
-    right = positive_mask(torch.ones(6, dtype=torch.bool), torch.tensor([True, False, True]), ids)
-    assert right.tolist() == [True, True, False, False, False, True]
+    right = torch.tensor([True, True, False, False, False, True])
     weights = token_mean_weights(right, global_tokens=int(right.sum()))
     nll = weighted_sum(positive_likelihood(new), weights)
     assert nll.item() == pytest.approx(0.4333333333, abs=1e-10)
     assert 0.1 * nll.item() == pytest.approx(0.0433333333, abs=1e-10)
 
 
-def test_a_wrong_answer_or_one_outside_the_mask_is_no_example() -> None:
-    ids = torch.tensor([0, 1, 2])
-    mask = torch.tensor([True, True, False])
-    right = positive_mask(mask, torch.tensor([False, False, True]), ids)
-    assert not right.any()
-    weights = token_mean_weights(right, global_tokens=0)
+def test_without_a_right_answer_there_is_no_likelihood_loss() -> None:
+    weights = token_mean_weights(torch.zeros(3, dtype=torch.bool), global_tokens=0)
     assert weights.dtype == torch.float64
     assert weighted_sum(positive_likelihood(f64([-1.0, -1.0, -1.0])), weights).item() == 0.0
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from learner.aggregation import fixed_length_weights, token_mean_weights, weighted_sum
-from learner.penalties import positive_likelihood, positive_mask
+from learner.penalties import positive_likelihood
 from learner.policy_losses import clipped_surrogate
 from learner.ratios import (
     decoupled_ratio,
@@ -133,7 +133,7 @@ def test_likelihood_of_right_answers_and_fixed_length(
     logps = f64([x for answer, _ in answers for x in answer])
     ids = torch.tensor([i for i, (answer, _) in enumerate(answers) for _ in answer])
     everything = torch.ones_like(ids, dtype=torch.bool)
-    right = positive_mask(everything, torch.tensor([good for _, good in answers]), ids)
+    right = torch.tensor([good for _, good in answers])[ids]
     by_length = fixed_length_weights(everything, global_samples=len(answers), length=9)
     for weights, formula in (
         (

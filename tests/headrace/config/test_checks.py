@@ -101,6 +101,10 @@ TIS = ("algorithm.ratio.kind=tis",)
             ],
             '"k3+" in the reward does not lead towards the reference',
         ),
+        (
+            ["algorithm.kl.coef=0.1", "algorithm.kl.where=reward", "generator.fire.top_k=4"],
+            'algorithm.kl.where: "reward" takes the divergence from what sampled a token',
+        ),
         (["algorithm.overlong.cache=241"], "241 is longer than task.max_response_length = 240"),
         (["algorithm.overlong.factor=2"], "does nothing without cache or filter"),
         ([*GROUP, "model.critic_path=critic"], "model.critic_path: names a value model"),
