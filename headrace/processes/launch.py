@@ -213,20 +213,25 @@ def _lockstep_threads(config: RunConfig, hardware: Hardware) -> int:
     return max(1, len(hardware.cores) // config.learner.ranks)
 
 
+SPINS = 5_000
+"""How often an OpenMP thread that waits for another looks before it sleeps, some tenths of a
+millisecond. Threads that spin for milliseconds, as they do when nothing is said, stand still for
+seconds where anything else uses their cores; those that sleep at once are no faster than one."""
+
+
 def role_environment(threads: int, gpus: tuple[int, ...] | None = None) -> dict[str, str]:
     """Variables of a role's process. `gpus` None: leave CUDA's choice alone."""
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     env = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # Threads that spin while they wait for one another stand still for seconds where anything
-        # else uses their cores; those that sleep do not.
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
         "PYTHONSAFEPATH": "1",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        env["GOMP_SPINCOUNT"] = str(SPINS)
     if gpus is not None:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     return env
