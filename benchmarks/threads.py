@@ -1,13 +1,15 @@
 """OpenMP threads of a learner that may use all cores, on a calm and on a busy machine.
 
 In `synchronous` and `windowed` the learner works while the generator waits, so that it may use as
-many threads as there are cores. Three settings are measured in turn, first on the machine as it is,
+many threads as there are cores. Four settings are measured in turn, first on the machine as it is,
 then beside a process that keeps one core busy:
 
 - spinning   as many threads as cores; a thread that waits for another spins for some milliseconds
              first, which is what libgomp, torch's OpenMP, does when nothing is said
+- short      as many threads as cores; a thread that waits spins for some tenths of a millisecond:
+             what Headrace tells every process it starts
 - passive    as many threads as cores; a thread that waits sleeps at once: what libgomp does with
-             OMP_WAIT_POLICY=passive, which Headrace says to every process it starts
+             OMP_WAIT_POLICY=passive
 - one        one thread
 
 Parts: an update of the learner alone with the demonstration's model (`small`, 0.65 million
@@ -37,6 +39,7 @@ from benchmarks.rows import RESULTS, Rows, result_line
 from benchmarks.runs import train
 from headrace.errors import RunFailedError
 from headrace.hardware import detect
+from headrace.processes.launch import SPINS
 
 REFERENCE = "one"
 SMALL_TRAJECTORIES, LARGE_TRAJECTORIES = 128, 12
@@ -67,10 +70,11 @@ class Setting:
 
 
 def settings(cores: int) -> dict[str, Setting]:
-    """The three settings on a machine with so many cores."""
+    """The settings on a machine with so many cores."""
     # 300,000 is libgomp's own count where neither variable is set.
     return {
         "spinning": Setting(cores, 300_000),
+        "short": Setting(cores, SPINS),
         "passive": Setting(cores, 0),
         REFERENCE: Setting(1, 0),
     }

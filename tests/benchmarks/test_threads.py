@@ -33,9 +33,10 @@ def test_ratios_are_of_the_same_turn() -> None:
 def test_settings_differ_in_threads_and_in_how_they_wait() -> None:
     chosen = settings(4)
     assert {name: one.threads for name, one in chosen.items()} == {
-        "spinning": 4, "passive": 4, REFERENCE: 1,
+        "spinning": 4, "short": 4, "passive": 4, REFERENCE: 1,
     }  # fmt: skip
     assert chosen["spinning"].environment["GOMP_SPINCOUNT"] == "300000"
+    assert chosen["short"].environment["GOMP_SPINCOUNT"] == "5000"
     assert chosen["passive"].environment["GOMP_SPINCOUNT"] == "0"
 
 
