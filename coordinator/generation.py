@@ -76,7 +76,7 @@ class Generation:
         if generator is None:
             return
         known = generator.report.discarded_tokens if generator.report else 0
-        generator.report, generator.arrived = report, 0
+        generator.report = report
         self._note_lost(name, report.discarded_tokens - known, "held")
 
     def _note_lost(self, name: str, tokens: int, reason: Literal["held", "died"]) -> None:

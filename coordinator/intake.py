@@ -39,8 +39,6 @@ class Intake:
             if trajectory is None or chunk.chunk_index < trajectory.next_chunk:
                 self.duplicates += 1
                 continue
-            if (generator := hub.peers.generators.get(sender)) is not None:
-                generator.arrived += chunk.token_ids.size
             lease, versions = hub.leases.of(chunk.trajectory_id), hub.state.versions
             problem = chunk_problem(chunk, trajectory, lease, sender, self._limits, versions)
             if problem:

@@ -28,13 +28,11 @@ class GeneratorPeer(Peer):
     noticed: set[int] = field(default_factory=set)
     """Versions it was given notice of and has not answered for."""
     report: GeneratorReport | None = None
-    arrived: int = 0
-    """Tokens of chunks that came since its last report."""
 
     @property
     def pending(self) -> int:
-        """Tokens that it has sampled and not sent, as far as is known: at least so many."""
-        return max(0, self.report.pending_tokens - self.arrived) if self.report else 0
+        """Tokens that it had sampled and not sent at its last report."""
+        return self.report.pending_tokens if self.report else 0
 
     @property
     def free(self) -> int:

@@ -211,8 +211,8 @@ class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
 class TokensLost(Record, frozen=True, kw_only=True, tag=True):
     """Tokens were generated that the journal will never have. held: the generator threw them away
     when it was told to stop at a window's border. refused: the chunk belonged to no lease any
-    more. died: they were in the memory of a generator that is gone, as far as its last report and
-    the chunks since then say."""
+    more. died: a generator that is gone had not sent them when it last reported, at most about a
+    second before: an estimate."""
 
     generator: str
     tokens: int
