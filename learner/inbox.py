@@ -24,6 +24,7 @@ from headrace.protocol.messages import (
     Refused,
     Shutdown,
     WeightRequest,
+    Welcome,
 )
 from headrace.protocol.sockets import BlockingDealer, Link, Pulse
 
@@ -90,6 +91,9 @@ class Inbox:
             if message is not None:
                 heard = greeted = now
                 self._answered = True
+            if isinstance(message, Welcome):
+                # Told and heard: for a coordinator that takes over, these weights were never away.
+                self._resumed_from = None
             if message is not None and not isinstance(message, Heartbeat):
                 return message
             if now - heard > self._transport.stall_timeout_s:

@@ -1,0 +1,52 @@
+"""The learner's Hellos, on a real socket."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headrace.config.process import TransportConfig
+from headrace.protocol.messages import Hello, Message, Welcome
+from headrace.protocol.sockets import Router
+from learner import inbox as inbox_module
+from learner.inbox import Inbox
+
+
+async def hellos(router: Router, count: int) -> list[tuple[str, Hello]]:
+    found: list[tuple[str, Hello]] = []
+    while len(found) < count:
+        identity, message = await router.receive()
+        if isinstance(message, Hello):
+            found.append((identity, message))
+    return found
+
+
+async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordinator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbox_module, "_GREETING_S", 0.05)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    transport = TransportConfig(heartbeat_timeout_s=0.05)
+    router = Router("127.0.0.1", 0, max_bytes=1 << 20)
+    loop = asyncio.get_running_loop()
+    box = Inbox(router.address, transport, update=lambda: 7, resumed_from="step_7")
+
+    def listen() -> list[Message]:
+        heard: list[Message] = []
+        with box:
+            while len(heard) < 2:
+                heard.append(box.next())
+        return heard
+
+    try:
+        learner: Any = loop.run_in_executor(None, listen)
+        first = await hellos(router, 2)
+        assert [hello.resumed_from for _, hello in first] == ["step_7"] * 2
+        welcome = Welcome(run_id="r", run_dir="", config="", publish_as=1)
+        await router.send(first[0][0], welcome)
+        ((_, later),) = (await hellos(router, 3))[-1:]
+        assert (later.update, later.resumed_from) == (7, None)
+        await router.send(first[0][0], welcome)
+        assert len(await learner) == 2
+    finally:
+        router.close()
