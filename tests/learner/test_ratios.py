@@ -64,10 +64,15 @@ def test_decoupled_with_proximal_equal_to_behaviour_is_ppo() -> None:
     assert plain.weight.tolist() == [1.0, 1.0]
 
 
-def test_only_new_logprobs_get_a_gradient_and_only_inside_the_mask() -> None:
+@pytest.mark.parametrize("kind", ["behaviour", "decoupled", "tis"])
+def test_only_new_logprobs_get_a_gradient_and_only_inside_the_mask(kind: str) -> None:
     new, prox, mu = (torch.full((3,), -1.0, requires_grad=True) for _ in range(3))
     mask = torch.tensor([True, False, True])
-    ratio = decoupled_ratio(new, prox, mu, mask, cap=2.0)
+    if kind == "behaviour":
+        ratio = behaviour_ratio(new, mu, mask)
+    else:
+        chosen = decoupled_ratio if kind == "decoupled" else tis_ratio
+        ratio = chosen(new, prox, mu, mask, cap=2.0)
     torch.autograd.backward((ratio.weight * ratio.log_ratio.exp()).sum())
     assert new.grad is not None
     assert new.grad.tolist() == [1.0, 0.0, 1.0]
@@ -159,6 +164,8 @@ def test_the_product_over_a_long_sequence_does_not_overflow() -> None:
     ids = torch.zeros(5000, dtype=torch.int64)
     made = sequence_weights(log_rho, torch.zeros(5000), ids == 0, ids, 1, cap=1e12)
     assert made.weight[0].item() == pytest.approx(math.exp(20.0), rel=1e-6)
+    made = sequence_weights(-log_rho, torch.zeros(5000), ids == 0, ids, 1, cap=1e12)
+    assert made.weight[0].item() == pytest.approx(math.exp(-20.0), rel=1e-6)
 
 
 def test_geometric_filter_judges_the_mean_of_each_sequence() -> None:
@@ -172,6 +179,9 @@ def test_geometric_filter_judges_the_mean_of_each_sequence() -> None:
     assert kept.tolist() == [False, True, True, False]
     many, one = torch.full((4,), 0.0008, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
     assert geometric_filter(many, torch.zeros(4).double(), one == 0, one, 1).all()
+    same = torch.zeros(4).double()
+    assert geometric_filter(same, same, one == 0, one, 1, low=1.0).all()
+    assert geometric_filter(same, same, one == 0, one, 1, high=1.0).all()
 
 
 def test_interpolated_proximal_golden_case_16() -> None:
