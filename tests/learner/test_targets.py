@@ -124,3 +124,9 @@ def test_types_and_gradients() -> None:
 
 def _kept(exact: list[Fraction], mask: list[bool]) -> list[float]:
     return [float(x) for x, m in zip(exact, mask, strict=True) if m]
+
+
+def test_a_batch_without_windows_has_segments_of_the_usual_types() -> None:
+    empty = segments_of([], finished=[])
+    assert empty.cu_lengths.tolist() == [0]
+    assert (empty.finished.dtype, empty.length_so_far.dtype) == (torch.bool, torch.int64)
