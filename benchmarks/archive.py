@@ -5,6 +5,7 @@ code has changed since, so that these rows are found by their arm and seed alone
 run again does not read them: it begins a file of its own in `benchmarks/results`.
 """
 
+from benchmarks import tries
 from benchmarks.rows import RESULTS, Rows
 from benchmarks.study import Row, Study, key
 
@@ -16,7 +17,10 @@ def study_rows(study: Study) -> Rows:
     rows = Rows(MEASURED / study.rows_path.name)
     arms = {arm.name: arm for arm in study.arms}
     kept = [row for row in rows.rows.values() if row["arm"] in arms]
-    found = [{**row, "key": key(arms[row["arm"]], row["seed"])} for row in kept]
+    found = [
+        {**row, "key": key(arms[row["arm"]], row["seed"]) + row["key"][len(tries.key_of(row)) :]}
+        for row in kept
+    ]
     rows.rows = {row["key"]: row for row in found}
     return rows
 

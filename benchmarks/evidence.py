@@ -14,7 +14,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from benchmarks import dapo_parts, egae, egae_bias, staleness, tppo_vs_ppo, vapo_parts, vcppo
+from benchmarks import dapo_parts, egae, egae_bias, staleness, untuned_race, vapo_parts, vcppo
 from benchmarks.archive import rows_in, study_rows
 from benchmarks.censored import spread_text
 from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
@@ -30,8 +30,12 @@ from benchmarks.plots import (
     metric_over_updates,
     save,
 )
+from benchmarks.race import Race
+from benchmarks.race_settings import ARMS, SETTINGS
+from benchmarks.rows import read_rows
 from benchmarks.study import Row, Study, rows_of, table, text
-from benchmarks.tppo_vs_ppo import ratio_line
+from benchmarks.tppo_vs_ppo import interval_text, race_path, ratio_line, summarise
+from benchmarks.tuning import words
 from headrace.install import ROOT
 
 PAGE = ROOT / "docs" / "evidence.md"
@@ -66,8 +70,49 @@ def study_table(study: Study) -> str:
     return "\n".join(lines) + "\n"
 
 
-def race_table(result: Mapping[str, Any]) -> str:
-    """Markdown of `tppo-vs-ppo`: settings by arms."""
+def race_table(name: str) -> str:
+    """Markdown of the race in a setting: one line an arm; what is not measured says so."""
+    setting, rows = SETTINGS[name], read_rows(race_path(name))
+    if not rows:
+        return f"Not measured yet: `headrace bench tppo-vs-ppo --setting {name}`.\n"
+    result = summarise(Race(setting), rows, list(ARMS), setting.seeds)
+    lines = [
+        "| arm | seeds | seconds to target | CPU seconds | tokens | PPO's seconds over its own "
+        "| 95 % interval | final accuracy | on long prompts | context share | best setting |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for mode, arm in result.get("arms", {}).items():
+        crossed = arm["seeds"] - arm["censored"]
+        some = f" ({crossed} crossed)" if arm["censored"] else ""
+        against = arm["against_ppo"]
+        ratio = f"{against['ratio']:.2f}" if against else "-"
+        lines.append(
+            f"| {mode} | {arm['seeds']}{some} | {arm['seconds']:.1f} | {arm['cpu_s']:.1f} "
+            f"| {arm['tokens']:,.0f} | {ratio} | {interval_text(against.get('interval'))} "
+            f"| {text(arm['final'], '.3f')} | {text(arm['final_on_long_prompts'], '.3f')} "
+            f"| {arm['context_share']:.2f} | {words(arm['point'])} |"
+        )
+    if result["ratio"] is not None:
+        lines += ["", ratio_line(result)]
+    lines += [
+        "",
+        "| arm | wall seconds of a run | CPU seconds of it, by role | idle generator, learner "
+        "| staleness | left out for age, from the shortest tenth of the answers to the longest |",
+        "|---|---|---|---|---|---|",
+    ]
+    for mode, arm in result.get("arms", {}).items():
+        roles = ", ".join(f"{role} {s:.0f}" for role, s in arm["cpu_s_by_role"].items())
+        stale = " ".join(f"{share:.2f}" for share in arm["stale_by_tenth"])
+        idle = arm["idle_share"]
+        lines.append(
+            f"| {mode} | {arm['wall_s']:.0f} | {roles} | {idle['generator']:.2f}, "
+            f"{idle['learner']:.2f} | {arm['staleness']:.2f} | {stale} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def untuned_race_table(result: Mapping[str, Any]) -> str:
+    """Markdown of the first race: settings by arms."""
     lines = [
         "| setting | arm | seeds | seconds to target | tokens to target | PPO's seconds over its "
         "own | final accuracy | longest over mean | idle generator, learner | tokens trained a "
@@ -89,15 +134,16 @@ def race_table(result: Mapping[str, Any]) -> str:
                 f"| {text(arm['trained_tokens_per_s'], ',.0f')} | {text(arm['speed'], '.2f')} |"
             )
     if result["ratio"]:
-        lines += ["", ratio_line(result)]
+        lines += ["", untuned_race.ratio_line(result)]
     return "\n".join(lines) + "\n"
 
 
 def tables() -> dict[str, str]:
     """Every part of the page that is made, by name."""
-    race = tppo_vs_ppo.summarise(study_rows(tppo_vs_ppo.STUDY).rows)
+    untuned = untuned_race.summarise(study_rows(untuned_race.STUDY).rows)
     return {
-        tppo_vs_ppo.STUDY.name: race_table(race),
+        **{f"race-{name}": race_table(name) for name in SETTINGS},
+        untuned_race.STUDY.name: untuned_race_table(untuned),
         **{study.name: study_table(study) for study in STUDIES},
         "egae-bias": bias_table(rows_in(egae_bias.ROWS.name)),
     }
@@ -115,8 +161,8 @@ def pick(arms: Arms, *names: str) -> Arms:
 
 
 def draw_race(path: Path) -> None:
-    found = arms_of(tppo_vs_ppo.STUDY)
-    main_arms = {mode: found.get(tppo_vs_ppo.MAIN.arm(mode).name) for mode in tppo_vs_ppo.ARMS}
+    found = arms_of(untuned_race.STUDY)
+    main_arms = {mode: found.get(untuned_race.MAIN.arm(mode).name) for mode in untuned_race.ARMS}
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
     curves(axes, {mode: rows for mode, rows in main_arms.items() if rows}, accuracy_over_seconds)
     axes.set(xlabel="seconds of training", ylabel="held-out accuracy")
@@ -125,7 +171,7 @@ def draw_race(path: Path) -> None:
 
 def draw_speedups(path: Path) -> None:
     """Speed-up against batch and against tail."""
-    settings = tppo_vs_ppo.summarise(study_rows(tppo_vs_ppo.STUDY).rows)["settings"]
+    settings = untuned_race.summarise(study_rows(untuned_race.STUDY).rows)["settings"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.2), sharey=True)
     for axes, prefix in ((left, "batch"), (right, "tail")):
         points = sorted(

@@ -74,6 +74,7 @@ def measure(
                     "seed": seed,
                     "overrides": overrides,
                     "load_before": round(load, 2),
+                    **summary["machine_state"],
                     **{figure: summary.get(figure) for figure in KEPT},
                 },
             )
@@ -86,7 +87,8 @@ def measure(
         commit: [rows.rows[f"revisions/{name}/{commit}/{seed}"]["eval"]["after"] for seed in seeds]
         for commit in trees
     }
-    first, last = next(iter(trees)), list(trees)[-1]
+    commits = list(trees)
+    first, last = commits[0], commits[-1]
     differences = [b - a for a, b in zip(after[first], after[last], strict=True)]
     return {
         "name": "revisions",

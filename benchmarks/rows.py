@@ -5,7 +5,8 @@ In: the figures of a benchmark. Out: the same figures with what every row says b
 machine was). `Rows` keeps rows in a JSONL file, one finished run a row under its key, so that an
 interrupted study goes on where it stopped; `result_line` makes the one line that `--json` prints.
 
-Rows without `format` are of format 1, which had neither commit nor load.
+Rows without `format` are of format 1, which had neither commit nor load. Rows of whole runs have,
+since format 3, the state of the machine over the whole measurement (`benchmarks.machine_state`).
 """
 
 import json
@@ -20,7 +21,7 @@ from typing import Any
 from headrace.hardware import detect
 from headrace.install import ROOT
 
-FORMAT = 2
+FORMAT = 3
 """Goes up when a row's shape changes."""
 RESULTS = ROOT / "benchmarks" / "results"
 DIRTY = "-dirty"
@@ -90,17 +91,19 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a JSONL file by key, the last of each; none where there is no file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row["key"]: row for row in map(json.loads, lines)}
+
+
 class Rows:
     """Finished runs of a study, by key, in a JSONL file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: dict[str, dict[str, Any]] = {}
+        self.rows = read_rows(path)
         self._began_at = commit()
-        if path.exists():
-            for line in path.read_text().splitlines():
-                row = json.loads(line)
-                self.rows[row["key"]] = row
 
     def add(self, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Write a row; returns it."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.machine_state import Watch, roles_in
 from headrace.errors import RunFailedError
 from headrace.install import ROOT
 from storage.queries import metric_series
@@ -28,7 +29,8 @@ def train(
     environment: Mapping[str, str] | None = None,
     tree: Path = ROOT,
 ) -> Summary:
-    """Run a recipe to its end; its `headrace show --json` and, as `folder`, its run folder.
+    """Run a recipe to its end; its `headrace show --json` and, as `folder`, its run folder, as
+    `watch` the watch over the machine meanwhile and as `machine_state` what a row says of it.
 
     `name` must be new in `root`: the run is found by it. `environment`: more variables. `tree`: the
     source tree whose code runs and shows. RunFailedError when it ended badly.
@@ -41,7 +43,7 @@ def train(
         sys.executable, "-m", "headrace", "train", recipe, "--plain", "--no-dashboard",
         "--root", str(root), f"name={name}", *overrides,
     ]  # fmt: skip
-    with log.open("wb") as file:
+    with log.open("wb") as file, Watch() as watch:
         code = subprocess.run(
             command,
             cwd=tree,
@@ -60,7 +62,12 @@ def train(
         check=True,
         env=variables,
     )
-    return {**json.loads(shown.stdout), "folder": str(root / run_id)}
+    return {
+        **json.loads(shown.stdout),
+        "folder": str(root / run_id),
+        "watch": watch,
+        "machine_state": watch.state(roles_in(root / run_id)).as_row(),
+    }
 
 
 def series(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:

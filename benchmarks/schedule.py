@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace, mode: str, seed: int, root: Path) -> dict
         "updates": summary["updates"],
         "trained_tokens": summary["tokens"]["trained_policy"],
         "idle_share": summary["idle_share"],
+        **summary["machine_state"],
         "evaluations": [
             [e["update"], round(e["train_time_s"], 2), e["accuracy"]]
             for e in summary["evaluations"]

@@ -6,12 +6,16 @@ the table as one object. Runs are `headrace train` in processes of their own; `-
 a time, each on its share of the cores. Seeds are the outer loop, so that an interrupted study holds
 all arms at the first seeds.
 
+A row says what else the machine did while it was measured; a run beside which others took more
+than a twentieth of a core is made again (`benchmarks.tries`).
+
 Figures of a run: `final`, the mean accuracy of its last two evaluations; `mean`, the area under
 accuracy against the policy's updates, which tells a fast learner from a slow one where both arrive.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import queue
 import shutil
@@ -30,8 +34,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.progress import TimeRemainingColumn as Remaining
 from rich.table import Table
 
+from benchmarks import tries
 from benchmarks.rows import RESULTS, Rows, result_line
+from benchmarks.run_facts import cpu_at_evaluations, long_prompts, lost_by_tenth
 from benchmarks.runs import Summary, series, train
+from headrace.config.load import merge_overrides, read_toml
 from headrace.errors import RunFailedError
 from headrace.hardware import detect
 from headrace.install import ROOT
@@ -48,6 +55,7 @@ SERIES = (
     "staleness/mean",
     "rollout/ess",
     "ledger/generated",
+    "perf/context_share",
 )
 """Metrics that a row keeps, update by update."""
 
@@ -61,11 +69,16 @@ class Arm:
     overrides: tuple[str, ...] = ()
     seeds: int | None = None
     """How many seeds this arm gets where it is fewer than the study's."""
+    environment: tuple[str, ...] = ()
+    """Variables of its processes, `NAME=VALUE`."""
 
     def digest(self) -> str:
-        """Changes when the recipe's file or an override does."""
-        text = (ROOT / self.recipe).read_text(encoding="utf-8")
-        return hashlib.sha256("\n".join((text, *self.overrides)).encode()).hexdigest()[:8]
+        """Changes when a value of the recipe, an override or a variable does. UserError where there
+        is no such recipe."""
+        table = read_toml(ROOT / self.recipe)
+        merge_overrides(table, self.overrides)
+        text = json.dumps([table, *self.environment], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +114,12 @@ def key(arm: Arm, seed: int) -> str:
 
 
 def rows_of(arm: Arm, rows: Mapping[str, Row]) -> dict[int, Row]:
-    """The rows of the arm as it is now, by seed."""
+    """The rows of the arm as it is now, by seed; of a run that was made again, the one that
+    counts."""
     digest = arm.digest()
-    found = [
-        row
-        for row in rows.values()
-        if row.get("arm") == arm.name and row["key"] == f"{arm.name}/{row['seed']}/{digest}"
-    ]
-    return {row["seed"]: row for row in sorted(found, key=lambda row: row["seed"])}
+    seeds = sorted({row["seed"] for row in rows.values() if row.get("arm") == arm.name})
+    found = {seed: tries.row_of(f"{arm.name}/{seed}/{digest}", rows) for seed in seeds}
+    return {seed: row for seed, row in found.items() if row is not None}
 
 
 def parser_of(study: Study, description: str | None) -> argparse.ArgumentParser:
@@ -165,7 +176,7 @@ def carry_out(
     """Run what is missing of the plan, or only list it; `report` shows the rows and makes the
     result. 1 when runs failed."""
     rows = Rows(options.rows)
-    missing = [(arm, seed) for arm, seed in plan if key(arm, seed) not in rows.rows]
+    missing = [(arm, seed) for arm, seed in plan if tries.is_missing(key(arm, seed), rows.rows)]
     if options.list:
         for arm, seed in plan:
             state = "missing" if (arm, seed) in missing else "there"
@@ -219,12 +230,19 @@ def run_all(
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     arm, seed = running.pop(future)
-                    progress.advance(bar)
                     try:
-                        row = rows.add(key(arm, seed), {"study": study.name, **future.result()})
-                        print(_line(row), flush=True)
+                        row = {"study": study.name, **future.result()}
                     except RunFailedError as error:
                         failed.append(f"{arm.name} seed {seed}: {error}")
+                        progress.advance(bar)
+                        continue
+                    name = key(arm, seed)
+                    print(line_of(rows.add(tries.new_key(name, rows.rows, row), row)), flush=True)
+                    if tries.is_missing(name, rows.rows):
+                        again = pool.submit(_run_on_share, arm, seed, root, shares, keep is None)
+                        running[again] = (arm, seed)
+                    else:
+                        progress.advance(bar)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -252,21 +270,39 @@ def _run_on_share(
 
 def run_arm(arm: Arm, seed: int, root: Path, *, remove: bool = True) -> Row:
     """One run to its end, as a row. RunFailedError when it ended badly."""
+    # A run is found by its name, and one that is made again is another.
+    root = Path(tempfile.mkdtemp(dir=_made(root)))
     name = f"{''.join(c if c.isalnum() else '-' for c in arm.name)}-{seed}"
     recipe = str(ROOT / arm.recipe)
-    summary = train(recipe, [f"seed={seed}", *arm.overrides], root=root, name=name)
+    variables = dict(one.split("=", 1) for one in arm.environment)
+    summary = train(
+        recipe, [f"seed={seed}", *arm.overrides], root=root, name=name, environment=variables
+    )
     folder = Path(summary["folder"])
+    found = figures(summary)
+    versions = [version for version, *_ in found["evaluations"]]
     row = {
         "arm": arm.name,
         "seed": seed,
         "recipe": arm.recipe,
         "overrides": list(arm.overrides),
-        **figures(summary),
+        **({"environment": list(arm.environment)} if arm.environment else {}),
+        **found,
+        "num_prompts": min(e["num_prompts"] for e in summary["evaluations"]),
+        **summary["machine_state"],
+        "evaluation_cpu_s": cpu_at_evaluations(summary["watch"], summary["evaluations"], versions),
+        "lost_by_tenth": lost_by_tenth(folder),
+        "long_prompts": long_prompts(folder, versions),
         "series": series(folder, SERIES),
     }
     if remove:
         shutil.rmtree(folder)
     return row
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def figures(summary: Summary) -> Row:
@@ -313,7 +349,7 @@ def table(plan: Iterable[tuple[Arm, int]], rows: Rows, *, reference: str) -> lis
     arm `reference` at the same seed, None without a common seed."""
     by_arm: dict[str, dict[int, Row]] = {}
     for arm, seed in plan:
-        if row := rows.rows.get(key(arm, seed)):
+        if row := tries.row_of(key(arm, seed), rows.rows):
             by_arm.setdefault(arm.name, {})[seed] = row
     other = by_arm.get(reference, {})
     lines = []
@@ -377,6 +413,8 @@ def text(values: Mapping[str, float] | None, form: str) -> str:
     return median if least == most else f"{median} ({least} to {most})"
 
 
-def _line(row: Row) -> str:
+def line_of(row: Row) -> str:
+    """A finished run in a line."""
     curve = " ".join(f"{accuracy:.2f}@{version}" for version, _, accuracy, _ in row["evaluations"])
-    return f"{row['arm']} seed {row['seed']}: {curve}; {row['final_length']:.0f} tokens"
+    beside = f"; others took {row['others_cpu_share']:.2f} cores" if row.get("disturbed") else ""
+    return f"{row['arm']} seed {row['seed']}: {curve}; {row['final_length']:.0f} tokens{beside}"

@@ -1,248 +1,314 @@
-"""T-PPO against PPO (study 1): wall clock and generated tokens to the same held-out accuracy.
+"""The race: T-PPO in a stream against PPO, each at the best of its own settings.
 
-Four arms on the same cores, one run at a time, seed by seed in turn:
+`ratio` is PPO's seconds of training over streaming T-PPO's, to 0.95 of the median accuracy that PPO
+ends with: the quotient of the arms' restricted means over the seeds. `ratio_min` and `ratio_max`
+are those of single seeds, where a run that never came to the target counts with its whole training
+time. `interval` is a paired bootstrap over seeds, `censored` how many of those runs never came.
+`tuned` says that every arm shown was tuned with as many runs, on none of the seeds shown.
 
-- synchronous  PPO: generate whole responses, train on all cores while the generator is idle, repeat
-- windowed     T-PPO in lockstep: at most one window of each response between two updates
-- streaming    T-PPO: generators never wait for the learner but for the staleness bound
-- whole        streaming without training on partial responses
+How arms are tuned, when a run crosses, what is done about others on the machine: "What a comparison
+is" in docs/evidence.md. Arms and settings: benchmarks/race_settings.py.
 
-The algorithm's slots are the same in all of them (`recipes/long-tail.toml`), and so is the number
-of tokens that the policy trains on. The clock is that of training: start-up and evaluations are
-apart. The target is 0.95 of the median accuracy that PPO ends with; a run crosses at the first of
-two successive evaluations at or above it. `ratio` is PPO's seconds over streaming's at the same
-seed. No seed is left out: a run that never crossed took longer than it ran, and figures that
-depend on it are given as bounds.
-
-The ratio is one of these settings on this machine, and no more than that: PPO takes one optimizer
-step an update here and was not tuned.
-
-Settings: `main` has a tail (longest over mean response) of 8 or more. The others, `batch N` and
-`tail N`, change one thing of it, are run with PPO and streaming only, and are not evaluated on the
-way: they show `speed`, PPO's training seconds over streaming's for the same number of tokens.
+In this order, each going on where it stopped:
+  --generators  is PPO faster with a second generator process? (tuning seeds)
+  --tune        the runs that tuning lacks
+  (nothing)     the race
+  --factors     what drives it: one thing of the best settings changed at a time
+  --ceiling     generator and learner each alone, for the stream's tokens
 """
 
+import argparse
+import json
 import statistics
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import censored
-from benchmarks.rows import Rows
-from benchmarks.study import (
-    Arm,
-    Row,
-    Study,
-    carry_out,
-    generated_at,
-    parser_of,
-    rows_of,
-    spread,
-    text,
+from benchmarks import ceiling, tries
+from benchmarks.crossings import (
+    Time,
+    at_place,
+    crossing,
+    interval,
+    median,
+    ratio_of_means,
+    resolvable,
+    restricted_mean,
 )
+from benchmarks.race import Plan, Race, Track
+from benchmarks.race_settings import ARMS, PAIR, SETTINGS
+from benchmarks.rows import RESULTS, Rows, read_rows, result_line
+from benchmarks.study import Row, generated_at, key, rows_of, spread, text, warm_up_updates
+from benchmarks.tuning import words
+from headrace.config.load import read_toml
+from headrace.errors import RunFailedError
+from headrace.install import ROOT
 
-RECIPE = "recipes/long-tail.toml"
 SHARE_OF_FINAL = 0.95
-SUCCESSIVE = 2
-WINDOWS = 3
-SIDE_SEEDS = 3
-"""Of the arms that are not part of the ratio."""
-EVALUATE_EVERY = 384
-"""Windows or responses trained between two evaluations; the first ones, in the value model's
-warm-up, are of the starting policy."""
-ARMS = ("synchronous", "windowed", "streaming", "whole")
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One place on the curve: batch, and the law of the lengths."""
-
-    name: str
-    batch: int = 64
-    min_terms: int = 2
-    max_terms: int = 52
-    tail_exponent: float = 1.3
-    tokens: int = 110_000
-    """Tokens that the policy trains on."""
-
-    raced: bool = True
-    """Whether accuracy is followed on the way."""
-
-    def overrides(self) -> tuple[str, ...]:
-        """What the setting changes of the recipe."""
-        # Seven characters a term, the answer, the end; three windows, as in the paper (24k, 8k).
-        window = -(-(7 * self.max_terms + 3) // WINDOWS)
-        # As many trajectories in the value model's warm-up, whatever the batch.
-        warm_up = () if self.raced else (f"algorithm.value.warmup_updates={512 // self.batch}",)
-        return (
-            *warm_up,
-            f"schedule.window={window}",
-            f"schedule.batch_windows={self.batch}",
-            f"generator.max_num_seqs={self.batch + self.batch // 4}",
-            f"schedule.max_in_play={2 * self.batch + 3 * self.batch // 4}",
-            f"task.min_terms={self.min_terms}",
-            f"task.max_terms={self.max_terms}",
-            f"task.tail_exponent={self.tail_exponent}",
-            f"task.max_response_length={window * WINDOWS}",
-            f"stop.tokens={self.tokens}",
-            "evaluation.before=false",
-            f"evaluation.every_updates={EVALUATE_EVERY // self.batch if self.raced else 'null'}",
-        )
-
-    def arm(self, mode: str) -> Arm:
-        """The arm `mode` in this setting."""
-        schedule = {
-            "synchronous": ("schedule.mode=synchronous",),
-            "windowed": ("schedule.mode=windowed",),
-            "streaming": ("schedule.mode=streaming",),
-            "whole": (
-                "schedule.mode=streaming",
-                "schedule.unit=trajectory",
-                "schedule.window=null",
-            ),
-        }
-        seeds = None if mode in ("synchronous", "streaming") else SIDE_SEEDS
-        return Arm(f"{self.name}/{mode}", RECIPE, (*self.overrides(), *schedule[mode]), seeds)
-
-
-MAIN = Setting("main")
-_SHORT = replace(MAIN, tokens=60_000, raced=False)
-CURVE = (
-    *(replace(_SHORT, name=f"batch {batch}", batch=batch) for batch in (32, 128, 256)),
-    replace(_SHORT, name="tail 3", min_terms=4, max_terms=18, tail_exponent=2.5),
-    replace(_SHORT, name="tail 5", min_terms=3, max_terms=32, tail_exponent=1.8),
-    replace(_SHORT, name="tail 13", min_terms=2, max_terms=52, tail_exponent=2.0),
-)
-STUDY = Study(
-    "tppo-vs-ppo",
-    arms=(
-        *(MAIN.arm(mode) for mode in ARMS),
-        *(s.arm(mode) for s in CURVE for mode in ("synchronous", "streaming")),
-    ),
-    seeds=5,
-    reduced_arms=tuple(MAIN.arm(mode).name for mode in ARMS),
-    reduced_seeds=3,
-    reference="main/synchronous",
-)
+LEAST_PROMPTS = 1024
+REDUCED_SEEDS = 3
+Arms = Mapping[str, Mapping[int, Row]]
+"""Rows by arm and seed."""
 
 
 def main(argv: list[str]) -> int:
-    """Run what is missing, print a table, write the result."""
-    parser = parser_of(STUDY, __doc__)
-    parser.add_argument("--curve-seeds", type=int, default=3, help="seeds of the other settings")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS, help="these arms only")
-    options = parser.parse_args(argv)
-    plan = [
-        (arm, seed)
-        for arm, seed in STUDY.plan(reduced=options.reduced, seeds=options.seeds)
-        if (arm.name.startswith("main/") or seed < options.curve_seeds)
-        and arm.name.rsplit("/", 1)[1] in options.arms
-    ]
-
-    def report(rows: Rows) -> dict[str, Any]:
-        result = summarise(rows.rows)
+    """Run what is missing, print tables, write the result."""
+    options = parse(argv)
+    setting = SETTINGS[options.setting]
+    read_toml(ROOT / setting.recipe)  # UserError where the task is not there
+    race = Race(setting)
+    seeds = options.seed_list or list(setting.seeds)
+    if options.reduced and not options.seed_list:
+        seeds = seeds[:REDUCED_SEEDS]
+    modes = options.arms or list(PAIR if options.reduced else ARMS)
+    rows = rows_for(options, race)
+    plan = plan_for(options, race, modes, seeds)
+    if options.list:
+        show_plan(race, plan, rows, modes)
+        return 0
+    failed = carry_out(options, race, plan, rows, modes)
+    if options.tune:
+        result = tuning_result(race, modes)
+    elif options.generators:
+        result = {"name": "tppo-vs-ppo", "setting": setting.name, "engine": race.engine}
+        result["tokens_per_s"] = {name: spread(r) for name, r in race.engine_rates().items()}
+        print(json.dumps(result, indent=2))
+    else:
+        is_race = not (options.factors or options.ceiling)
+        own = rows.rows if is_race else read_rows(race_path(setting.name))
+        result = summarise(race, own, modes, seeds)
         show(result)
+    if options.factors and "target" in result:
+        result["factors"] = factor_figures(race, rows.rows, result["target"])
+        show_factors(result["factors"])
+    if options.json:
+        print(result_line(result))
+    return 1 if failed else 0
+
+
+def carry_out(
+    options: argparse.Namespace, race: Race, plan: Plan, rows: Rows, modes: Sequence[str]
+) -> list[str]:
+    """Run what is missing of the part that was asked for; the failures in words."""
+    if options.tune:
+        race.tune(modes, keep=options.keep)
+        return []
+    if options.ceiling:
+        return run_ceiling(race)
+    return Track(rows, options.keep).run_all(plan)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench tppo-vs-ppo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--setting", choices=SETTINGS, default="long", help="which task (long)")
+    parser.add_argument("--reduced", action="store_true", help="the ratio's two arms, three seeds")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, metavar="ARM", help="these arms only")
+    parser.add_argument(
+        "--seed-list", nargs="+", type=int, metavar="SEED", help="these seeds (needs --rows)"
+    )
+    parser.add_argument("--rows", type=Path, help="JSONL file of runs of one's own, gone on with")
+    parser.add_argument("--list", action="store_true", help="what would be run, and stop")
+    parser.add_argument("--keep", type=Path, help="keep the run folders here")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    part = parser.add_mutually_exclusive_group()
+    for name, meaning in (
+        ("generators", "compare how PPO may generate"),
+        ("tune", "run what tuning lacks"),
+        ("factors", "run what drives the ratio"),
+        ("ceiling", "measure generator and learner alone"),
+    ):
+        part.add_argument(f"--{name}", action="store_true", help=meaning)
+    options = parser.parse_args(argv)
+    if options.seed_list and options.rows is None:
+        parser.error("--seed-list needs --rows FILE, a file of one's own")
+    if options.rows and (options.generators or options.tune or options.factors or options.ceiling):
+        parser.error("--rows is for the race itself; this part has a file of its own")
+    return options
+
+
+def race_path(setting: str) -> Path:
+    """Where the rows of the race are checked in."""
+    return RESULTS / f"tppo_vs_ppo_{setting}.jsonl"
+
+
+def rows_for(options: argparse.Namespace, race: Race) -> Rows:
+    """The file that the runs go to."""
+    for part in ("generators", "factors", "tuning"):
+        if getattr(options, "tune" if part == "tuning" else part):
+            return race.rows(part)
+    return Rows(options.rows or race_path(race.setting.name))
+
+
+def plan_for(
+    options: argparse.Namespace, race: Race, modes: Sequence[str], seeds: Sequence[int]
+) -> Plan:
+    """What is to be run."""
+    if options.tune or options.ceiling:
+        return []
+    if options.generators:
+        return race.engine_plan()
+    if options.factors:
+        return race.factor_plan()
+    return race.plan(modes, seeds)
+
+
+def run_ceiling(race: Race) -> list[str]:
+    """Measure the ceiling at the first seed of the race; what failed, in words."""
+    found, arm, seed = race.rows("ceiling"), race.arm("streaming"), race.setting.seeds[0]
+    name = key(arm, seed)
+    while tries.is_missing(name, found.rows):
+        try:
+            row = ceiling.measure(arm, seed)
+        except RunFailedError as error:
+            print(f"failed: {error}", file=sys.stderr)
+            return [str(error)]
+        found.add(tries.new_key(name, found.rows, row), row)
+    return []
+
+
+def summarise(
+    race: Race, rows: Mapping[str, Row], modes: Sequence[str], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """The result: figures of the ratio at the top, each arm below. A ratio is None until both of
+    its arms have a run."""
+    found = {mode: _of_seeds(rows_of(race.arm(mode), rows), seeds) for mode in modes}
+    found = {mode: by_seed for mode, by_seed in found.items() if by_seed}
+    shown = sorted({seed for by_seed in found.values() for seed in by_seed})
+    result: dict[str, Any] = {
+        "name": "tppo-vs-ppo",
+        "setting": race.setting.name,
+        **{name: None for name in ("ratio", "ratio_min", "ratio_max", "interval", "censored")},
+        "tuned": race.tuning.is_fair(list(found), shown),
+        "seeds": shown,
+        "engine": race.engine,
+        "tuning_target": race.setting.tuning_target,
+    }
+    if PAIR[0] not in found:
         return result
-
-    return carry_out(STUDY, plan, options, jobs=1, report=report)
-
-
-def summarise(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """The result: each setting with its arms, and the ratios of `main` at the top."""
-    settings = {}
-    for setting in (MAIN, *CURVE):
-        by_mode = {mode: rows_of(setting.arm(mode), rows) for mode in ARMS}
-        if by_mode["synchronous"] and by_mode["streaming"]:
-            settings[setting.name] = compare(by_mode, raced=setting.raced) | {
-                "batch": setting.batch,
-                "raced": setting.raced,
-            }
-    top = settings.get("main", {})
-    return {
-        "name": STUDY.name,
-        **{name: top.get(name) for name in ("ratio", "target")},
-        "settings": settings,
-    }
-
-
-def compare(by_mode: Mapping[str, Mapping[int, Row]], *, raced: bool = True) -> dict[str, Any]:
-    """All arms at PPO's target, each over all its seeds; PPO's seconds over an arm's at the same
-    seed. What is not `raced` is not evaluated on the way and has no crossings."""
-    reference = by_mode["synchronous"]
-    target = SHARE_OF_FINAL * statistics.median(row["final"] for row in reference.values())
-    to_target = {
-        mode: {seed: figures_at(row, target) for seed, row in found.items()} if raced else {}
-        for mode, found in by_mode.items()
-        if found
-    }
-    arms: dict[str, Any] = {}
-    for mode, crossings in to_target.items():
-        ratios = {
-            seed: censored.exactly(1.0)
-            if mode == "synchronous"
-            else censored.quotient(to_target["synchronous"][seed].seconds, ours.seconds)
-            for seed, ours in crossings.items()
-            if seed in reference
-        }
-        found = by_mode[mode].values()
-        arms[mode] = {
-            "seeds": len(found),
-            "never_crossed": sum(not crossing.reached for crossing in crossings.values()),
-            "seconds": censored.spread([crossing.seconds for crossing in crossings.values()]),
-            "tokens": censored.spread([crossing.tokens for crossing in crossings.values()]),
-            "ratio": censored.spread(list(ratios.values())),
-            "ratio_of_seed": {seed: censored.pair(ratio) for seed, ratio in ratios.items()},
-            "final": spread([row["final"] for row in found]),
-            "tail": spread([tail(row) for row in found]),
-            "idle_share": {
-                part: statistics.median(row["idle_share"][part] for row in found)
-                for part in ("generator", "learner")
-            },
-            "trained_tokens_per_s": spread([tokens_per_s(row) for row in found]),
-            "speed": _spread_or_none(
-                [
-                    tokens_per_s(row) / tokens_per_s(reference[seed])
-                    for seed, row in by_mode[mode].items()
-                    if seed in reference
-                ]
-            ),
-        }
-    return {
+    target = SHARE_OF_FINAL * statistics.median(row["final"] for row in found[PAIR[0]].values())
+    least = min(row["num_prompts"] for by_seed in found.values() for row in by_seed.values())
+    result |= {
         "target": target,
-        "ratio": arms["streaming"]["ratio"],
-        "speed": arms["streaming"]["speed"],
-        "arms": arms,
+        "resolvable": resolvable(target, least, seeds=len(found[PAIR[0]])),
+        "arms": {
+            mode: {"point": dict(race.tuning.best(mode)), **arm_figures(by_seed, target)}
+            for mode, by_seed in found.items()
+        },
+    }
+    for mode in found:
+        result["arms"][mode]["against_ppo"] = compare(found, PAIR[0], mode, target)
+    if PAIR[1] in found:
+        result |= compare(found, *PAIR, target)
+    if {"whole", "streaming"} <= set(found):
+        result["windows_over_whole"] = compare(found, "whole", "streaming", target)
+    if found.keys() & {"streaming"}:
+        result["ceiling"] = ceiling_figures(race, found)
+    return result
+
+
+def _of_seeds(rows: Mapping[int, Row], seeds: Sequence[int]) -> dict[int, Row]:
+    return {seed: row for seed, row in rows.items() if seed in seeds}
+
+
+def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]:
+    """Seconds of the arm `over` by those of `under`, over the seeds that both have."""
+    common = sorted(found[over].keys() & found[under].keys())
+    if not common:
+        return {}
+    pairs = {s: (time_to(found[over][s], target), time_to(found[under][s], target)) for s in common}
+    of_seed = {seed: a.value / b.value for seed, (a, b) in pairs.items()}
+    return {
+        "ratio": ratio_of_means([a for a, _ in pairs.values()], [b for _, b in pairs.values()]),
+        "ratio_min": min(of_seed.values()),
+        "ratio_max": max(of_seed.values()),
+        "interval": interval(pairs),
+        "censored": sum(not time.reached for pair in pairs.values() for time in pair),
+        "ratio_of_seed": of_seed,
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """Training seconds and generated tokens of a run when it came to the target; lower bounds where
-    it never did."""
-
-    reached: bool
-    seconds: censored.Bounds
-    tokens: censored.Bounds
+def time_to(row: Row, target: float) -> Time:
+    """Training seconds to the target, or of the whole run where it never came there."""
+    found = crossing(_curve(row), target)
+    return Time(found.at, True) if found else Time(row["train_time_s"], False)
 
 
-def figures_at(row: Row, target: float) -> Crossing:
-    """The first of two successive evaluations at or above the target."""
-    points = row["evaluations"]
-    for index in range(len(points) - SUCCESSIVE + 1):
-        if all(point[2] >= target for point in points[index : index + SUCCESSIVE]):
-            seconds, tokens = points[index][1], generated_at(row, points[index][0])
-            return Crossing(True, censored.exactly(seconds), censored.exactly(tokens))
-    tokens = generated_at(row, points[-1][0])
-    return Crossing(False, censored.at_least(row["train_time_s"]), censored.at_least(tokens))
+def spent_at(row: Row, target: float, values: Sequence[float]) -> Time:
+    """What was spent up to the target, of something that the row has at each evaluation."""
+    found = crossing(_curve(row), target)
+    return Time(at_place(values, found.place), True) if found else Time(values[-1], False)
 
 
-def tokens_per_s(row: Row) -> float:
-    """Tokens that the policy trained on over all seconds of training."""
-    return float(row["tokens"]["trained_policy"] / row["train_time_s"])
+def _curve(row: Row) -> list[tuple[float, float]]:
+    return [(seconds, accuracy) for _, seconds, accuracy, _ in row["evaluations"]]
+
+
+def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
+    """Figures of one arm over its seeds."""
+    each = list(rows.values())
+    times = [time_to(row, target) for row in each]
+    crossings = [crossing(_curve(row), target) for row in each]
+    tokens = [spent_at(row, target, _tokens(row)) for row in each]
+    cpu = [spent_at(row, target, row["evaluation_cpu_s"]) for row in each]
+    return {
+        "seeds": len(each),
+        "censored": sum(not time.reached for time in times),
+        "seconds": restricted_mean(times),
+        "seconds_median": median(times),
+        "seconds_of_seed": {seed: time_to(row, target).value for seed, row in rows.items()},
+        "tokens": restricted_mean(tokens),
+        "cpu_s": restricted_mean(cpu),
+        "dense": all(one.is_dense for one in crossings if one),
+        "prompts": min(row["num_prompts"] for row in each),
+        "final": spread([row["final"] for row in each]),
+        "final_on_long_prompts": spread([_last_two(row["long_prompts"]) for row in each]),
+        "tail": spread([tail(row) for row in each]),
+        "speed": spread([row["tokens"]["trained_policy"] / row["train_time_s"] for row in each]),
+        "context_share": statistics.median(_mean(row, "perf/context_share") for row in each),
+        "staleness": statistics.median(row["staleness"]["mean"] or 0.0 for row in each),
+        "idle_share": {
+            side: statistics.median(row["idle_share"][side] for row in each)
+            for side in ("generator", "learner")
+        },
+        "wall_s": statistics.median(row["wall_s"] for row in each),
+        "cpu_s_by_role": {
+            role: statistics.median(row["cpu_s"].get(role, 0.0) for row in each)
+            for role in sorted({role for row in each for role in row["cpu_s"]})
+        },
+        "others_cpu_share": max(row["others_cpu_share"] for row in each),
+        "steal_share": max(row["steal_share"] for row in each),
+        "disturbed": sum(row["disturbed"] for row in each),
+        "stale_by_tenth": _by_tenth(each, "stale"),
+        "lost_by_tenth": _by_tenth(each, "other"),
+    }
+
+
+def _tokens(row: Row) -> list[float]:
+    return [generated_at(row, version) for version, *_ in row["evaluations"]]
+
+
+def _last_two(long: Mapping[str, Any]) -> float:
+    return statistics.fmean(long["accuracy"][-2:])
+
+
+def _mean(row: Row, metric: str) -> float:
+    """Mean of a metric over the policy's updates."""
+    values = row["series"].get(metric, [])[warm_up_updates(row) :]
+    return statistics.fmean([value for value in values if value is not None] or [0.0])
+
+
+def _by_tenth(rows: Sequence[Row], reason: str) -> list[float]:
+    columns = zip(*([part[reason] for part in row["lost_by_tenth"]] for row in rows), strict=False)
+    return [round(statistics.fmean(column), 4) for column in columns]
 
 
 def tail(row: Row) -> float:
@@ -251,44 +317,165 @@ def tail(row: Row) -> float:
     return float(row["max_length"] / statistics.fmean(lengths[-max(1, len(lengths) // 4) :]))
 
 
-def _spread_or_none(values: list[float]) -> dict[str, float] | None:
-    return spread(values) if values else None
+def ceiling_figures(race: Race, found: Arms) -> dict[str, float] | None:
+    """`ceiling`: PPO's seconds over those of a stream that loses nothing, for the same number of
+    trained tokens; `share`: how much of that the stream reached; None until it is measured."""
+    rows = rows_of(race.arm("streaming"), race.known("ceiling"))
+    if not rows:
+        return None
+    measured = list(rows.values())
+    ppo = [row["train_time_s"] / row["tokens"]["trained_policy"] for row in found[PAIR[0]].values()]
+    best = [max(row["generator_s"], row["learner_s"]) / row["trained"] for row in measured]
+    return {
+        "ceiling": statistics.median(ppo) / statistics.median(best),
+        "share": statistics.median(ceiling.share(row) for row in measured),
+        **{
+            side: statistics.median(row[f"{side}_s"] / row["stream_s"] for row in measured)
+            for side in ("generator", "learner")
+        },
+    }
+
+
+def tuning_result(race: Race, modes: Sequence[str]) -> dict[str, Any]:
+    """Every point that was tried, and whether that was fair."""
+    show_tuning(race, modes)
+    return {
+        "name": "tppo-vs-ppo",
+        "setting": race.setting.name,
+        "tuned": race.tuning.is_fair(modes, race.setting.seeds),
+        "tuning_target": race.setting.tuning_target,
+        "points": race.tuning.table(modes),
+    }
+
+
+def factor_figures(
+    race: Race, rows: Mapping[str, Row], target: float
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """By factor and arm: seconds to the race's target. Where the task is another (`tail`), the
+    target is that of PPO on it."""
+    figures: dict[str, dict[str, dict[str, Any]]] = {}
+    for factor, arms in race.factor_arms().items():
+        found = {arm.name: by_seed for arm in arms if (by_seed := rows_of(arm, rows))}
+        for name, by_seed in found.items():
+            mode, _, label = name.partition(", ")
+            there = found.get(f"{race.setting.name}/{PAIR[0]}, {label}")
+            own = target
+            if factor == "tail":
+                if there is None:
+                    continue
+                own = SHARE_OF_FINAL * statistics.median(row["final"] for row in there.values())
+            line = {"target": own, **arm_figures(by_seed, own)}
+            if there is not None and mode.endswith(PAIR[1]):
+                pair = {PAIR[0]: there, PAIR[1]: by_seed}
+                line["against_ppo"] = compare(pair, *PAIR, own)
+            figures.setdefault(factor, {})[name] = line
+    return figures
+
+
+# -- on the terminal ---------------------------------------------------------------------------
+
+
+def show_plan(race: Race, plan: Plan, rows: Rows, modes: Sequence[str]) -> None:
+    """What is there and what is missing."""
+    for mode in modes:
+        found = race.tuning.walk(mode)
+        state = "over" if found.missing is None else f"next {words(found.missing)}"
+        print(f"tuning   {mode}: {state}; best so far {words(found.best)}")
+    for arm, seed, place in plan:
+        there = seed in rows_of(arm, rows.rows)
+        print(f"{'there' if there else 'missing':<8} seed {seed}, turn {place}  {arm.name}")
+
+
+def show_tuning(race: Race, modes: Sequence[str]) -> None:
+    """Every point that was tried."""
+    shown = Table(title=f"tuning, {race.setting.name}", title_justify="left")
+    for column in ("arm", "point", "crossed", "seconds", "final accuracy", ""):
+        shown.add_column(column, no_wrap=True)
+    for line in race.tuning.table(modes):
+        shown.add_row(
+            line["arm"],
+            words(line["point"]),
+            str(line["crossed"]),
+            f"{line['seconds']:.1f}",
+            f"{line['final']:.3f}",
+            "best" if line["best"] else "",
+        )
+    _print(shown)
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """The table on the terminal."""
-    shown = Table(title=STUDY.name, title_justify="left")
+    """The table and the line of the ratio."""
+    shown = Table(title=f"tppo-vs-ppo, {result['setting']}", title_justify="left")
     for column in (
-        "setting", "arm", "seeds", "seconds to target", "tokens", "ratio", "final accuracy",
-        "tail", "idle gen/learn", "trained tok/s", "speed",
+        "arm", "seeds", "never crossed", "seconds", "CPU seconds", "tokens", "PPO's seconds over",
+        "95 %", "final accuracy", "on long prompts", "context", "others",
     ):  # fmt: skip
         shown.add_column(column, no_wrap=True)
-    for name, setting in result["settings"].items():
-        for mode, arm in setting["arms"].items():
-            shown.add_row(
-                f"{name} ({setting['target']:.3f})",
-                mode,
-                str(arm["seeds"]),
-                censored.spread_text(arm["seconds"], ".1f"),
-                censored.spread_text(arm["tokens"], ",.0f"),
-                censored.spread_text(arm["ratio"], ".2f"),
-                text(arm["final"], ".3f"),
-                text(arm["tail"], ".1f"),
-                " / ".join(f"{arm['idle_share'][part]:.2f}" for part in ("generator", "learner")),
-                text(arm["trained_tokens_per_s"], ",.0f"),
-                text(arm["speed"], ".2f"),
-            )
-    Console(width=None if sys.stdout.isatty() else 200).print(shown)
-    if result["ratio"]:
+    for mode, arm in result.get("arms", {}).items():
+        against = arm["against_ppo"]
+        shown.add_row(
+            mode,
+            str(arm["seeds"]),
+            str(arm["censored"]),
+            f"{arm['seconds']:.1f}",
+            f"{arm['cpu_s']:.1f}",
+            f"{arm['tokens']:,.0f}",
+            f"{against['ratio']:.2f}" if against else "-",
+            interval_text(against.get("interval")),
+            text(arm["final"], ".3f"),
+            text(arm["final_on_long_prompts"], ".3f"),
+            f"{arm['context_share']:.2f}",
+            f"{arm['others_cpu_share']:.2f}",
+        )
+    _print(shown)
+    if result["ratio"] is not None:
         print(ratio_line(result))
 
 
+def show_factors(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """One line an arm."""
+    shown = Table(title="what drives it", title_justify="left")
+    for column in ("factor", "arm", "seeds", "never crossed", "seconds", "final accuracy"):
+        shown.add_column(column, no_wrap=True)
+    for factor, arms in figures.items():
+        for name, arm in arms.items():
+            shown.add_row(
+                factor,
+                name,
+                str(arm["seeds"]),
+                str(arm["censored"]),
+                f"{arm['seconds']:.1f}",
+                text(arm["final"], ".3f"),
+            )
+    _print(shown)
+
+
+def _print(shown: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else 200).print(shown)
+
+
+def interval_text(bounds: Sequence[float] | None) -> str:
+    """`low to high`; `-` where there are too few seeds."""
+    return f"{bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else "-"
+
+
 def ratio_line(result: Mapping[str, Any]) -> str:
-    """The ratio of `main` in words."""
-    ratios = result["settings"]["main"]["arms"]["streaming"]["ratio_of_seed"].values()
-    each = ", ".join(censored.bounds_text(ratio, ".2f") for ratio in ratios)
-    return (
-        "In `main`, PPO's seconds to the target over those of streaming T-PPO, seed by seed: "
-        f"{each}; median {censored.bounds_text(result['ratio']['median'], '.2f')}. Of these "
-        "settings, with one optimizer step an update and PPO not tuned."
-    )
+    """The ratio in words, with what it rests on."""
+    never = result["censored"]
+    parts = [
+        f"Setting `{result['setting']}`: PPO's seconds to {result['target']:.3f} over those of "
+        f"streaming T-PPO: {result['ratio']:.2f} "
+        f"(seeds {result['ratio_min']:.2f} to {result['ratio_max']:.2f}; "
+        f"95 % interval {interval_text(result['interval'])})",
+        f"{never} of these runs never came there" if never else "every run came there",
+        "both sides tuned alike" if result["tuned"] else "not tuned alike",
+        f"evaluations tell differences of {result['resolvable']:.3f} and more",
+    ]
+    arms = [result["arms"][mode] for mode in PAIR]
+    if not all(arm["dense"] for arm in arms):
+        parts.append("evaluations lie more than a tenth of a crossing time apart")
+    if any(arm["prompts"] < LEAST_PROMPTS for arm in arms):
+        parts.append(f"on fewer than {LEAST_PROMPTS} prompts")
+    if disturbed := sum(arm["disturbed"] for arm in arms):
+        parts.append(f"{disturbed} runs beside others that took more than a twentieth of a core")
+    return "; ".join(parts) + "."

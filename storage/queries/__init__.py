@@ -6,8 +6,8 @@ pandas frames, are bounded, and never write. A run may be alive, finished, or cu
 
 from storage.audit import recount_ledger
 from storage.exports import ExportKind, ExportSummary, export
-from storage.queries.drops import dropped_tokens, dropped_windows
-from storage.queries.evaluations import evaluations
+from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
+from storage.queries.evaluations import evaluation_answers, evaluations
 from storage.queries.metrics import (
     latest_metrics,
     metric_arrays,
@@ -40,11 +40,13 @@ __all__ = [
     "TrajectoryPage",
     "dropped_tokens",
     "dropped_windows",
+    "evaluation_answers",
     "evaluations",
     "events",
     "export",
     "latest_metrics",
     "list_runs",
+    "losses_by_length",
     "metric_arrays",
     "metric_info",
     "metric_names",

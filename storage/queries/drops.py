@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import ColumnElement, and_, func, or_, select
 
 from storage.reader import RunReader, open_run
-from storage.tables import Window
+from storage.tables import Trajectory, Window
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +62,49 @@ def count_dropped(reader: RunReader) -> dict[str, int]:
         for reason, _, _, tokens in masked:
             counts[reason] += tokens
     return dict(sorted(counts.items()))
+
+
+def losses_by_length(run_dir: Path, parts: int = 10) -> "pd.DataFrame":
+    """Training answers that ended, the shortest first, in `parts` parts of as many answers each:
+    longest (tokens of the longest answer), tokens (of all of them), and a column for each reason
+    with the tokens that were not trained for it. Answers whose windows all lie in the value
+    model's warm-up are left out: no policy update could have had them."""
+    import pandas as pd
+
+    reader = open_run(run_dir)
+    lost: dict[int, Counter[str]] = {}
+    whole = select(Window.trajectory_id, Window.reason, Window.tokens)
+    for trajectory_id, reason, tokens in reader.rows(
+        whole.where(Window.run == reader.key, _is_dropped())
+    ):
+        lost.setdefault(trajectory_id, Counter())[reason] += tokens
+    some = select(Window.trajectory_id, Window.masked)
+    for trajectory_id, masked in reader.rows(some.where(Window.run == reader.key, _is_masked())):
+        for reason, _, _, tokens in masked:
+            lost.setdefault(trajectory_id, Counter())[reason] += tokens
+    ended = reader.rows(
+        select(Trajectory.trajectory_id, Trajectory.sampled)
+        .where(
+            Trajectory.run == reader.key,
+            Trajectory.purpose == "train",
+            Trajectory.status.in_(["finished", "truncated"]),
+        )
+        .order_by(Trajectory.sampled, Trajectory.trajectory_id)
+    )
+    kept = [
+        (sampled, found)
+        for trajectory_id, sampled in ended
+        if (found := lost.get(trajectory_id, Counter())).get("value_warmup", 0) < sampled
+    ]
+    reasons = sorted({reason for _, found in kept for reason in found})
+    rows = []
+    for part in range(parts):
+        mine = kept[len(kept) * part // parts : len(kept) * (part + 1) // parts]
+        if mine:
+            together = sum((found for _, found in mine), Counter[str]())
+            tokens = sum(sampled for sampled, _ in mine)
+            rows.append((mine[-1][0], tokens, *(together[reason] for reason in reasons)))
+    return pd.DataFrame(rows, columns=["longest", "tokens", *reasons])
 
 
 def _is_dropped() -> ColumnElement[bool]:

@@ -1,15 +1,18 @@
-"""Held-out evaluations of a run."""
+"""Held-out evaluations of a run, and their single answers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from storage.reader import open_run
-from storage.tables import Evaluation
+from storage.tables import Evaluation, Prompt, Trajectory
+from storage.trajectory_rows import joined
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_TOKEN_BYTES = 4
 
 
 def evaluations(run_dir: Path) -> "pd.DataFrame":
@@ -17,4 +20,27 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
     reader = open_run(run_dir)
     columns = [c for c in Evaluation.__table__.columns if c.name not in ("run", "offset")]
     query = select(*columns).where(Evaluation.run == reader.key).order_by(Evaluation.offset)
+    return reader.frame(query)
+
+
+def evaluation_answers(run_dir: Path) -> "pd.DataFrame":
+    """One row an answer to a held-out prompt, in order: version (of the weights that gave it, empty
+    without a token), prompt_tokens, length (tokens of the answer), correct (False where it could
+    not be scored), first_token_at and finished_at (seconds since the epoch)."""
+    reader = open_run(run_dir)
+    query = (
+        joined(
+            select(
+                Trajectory.min_version.label("version"),
+                (func.length(Prompt.prompt_ids) / _TOKEN_BYTES).label("prompt_tokens"),
+                Trajectory.length,
+                func.coalesce(Trajectory.correct, False).label("correct"),
+                Trajectory.first_token_at,
+                Trajectory.finished_at,
+            ),
+            reader.key,
+        )
+        .where(Trajectory.purpose == "eval")
+        .order_by(Trajectory.trajectory_id)
+    )
     return reader.frame(query)

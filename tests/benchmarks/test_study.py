@@ -7,17 +7,37 @@ from typing import Any
 
 import pytest
 
-from benchmarks import dapo_parts, egae, schedule, staleness, tppo_vs_ppo, vapo_parts, vcppo
+from benchmarks import dapo_parts, egae, schedule, staleness, untuned_race, vapo_parts, vcppo
 from benchmarks.archive import study_rows
 from benchmarks.censored import at_least, exactly
 from benchmarks.rows import Rows
-from benchmarks.study import Arm, Study, area, core_shares, figures, key, main_of, rows_of, table
-from benchmarks.tppo_vs_ppo import CURVE, MAIN, Crossing, compare, figures_at, ratio_line, summarise
+from benchmarks.study import (
+    Arm,
+    Study,
+    area,
+    core_shares,
+    figures,
+    key,
+    main_of,
+    rows_of,
+    run_all,
+    table,
+)
+from benchmarks.untuned_race import (
+    CURVE,
+    MAIN,
+    Crossing,
+    compare,
+    figures_at,
+    ratio_line,
+    summarise,
+)
 from headrace.config.checks import problems
 from headrace.config.load import load_recipe
 from headrace.install import ROOT
 
-STUDIES = [module.STUDY for module in (tppo_vs_ppo, vapo_parts, vcppo, egae, staleness, dapo_parts)]
+MODULES = (untuned_race, vapo_parts, vcppo, egae, staleness, dapo_parts)
+STUDIES = [module.STUDY for module in MODULES]
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
@@ -56,9 +76,22 @@ def test_listing_a_study_prepares_nothing(
     assert made == []
 
 
-def test_a_changed_override_is_another_row() -> None:
+def test_a_changed_value_is_another_row() -> None:
     arm = Arm("one", "recipes/quickstart.toml")
     assert key(arm, 0) != key(replace(arm, overrides=("seed=1",)), 0)
+    assert key(arm, 0) != key(replace(arm, environment=("A=1",)), 0)
+
+
+def test_what_changes_no_value_is_the_same_row(tmp_path: Path) -> None:
+    """A comment, or a value of the recipe that an override had anyway."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("seed = 0\n[learner.policy]\nlr = 1e-4\n")
+    before = Arm("one", str(recipe), ("learner.policy.lr=2e-4",)).digest()
+    recipe.write_text("seed = 0  # of prompts\n[learner.policy]\nlr = 2e-4\n")
+    assert Arm("one", str(recipe), ("learner.policy.lr=2e-4",)).digest() == before
+    assert Arm("one", str(recipe)).digest() == before
+    recipe.write_text("seed = 1\n[learner.policy]\nlr = 2e-4\n")
+    assert Arm("one", str(recipe)).digest() != before
 
 
 def test_cores_are_split_over_jobs_and_shared_when_too_few() -> None:
@@ -206,6 +239,26 @@ def test_schedule_leaves_no_seed_out(tmp_path: Path) -> None:
     result = schedule.summarise(rows, 3, 0.75)
     assert (result["ratio_min"], result["ratio"], result["ratio_max"]) == (0.0, 2.0, 6.0)
     assert (result["repeats"], result["missed"]) == (3, 2)
+
+
+def test_a_run_that_others_disturbed_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice disturbed, then not: all three rows are kept, and the last one counts."""
+    one = Arm("one", "recipes/quickstart.toml")
+    study = Study("s", (one,), seeds=1, reduced_arms=(), reduced_seeds=1, reference="one")
+    others = iter([0.4, 0.2, 0.01])
+
+    def run(arm: Arm, seed: int, root: Path, *, remove: bool) -> dict[str, Any]:
+        share = next(others)
+        row = row_of(arm, seed, [(0, 0.0, 0.2), (4, 1.0, 0.6)])
+        return {**row, "others_cpu_share": share, "disturbed": share > 0.05}
+
+    monkeypatch.setattr("benchmarks.study.run_arm", run)
+    rows = Rows(tmp_path / "rows.jsonl")
+    assert run_all(study, [(one, 0)], rows, jobs=1) == []
+    assert [row["others_cpu_share"] for row in rows.rows.values()] == [0.4, 0.2, 0.01]
+    assert rows_of(one, rows.rows)[0]["others_cpu_share"] == 0.01
 
 
 def test_archived_rows_are_found_where_a_recipe_has_changed(

@@ -172,6 +172,24 @@ def test_dropped_windows(run_dir: Path) -> None:
     }  # fmt: skip
 
 
+def test_losses_by_length(run_dir: Path) -> None:
+    """Of answers that ended, the shortest first; windows that wait are no loss."""
+    frame = queries.losses_by_length(run_dir, 2)
+    reasons = ["boundary_mask", "filtered", "reward_failed", "stale"]
+    assert list(frame.columns) == ["longest", "tokens", *reasons]
+    assert frame.to_numpy().tolist() == [[20, 20, 2, 0, 0, 3], [24, 24, 0, 8, 8, 0]]
+    assert queries.losses_by_length(run_dir, 1).to_numpy().tolist() == [[24, 44, 2, 8, 8, 3]]
+    assert len(queries.losses_by_length(run_dir)) == 2, "fewer answers than parts"
+
+
+def test_answers_of_evaluations(run_dir: Path) -> None:
+    (answer,) = queries.evaluation_answers(run_dir).to_dict("records")
+    assert {name: answer[name] for name in ("version", "prompt_tokens", "length", "correct")} == {
+        "version": 0, "prompt_tokens": 5, "length": 4, "correct": False,
+    }  # fmt: skip
+    assert (answer["first_token_at"], answer["finished_at"]) == (2.0, 3.0)
+
+
 def test_events_with_those_of_the_supervisor(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run")
     lines = [

@@ -1,0 +1,144 @@
+"""When a run came to a target, and what several such times say where some runs never came.
+
+In: evaluations of runs as (position, accuracy), a position being training seconds, tokens or
+processor seconds. Out: crossings, means and medians over runs of which some are censored, and
+intervals over seeds.
+
+- A curve is smoothed by the mean of each point and its two neighbours (its one neighbour at an
+  end), and joined linearly. A run crosses where that line first reaches the target.
+- A run that never crosses is censored: its time is longer than it ran. Over runs, the estimate of
+  Kaplan and Meier (J. Am. Stat. Assoc. 53, 1958) says which share had not crossed by a time. Its
+  area up to the longest time is the restricted mean, which is the plain mean where all crossed, and
+  where some did not a lower bound; where it first falls to a half is the median.
+- Intervals are paired bootstraps over seeds: a resample draws seeds, and takes both arms of each.
+"""
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+Points = Sequence[tuple[float, float]]
+"""(position, accuracy), by position."""
+DENSE = 0.1
+"""Evaluations before a crossing lie at most so large a share of its time apart."""
+RESAMPLES = 10_000
+LEVEL = 0.95
+NORMAL = 1.96
+"""Of a normal law, 95 % lie within so many standard deviations."""
+
+
+class Time(NamedTuple):
+    """A crossing, or, where `reached` is False, how long a run was seen without one."""
+
+    value: float
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where a run crossed. `place` is its position in the row of evaluations: 2.25 is a quarter of
+    the way from the third to the fourth. `gap` is the largest distance of two evaluations up to
+    there."""
+
+    at: float
+    place: float
+    gap: float
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether evaluations were close enough for the time to be told to a tenth."""
+        return self.gap <= DENSE * self.at
+
+
+def smoothed(points: Points) -> list[tuple[float, float]]:
+    """Each point with the mean accuracy of itself and its neighbours."""
+    values = [value for _, value in points]
+    return [
+        (at, statistics.fmean(values[max(0, index - 1) : index + 2]))
+        for index, (at, _) in enumerate(points)
+    ]
+
+
+def crossing(points: Points, target: float) -> Crossing | None:
+    """Where the smoothed curve first reaches the target; None where it never does."""
+    line = smoothed(points)
+    gap = 0.0
+    for index, (at, value) in enumerate(line):
+        before_at, before = line[max(0, index - 1)]
+        gap = max(gap, at - before_at)
+        if value >= target:
+            if index == 0:
+                return Crossing(at, 0.0, gap)
+            share = (target - before) / (value - before)
+            return Crossing(before_at + share * (at - before_at), index - 1 + share, gap)
+    return None
+
+
+def at_place(values: Sequence[float], place: float) -> float:
+    """The value at a place in the row of evaluations, linear between two."""
+    index = min(int(place), len(values) - 1)
+    after = values[min(index + 1, len(values) - 1)]
+    return values[index] + (place - index) * (after - values[index])
+
+
+def survival(times: Sequence[Time]) -> list[tuple[float, float]]:
+    """Kaplan and Meier: (time, share that had not crossed after it) at each time of a crossing. Who
+    was seen without one up to just that time was still there."""
+    steps: list[tuple[float, float]] = []
+    share = 1.0
+    for value in sorted({time.value for time in times if time.reached}):
+        there = sum(time.value >= value for time in times)
+        crossed = sum(time.value == value and time.reached for time in times)
+        share *= 1.0 - crossed / there
+        steps.append((value, share))
+    return steps
+
+
+def restricted_mean(times: Sequence[Time]) -> float:
+    """Area under `survival` up to the longest of the times, crossings and ends of runs alike."""
+    longest = max(time.value for time in times)
+    steps = [(0.0, 1.0), *survival(times), (longest, 0.0)]
+    return sum(share * (after - at) for (at, share), (after, _) in pairwise(steps))
+
+
+def median(times: Sequence[Time]) -> float | None:
+    """The first time after which at most half had not crossed; None where more never did."""
+    return next((value for value, share in survival(times) if share <= 0.5 + 1e-12), None)
+
+
+def interval(
+    pairs: Mapping[int, tuple[Time, Time]],
+    figure: Callable[[Sequence[Time], Sequence[Time]], float] | None = None,
+    *,
+    seed: int = 0,
+) -> tuple[float, float] | None:
+    """95 % percentile interval, by paired bootstrap over seeds, of `figure` of two arms (default:
+    `ratio_of_means`); None with fewer than two seeds, of which nothing can be resampled. The draws
+    are the same every time."""
+    if len(pairs) < 2:
+        return None
+    draw, known = random.Random(seed), [pairs[one] for one in sorted(pairs)]
+    found = []
+    for _ in range(RESAMPLES):
+        drawn = draw.choices(known, k=len(known))
+        found.append((figure or ratio_of_means)([a for a, _ in drawn], [b for _, b in drawn]))
+    found.sort()
+    tail = (1 - LEVEL) / 2
+    return found[int(tail * RESAMPLES)], found[math.ceil((1 - tail) * RESAMPLES) - 1]
+
+
+def ratio_of_means(over: Sequence[Time], under: Sequence[Time]) -> float:
+    """Restricted mean of `over` by that of `under`."""
+    return restricted_mean(over) / restricted_mean(under)
+
+
+def resolvable(accuracy: float, prompts: int, *, seeds: int = 1) -> float:
+    """The smallest difference of two accuracies near `accuracy` that evaluations of `prompts`
+    prompts tell from none at 95 %, each arm averaged over `seeds` runs. Answers are taken as
+    independent; as both arms answer the same prompts, it is an upper bound."""
+    variance = 2 * accuracy * (1 - accuracy) / (prompts * seeds)
+    return NORMAL * math.sqrt(variance)

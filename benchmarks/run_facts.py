@@ -1,0 +1,72 @@
+"""What a row keeps of a run that its summary does not say: read from the run's folder.
+
+In: a finished run's folder, and the watch over it. Out: fields of a row: processor seconds up to
+each evaluation, tokens that were not trained by length of the answer, accuracy on long prompts.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine_state import Watch
+from storage.queries import evaluation_answers, losses_by_length
+
+LONG_SHARE = 0.1
+"""The longest tenth of the held-out prompts is what counts as long."""
+NOT_LOST = ("value_warmup", "discarded_at_end")
+"""Not trained because a run has a beginning and an end."""
+
+
+def cpu_at_evaluations(
+    watch: Watch, evaluations: Sequence[Mapping[str, Any]], versions: Sequence[int]
+) -> list[float]:
+    """Processor seconds of training up to the last evaluation of each of `versions`. What is used
+    between two evaluations is training's; start-up and evaluations are left out, as on the clock of
+    training."""
+    used, clock = 0.0, 0.0
+    began: float | None = None
+    found: dict[int, float] = {}
+    for one in sorted(evaluations, key=lambda e: e["at"]):
+        start = one["at"] - one["seconds"]
+        # Before the first evaluation training has been going on for as long as its clock says.
+        since = began if began is not None else start - one["train_time_s"]
+        if one["train_time_s"] > clock:
+            used += watch.own_between(since, start)
+        began, clock = one["at"], one["train_time_s"]
+        found[one["version"]] = round(used, 2)
+    return [found[version] for version in versions]
+
+
+def lost_by_tenth(folder: Path) -> list[dict[str, float]]:
+    """Tenths of the training answers, the shortest first: longest answer, tokens, share of them
+    left out for their age (`stale`) and for any other reason (`other`)."""
+    frame = losses_by_length(folder)
+    reasons = [name for name in frame.columns if name not in ("longest", "tokens", *NOT_LOST)]
+    tenths = []
+    for line in frame.to_dict("records"):
+        stale = line.get("stale", 0)
+        other = sum(line[reason] for reason in reasons if reason != "stale")
+        tokens = line["tokens"]
+        tenths.append(
+            {
+                "longest": int(line["longest"]),
+                "tokens": int(tokens),
+                "stale": round(float(stale / tokens), 5),
+                "other": round(float(other / tokens), 5),
+            }
+        )
+    return tenths
+
+
+def long_prompts(folder: Path, versions: Sequence[int]) -> dict[str, Any]:
+    """Accuracy of each version on the longest tenth of the held-out prompts: `tokens` (least length
+    of a long prompt), `share` (of prompts that are that long), `accuracy`, version by version."""
+    frame = evaluation_answers(folder)
+    least = frame["prompt_tokens"].quantile(1 - LONG_SHARE, interpolation="higher")
+    chosen = frame[frame["prompt_tokens"] >= least]
+    accuracy = chosen.astype({"correct": float}).groupby("version")["correct"].mean()
+    return {
+        "tokens": int(least),
+        "share": round(len(chosen) / len(frame), 4),
+        "accuracy": [round(float(accuracy.get(version, 0.0)), 4) for version in versions],
+    }

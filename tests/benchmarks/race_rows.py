@@ -1,0 +1,64 @@
+"""Made rows of the race, and a small setting of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.race import Race
+from benchmarks.race_settings import SETTINGS, Point, arm_of
+from benchmarks.rows import Rows
+from benchmarks.study import key
+
+SMALL = replace(SETTINGS["short"], name="small", seeds=(1, 2, 3), tuning_seeds=(101,))
+Curve = list[tuple[int, float, float]]
+"""(version, seconds, accuracy)"""
+
+
+def race_row(arm: str, seed: int, curve: Curve, **more: Any) -> dict[str, Any]:
+    """A row as a run makes it: two updates of warm-up, 100 tokens and 2 CPU seconds a second."""
+    updates = curve[-1][0] + 2
+    return {
+        "arm": arm,
+        "seed": seed,
+        "updates": updates,
+        "train_time_s": curve[-1][1],
+        "tokens": {"trained_policy": 1000, "generated": 100 * updates},
+        "staleness": {"mean": 1.5, "max": 4.0},
+        "idle_share": {"generator": 0.1, "learner": 0.3},
+        "final": (curve[-1][2] + curve[-2][2]) / 2,
+        "final_length": 10.0,
+        "max_length": 80,
+        "num_prompts": 1024,
+        "evaluations": [[version, at, accuracy, 10.0] for version, at, accuracy in curve],
+        "evaluation_cpu_s": [2 * at for _, at, _ in curve],
+        "long_prompts": {"tokens": 9, "share": 0.1, "accuracy": [a / 2 for _, _, a in curve]},
+        "lost_by_tenth": [{"longest": 5, "tokens": 10, "stale": 0.25, "other": 0.125}] * 10,
+        "wall_s": 100.0,
+        "others_cpu_share": 0.01,
+        "steal_share": 0.0,
+        "disturbed": False,
+        "cpu_s": {"learner-0": 60.0, "generator-0": 70.0},
+        "series": {
+            "update": list(range(1, updates + 1)),
+            "ledger/generated": [100 * u for u in range(1, updates + 1)],
+            "rollout/finished_length": [10.0] * updates,
+            "perf/context_share": [0.9, 0.9, *[0.4] * (updates - 2)],
+        },
+        **more,
+    }
+
+
+def rising(slope: float, *, until: float = 40.0, top: float = 0.9) -> Curve:
+    """Accuracy that rises by `slope` a second from 0 to `top`, evaluated each second and update."""
+    return [(i, float(i), min(top, slope * i)) for i in range(int(until) + 1)]
+
+
+def add(rows: Rows, mode: str, point: Point, seed: int, curve: Curve, **more: Any) -> None:
+    """A row of the small setting."""
+    arm = arm_of(SMALL, mode, point)
+    rows.add(key(arm, seed), race_row(arm.name, seed, curve, **more))
+
+
+def small_race(folder: Path) -> Race:
+    """The race of the small setting, with its rows in `folder`."""
+    return Race(SMALL, folder)

@@ -1,0 +1,270 @@
+"""The race: arms that start, an order that is drawn, a ratio that leaves nobody out."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import tppo_vs_ppo
+from benchmarks.ceiling import share
+from benchmarks.race import Race, Track, in_drawn_order
+from benchmarks.race_settings import ARMS, ENGINES, GRIDS, LOCKSTEP, PAIR, SETTINGS, arm_of, factors
+from benchmarks.rows import Rows
+from benchmarks.study import Arm, key
+from benchmarks.tppo_vs_ppo import ceiling_figures, factor_figures, main, ratio_line, summarise
+from headrace.config.checks import problems
+from headrace.config.load import load_recipe
+from headrace.errors import RunFailedError, UserError
+from headrace.install import ROOT
+from tests.benchmarks.race_rows import SMALL, Curve, add, race_row, rising, small_race
+
+READY = [s for s in SETTINGS.values() if (ROOT / s.recipe).exists()]
+
+
+@pytest.mark.parametrize("setting", READY, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("mode", ARMS)
+def test_every_point_of_every_arm_is_a_configuration_that_starts(mode: str, setting: Any) -> None:
+    grid = GRIDS[mode]
+    points = [grid.start]
+    points += [{**grid.start, name: v} for name, values in grid.alternatives for v in values]
+    for point in points:
+        for engine in ENGINES:
+            arm = arm_of(setting, mode, point, engine=engine)
+            config = load_recipe(ROOT / arm.recipe, [f"seed={setting.seeds[0]}", *arm.overrides])
+            assert problems(config) == []
+            assert config.schedule.mode in mode or config.schedule.mode == "streaming"
+            assert config.generator.count == (ENGINES[engine].count if mode in LOCKSTEP else 1)
+            assert config.learner.policy.minibatches == point["steps"]
+            assert (config.algorithm.value is None) == mode.startswith("grpo")
+            assert config.stop.tokens == setting.tokens
+            assert config.evaluation.num_prompts >= 1024
+            assert not set(setting.seeds) & set(setting.tuning_seeds)
+
+
+@pytest.mark.parametrize("setting", READY, ids=lambda setting: setting.name)
+def test_factors_change_one_thing_and_start(setting: Any) -> None:
+    best = {mode: grid.start for mode, grid in GRIDS.items()}
+    found = factors(setting, best)
+    assert {"window", "staleness", "steps", "batch"} <= set(found)
+    names = [arm.name for arms in found.values() for arm in arms]
+    assert len(set(names)) == len(names)
+    for arms in found.values():
+        for arm in arms:
+            assert problems(load_recipe(ROOT / arm.recipe, arm.overrides)) == []
+            mode = arm.name.partition(", ")[0].partition("/")[2]
+            assert arm.digest() != arm_of(setting, mode, best[mode]).digest()
+
+
+def test_the_order_of_the_arms_is_drawn_from_the_seed_and_turned_for_the_next() -> None:
+    arms = [Arm(name, "recipes/quickstart.toml") for name in "abcde"]
+    plan = in_drawn_order(arms, range(40))
+    assert plan == in_drawn_order(arms[::-1], range(40))
+    assert [place for _, _, place in plan] == list(range(5)) * 40
+    orders = ["".join(arm.name for arm, one, _ in plan if one == seed) for seed in range(40)]
+    assert all(even == odd[::-1] for even, odd in zip(orders[::2], orders[1::2], strict=True))
+    assert len(set(orders)) > 20
+    assert {order[0] for order in orders} == set("abcde")
+
+
+def ran(tmp_path: Path, ppo: list[Curve], streaming: list[Curve]) -> tuple[dict[str, Any], Rows]:
+    """The result of a race at the points where tuning begins."""
+    rows = Rows(tmp_path / "race.jsonl")
+    for mode, curves in zip(PAIR, (ppo, streaming), strict=True):
+        for seed, curve in zip(SMALL.seeds, curves, strict=False):
+            add(rows, mode, GRIDS[mode].start, seed, curve)
+    race = small_race(tmp_path)
+    return summarise(race, rows.rows, list(ARMS), SMALL.seeds), rows
+
+
+def test_ratio_is_of_restricted_means_and_its_bounds_are_of_seeds(tmp_path: Path) -> None:
+    slow, fast, faster = rising(0.03), rising(0.06), rising(0.09)
+    result, _ = ran(tmp_path, [slow, slow, slow], [fast, faster, fast])
+    assert result["target"] == pytest.approx(0.95 * 0.9)
+    # Smoothing three points of a line leaves it a line: 0.855 at 28.5, 14.25 and 9.5 s; at the
+    # corner below the top it takes a little of it.
+    ratios = result["ratio_of_seed"]
+    assert ratios[1] == ratios[3] == pytest.approx(2.0, abs=0.05)
+    assert ratios[2] == pytest.approx(3.0, abs=0.1)
+    assert (result["ratio_min"], result["ratio_max"]) == (ratios[1], ratios[2])
+    seconds = {mode: result["arms"][mode]["seconds"] for mode in PAIR}
+    assert result["ratio"] == pytest.approx(seconds["synchronous"] / seconds["streaming"])
+    low, high = result["interval"]
+    assert (
+        result["ratio_min"] - 1e-9 <= low <= result["ratio"] <= high <= result["ratio_max"] + 1e-9
+    )
+    assert (result["censored"], result["tuned"], result["seeds"]) == (0, False, [1, 2, 3])
+    assert json.loads(json.dumps(result))["setting"] == "small"
+    line = ratio_line(result)
+    assert "every run came there" in line
+    assert "not tuned alike" in line
+
+
+def test_a_streaming_run_that_never_crosses_counts_with_its_whole_time(tmp_path: Path) -> None:
+    """Without it the ratio would be 3, and it is the slowest of all."""
+    slow, fast, never = rising(0.03), rising(0.09), rising(0.09, until=60.0, top=0.5)
+    result, _ = ran(tmp_path, [slow, slow, slow], [fast, fast, never])
+    assert result["censored"] == 1
+    assert result["arms"]["streaming"]["censored"] == 1
+    assert result["ratio_of_seed"][3] == pytest.approx(28.5 / 60, abs=0.02)
+    assert result["ratio_min"] == result["ratio_of_seed"][3]
+    assert result["ratio"] == pytest.approx(3 * 28.5 / (9.5 + 9.5 + 60), rel=0.05)
+    assert "1 of these runs never came there" in ratio_line(result)
+
+
+def test_figures_of_an_arm(tmp_path: Path) -> None:
+    slow, fast = rising(0.03), rising(0.09)
+    result, _ = ran(tmp_path, [slow] * 3, [fast] * 3)
+    arm = result["arms"]["streaming"]
+    assert arm["cpu_s"] == pytest.approx(2 * arm["seconds"])
+    assert arm["tokens"] == pytest.approx(100 * (arm["seconds"] + 2))
+    assert arm["context_share"] == pytest.approx(0.4)
+    assert arm["final_on_long_prompts"]["median"] == pytest.approx(0.45)
+    assert (arm["stale_by_tenth"], arm["lost_by_tenth"]) == ([0.25] * 10, [0.125] * 10)
+    assert arm["cpu_s_by_role"] == {"generator-0": 70.0, "learner-0": 60.0}
+    assert arm["point"] == dict(GRIDS["streaming"].start)
+    # One second apart, and 9.5 s to the target: that is not a tenth of it.
+    assert not arm["dense"]
+    assert result["arms"]["synchronous"]["dense"]
+    assert "more than a tenth of a crossing time apart" in ratio_line(result)
+
+
+def test_without_one_side_there_is_no_ratio(tmp_path: Path) -> None:
+    result, _ = ran(tmp_path, [rising(0.03)], [])
+    assert result["ratio"] is None
+    assert result["arms"]["synchronous"]["seeds"] == 1
+    result, _ = ran(tmp_path / "other", [], [rising(0.03)])
+    assert (result["ratio"], result["tuned"]) == (None, False)
+
+
+def test_a_race_of_tuned_arms_says_so(tmp_path: Path) -> None:
+    race = small_race(tmp_path)
+    tuning = race.rows("tuning")
+    for mode in PAIR:
+        while point := race.tuning.walk(mode).missing:
+            add(tuning, mode, point, 101, rising(0.1 if point["steps"] == 4 else 0.05))
+    rows = Rows(tmp_path / "race.jsonl")
+    for mode in PAIR:
+        best = race.tuning.best(mode)
+        assert best["steps"] == 4
+        for seed in SMALL.seeds:
+            add(rows, mode, best, seed, rising(0.05))
+    assert summarise(race, rows.rows, PAIR, SMALL.seeds)["tuned"] is True
+    assert summarise(race, rows.rows, list(ARMS), SMALL.seeds)["tuned"] is True
+    # Rows of other settings than the best ones are not those of the race.
+    start = Rows(tmp_path / "start.jsonl")
+    add(start, "streaming", GRIDS["streaming"].start, 1, rising(0.2))
+    assert "arms" not in summarise(race, start.rows, PAIR, SMALL.seeds)
+
+
+def test_the_faster_engine_is_taken_and_one_process_without_rows(tmp_path: Path) -> None:
+    race = small_race(tmp_path)
+    assert race.engine == "one process"
+    rows = race.rows("generators")
+    for engine, seconds in (("one process", 40.0), ("two processes", 30.0)):
+        arm = race.engine_arm(engine)
+        name = key(arm, 101)
+        rows.add(name, race_row(arm.name, 101, rising(0.1, until=seconds)))
+    assert race.engine == "two processes"
+    assert "generator.count=2" in race.arm("synchronous").overrides
+    assert "generator.count=1" in race.arm("streaming").overrides
+
+
+def test_a_ceiling_is_the_slower_half_alone(tmp_path: Path) -> None:
+    race = small_race(tmp_path)
+    rows = race.rows("ceiling")
+    arm = race.arm("streaming")
+    measured = {"arm": arm.name, "seed": 1, "trained": 1000, "stream_s": 20.0,
+                "generator_s": 16.0, "learner_s": 10.0}  # fmt: skip
+    rows.add(key(arm, 1), measured)
+    assert share(measured) == 0.8
+    ppo = race_row("small/synchronous", 1, rising(0.1, until=40))
+    found = ceiling_figures(race, {"synchronous": {1: ppo}, "streaming": {}})
+    assert found == {"ceiling": 2.5, "share": 0.8, "generator": 0.8, "learner": 0.5}
+    assert ceiling_figures(small_race(tmp_path / "none"), {}) is None
+
+
+def test_factors_are_measured_against_the_races_target(tmp_path: Path) -> None:
+    race = small_race(tmp_path)
+    rows = race.rows("factors")
+    for arms in race.factor_arms().values():
+        for arm in arms:
+            name = key(arm, 1)
+            slope = 0.03 if "synchronous" in arm.name else 0.06
+            rows.add(name, race_row(arm.name, 1, rising(slope, top=0.9)))
+    found = factor_figures(race, rows.rows, 0.6)
+    tail = found["tail"]["small/streaming, tail 3"]
+    assert tail["target"] == pytest.approx(0.855)
+    assert tail["against_ppo"]["ratio"] == pytest.approx(2.0, abs=0.1)
+    assert found["window"]["small/streaming, window 41"]["seconds"] == pytest.approx(10.0)
+    assert found["steps"]["small/synchronous, steps 4"]["target"] == 0.6
+
+
+def run_of(others: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = iter(others)
+
+    def run(arm: Arm, seed: int, root: Path, *, remove: bool) -> dict[str, Any]:
+        beside = next(shares)
+        if beside < 0:
+            raise RunFailedError("no memory")
+        more = {"others_cpu_share": beside, "disturbed": beside > 0.05}
+        return race_row(arm.name, seed, rising(0.1), **more)
+
+    monkeypatch.setattr("benchmarks.race.run_arm", run)
+
+
+def test_a_disturbed_run_is_run_again_and_a_row_says_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arm = Arm("one", "recipes/quickstart.toml")
+    run_of([0.5, 0.0], monkeypatch)
+    track = Track(Rows(tmp_path / "rows.jsonl"))
+    assert track.run_all([(arm, 1, 3)]) == []
+    assert [row["place"] for row in track.rows.rows.values()] == [3, 3]
+    assert list(track.rows.rows) == [f"{key(arm, 1)}/disturbed-0", key(arm, 1)]
+    assert track.run_all([(arm, 1, 3)]) == [], "nothing is missing"
+
+
+def test_a_failure_is_kept_in_tuning_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arm = Arm("one", "recipes/quickstart.toml")
+    run_of([-1, -1], monkeypatch)
+    track = Track(Rows(tmp_path / "rows.jsonl"))
+    assert track.run_all([(arm, 1, 0)]) == ["one seed 1: no memory"]
+    assert track.rows.rows == {}
+    track.run(arm, 1, keep_failures=True)
+    assert track.rows.rows[key(arm, 1)]["failed"] == "no memory"
+
+
+def test_a_setting_whose_recipe_is_missing_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    missing = replace(SETTINGS["long"], recipe="recipes/no-such-recipe.toml")
+    monkeypatch.setitem(SETTINGS, "long", missing)
+    with pytest.raises(UserError, match=r"no recipe at .*no-such-recipe\.toml"):
+        main(["--list"])
+
+
+def test_own_seeds_go_into_an_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.jsonl"
+    with pytest.raises(SystemExit):
+        main(["--setting", "short", "--seed-list", "7", "8"])
+    asked: list[tuple[str, int]] = []
+
+    def run(arm: Arm, seed: int, root: Path, *, remove: bool) -> dict[str, Any]:
+        asked.append((arm.name, seed))
+        return race_row(arm.name, seed, rising(0.03 if "synchronous" in arm.name else 0.06))
+
+    monkeypatch.setattr("benchmarks.race.run_arm", run)
+    monkeypatch.setattr(tppo_vs_ppo, "Race", lambda setting: Race(setting, tmp_path))
+    options = ["--setting", "short", "--seed-list", "7", "8", "--rows", str(own), "--reduced"]
+    assert main([*options, "--json"]) == 0
+    assert sorted(asked) == [(f"short/{mode}", seed) for mode in sorted(PAIR) for seed in (7, 8)]
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"ratio", "ratio_min", "ratio_max", "tuned", "censored", "interval", "setting",
+            "commit", "format"} <= set(result)  # fmt: skip
+    assert (result["seeds"], result["tuned"], result["setting"]) == ([7, 8], False, "short")
+    assert result["ratio"] == pytest.approx(2.0, abs=0.1)
+    assert len(Rows(own).rows) == 4

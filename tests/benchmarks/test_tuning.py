@@ -1,0 +1,108 @@
+"""Tuning: one pass for all arms, the best from the rows, and `tuned` that cannot be claimed."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.race_settings import ARMS, GRIDS, PAIR, Grid, Point, arm_of
+from benchmarks.rows import Rows
+from benchmarks.study import key
+from benchmarks.tuning import Score, Tuning, score, walk
+from tests.benchmarks.race_rows import SMALL, add, race_row, rising
+
+GRID = Grid({"a": 1, "b": 1}, (("a", (2, 4)), ("b", (3,))))
+
+
+def test_every_arm_has_as_many_points_to_try() -> None:
+    assert set(GRIDS) == set(ARMS)
+    assert {grid.budget for grid in GRIDS.values()} == {8}
+
+
+def test_points_of_a_grid_are_different_arms() -> None:
+    for mode, grid in GRIDS.items():
+        points = [grid.start]
+        points += [{**grid.start, name: v} for name, values in grid.alternatives for v in values]
+        assert len({arm_of(SMALL, mode, point).digest() for point in points}) == grid.budget
+
+
+def followed(quality: dict[tuple[float, float], float]) -> list[Point]:
+    """The points that the pass runs one after the other, and at last the best."""
+    known: dict[tuple[float, float], Score] = {}
+    order: list[Point] = []
+    while (missing := walk(GRID, lambda point: known.get((point["a"], point["b"])))).missing:
+        place = (missing.missing["a"], missing.missing["b"])
+        order.append(missing.missing)
+        known[place] = (0.0, quality[place], 0.0)
+    assert list(missing.tried) == order
+    return [*order, missing.best]
+
+
+def test_the_pass_goes_on_from_the_best_of_each_coordinate() -> None:
+    found = followed({(1, 1): 30, (2, 1): 10, (4, 1): 20, (2, 3): 15})
+    assert [(point["a"], point["b"]) for point in found] == [(1, 1), (2, 1), (4, 1), (2, 3), (2, 1)]
+    found = followed({(1, 1): 30, (2, 1): 40, (4, 1): 50, (1, 3): 15})
+    assert [(point["a"], point["b"]) for point in found][-2:] == [(1, 3), (1, 3)]
+
+
+def test_a_point_is_better_that_crosses_then_that_is_faster_then_that_ends_higher() -> None:
+    def of(*curves: list[tuple[int, float, float]]) -> Score:
+        return score([race_row("a", 1, curve) for curve in curves], 0.8)
+
+    fast, slow = rising(0.1), rising(0.05)
+    never, worse = rising(0.05, top=0.7), rising(0.05, top=0.6)
+    assert of(fast) < of(slow) < of(never) < of(worse)
+    assert of(slow, slow) < of(fast, never)
+    assert of(never) < score([{"failed": "no memory"}], 0.8)
+
+
+def tuned(rows: Rows, mode: str) -> None:
+    """All that tuning asks for, two optimizer steps being the best."""
+    tuning = Tuning(SMALL, rows.rows)
+    while point := tuning.walk(mode).missing:
+        for seed in SMALL.tuning_seeds:
+            slope = 0.1 if point["steps"] == 4 and point["policy_lr"] == 1 else 0.05
+            add(rows, mode, point, seed, rising(slope))
+
+
+def test_the_race_takes_the_best_point_of_a_tuning_that_is_over(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    tuning = Tuning(SMALL, rows.rows)
+    assert tuning.best("streaming") == GRIDS["streaming"].start
+    tuned(rows, "streaming")
+    assert tuning.best("streaming") == {**GRIDS["streaming"].start, "steps": 4}
+    assert len(rows.rows) == 8
+    table = tuning.table(["streaming"])
+    assert [line["best"] for line in table].count(True) == 1
+    assert {line["crossed"] for line in table} == {1}
+
+
+def test_tuned_is_said_of_equal_budgets_and_of_other_seeds_alone(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    tuning = Tuning(SMALL, rows.rows)
+    assert not tuning.is_fair([], [1, 2])
+    tuned(rows, "streaming")
+    assert tuning.is_fair(["streaming"], [1, 2])
+    assert not tuning.is_fair(PAIR, [1, 2]), "PPO is not tuned"
+    tuned(rows, "synchronous")
+    assert tuning.is_fair(PAIR, [1, 2])
+    assert not tuning.is_fair(PAIR, [1, 101]), "a seed that was tuned on"
+
+
+def test_a_point_that_others_disturbed_is_run_again(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    start = GRIDS["synchronous"].start
+    name = key(arm_of(SMALL, "synchronous", start), 101)
+    row = race_row("small/synchronous", 101, rising(0.1), disturbed=True)
+    rows.add(f"{name}/disturbed-0", row)
+    assert Tuning(SMALL, rows.rows).walk("synchronous").missing == start
+
+
+def test_budgets_that_differ_are_not_fair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    whole = GRIDS["synchronous"]
+    shorter = Grid(whole.start, whole.alternatives[:1])
+    monkeypatch.setattr("benchmarks.tuning.GRIDS", {**GRIDS, "synchronous": shorter})
+    for mode in PAIR:
+        tuned(rows, mode)
+    assert Tuning(SMALL, rows.rows).walk("synchronous").missing is None
+    assert not Tuning(SMALL, rows.rows).is_fair(PAIR, [1])
