@@ -3,7 +3,8 @@
 Comes in: a selection, the state, the rules of the recipe. Goes out: for each rank its shards, each
 of which fits into one message; the BatchTaken record; figures about the batch. Promises: masks and
 record are made from the same arrays; the windows of one trajectory go to one rank and share one
-sequence; ranks are balanced by tokens, context included.
+sequence; ranks are balanced by tokens, context included, unless a trajectory has to stay with its
+rank.
 """
 
 import time
@@ -97,19 +98,23 @@ def prepare(
         windows=taken,
         value_trajectories=list(values),
     )
-    dealt = _deal(policy, values, ranks)
+    dealt = _deal(policy, values, ranks, stays=rules.stays_with_rank)
     parts = [_cut(items, state, rules, max_bytes) for items in dealt]
     return Prepared(parts, record, _age_metrics(ages))
 
 
-def _deal(policy: dict[int, _Item], values: dict[int, _Item], ranks: int) -> list[list[_Item]]:
+def _deal(
+    policy: dict[int, _Item], values: dict[int, _Item], ranks: int, *, stays: bool
+) -> list[list[_Item]]:
     """What each rank computes: the longest first, always to the rank with the fewest tokens so far
-    of that half, because the ranks go through the halves one after the other."""
+    of that half, because the ranks go through the halves one after the other. Where a trajectory
+    `stays` with its rank, its number decides about its windows: members of a group and what was
+    issued in a row go to different ranks, and nothing has to be remembered."""
     dealt: list[dict[int, _Item]] = [{} for _ in range(ranks)]
     for half in (policy, values):
         load = [0] * ranks
         for key, item in sorted(half.items(), key=lambda pair: -pair[1].size):
-            rank = load.index(min(load))
+            rank = key % ranks if stays and half is policy else load.index(min(load))
             load[rank] += item.size
             known = dealt[rank].setdefault(key, _Item(item.trajectory, item.rivals))
             known.windows += item.windows

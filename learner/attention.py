@@ -5,12 +5,16 @@ run alone. Promise: never a dense T x T mask; sequences of similar length are pa
 [n, L] blocks with gather indices made once a pack, and each block is one causal call of SDPA.
 Padding follows the real tokens, so that a causal mask alone keeps it out.
 
+The first tokens of a sequence may be missing from the pack, where their keys and values are known
+already (`Past`): its queries then see these as well, and its own keys are handed back to be kept.
+
 `register` makes the function known to transformers under the name `ATTENTION`; a model loaded with
 that implementation hands the keyword `layout` through to it and builds no mask.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,11 +30,29 @@ BLOCK_RATIO = 0.75
 EXPLICIT_LENGTH = 512
 
 
+class Past(Protocol):
+    """Keys and values of the tokens that stand before those of a pack, rotated to their places."""
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """[K, key heads, d] keys and values of the K tokens before the pack's sequences, in the
+        order of the sequences, without gradient."""
+
+    def note(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """The pack's own keys and values, each [T, key heads, d], without gradient."""
+
+    def shared(self, name: object, make: Callable[[], Tensor]) -> Tensor:
+        """What is the same in all layers of a pass: made once, or as often as that costs less
+        memory."""
+
+
 class Block(NamedTuple):
-    """Sequences padded together: `rows` of `length` tokens."""
+    """Sequences padded together: `rows` of `length` tokens, and before each of them as many as its
+    entry in `before` [rows] says, at most `past`. `before` is None where there are none."""
 
     rows: int
     length: int
+    past: int = 0
+    before: Tensor | None = None
 
 
 class Layout(NamedTuple):
@@ -43,6 +65,9 @@ class Layout(NamedTuple):
         padded_from: [P] int64, the packed token of each padded place (padding repeats one).
         packed_from: [T] int64, the padded place of each packed token.
         frozen: [T] bool, tokens whose keys and values pass no gradient on; None: no such tokens.
+        past: keys and values of the tokens before the pack's, and where the pack's go to; None:
+            every sequence begins in the pack, and nobody asks for its keys.
+        past_from: [Q] int64, the token before the pack's of each padded place before the blocks.
     """
 
     cu_lengths: Tensor
@@ -51,52 +76,71 @@ class Layout(NamedTuple):
     padded_from: Tensor
     packed_from: Tensor
     frozen: Tensor | None = None
+    past: Past | None = None
+    past_from: Tensor | None = None
 
 
 def layout_of(
     lengths: Sequence[int],
     *,
+    before: Sequence[int] | None = None,
     ratio: float = BLOCK_RATIO,
     device: torch.device | str = "cpu",
 ) -> Layout:
-    """The layout of sequences laid end to end in this order (best in descending length)."""
+    """The layout of sequences laid end to end in this order (best in descending length). `before`:
+    how many tokens of each stand before those of the pack (None: none of any); whoever says so
+    gives the layout their keys, too."""
     if not lengths:
         raise ValueError("a pack needs at least one sequence")
+    earlier = [0] * len(lengths) if before is None else list(before)
     sizes = torch.tensor(list(lengths), dtype=torch.int64)
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     starts[1:] = sizes.cumsum(0)
     blocks: list[Block] = []
     padded_from: list[Tensor] = []
     places: list[Tensor] = []
+    past_from: list[Tensor] = []
     offset = 0
-    for first, last in _runs(lengths, ratio):
+    counts = torch.tensor(earlier, dtype=torch.int64)
+    offsets = counts.cumsum(0) - counts
+    for first, last in _runs(lengths, earlier, ratio):
         length = max(lengths[first:last])
         steps = torch.arange(length)
         inside = steps < sizes[first:last, None]
         place = starts[first:last, None] + torch.minimum(steps, sizes[first:last, None] - 1)
         padded_from.append(place.flatten())
         places.append(offset + torch.nonzero(inside.flatten()).squeeze(1))
-        blocks.append(Block(last - first, length))
         offset += (last - first) * length
+        past, own = max(earlier[first:last]), counts[first:last]
+        if past:
+            # A place without a token shows any token: what it says is masked.
+            back = torch.minimum(torch.arange(past), (own[:, None] - 1).clamp(min=0))
+            shown = offsets[first:last, None] + back
+            past_from.append(shown.clamp(max=sum(earlier) - 1).flatten())
+        blocks.append(Block(last - first, length, past, own.to(device) if past else None))
     return Layout(
         cu_lengths=starts.to(device=device, dtype=torch.int32),
         max_length=max(lengths),
         blocks=tuple(blocks),
         padded_from=torch.cat(padded_from).to(device),
         packed_from=torch.cat(places).to(device),
+        past_from=torch.cat(past_from).to(device) if past_from else None,
     )
 
 
-def _runs(lengths: Sequence[int], ratio: float) -> list[tuple[int, int]]:
-    """Neighbours whose shortest is at least `ratio` of their longest, as [first, last)."""
+def _runs(lengths: Sequence[int], before: Sequence[int], ratio: float) -> list[tuple[int, int]]:
+    """Neighbours whose shortest is at least `ratio` of their longest, with and without the tokens
+    before them, as [first, last)."""
+    sizes = list(zip(lengths, map(sum, zip(lengths, before, strict=True)), strict=True))
     runs, first = [], 0
-    shortest = longest = lengths[0]
-    for i, length in enumerate(lengths):
-        low, high = min(shortest, length), max(longest, length)
-        if i > first and low < ratio * high:
+    low = high = sizes[0]
+    for i, size in enumerate(sizes):
+        lows = min(low[0], size[0]), min(low[1], size[1])
+        highs = max(high[0], size[0]), max(high[1], size[1])
+        if i > first and any(a < ratio * b for a, b in zip(lows, highs, strict=True)):
             runs.append((first, i))
-            first, low, high = i, length, length
-        shortest, longest = low, high
+            first, lows, highs = i, size, size
+        low, high = lows, highs
     runs.append((first, len(lengths)))
     return runs
 
@@ -132,7 +176,7 @@ def packed_attention(
     """Causal attention of a pack inside each of its sequences.
 
     Args:
-        module: the attention layer (not read).
+        module: the attention layer; only its number is read, and only where keys are carried.
         query: [1, heads, T, d].
         key, value: [1, key heads, T, d]; heads is a multiple of key heads.
         attention_mask: must be None, as our mask function gives.
@@ -154,32 +198,54 @@ def packed_attention(
         key, value = (torch.where(frozen, x.detach(), x) for x in (key, value))
     dtype = _product_dtype(query)
     explicit = query.device.type == "cpu" and dtype == torch.bfloat16
-    q, k, v = (
-        _Pad.apply(_rows(x.to(dtype)), layout.padded_from, layout.packed_from)
-        for x in (query, key, value)
-    )
+    packed = [_rows(x.to(dtype)) for x in (query, key, value)]
+    carried = _carried(module, layout, *packed[1:])
+    q, k, v = (_Pad.apply(x, layout.padded_from, layout.packed_from) for x in packed)
     outputs = []
-    offset = 0
-    for rows, length in layout.blocks:
-        stop = offset + rows * length
+    offset = before = 0
+    for number, block in enumerate(layout.blocks):
+        rows, length, past = block.rows, block.length, block.past
+        stop, until = offset + rows * length, before + rows * past
         bq, bk, bv = (_block(x[offset:stop], rows, length) for x in (q, k, v))
-        band = _band(length, sliding_window, query.device)
-        if band is None and explicit and length <= EXPLICIT_LENGTH:
-            out = _explicit(bq, bk, bv, scaling=scaling)
+        if past:
+            earlier = (_block(x[before:until], rows, past) for x in carried)
+            bk, bv = (torch.cat(pair, dim=2) for pair in zip(earlier, (bk, bv), strict=True))
+        if past and layout.past is not None:
+            make = partial(_added, block, sliding_window, bq)
+            mask: Tensor | None = layout.past.shared((number, sliding_window), make)
+        else:
+            mask = _band(length, sliding_window, query.device)
+        short = length * (past + length) <= EXPLICIT_LENGTH**2
+        if explicit and short and (past or mask is None):
+            out = _explicit(bq, bk, bv, mask, scaling=scaling)
         else:
             out = scaled_dot_product_attention(
                 bq,
                 bk,
                 bv,
-                attn_mask=band,
-                is_causal=band is None,
+                attn_mask=mask,
+                is_causal=mask is None,
                 scale=scaling,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
         outputs.append(out.transpose(1, 2).reshape(rows * length, *out.shape[1::2]))
-        offset = stop
+        offset, before = stop, until
     padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return padded.index_select(0, layout.packed_from).unsqueeze(0), None
+
+
+def _carried(
+    module: torch.nn.Module, layout: Layout, key: Tensor, value: Tensor
+) -> tuple[Tensor, ...]:
+    """[Q, key heads, d] keys and values at the padded places before the blocks; the pack's own,
+    [T, key heads, d], are noted."""
+    if layout.past is None:
+        return ()
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    layout.past.note(layer, key.detach(), value.detach())
+    if layout.past_from is None:
+        return ()
+    return tuple(x.to(key).index_select(0, layout.past_from) for x in layout.past.read(layer))
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:
@@ -195,20 +261,26 @@ def _rows(x: Tensor) -> Tensor:
     return x.squeeze(0).transpose(0, 1)
 
 
-def _explicit(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:
-    """Causal attention by two batched products. Heads that share keys are laid end to end as more
-    queries of these keys, so that nothing is repeated."""
+def _explicit(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None
+) -> Tensor:
+    """Attention by two batched products, causal where no `mask` [rows, 1, L, keys] is added to the
+    scores. Heads that share keys are laid end to end as more queries of these keys, so that nothing
+    is repeated."""
     rows, heads, length, width = query.shape
-    shared = heads // key.shape[1]
+    shared, keys = heads // key.shape[1], key.shape[2]
     batch = rows * key.shape[1]
-    future = torch.full((length, length), -torch.inf, dtype=query.dtype).triu(1)
+    if mask is None:
+        future = torch.full((length, length), -torch.inf, dtype=query.dtype).triu(1)
+    else:
+        future = mask.expand(rows, key.shape[1], length, keys).reshape(batch, length, keys)
     scores = torch.baddbmm(
-        future.repeat(shared, 1).expand(batch, -1, -1),
+        future.repeat(*[1] * (future.dim() - 2), shared, 1).expand(batch, -1, -1),
         query.reshape(batch, shared * length, width),
-        key.reshape(batch, length, width).transpose(1, 2),
+        key.reshape(batch, keys, width).transpose(1, 2),
         alpha=width**-0.5 if scaling is None else scaling,
     )
-    out = torch.bmm(scores.softmax(-1), value.reshape(batch, length, value.shape[-1]))
+    out = torch.bmm(scores.softmax(-1), value.reshape(batch, keys, value.shape[-1]))
     return out.view(rows, heads, length, value.shape[-1])
 
 
@@ -224,6 +296,28 @@ def _band(length: int, window: int | None, device: torch.device) -> Tensor | Non
     steps = torch.arange(length, device=device)
     behind = steps[:, None] - steps[None, :]
     return (behind >= 0) & (behind < window)
+
+
+def _added(block: Block, window: int | None, query: Tensor) -> Tensor:
+    """[rows, 1, L, past + L] what is added to the scores of a block with tokens before it: 0 where
+    a query sees the key, else -inf. In the dtype of the queries."""
+    assert block.before is not None
+    steps = torch.arange(block.length, device=query.device, dtype=torch.int32)
+    back = torch.arange(block.past, device=query.device, dtype=torch.int32)
+    before = block.before[:, None, None].to(torch.int32)
+    behind = torch.cat(
+        [
+            # A place behind the last earlier token is as one that is yet to come.
+            torch.where(back < before, before + steps[:, None] - back, before.new_tensor(-1)),
+            (steps[:, None] - steps).expand(block.rows, -1, -1),
+        ],
+        dim=2,
+    )
+    seen = behind >= 0
+    if window is not None:
+        seen &= behind < window
+    mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
+    return mask.masked_fill_(~seen, -torch.inf)[:, None]
 
 
 def _no_mask(**_arguments: Any) -> None:

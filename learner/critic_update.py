@@ -17,11 +17,12 @@ from headrace.protocol.messages import Batch
 from learner.aggregation import weighted_sum
 from learner.algorithm import ValueSlots
 from learner.batch import PolicyHalf, Totals, ValueHalf
+from learner.carried import Carried
 from learner.engines import Engine, StepLog
 from learner.inference import infer
 from learner.packing import ranges
 from learner.place import Place
-from learner.reads import Reads, reads_of, sampled_windows, with_cuts
+from learner.reads import reads_of, sampled_windows, with_cuts
 from learner.segments import segment_ids, segment_lengths
 from learner.steps import MicroBatch, Steps
 
@@ -48,11 +49,13 @@ class CriticUpdate:
         totals: Totals,
         *,
         parts: int,
+        carried: Carried | None = None,
     ) -> None:
-        """`parts`: most optimizer steps in one pass over the trajectories."""
+        """`parts`: most optimizer steps in one pass over the trajectories. `carried`: keys and
+        values of what stands before windows of unfinished answers; whole answers need none."""
         self._slots, self._engine, self._place = slots, engine, place
         self._update, self._finished, self._totals = batch.update, finished, totals
-        self._parts = parts
+        self._parts, self._carried = parts, carried
         self._steps = Steps(finished.reads, place, parts=parts)
         self._dealt, self._plan = self._deal(epoch=0)
         self._ids = segment_ids(finished.segments)
@@ -73,8 +76,15 @@ class CriticUpdate:
             others = [w for w in everything if w.trajectory_id not in own]
             sampled = sampled_windows(windows.sequences, others)
             reads = reads_of(windows.sequences, others, sampled)
-            self._extra = self._infer(
-                with_cuts(reads, windows.sequences, others) if at_cuts else reads
+            if at_cuts:
+                reads = with_cuts(reads, windows.sequences, others)
+            self._extra = infer(
+                self._engine,
+                reads,
+                range(len(reads.token_ids)),
+                self._place,
+                log=self.log,
+                carried=self._carried,
             )
         rest = [
             s
@@ -82,7 +92,7 @@ class CriticUpdate:
             if self._slots.targets_read_old
             or (self._dealt[t] > 0 and (self._slots.reads_old or t in asked))
         ]
-        self.old = self._infer(self._finished.reads, rest)
+        self.old = infer(self._engine, self._finished.reads, rest, self._place, log=self.log)
         self.known = torch.from_numpy(self._finished.reads.within(rest)).to(self._place.device)
         self.targets = self._slots.targets(
             self._finished.rewards, self.old, self._finished.segments
@@ -151,10 +161,6 @@ class CriticUpdate:
             total = weighted_sum(loss, weights * scale)
             self.log.losses.append(total.detach())
             self._engine.backward(total, last=i == len(micros) - 1)
-
-    def _infer(self, reads: Reads, sequences: Sequence[int] | None = None) -> Tensor:
-        chosen = range(len(reads.token_ids)) if sequences is None else sequences
-        return infer(self._engine, reads, chosen, self._place, log=self.log)
 
     def _sources(self, windows: PolicyHalf, *, at_cuts: bool) -> tuple[Tensor, Tensor]:
         """Where each token's and each cut's value stands in old + extra + [0]; what stands for

@@ -6,7 +6,7 @@ NaN.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headrace.protocol.fields import Metric
 from learner.batch import PolicyHalf, Totals, ValueHalf
+from learner.carried import Carried
 from learner.critic_update import CriticUpdate
 from learner.diagnostic_table import finalise
 from learner.diagnostics import (
@@ -68,6 +69,7 @@ def figures_of(
     window: int,
     totals: Totals,
     place: Place,
+    carried: Sequence[Carried] = (),
 ) -> dict[str, Metric]:
     """All figures of the update but times and the engines' own state.
 
@@ -75,6 +77,7 @@ def figures_of(
         window: most tokens of a window: where a finished response was cut before.
         values: [T] V at the windows' tokens, None without a critic.
         raw_advantages, advantages: [T] before and after whitening and clamping.
+        carried: keys and values of each model, if they are carried over.
     """
     tallies = [*_policy_tallies(windows, policy), _log_tally("actor", policy.log)]
     tallies.append(_spread("critic/advantages", advantages, windows.mask))
@@ -91,6 +94,8 @@ def figures_of(
         if values is not None and totals.policy_tokens:
             tallies[-1] = _spread("critic/values", values, torch.ones_like(windows.mask))
         tallies.append(_log_tally("critic", critic.log))
+    if carried:
+        tallies.append(_carried_tally(carried, place))
     merged = _over_ranks(merge(tallies), place)
     sums = {name: value.item() for name, value in merged.sums.items()}
     maxima = {name: value.item() for name, value in merged.maxima.items()}
@@ -98,6 +103,8 @@ def figures_of(
     figures |= _spread_figures(sums, maxima)
     figures |= _loss_figures(sums, policy.log, critic.log if critic else None)
     figures |= _work_figures(sums, totals)
+    if carried:
+        figures |= _carried_figures(sums)
     return figures
 
 
@@ -145,6 +152,24 @@ def _log_tally(prefix: str, log: StepLog) -> Tally:
     }
     device = counts["loss"].device
     return Tally({f"{prefix}/{name}": x.to(device) for name, x in counts.items()}, {})
+
+
+def _carried_tally(carried: Sequence[Carried], place: Place) -> Tally:
+    counts = {
+        "bytes": sum(store.num_bytes for store in carried),
+        "hits": sum(store.figures.hits for store in carried),
+        "misses": sum(store.figures.misses for store in carried),
+        "recomputed": sum(store.figures.recomputed for store in carried),
+        "tokens": sum(store.figures.carried for store in carried),
+        "age": sum(store.figures.age for store in carried),
+    }
+    return Tally(
+        {
+            f"carried/{name}": torch.tensor(float(n), dtype=torch.float64, device=place.device)
+            for name, n in counts.items()
+        },
+        {},
+    )
 
 
 def _spread(name: str, x: Tensor, mask: Tensor) -> Tally:
@@ -198,4 +223,18 @@ def _work_figures(sums: Mapping[str, float], totals: Totals) -> dict[str, float]
         figures["perf/useful_share"] = 1.0 - fillers / tokens
     if sums["actor/trained"]:
         figures["perf/context_share"] = 1.0 - sums["actor/reads"] / sums["actor/trained"]
+    return figures
+
+
+def _carried_figures(sums: Mapping[str, float]) -> dict[str, float]:
+    """Of all models together: what was there, what was not, and how old it was."""
+    names = {
+        "bytes": "bytes",
+        "hits": "hits",
+        "misses": "misses",
+        "recomputed": "recomputed_tokens",
+    }
+    figures = {f"perf/carried_{name}": sums[f"carried/{key}"] for key, name in names.items()}
+    if sums["carried/tokens"]:
+        figures["perf/carried_age"] = sums["carried/age"] / sums["carried/tokens"]
     return figures

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner.carried import Carried
 from learner.engines import StepLog
 from learner.place import Place
 from learner.reads import Reads
@@ -24,14 +25,18 @@ def infer(
     place: Place,
     *,
     log: StepLog,
+    carried: Carried | None = None,
 ) -> Tensor:
     """[N] logprobs or values of the reads in `sequences`, by an engine's or network's forward pass
-    under its present weights; 0 for all other reads (see `Reads.within`)."""
+    under its present weights; 0 for all other reads (see `Reads.within`). `carried`: keys and
+    values of the same model, which need not be computed."""
     found = torch.zeros(reads.position_of.size, dtype=place.dtype, device=place.device)
-    micros = micro_batches(reads, sequences, place)
+    micros = micro_batches(reads, sequences, place, carried)
     micros += [empty_micro_batch(place.device)] * (place.most(len(micros)) - len(micros))
     for pack, tokens in micros:
         output = engine(pack)
+        if carried is not None:
+            carried.take(pack.layout.past)
         log.count(pack, reads=0)
         found[tokens] = (output if isinstance(output, Tensor) else output.logprobs).to(place.dtype)
     return found

@@ -27,26 +27,35 @@ def load_policy(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    frozen_context: bool = False,
+    own_attention: bool = False,
 ) -> PreTrainedModel:
-    """The starting policy. Raises UserError where there is no such model. `frozen_context`: needs
-    our own attention even where a faster one is installed."""
+    """The starting policy. Raises UserError where there is no such model. `own_attention`: ours
+    even where a faster one is installed, which knows no frozen or carried keys."""
     return _load(
-        AutoModelForCausalLM, config.path, config, dtype, device, {}, flash=not frozen_context
+        AutoModelForCausalLM, config.path, config, dtype, device, {}, flash=not own_attention
     )
 
 
 def load_critic(
-    config: ModelConfig, *, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, *, dtype: torch.dtype, device: torch.device, own_attention: bool = False
 ) -> PreTrainedModel:
     """The value model of `critic_path`, or the policy's backbone with a head of zeros.
+    `own_attention` as in `load_policy`.
 
     Raises UserError where there is no such model or its architecture has no scalar head.
     """
     path = config.critic_path or config.path
     # The default is a dropout of 0.1, which would make V(s) a random number.
     settings = {"num_labels": 1, "classifier_dropout": 0.0}
-    critic = _load(AutoModelForTokenClassification, path, config, dtype, device, settings)
+    critic = _load(
+        AutoModelForTokenClassification,
+        path,
+        config,
+        dtype,
+        device,
+        settings,
+        flash=not own_attention,
+    )
     if not hasattr(critic, "score"):
         raise UserError(f"{path}: {type(critic).__name__} has no head named `score`")
     if config.critic_path is None:

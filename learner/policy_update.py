@@ -18,6 +18,7 @@ from headrace.protocol.messages import Batch
 from learner.aggregation import token_mean_weights, weighted_sum
 from learner.algorithm import Algorithm
 from learner.batch import PolicyHalf, Totals
+from learner.carried import Carried
 from learner.engines import Engine, StepLog
 from learner.inference import infer
 from learner.penalties import entropy_bonus, positive_likelihood
@@ -66,17 +67,21 @@ class PolicyUpdate:
         *,
         parts: int,
         reference: Callable[..., Any] | None = None,
+        carried: Carried | None = None,
+        carried_of_reference: Carried | None = None,
     ) -> None:
         """`parts`: most optimizer steps in one pass over the windows. `reference`: the starting
-        policy, where the algorithm asks for a divergence from it."""
+        policy, where the algorithm asks for a divergence from it. `carried`: keys and values of
+        what stands before the windows, the engine's and the reference's."""
         self._algorithm, self._engine, self._place = algorithm, engine, place
         self._update, self._version = batch.update, batch.version
         self._windows, self._totals, self._parts = windows, totals, parts
         self._ask_reference = reference
+        self._carried, self._carried_of_reference = carried, carried_of_reference
         self._reads = windows.reads
         if algorithm.positive_nll_coef != 0.0:
             self._reads = with_earlier_tokens(windows.reads, windows.sequences, windows.windows)
-        self._steps = Steps(self._reads, place, parts=parts)
+        self._steps = Steps(self._reads, place, parts=parts, carried=carried)
         self._dealt, self._plan = self._deal(epoch=0)
         ids, self._samples = segment_ids(windows.segments), windows.segments.finished.numel()
         self._size = ids.numel()
@@ -139,14 +144,21 @@ class PolicyUpdate:
         if proximal or corrects:
             asked = range(len(self._reads.trajectories)) if proximal else self._hot_sequences()
             later = [s for s in asked if self._dealt[self._reads.trajectories[s]] > 0]
-            self._start = infer(self._engine, self._reads, later, self._place, log=self.log)
+            self._start = infer(
+                self._engine, self._reads, later, self._place, log=self.log, carried=self._carried
+            )
             self._known = torch.from_numpy(self._reads.within(later)).to(self._place.device)
             self._exact = self._known.clone()
         if self._ask_reference is not None:
             reads = self._windows.reads
             everything = range(len(reads.token_ids))
             self.reference = infer(
-                self._ask_reference, reads, everything, self._place, log=self.log
+                self._ask_reference,
+                reads,
+                everything,
+                self._place,
+                log=self.log,
+                carried=self._carried_of_reference,
             )
             self._reference = self._with_earlier(self.reference, 0.0)
 
@@ -190,6 +202,8 @@ class PolicyUpdate:
         pack, tokens = micro
         algorithm = self._algorithm
         new, entropy = self._engine(pack, entropy_gradient=algorithm.entropy_coef != 0.0)
+        if self._carried is not None:
+            self._carried.take(pack.layout.past)
         self.log.count(pack, reads=int((tokens < self._size).sum()))
         start = self._start_of(tokens, new.detach())
         behaviour, loss_weights = self._sampled_by(tokens, start)

@@ -25,6 +25,7 @@ class Reads:
         position_of: [N] its place in that sequence, the opening included. One past the end asks
             for the state after the last token.
         targets: [N] the tokens themselves (0 where only a value is asked for).
+        openings: how many tokens of each sequence stand before position 0.
     """
 
     trajectories: list[int]
@@ -32,6 +33,7 @@ class Reads:
     sequence_of: Int64
     position_of: Int64
     targets: Int64
+    openings: list[int]
 
     def within(self, sequences: Sequence[int]) -> npt.NDArray[np.bool_]:
         """[N] whether each token stands in one of these sequences."""
@@ -64,10 +66,14 @@ def reads_of(
     compact = {sequence: i for i, sequence in enumerate(used)}
     chosen = [sequences[s] for s in used]
     owner = np.array([compact[segment.sequence] for segment in segments], np.int64)
+    none = np.zeros(0, np.int64)
     nothing = Reads(
-        [s.trajectory_id for s in chosen],
-        [s.token_ids for s in chosen],
-        *(np.zeros(0, np.int64) for _ in range(3)),
+        trajectories=[s.trajectory_id for s in chosen],
+        token_ids=[s.token_ids for s in chosen],
+        sequence_of=none,
+        position_of=none,
+        targets=none,
+        openings=[s.opening for s in chosen],
     )
     return _with(nothing, owner[sampled.segments], sampled.positions, chosen)
 

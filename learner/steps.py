@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from learner.attention import layout_of
+from learner.carried import Carried, Source
 from learner.forward import Pack
 from learner.packing import balanced_parts, pack_sequences, ranges
 from learner.place import Place
@@ -28,45 +29,79 @@ class MicroBatch(NamedTuple):
     tokens: Tensor
 
 
-def micro_batches(reads: Reads, sequences: Sequence[int], place: Place) -> list[MicroBatch]:
+class _Stretch(NamedTuple):
+    """Tokens [begin, end) of a sequence, which go through the model, and what is read of them:
+    `tokens` are indices of reads, the first of which stands in the state of token `first`."""
+
+    sequence: int
+    begin: int
+    first: int
+    end: int
+    tokens: Int64
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+def micro_batches(
+    reads: Reads, sequences: Sequence[int], place: Place, carried: Carried | None = None
+) -> list[MicroBatch]:
     """Packs of some of the sequences, each with all its reads. Tokens behind a sequence's last
-    read are left out."""
+    read are left out, and those before its first one as far as `carried` has them."""
     order = np.argsort(reads.sequence_of, kind="stable")
     bounds = np.searchsorted(reads.sequence_of[order], np.arange(len(reads.token_ids) + 1))
     tokens_of = [order[bounds[s] : bounds[s + 1]] for s in range(len(reads.token_ids))]
-    wanted = [s for s in sequences if tokens_of[s].size]
-    lengths = [int(reads.position_of[tokens_of[s]].max()) for s in wanted]
+    wanted = [_stretch(reads, s, tokens_of[s], carried) for s in sequences if tokens_of[s].size]
+    # Neighbours of one length have as much before them, too: blocks of attention stay tight.
+    wanted.sort(key=lambda stretch: -stretch.begin)
     return [
-        _micro_batch(reads, [wanted[i] for i in pack], [lengths[i] for i in pack], tokens_of, place)
-        for pack in pack_sequences(lengths, budget=place.budget)
+        _micro_batch(reads, [wanted[i] for i in pack], place, carried)
+        for pack in pack_sequences([stretch.size for stretch in wanted], budget=place.budget)
     ]
 
 
+def _stretch(reads: Reads, sequence: int, tokens: Int64, carried: Carried | None) -> _Stretch:
+    positions = reads.position_of[tokens]
+    first, end, begin = int(positions.min()) - 1, int(positions.max()), 0
+    if carried is not None:
+        begin = carried.usable(
+            reads.trajectories[sequence],
+            reads.token_ids[sequence],
+            first,
+            opening=reads.openings[sequence],
+        )
+    return _Stretch(sequence, begin, first, end, tokens)
+
+
 def _micro_batch(
-    reads: Reads,
-    sequences: Sequence[int],
-    lengths: Sequence[int],
-    tokens_of: Sequence[Int64],
-    place: Place,
+    reads: Reads, stretches: Sequence[_Stretch], place: Place, carried: Carried | None
 ) -> MicroBatch:
-    sizes = np.array(lengths, np.int64)
+    begins, firsts, sizes = (
+        np.array(column, np.int64)
+        for column in zip(*((s.begin, s.first, s.size) for s in stretches), strict=True)
+    )
     starts = np.cumsum(sizes) - sizes
-    ids = np.concatenate([reads.token_ids[s][:n] for s, n in zip(sequences, lengths, strict=True)])
-    tokens = np.concatenate([tokens_of[s] for s in sequences])
-    counts = np.array([tokens_of[s].size for s in sequences])
+    ids = np.concatenate([reads.token_ids[s.sequence][s.begin : s.end] for s in stretches])
+    tokens = np.concatenate([s.tokens for s in stretches])
     position = reads.position_of[tokens]
-    owner = np.repeat(np.arange(len(sequences)), counts)
-    device, places = place.device, ranges(np.zeros_like(sizes), sizes)
-    layout = layout_of(lengths, device=device)
+    owner = np.repeat(np.arange(len(stretches)), [s.tokens.size for s in stretches])
+    device, places = place.device, ranges(begins, sizes)
+    layout = layout_of(sizes.tolist(), before=begins.tolist(), device=device)
     if place.frozen_context:
-        first = np.array([int(reads.position_of[tokens_of[s]].min()) - 1 for s in sequences])
-        frozen = torch.from_numpy(places < np.repeat(first, sizes)).to(device)
+        frozen = torch.from_numpy(places < np.repeat(firsts, sizes)).to(device)
         layout = layout._replace(frozen=frozen)
+    if carried is not None:
+        sources = [
+            Source(reads.trajectories[s.sequence], reads.token_ids[s.sequence], s.begin, s.end)
+            for s in stretches
+        ]
+        layout = layout._replace(past=carried.past(sources, device))
     pack = Pack(
         token_ids=torch.from_numpy(ids.astype(np.int64)).to(device),
         position_ids=torch.from_numpy(places).to(device),
         layout=layout,
-        reads=torch.from_numpy(starts[owner] + position - 1).to(device),
+        reads=torch.from_numpy((starts - begins)[owner] + position - 1).to(device),
         targets=torch.from_numpy(reads.targets[tokens]).to(device),
     )
     return MicroBatch(pack, torch.from_numpy(tokens).to(device))
@@ -103,9 +138,12 @@ def deal(weights: dict[int, int], *, parts: int, seed: Sequence[int]) -> dict[in
 class Steps:
     """The optimizer steps of one half: which trajectories take part in which, anew each epoch."""
 
-    def __init__(self, reads: Reads, place: Place, *, parts: int) -> None:
+    def __init__(
+        self, reads: Reads, place: Place, *, parts: int, carried: Carried | None = None
+    ) -> None:
         """`parts`: most optimizer steps in one pass over the trajectories. A collective."""
         self._reads, self._place, self._parts = reads, place, parts
+        self._carried = carried
         self._weights = weights_of(reads, place) if parts > 1 else {}
 
     def deal(self, *, seed: Sequence[int]) -> dict[int, int]:
@@ -118,11 +156,11 @@ class Steps:
     def cut(self, dealt: dict[int, int]) -> list[list[MicroBatch]]:
         """This rank's micro-batches of each optimizer step, as many as the rank with the most has.
         Steps for which no rank has anything are left out. A collective."""
-        reads, place = self._reads, self._place
+        reads, place, carried = self._reads, self._place, self._carried
         chosen: list[list[int]] = [[] for _ in range(self._parts)]
         for sequence, trajectory in enumerate(reads.trajectories):
             chosen[dealt[trajectory]].append(sequence)
-        steps = [micro_batches(reads, sequences, place) for sequences in chosen]
+        steps = [micro_batches(reads, sequences, place, carried) for sequences in chosen]
         counts = torch.tensor([len(micros) for micros in steps], device=place.device)
         for micros, most in zip(steps, place.largest(counts).tolist(), strict=True):
             micros += [empty_micro_batch(place.device)] * (most - len(micros))

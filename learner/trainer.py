@@ -68,8 +68,9 @@ class Trainer:
             )
         dtype = torch.bfloat16 if learner.precision == "bfloat16" else torch.float32
         autocast = torch.bfloat16 if learner.precision == "bf16_autocast" else None
+        carries = learner.context == "carried"
         self._policy_model = load_policy(
-            models, dtype=dtype, device=device, frozen_context=learner.context == "frozen"
+            models, dtype=dtype, device=device, own_attention=learner.context != "full"
         )
         self._tokenizer = AutoTokenizer.from_pretrained(config.model.path)
         policy = PolicyNetwork(
@@ -87,7 +88,9 @@ class Trainer:
             fire=config.generator.fire,
         )
         if algorithm.value is not None:
-            self._models[CRITIC] = load_critic(models, dtype=dtype, device=device)
+            self._models[CRITIC] = load_critic(
+                models, dtype=dtype, device=device, own_attention=carries
+            )
             critic = ValueNetwork(self._models[CRITIC], autocast=autocast)
             self._engines[CRITIC] = DeepSpeedEngine(critic, learner.value, learner)
         if learner.gradient_checkpointing:
@@ -105,7 +108,8 @@ class Trainer:
         reference = None
         if algorithm.kl is not None:
             # The run's own model, not the checkpoint's: what is diverged from never changes.
-            start = load_policy(config.model, dtype=dtype, device=device).requires_grad_(False)
+            start = load_policy(config.model, dtype=dtype, device=device, own_attention=carries)
+            start.requires_grad_(False)
             reference = PolicyNetwork(
                 start,
                 logits_chunk=learner.logits_chunk_tokens,
@@ -194,7 +198,8 @@ class Trainer:
 
     def _save(self) -> Path:
         """Every rank writes its own state beside the checkpoint, and rank 0 moves all of them into
-        it."""
+        it. What is carried over is not part of it, so whoever goes on does without, too."""
+        self._updater.forget()
         shelf = self._root / ".ranks"
         shelf.mkdir(parents=True, exist_ok=True)
         for name, engine in self._engines.items():

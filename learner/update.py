@@ -6,6 +6,10 @@ those of its first weights; policy and value model step independently; ranks do 
 in the same order whatever their shards hold; how the batch is cut into ranks, parts and
 micro-batches changes nothing but rounding. A number that is not finite ends the update: no rank
 takes a further optimizer step, and none takes any where the number is found before the first one.
+
+With `learner.context = "carried"` what stands before a window is read from keys and values of
+earlier updates (`learner.carried`): then two updates in a row are not the same as the second alone,
+until `forget` is called or the lineage changes.
 """
 
 import math
@@ -24,6 +28,7 @@ from headrace.protocol.messages import Batch
 from learner.advantages import moments
 from learner.algorithm import Algorithm
 from learner.batch import PolicyHalf, ValueHalf, policy_half, totals_of, value_half
+from learner.carried import Carried
 from learner.critic_update import CriticUpdate
 from learner.engines import Engine, StepLog
 from learner.figures import Stopwatch, engine_figures, figures_of
@@ -69,7 +74,8 @@ class Judged(NamedTuple):
 
 
 class Updater:
-    """Runs updates on one rank; all state between them is in the engines it holds."""
+    """Runs updates on one rank; all state between them is in the engines it holds and in the keys
+    and values that it carries."""
 
     def __init__(
         self,
@@ -90,10 +96,27 @@ class Updater:
         self._algorithm, self._policy, self._critic = algorithm, policy, critic
         self._reference = reference
         self._config, self._place = config, place
+        self._lineage: int | None = None
+        models = {"policy": policy, "critic": critic, "reference": reference}
+        self.carried: dict[str, Carried] = {}
+        if config.context == "carried":
+            names = [name for name, model in models.items() if model is not None]
+            bound, device = config.carried_gib * 2**30, config.carried_on_device_gib * 2**30
+            share = len(names)
+            self.carried = {
+                name: Carried(bound=int(bound / share), on_device=int(device / share))
+                for name in names
+            }
+
+    def forget(self) -> None:
+        """Carry nothing over: the next update computes every token that it reads."""
+        for carried in self.carried.values():
+            carried.forget()
 
     def run(self, batch: Batch, shard: Shard) -> Outcome:
         """Train on a batch. Every rank calls this with the same batch and its own shard."""
         watch = Stopwatch()
+        self._begin_to_carry(batch, shard)
         algorithm, config, place = self._algorithm, self._config, self._place
         kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coef
         windows = policy_half(
@@ -106,8 +129,10 @@ class Updater:
         totals = totals_of(windows, finished, place)
         policy = PolicyUpdate(
             algorithm, self._policy,
-            replace(place, frozen_context=config.context == "frozen"), batch, windows, totals,
+            replace(place, frozen_context=config.context != "full"), batch, windows, totals,
             parts=config.policy.minibatches, reference=self._reference,
+            carried=self.carried.get("policy"),
+            carried_of_reference=self.carried.get("reference"),
         )  # fmt: skip
         with watch.measure("forward"):
             policy.begin()
@@ -116,7 +141,7 @@ class Updater:
         if algorithm.value is not None and self._critic is not None:
             critic = CriticUpdate(
                 algorithm.value, self._critic, place, batch, finished, totals,
-                parts=config.value.minibatches,
+                parts=config.value.minibatches, carried=self.carried.get("critic"),
             )  # fmt: skip
         with watch.measure("value"):
             if critic is not None:
@@ -133,10 +158,14 @@ class Updater:
         with watch.measure("policy"):
             sound = not broken and not (critic and critic.log.dropped)
             policy.train(seen.advantages, epochs=config.policy.epochs, sound=sound)
+        skipped = self._skipped(broken, windows, policy, critic, seen)
+        for carried in self.carried.values():
+            carried.end(sound=skipped is None)
         metrics = figures_of(
             windows, finished, policy, critic,
             values=seen.values, raw_advantages=seen.raw, advantages=seen.advantages,
             window=algorithm.window, totals=totals, place=place,
+            carried=list(self.carried.values()),
         ) | engine_figures("actor", self._policy, policy.log)  # fmt: skip
         if critic is not None and self._critic is not None:
             metrics |= engine_figures("critic", self._critic, critic.log)
@@ -147,8 +176,18 @@ class Updater:
             metrics=metrics,
             diagnostics=_diagnostics(windows, policy, seen),
             policy_moved=policy.log.applied > 0,
-            skipped=self._skipped(broken, windows, policy, critic, seen),
+            skipped=skipped,
         )
+
+    def _begin_to_carry(self, batch: Batch, shard: Shard) -> None:
+        """What another line of updates computed is not carried over to this one."""
+        if batch.lineage != self._lineage:
+            self.forget()
+        self._lineage = batch.lineage
+        ended = {w.trajectory_id for w in shard.windows if w.finished}
+        ended |= {v.trajectory_id for v in shard.values}
+        for carried in self.carried.values():
+            carried.begin(batch.update, ended)
 
     def _skipped(
         self,

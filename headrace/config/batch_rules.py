@@ -26,6 +26,7 @@ class BatchRules:
         value_logprobs: the value model's half needs the sampler's logprobs.
         mixed_groups: groups in which all scores are equal are not trained.
         masked_marks: tokens with such a mark are kept out of the loss.
+        stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.
     """
 
     boundary_mask: int
@@ -35,6 +36,7 @@ class BatchRules:
     value_logprobs: bool
     mixed_groups: bool
     masked_marks: frozenset[MarkName] = frozenset()
+    stays_with_rank: bool = False
 
 
 def batch_rules(config: RunConfig) -> BatchRules:
@@ -53,4 +55,5 @@ def batch_rules(config: RunConfig) -> BatchRules:
         value_logprobs=algorithm.kl is not None and algorithm.kl.where == "reward",
         mixed_groups=algorithm.admit == "mixed_groups",
         masked_marks=frozenset({"hot"}) if masks_hot else frozenset(),
+        stays_with_rank=config.learner.context == "carried",
     )

@@ -55,12 +55,7 @@ def facts(config: RunConfig) -> list[Fact]:
             "batch_windows / num_generations, if every response fits one window",
         ),
         Fact("chunk", config.chunk_tokens, "tokens", "most tokens of one message"),
-        Fact(
-            "prefix cost",
-            round(prefix_cost(length, window), 2),
-            "learner tokens per trained token",
-            "of the longest response, prompts apart: about L / 2W",
-        ),
+        _prefix_cost(config),
         Fact(
             "optimizer steps per update",
             config.learner.policy.epochs * config.learner.policy.minibatches,
@@ -84,6 +79,14 @@ def facts(config: RunConfig) -> list[Fact]:
     end = "never by itself: Ctrl-C or `headrace stop`" if never_ends(config) else _stops(config)
     found.append(Fact("ends", end, "", "the first condition that holds"))
     return found
+
+
+def _prefix_cost(config: RunConfig) -> Fact:
+    cost = prefix_cost(config.task.max_response_length, config.window)
+    meaning = "of the longest response, prompts apart: about L / 2W"
+    if config.learner.context == "carried":
+        cost, meaning = 1.0, f"keys and values are carried over; without: {cost:.3g}"
+    return Fact("prefix cost", round(cost, 2), "learner tokens per trained token", meaning)
 
 
 def _staleness(config: RunConfig) -> list[Fact]:

@@ -59,8 +59,17 @@ class LearnerConfig(StrictModel):
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Most tokens, context included, of one forward pass."""
 
-    context: Literal["full", "frozen"] = "full"
-    """full: gradients flow through the keys and values of the prefix. frozen: they do not."""
+    context: Literal["full", "frozen", "carried"] = "full"
+    """What a later window sees of its prefix. full: it is computed again, and gradients flow
+    through its keys and values. frozen: it is computed again, and they do not. carried: keys and
+    values are those of the updates that trained the earlier windows; streaming only."""
+
+    carried_gib: float = Field(default=4.0, gt=0)
+    """With `context = "carried"`: most memory for keys and values in each rank. What was used
+    longest ago goes first and is computed again when it is needed."""
+
+    carried_on_device_gib: float = Field(default=0.0, ge=0)
+    """How much of `carried_gib` may stay in a GPU's memory; the rest is on the host."""
 
     logits_chunk_tokens: int = Field(default=4096, ge=1)
     """Tokens whose logits exist at once."""

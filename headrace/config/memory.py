@@ -119,6 +119,20 @@ def activation_bytes(config: RunConfig, shape: ModelShape) -> int:
     return layers + logits
 
 
+def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Keys and values that one rank carries over: of all trajectories in play at their longest, or
+    as much as it may."""
+    learner, algorithm = config.learner, config.algorithm
+    if learner.context != "carried":
+        return 0
+    models = 1 + (algorithm.value is not None) + (algorithm.kl is not None)
+    width = 2 if learner.precision == "float32" else 1
+    longest = config.task.max_prompt_length + config.task.max_response_length
+    tokens = longest * -(-config.schedule.bound // learner.ranks)
+    needed = tokens * shape.kv_bytes_per_token * width * models
+    return min(needed, int(learner.carried_gib * 2**30))
+
+
 def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estimate:
     """Bytes of main memory that a run takes."""
     generator, reward, learner = config.generator, config.reward, config.learner
@@ -132,6 +146,7 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estima
         parts["kv cache"] = int(generator.count * generator.kv_cache_gib * 2**30)
     if not config.evaluation.only:
         parts["learner processes"] = learner.ranks * LEARNER_PROCESS
+        parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
         if not on_gpu or learner.device == "cpu":
             parts["models and optimizers"] = learner.ranks * trained_bytes(config, shape)
             parts["activations"] = learner.ranks * activation_bytes(config, shape)
@@ -147,5 +162,8 @@ def gpu_memory(config: RunConfig, shape: ModelShape) -> Estimate:
         {
             "models and optimizers": trained_bytes(config, shape),
             "activations": activation_bytes(config, shape),
+            "carried keys": min(
+                carried_bytes(config, shape), int(config.learner.carried_on_device_gib * 2**30)
+            ),
         }
     )

@@ -65,6 +65,14 @@ def _warmup(config: RunConfig) -> int:
     return value.warmup_updates if value is not None else 0
 
 
+def _prefix_is_fresh(config: RunConfig) -> bool:
+    """Whether generators read every prefix with the weights that go on with it. A stream without
+    staleness works in rounds."""
+    schedule, generator = config.schedule, config.generator
+    in_rounds = schedule.mode != "streaming" or schedule.max_staleness == 0
+    return in_rounds or generator.kv_on_update == "recompute"
+
+
 def _too_long_for_a_message(config: RunConfig) -> bool:
     """Whether a single answer, with everything known of its tokens, can be too large for a
     message."""
@@ -313,6 +321,20 @@ RULES: tuple[Rule, ...] = (
         "stop.accuracy",
         lambda c: c.stop.accuracy is not None and c.evaluation.every_updates is None,
         "needs evaluation.every_updates",
+    ),
+    Rule(
+        "learner.context",
+        lambda c: c.learner.context == "carried" and _prefix_is_fresh(c),
+        '"carried" goes with generators that keep keys and values as weights change; here they '
+        "compute each prefix again with new weights (schedule.mode, schedule.max_staleness = 0 or "
+        'generator.kv_on_update): use "frozen", which costs less than "full", or stream with '
+        'generator.kv_on_update = "keep"',
+    ),
+    Rule(
+        "learner.carried_on_device_gib",
+        lambda c: c.learner.carried_on_device_gib > c.learner.carried_gib,
+        "{c.learner.carried_on_device_gib:g} is part of learner.carried_gib = "
+        "{c.learner.carried_gib:g}; use less of the one or more of the other",
     ),
     Rule(
         "learner.offload_optimizer",

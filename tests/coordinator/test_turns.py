@@ -226,6 +226,25 @@ def test_each_trained_token_is_in_one_window_of_one_part(
     assert all(len(found) == 1 for found in ranks_of.values())
 
 
+@settings(deadline=None, max_examples=30)
+@given(SEEDS, st.integers(2, 4))
+def test_windows_stay_with_the_rank_of_their_trajectory(seed: int, ranks: int) -> None:
+    """In whichever batches they are, and whatever else is in these; members of a group and groups
+    issued in a row are spread evenly."""
+    told = turns(seed, groups=4)
+    chosen = rules(compares="nobody", stays_with_rank=True)
+    found: dict[int, set[int]] = {}
+    for other in range(3):
+        prepared = batch(told, seed + other, chosen, ranks=ranks, max_bytes=1 << 20)
+        for rank, shards in enumerate(prepared.parts):
+            for window in [window for shard in shards for window in shard.windows]:
+                found.setdefault(window.trajectory_id, set()).add(rank)
+    assert all(len(places) == 1 for places in found.values())
+    every = Counter(key % ranks for key in told.world.account.trajectories)
+    assert max(every.values()) - min(every.values()) <= 1
+    assert all(places == {key % ranks} for key, places in found.items())
+
+
 def test_the_scores_of_large_groups_count_in_a_part() -> None:
     world = World(make_config(schedule={"mode": "streaming", "num_generations": 300}))
     for trajectory in [t for _ in range(6) for t in world.issue()]:

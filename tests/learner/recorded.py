@@ -199,7 +199,7 @@ def cut(shard: Shard, parts: int) -> list[Shard]:
         for window in shard.windows[part::parts]:
             whole = shard.sequences[window.sequence]
             windows.append(replace(window, sequence=len(sequences)))
-            sequences.append(_up_to(whole, window.end))
+            sequences.append(up_to(whole, window.end))
         values = []
         for value in shard.values[part::parts]:
             values.append(replace(value, sequence=len(sequences)))
@@ -210,11 +210,46 @@ def cut(shard: Shard, parts: int) -> list[Shard]:
     return pieces
 
 
-def _up_to(sequence: BatchSequence, end: int) -> BatchSequence:
+def up_to(sequence: BatchSequence, end: int) -> BatchSequence:
+    """A sequence without what stands behind a position."""
     return replace(
         sequence,
         token_ids=sequence.token_ids[: sequence.opening + end],
         sampled=runs_between(sequence.sampled, 0, end),
+    )
+
+
+def streamed(
+    shard: Shard, *, updates: int, rng: np.random.Generator, dropped: float = 0.0
+) -> list[Shard]:
+    """The windows of a shard over several updates, as a stream trains them: each trajectory's in
+    their order, sometimes two in one update, and a finished answer for the value model with its
+    last window or in the update behind it. A share of the windows before the last is `dropped`."""
+    chosen: list[list[PolicyWindow]] = [[] for _ in range(updates)]
+    ended: list[list[ValueTrajectory]] = [[] for _ in range(updates)]
+    values = {v.trajectory_id: v for v in shard.values}
+    for trajectory in sorted({w.trajectory_id for w in shard.windows}):
+        own = [w for w in shard.windows if w.trajectory_id == trajectory]
+        times = sorted(rng.integers(0, updates, len(own)).tolist())
+        for window, time in zip(own, times, strict=True):
+            if window is own[-1] or rng.random() >= dropped:
+                chosen[time].append(window)
+        if trajectory in values:
+            last = min(updates - 1, times[-1] + int(rng.integers(0, 2)))
+            ended[last].append(values[trajectory])
+    return [_update(shard, *both) for both in zip(chosen, ended, strict=True)]
+
+
+def _update(shard: Shard, windows: list[PolicyWindow], values: list[ValueTrajectory]) -> Shard:
+    ends = {v.trajectory_id: shard.sequences[v.sequence].token_ids.size for v in values}
+    for window in windows:
+        ends[window.trajectory_id] = max(ends.get(window.trajectory_id, 0), window.end)
+    place = {trajectory: i for i, trajectory in enumerate(ends)}
+    whole = {s.trajectory_id: s for s in shard.sequences}
+    return Shard(
+        sequences=[up_to(whole[trajectory], end) for trajectory, end in ends.items()],
+        windows=[replace(w, sequence=place[w.trajectory_id]) for w in windows],
+        values=[replace(v, sequence=place[v.trajectory_id]) for v in values],
     )
 
 

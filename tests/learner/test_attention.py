@@ -1,5 +1,6 @@
 """Packed attention is attention of each sequence alone."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -73,6 +74,74 @@ def test_packed_is_unpacked(kind: type, model: type, extra: dict[str, Any], rati
     (expected * weights).sum().backward()
     for (name, a), b in zip(packed.named_parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+class Kept:
+    """The keys and values of a whole pack, and those of the tokens that stand before its tails."""
+
+    def __init__(self, before: list[int]) -> None:
+        self._before, self._noted = before, dict[int, tuple[Tensor, Tensor]]()
+        self.tails = dict[int, tuple[Tensor, Tensor]]()
+
+    def note(self, layer: int, key: Tensor, value: Tensor) -> None:
+        (self.tails if layer in self._noted else self._noted)[layer] = key, value
+
+    def shared(self, name: object, make: Callable[[], Tensor]) -> Tensor:
+        return make()
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        key, value = (
+            torch.cat([x[:n] for x, n in zip(whole.split(LENGTHS), self._before, strict=True)])
+            for whole in self._noted[layer]
+        )
+        return key, value
+
+
+@pytest.mark.parametrize("before", [[0, 3, 11, 2, 4, 0, 0], [29, 27, 11, 10, 4, 2, 0], [0] * 7])
+@pytest.mark.parametrize(("kind", "model", "extra"), MODELS)
+@pytest.mark.parametrize("ratio", [0.01, 0.75, 1.01])
+def test_tails_on_keys_of_before_are_the_whole(
+    kind: type, model: type, extra: dict[str, Any], ratio: float, before: list[int]
+) -> None:
+    """The last tokens of each sequence alone, on the keys and values that the first ones had: same
+    logprobs, and the same keys and values of their own. Sliding windows reach over the border."""
+    network = PolicyNetwork(models(kind, model, extra)[0])
+    sequences = [torch.randint(0, 40, (length,)) for length in LENGTHS]
+    kept = Kept(before)
+    found = []
+    with torch.no_grad():
+        for starts in ([0] * len(LENGTHS), before):
+            pairs = list(zip(sequences, starts, strict=True))
+            sizes = [s.numel() - n for s, n in pairs]
+            ids = torch.cat([s[n:] for s, n in pairs])
+            places = torch.cat([torch.arange(n, s.numel()) for s, n in pairs])
+            layout = layout_of(sizes, before=starts, ratio=ratio)._replace(past=kept)
+            pack = Pack(ids, places, layout, torch.arange(ids.numel()), ids)
+            found.append(network(pack).logprobs)
+    tail = torch.cat([torch.arange(size) >= n for size, n in zip(LENGTHS, before, strict=True)])
+    torch.testing.assert_close(found[1], found[0][tail], rtol=1e-6, atol=1e-6)
+    for layer, noted in kept.tails.items():
+        for again, whole in zip(noted, kept._noted[layer], strict=True):
+            torch.testing.assert_close(again, whole[tail], rtol=1e-6, atol=1e-6)
+    assert sorted(kept.tails) == [0, 1]
+
+
+def test_bfloat16_on_a_cpu_sees_what_stands_before() -> None:
+    """The path of two plain products: a block of tails whose sequences have more or less before
+    them."""
+    before = [20, 3, 6, 11, 0, 1, 0]
+    sizes = [n - b for n, b in zip(LENGTHS, before, strict=True)]
+    layer, found = nn.Identity(), []
+    layer.layer_idx = 0  # type: ignore[assignment]
+    kept = Kept(before)
+    tail = torch.cat([torch.arange(size) >= n for size, n in zip(LENGTHS, before, strict=True)])
+    query, key, value = (x.detach().to(torch.bfloat16) for x in heads(torch.float32))
+    for starts, rows in (([0] * 7, slice(None)), (before, tail)):
+        layout = layout_of(sizes if starts is before else LENGTHS, before=starts, ratio=0.01)
+        q, k, v = (x[:, :, rows] for x in (query, key, value))
+        out, _ = packed_attention(layer, q, k, v, None, layout=layout._replace(past=kept))
+        found.append(out[0])
+    torch.testing.assert_close(found[1], found[0][tail], rtol=0.02, atol=0.02)
 
 
 def heads(dtype: torch.dtype, *, heads: int = 4, shared: int = 2) -> list[Tensor]:

@@ -23,6 +23,7 @@ def three_sequences() -> Reads:
         sequence_of=np.array([2, 0, 0, 1, 1, 2]),
         position_of=np.array([1, 1, 2, 1, 2, 2]),
         targets=np.array([21, 1, 2, 11, 12, 22]),
+        openings=[1, 1, 1],
     )
 
 

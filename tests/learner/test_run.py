@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from headrace.config.run import RunConfig
+from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import COLUMN_NAMES
 from headrace.protocol.messages import (
     CheckpointDone,
@@ -28,7 +29,14 @@ from headrace.protocol.messages import (
 )
 from headrace.protocol.sockets import BlockingDealer, Link
 from headrace.protocol.streams import Reward
-from tests.learner.recorded import alone, batch_of, record, run_config, save_tiny_model
+from tests.learner.recorded import (
+    alone,
+    batch_of,
+    record,
+    run_config,
+    save_tiny_model,
+    streamed,
+)
 from tests.learner.scripted_coordinator import ScriptedCoordinator
 from tests.metric_values import number
 
@@ -155,21 +163,38 @@ def fetched(notice: WeightNotice) -> bytes:
     return data
 
 
+def unrelated() -> list[Shard]:
+    return [record(seed=10 + update) for update in range(1, 5)]
+
+
+def in_a_stream() -> list[Shard]:
+    """Windows of the same answers, update after update."""
+    whole = record(seed=10, trajectories=24, window=8)
+    return streamed(whole, updates=4, rng=np.random.default_rng(0))
+
+
 @pytest.mark.slow
-def test_restart_goes_on_to_the_bit(tmp_path: Path) -> None:
-    """Killed after a checkpoint and asked to end later: the same weights as without."""
-    config = run_config(save_tiny_model(tmp_path / "model"))
+@pytest.mark.parametrize(("context", "shards"), [("full", unrelated()), ("carried", in_a_stream())])
+def test_restart_goes_on_to_the_bit(tmp_path: Path, context: str, shards: list[Shard]) -> None:
+    """Killed after a checkpoint and asked to end later: the same weights as without. Keys that were
+    carried over are dropped at a checkpoint, so that nobody goes on with more than the others."""
+    config = run_config(save_tiny_model(tmp_path / "model"), context=context)
     batches = [
-        batch_of(record(seed=10 + u), update=u, version=u - 1, checkpoint=u == 2)
-        for u in range(1, 5)
+        batch_of(shard, update=u, version=u - 1, checkpoint=u == 2)
+        for u, shard in enumerate(shards, start=1)
     ]
     with ScriptedCoordinator(config, tmp_path / "run-2") as coordinator:
         coordinator.start_learner()
         greet(coordinator, 0)
-        notices = []
+        notices, hits = [], []
         for batch in batches:
             coordinator.send_batch(batch)
-            notices.append(noticed(coordinator))
+            done = coordinator.expect(UpdateDone)
+            assert done.notice is not None
+            notices.append(done.notice)
+            hits.append(done.metrics.get("perf/carried_hits"))
+        if context == "carried":
+            assert [bool(count) for count in hits] == [False, True, False, True]
         coordinator.processes[0].send_signal(signal.SIGKILL)
         coordinator.processes[0].wait()
 

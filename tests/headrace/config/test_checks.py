@@ -32,6 +32,7 @@ GROUP = (
 )  # fmt: skip
 MIXED = ("algorithm.admit=mixed_groups",)
 TIS = ("algorithm.ratio.kind=tis",)
+CARRIED = "learner.context=carried"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,14 @@ TIS = ("algorithm.ratio.kind=tis",)
         (
             ["transport.max_message_mib=0.01"],
             "transport.max_message_mib: 0.01 has no room for one answer with",
+        ),
+        ([CARRIED, "schedule.mode=windowed"], 'learner.context: "carried" goes with generators'),
+        ([CARRIED, "schedule.mode=synchronous"], 'use "frozen"'),
+        ([CARRIED, "schedule.max_staleness=0"], "compute each prefix again with new weights"),
+        ([CARRIED, "generator.kv_on_update=recompute"], 'generator.kv_on_update = "keep"'),
+        (
+            ["learner.carried_gib=1", "learner.carried_on_device_gib=2"],
+            "learner.carried_on_device_gib: 2 is part of learner.carried_gib = 1",
         ),
         (["generator.top_p=0.9"], "generator.top_p: 0.9: the sampler's logprobs are renormalised"),
         (["generator.top_k=50"], "generator.top_k: 50: the sampler's logprobs are renormalised"),
@@ -246,6 +255,18 @@ def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> N
     assert host_memory(make_config("learner.ranks=2"), shape, on_gpu=False).total > plain.total
     only = host_memory(make_config("evaluation.only=true"), shape, on_gpu=False)
     assert "models and optimizers" not in only.parts
+    assert plain.parts["carried keys"] == 0
+    carried = make_config(CARRIED, "learner.ranks=2", "learner.precision=bf16_autocast")
+    assert not problems(carried)
+    # 192 windows in play, half of them a rank's, 60 + 240 tokens each, of two models.
+    longest = carried.task.max_prompt_length + carried.task.max_response_length
+    rank = 2 * 96 * longest * shape.kv_bytes_per_token
+    assert host_memory(carried, shape, on_gpu=False).parts["carried keys"] == 2 * rank
+    bounded = make_config(
+        CARRIED, "learner.carried_gib=0.001", "learner.carried_on_device_gib=0.0005"
+    )
+    assert host_memory(bounded, shape, on_gpu=False).parts["carried keys"] == int(0.001 * GIB)
+    assert gpu_memory(bounded, shape).parts["carried keys"] == int(0.0005 * GIB)
     sharded = make_config("learner.ranks=4", "learner.zero_stage=3")
     assert gpu_memory(sharded, shape).parts["models and optimizers"] == 2 * 16 * 1_000_000 // 4
 

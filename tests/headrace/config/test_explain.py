@@ -27,6 +27,12 @@ def test_streaming_arithmetic(make_config: Make) -> None:
     assert found["ends"] == "9 updates"
 
 
+def test_carried_keys_leave_no_prefix_to_compute(make_config: Make) -> None:
+    assert values(make_config("schedule.window=60"))["prefix cost"] == 2.5
+    found = values(make_config("schedule.window=60", "learner.context=carried"))
+    assert found["prefix cost"] == 1.0
+
+
 def test_lockstep_has_no_staleness(make_config: Make) -> None:
     found = values(make_config("schedule.mode=synchronous"))
     assert found["staleness"] == 0
