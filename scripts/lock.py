@@ -5,6 +5,8 @@ Out: one exact pin a line, sorted; what must not be installed is left out, its r
 Promises: a lock holds one build of torch, the one its device needs, or is not written.
 
     .venv/bin/python scripts/lock.py cpu [--report report.json]
+
+`trl` is the environment of a benchmark, on a CPU.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ LEFT_OUT = {
         "torchcodec": "CUDA build, not needed for text",
     },
     "cuda": {},
+    "trl": {},
 }
 
 
@@ -44,7 +47,7 @@ def resolve(device: str, folder: Path) -> Path:
     source = ROOT / "requirements" / f"{device}.in"
     command = [str(python), "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
     command += ["--use-feature=fast-deps", "--report", str(report), "-r", str(source)]
-    if device == "cpu":
+    if device != "cuda":
         pinned = re.search(r"^torch==(\S+)", source.read_text(encoding="utf-8"), re.MULTILINE)
         assert pinned is not None, f"{source} must pin torch"
         command += cpu_torch(pinned[1], python)
@@ -70,7 +73,7 @@ def check_build(device: str, versions: dict[str, str]) -> None:
             "pip offered a CPU build of torch: take its local sources away for this call"
             " (PIP_FIND_LINKS= PIP_CONFIG_FILE=/dev/null)"
         )
-    if device == "cpu" and cuda_parts:
+    if device != "cuda" and cuda_parts:
         sys.exit(f"pip offered a CUDA build of torch: the CPU build comes from {TORCH_CPU_INDEX}")
 
 
