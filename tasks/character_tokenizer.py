@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 SPECIAL = (PAD, BOS, EOS, UNKNOWN)
 MAX_LENGTH = 512
+"""Tokens that a procedural task's prompt and answer have together, unless it says otherwise."""
 
 
 def vocabulary(characters: str) -> tuple[str, ...]:
@@ -23,8 +24,9 @@ def vocabulary(characters: str) -> tuple[str, ...]:
     return (*SPECIAL, *characters)
 
 
-def build_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """The tokenizer; `save_pretrained` writes the files that vLLM reads."""
+def build_tokenizer(characters: str, max_length: int = MAX_LENGTH) -> PreTrainedTokenizerFast:
+    """The tokenizer, for texts of up to `max_length` tokens; `save_pretrained` writes the files
+    that vLLM reads."""
     ids = {token: i for i, token in enumerate(vocabulary(characters))}
     tokenizer = Tokenizer(WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -35,6 +37,6 @@ def build_tokenizer(characters: str) -> PreTrainedTokenizerFast:
         bos_token=BOS,
         eos_token=EOS,
         unk_token=UNKNOWN,
-        model_max_length=MAX_LENGTH,
+        model_max_length=max_length,
         clean_up_tokenization_spaces=False,
     )

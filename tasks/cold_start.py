@@ -3,7 +3,7 @@
 In: a procedural task, a number of steps and a seed. Out: a Hugging Face folder with a
 0.65M-parameter Llama and its character tokenizer, about 1.3 MB. The model answers as the task
 teaches it: chains of sums in a mixture of styles, as base models do, tracking with a slip in every
-fifth step.
+fifth step, the shift register with slips and checks.
 
 Two phases, counted in steps so that a run reproduces: the skill alone, on short prompts and a few
 long ones (labels the model has never seen would break the switch), then the mixture on the task's
@@ -41,7 +41,10 @@ STEPS = 1400
 BATCH = 32
 LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 40
+MLP_WIDTH = 384
 IGNORED = -100
+LONGEST_PROMPT = 128
+"""Tokens beside those of the answer that a model has positions for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,16 @@ class Curriculum:
 
     `first_phase` is a share of the steps. `long_shares` are the shares of each phase's examples
     whose number of terms is uniform from 2 to the most there are; the others have 3 to 10 terms in
-    the first phase and follow `sizes` in the second.
+    the first phase and follow `sizes` in the second. `first_cut` is the most tokens of an answer
+    that the first phase shows (None: all): how a long answer begins teaches what one of its steps
+    is, and costs no more than a short one.
     """
 
     task: ProceduralTask
     sizes: Sizes
     first_phase: float = 0.48
     long_shares: tuple[float, float] = (0.25, 0.12)
+    first_cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +73,21 @@ class Example:
     response_start: int
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """A freshly initialised model with 0.65M parameters, fp32."""
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, seed: int, *, mlp_width: int = MLP_WIDTH
+) -> LlamaForCausalLM:
+    """A freshly initialised model with 0.65M parameters, or fewer with a narrower MLP, fp32."""
     torch.manual_seed(seed)
     ids = tokenizer.convert_tokens_to_ids([PAD, BOS, EOS])
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
-        intermediate_size=384,
+        intermediate_size=mlp_width,
         num_hidden_layers=3,
         num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=MAX_LENGTH,
+        max_position_embeddings=tokenizer.model_max_length,
         rms_norm_eps=1e-6,
         initializer_range=0.05,
         tie_word_embeddings=True,
@@ -120,6 +128,16 @@ def training_texts(
                 prompt = str(row.prompt)
             batch.append((prompt, task.teach(prompt, rng, phase)))
         yield batch
+
+
+def make_example(
+    tokenizer: PreTrainedTokenizerFast, prompt: str, response: str, *, most: int | None = None
+) -> Example:
+    """Prompt, response and end token, of which at most `most` follow the prompt."""
+    text = prompt + (response if most is None else response[:most])
+    ends = most is None or len(response) < most
+    end = [tokenizer.eos_token_id] if ends else []
+    return Example([*tokenizer.encode(text), *end], len(prompt))
 
 
 def buckets(examples: list[Example]) -> Iterator[list[Example]]:
@@ -189,11 +207,10 @@ def train(
     with Progress(*columns) as progress:
         bar = progress.add_task("cold start", total=steps)
         for step, texts in enumerate(training_texts(curriculum, seed, steps)):
-            weight = 4.0 if step < int(steps * curriculum.first_phase) else 2.0
-            examples = [
-                Example([*tokenizer.encode(prompt + response), tokenizer.eos_token_id], len(prompt))
-                for prompt, response in texts
-            ]
+            first = step < int(steps * curriculum.first_phase)
+            weight = 4.0 if first else 2.0
+            most = curriculum.first_cut if first else None
+            examples = [make_example(tokenizer, *text, most=most) for text in texts]
             total = 0.0
             summed = 0.0
             optimizer.zero_grad(set_to_none=True)
@@ -244,6 +261,13 @@ def main(arguments: list[str] | None = None) -> None:
         default=(0.25, 0.12),
         help="share of prompts of any length, in each phase",
     )
+    parser.add_argument(
+        "--first-cut", type=int, help="most tokens of an answer that the first phase shows"
+    )
+    parser.add_argument("--mlp-width", type=int, default=MLP_WIDTH)
+    parser.add_argument(
+        "--max-tokens", type=int, help="longest answer (default: 240, or 7 a term and 8)"
+    )
     options = parser.parse_args(arguments)
     disable_progress_bar()
 
@@ -257,9 +281,12 @@ def main(arguments: list[str] | None = None) -> None:
         options.max_terms or task.max_terms,
         options.tail_exponent or task.tail_exponent,
     )
-    curriculum = Curriculum(task, sizes, options.first_phase, tuple(options.long_shares))
-    tokenizer = build_tokenizer(task.characters)
-    model = build_model(tokenizer, options.seed)
+    curriculum = Curriculum(
+        task, sizes, options.first_phase, tuple(options.long_shares), options.first_cut
+    )
+    max_tokens = options.max_tokens or max(240, 7 * sizes.max_terms + 8)
+    tokenizer = build_tokenizer(task.characters, max(MAX_LENGTH, max_tokens + LONGEST_PROMPT))
+    model = build_model(tokenizer, options.seed, mlp_width=options.mlp_width)
     train(model, tokenizer, curriculum, steps=options.steps, seed=options.seed)
     seconds = time.monotonic() - began
     model.to(torch.bfloat16).save_pretrained(options.out)
@@ -273,7 +300,7 @@ def main(arguments: list[str] | None = None) -> None:
             task,
             prompts=options.eval_prompts,
             seed=options.seed,
-            max_tokens=max(240, 7 * sizes.max_terms + 8),
+            max_tokens=max_tokens,
             sizes=sizes,
         )
         print_check(check, task)

@@ -15,7 +15,10 @@ from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 from tasks.procedural import ProceduralTask, Sizes, evaluation_rows
 from tasks.rows import Row
 
-TERMS = ((2, 2), (3, 3), (4, 4), (5, 6), (7, 10), (11, 16), (17, 19), (20, 32), (33, 45), (46, 52))
+TERMS = (
+    *((2, 2), (3, 3), (4, 4), (5, 6), (7, 10), (11, 16), (17, 19), (20, 32), (33, 45), (46, 52)),
+    *((53, 100), (101, 999)),
+)
 
 
 @dataclass(frozen=True, slots=True)

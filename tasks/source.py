@@ -17,9 +17,10 @@ from tasks.datasets import read_dataset
 from tasks.graph_walk import GRAPH_WALK
 from tasks.procedural import ProceduralTask, Sizes, evaluation_rows, prompt_row
 from tasks.rows import Row, prompt_hash, prompt_text
+from tasks.shift_register import SHIFT_REGISTER
 from tasks.tracking import TRACKING
 
-PROCEDURAL_TASKS = {task.name: task for task in (CHAIN_SUMS, TRACKING, GRAPH_WALK)}
+PROCEDURAL_TASKS = {task.name: task for task in (CHAIN_SUMS, TRACKING, GRAPH_WALK, SHIFT_REGISTER)}
 
 
 class PromptSource(Protocol):
@@ -38,7 +39,7 @@ class ProceduralSettings(Protocol):
     """What is read of the configuration of a procedural task."""
 
     @property
-    def kind(self) -> Literal["chain_sums", "tracking", "graph_walk"]: ...
+    def kind(self) -> Literal["chain_sums", "tracking", "graph_walk", "shift_register"]: ...
     @property
     def min_terms(self) -> int: ...
     @property

@@ -60,6 +60,23 @@ class GraphWalkConfig(ProceduralConfig):
     """Most nodes of a graph, the marsh apart."""
 
 
+class ShiftRegisterConfig(ProceduralConfig):
+    """Procedural steps of a small register, written out and checked: long answers whose length the
+    policy decides, and in which one unchecked slip is fatal. A term is a step;
+    `reward.function = "tasks.shift_register:score"`."""
+
+    kind: Literal["shift_register"]
+
+    min_terms: int = Field(default=4, ge=1)
+    """Fewest steps of a problem."""
+
+    max_terms: int = Field(default=130, ge=1)
+    """Most steps of a problem; each takes 11 tokens, and 11 more whenever it is checked."""
+
+    tail_exponent: float = Field(default=1.3, gt=0)
+    """Exponent of the Pareto law of the number of steps; smaller is a heavier tail."""
+
+
 class DatasetConfig(TaskBase):
     """Rows of a JSONL (also .gz) or Parquet file with a prompt and an answer."""
 
@@ -89,5 +106,6 @@ class DatasetConfig(TaskBase):
 
 
 TaskConfig = Annotated[
-    ChainSumsConfig | TrackingConfig | GraphWalkConfig | DatasetConfig, Field(discriminator="kind")
+    ChainSumsConfig | TrackingConfig | GraphWalkConfig | ShiftRegisterConfig | DatasetConfig,
+    Field(discriminator="kind"),
 ]

@@ -17,6 +17,7 @@ from tasks.cold_start import (
     build_model,
     learning_rate,
     main,
+    make_example,
     train,
     training_texts,
     weighted_loss,
@@ -77,6 +78,14 @@ def test_the_loss_counts_response_tokens_and_weighs_results() -> None:
     assert float(padded.detach()) == pytest.approx(30 * math.log(70), rel=1e-5)
 
 
+def test_an_answer_may_be_shown_only_as_far_as_it_begins() -> None:
+    tokenizer = build_tokenizer(CHAIN_SUMS.characters)
+    whole = make_example(tokenizer, "a3b5=", "#8")
+    assert whole == Example([*tokenizer.encode("a3b5=#8"), 2], 5)
+    assert make_example(tokenizer, "a3b5=", "#8", most=3) == whole
+    assert make_example(tokenizer, "a3b5=", "#8", most=2) == Example(whole.ids[:-1], 5)
+
+
 def test_the_learning_rate_warms_up_holds_and_decays() -> None:
     rates = [learning_rate(step, 1000) for step in range(1000)]
     assert rates[0] == pytest.approx(2.5e-5)
@@ -104,6 +113,15 @@ def test_the_script_writes_a_folder_that_loads(
     assert model.dtype == torch.bfloat16
     assert model.num_parameters() == 648_832
     assert len(AutoTokenizer.from_pretrained(tmp_path)) == model.config.vocab_size == 70
+
+
+def test_a_model_for_long_answers_has_positions_for_them(tmp_path: Path) -> None:
+    options = "--task shift_register --steps 2 --eval-prompts 0 --first-cut 64 --mlp-width 256"
+    main([*options.split(), "--max-tokens", "2048", "--out", str(tmp_path)])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.num_parameters() == 494_848
+    assert model.config.max_position_embeddings == 2048 + 128
+    assert (tmp_path / "model.safetensors").stat().st_size <= 2**20
 
 
 def test_the_sampler_agrees_with_a_plain_forward_pass() -> None:

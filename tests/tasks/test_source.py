@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.task import ChainSumsConfig, DatasetConfig, GraphWalkConfig, TrackingConfig
+from headrace.config.task import (
+    ChainSumsConfig,
+    DatasetConfig,
+    GraphWalkConfig,
+    ShiftRegisterConfig,
+    TrackingConfig,
+)
 from headrace.errors import UserError
 from tasks.graph_walk import score
 from tasks.rows import Row
+from tasks.shift_register import SHIFT_REGISTER
 from tasks.source import DatasetSource, build_source, info_columns, split_by_hash
 from tasks.tracking import solve
 
@@ -48,6 +55,17 @@ def test_graph_walk_from_the_configuration() -> None:
     assert {source.row_at(position).info["terms"] for position in range(100)} == {5, 6, 7}
     with pytest.raises(UserError, match="max_terms from 2 to 16"):
         build_source(GraphWalkConfig(kind="graph_walk", max_terms=17), seed=0)
+
+
+def test_the_shift_register_from_the_configuration() -> None:
+    settings = ShiftRegisterConfig(kind="shift_register")
+    task = SHIFT_REGISTER
+    assert (settings.min_terms, settings.max_terms) == (task.min_terms, task.max_terms)
+    assert settings.tail_exponent == task.tail_exponent
+    source = build_source(ShiftRegisterConfig(kind="shift_register", max_terms=6), seed=5)
+    row = source.row_at(0)
+    assert row.answer == task.solve(str(row.prompt))
+    assert {source.row_at(position).info["terms"] for position in range(100)} == {4, 5, 6}
 
 
 @pytest.mark.parametrize(("low", "high"), [(5, 4), (3, 53), (1, 1)])

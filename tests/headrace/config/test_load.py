@@ -45,7 +45,10 @@ from headrace.errors import UserError
         ("schedule.mode=sync", "schedule.mode = \"sync\": should be 'synchronous', 'windowed' or"),
         ("learner.cpus=[1, true]", "learner.cpus.1 = true: should be an integer"),
         ("task.path=x", "task.path; it does not go with task.kind = 'chain_sums'"),
-        ("task.kind=sums", "task.kind must be one of 'chain_sums', 'tracking', 'graph_walk'"),
+        (
+            "task.kind=sums",
+            "task.kind must be one of 'chain_sums', 'tracking', 'graph_walk', 'shift_register'",
+        ),
         ("name", "override 'name' is not of the form section.key=value"),
         ("algorithm.penalties.entropy_coef=-0.1", "entropy_coef = -0.1: should be greater than or"),
         ("name.first=x", "name.first=x': name is a value, not a section"),
