@@ -1,10 +1,16 @@
 """The loss mask of a window by what became of its answer: only a cut has a boundary."""
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from coordinator.batches import Prepared
+from coordinator.masks import mask_window
+from headrace.config.batch_rules import BatchRules
+from headrace.protocol.records import MaskedRun
+from headrace.protocol.streams import Weight
 from sequence.trajectories import Trajectory
 from tests.coordinator.world import World, counts, make_config, policy_windows
 
@@ -64,3 +70,36 @@ def test_the_window_in_which_an_answer_ends_is_trained_whole(
     world.reward(trajectory)
     assert taken == [[1, 1, 0, 0]] * len(taken)
     assert masks(world.take()) == [[1] * rest]
+
+
+def masked(trajectory: Trajectory, **changes: Any) -> list[MaskedRun]:
+    """Of its last window, whose tokens are all fresh."""
+    window = trajectory.windows[-1]
+    ages = np.zeros(window.end - window.start, np.int64)
+    usual = BatchRules(
+        boundary_mask=0,
+        skips_truncated=False,
+        max_age=1,
+        compares="nobody",
+        value_logprobs=False,
+        mixed_groups=False,
+    )
+    return mask_window(trajectory, window, ages, replace(usual, **changes)).runs
+
+
+@pytest.mark.parametrize(("finish", "runs"), [("stop", 0), ("length", 1)])
+def test_the_overlong_filter_is_for_truncated_answers(
+    finish: Literal["stop", "length"], runs: int
+) -> None:
+    world, trajectory = stream()
+    for _ in range(3):
+        world.chunk(trajectory, 4, finish if trajectory.length == 8 else None)
+    assert [run.reason for run in masked(trajectory, skips_truncated=True)] == ["overlong"] * runs
+
+
+def test_a_token_whose_weight_is_nothing_is_masked_and_said_to_be() -> None:
+    world, trajectory = stream()
+    world.chunk(trajectory, 4)
+    trajectory.weights.append(Weight(0.0, 1, 3))
+    trajectory.weights.append(Weight(0.5, 3, 4))
+    assert masked(trajectory) == [MaskedRun("zero_weight", 1, 3, 2)]
