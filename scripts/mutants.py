@@ -60,6 +60,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "learner.value_losses": ("tests/learner/test_losses.py",),
     "coordinator.masks:mask_window": (
         "tests/coordinator/test_masks.py",
+        "tests/coordinator/test_turns.py",
         "tests/coordinator/test_staleness.py",
         "tests/coordinator/test_state.py",
     ),

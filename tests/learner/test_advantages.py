@@ -150,10 +150,11 @@ def test_egae_says_what_is_wrong() -> None:
         egae([0.0], [0.1], **cut, boundary="wrong")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must both be"):
         egae([0.0], [0.1, 0.2], **cut)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="gamma"):
-        gae([0.0], [0.1], gamma=1.5, lam=0.9)
-    with pytest.raises(ValueError, match="lam"):
-        gae([0.0], [0.1], gamma=1.0, lam=-19.0)
+    for outside in (-0.5, 1.5):
+        with pytest.raises(ValueError, match="gamma"):
+            gae([0.0], [0.1], gamma=outside, lam=0.9)
+        with pytest.raises(ValueError, match="lam"):
+            gae([0.0], [0.1], gamma=1.0, lam=outside)
     with pytest.raises(ValueError, match="same tokens"):
         packed_egae(f64([0.0]), f64([0.1]), segments_of([2], finished=[True]), gamma=1.0)
 
