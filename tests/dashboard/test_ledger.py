@@ -26,7 +26,7 @@ def test_a_balance_that_holds_says_so() -> None:
     html = ledger_html(TOKENS)
     assert "adds up to the token" in html
     assert "dropped: stale 60, boundary mask 40<br>" in html
-    assert "30 trained on an abandoned lineage, 5 lost before" in html
+    assert "30 trained on an abandoned lineage, 5 lost on the way" in html
     assert [f"flex:{n}" in html for n in (700, 120, 80, 100)] == [True] * 4
 
 

@@ -73,7 +73,7 @@ async def coordinator(model_folder: Path) -> AsyncIterator[ScriptedCoordinator]:
 
 async def until_ready(coordinator: ScriptedCoordinator, weights: Path) -> None:
     await coordinator.until(
-        lambda: any(isinstance(m, Hello) and m.capacity == 8 for m in coordinator.seen), START_S
+        lambda: any(isinstance(m, Hello) and m.capacity == 9 for m in coordinator.seen), START_S
     )
     await coordinator.send(make_notice(weights, 0))
     await coordinator.until(lambda: bool(coordinator.got(WeightsLoaded)))
