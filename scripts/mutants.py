@@ -54,7 +54,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "learner.penalties": ("tests/learner/test_divergence.py", "tests/learner/test_losses.py"),
     "learner.policy_losses": ("tests/learner/test_losses.py",),
     "learner.ratios": ("tests/learner/test_ratios.py",),
-    "learner.segments": ("tests/learner/test_advantages.py", "tests/learner/test_targets.py"),
+    "learner.segments": (
+        "tests/learner/test_advantages.py",
+        "tests/learner/test_targets.py",
+        "tests/learner/test_ratios.py",
+    ),
     "learner.shaping": ("tests/learner/test_shaping.py",),
     "learner.targets": ("tests/learner/test_targets.py",),
     "learner.value_losses": ("tests/learner/test_losses.py",),

@@ -400,6 +400,10 @@ def test_length_adaptive_lambda_of_tensors_is_that_of_numbers(
     close(tensor, [float(x) for x in exact], atol=1e-12)
 
 
+def test_length_adaptive_lambda_of_one_token() -> None:
+    assert length_adaptive_lambda(1, alpha=10.0) == 0.9
+
+
 def test_length_adaptive_lambda_refuses_nonsense() -> None:
     with pytest.raises(ValueError, match="alpha"):
         length_adaptive_lambda(10, alpha=0.0)
@@ -471,6 +475,11 @@ def test_whitening_is_the_same_however_the_batch_is_split(
         for s in (slice(None, cut), slice(cut, None))
     ]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-9)
+
+
+def test_whitening_equal_numbers_survives_a_variance_below_zero() -> None:
+    equal = torch.full((5,), 1e8 / 7, dtype=torch.float64)  # whose squares round so far
+    assert torch.isfinite(whiten(equal, torch.ones(5, dtype=torch.bool))).all()
 
 
 def test_whitening_one_token_changes_nothing() -> None:
