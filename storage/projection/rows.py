@@ -3,14 +3,13 @@
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, insert, update
+from sqlalchemy import Connection, Dialect, bindparam, insert, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import InstrumentedAttribute
-from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.dml import UpdateBase
 
 from headrace.protocol.records import MetricsSampled, UpdateCommitted
@@ -84,30 +83,41 @@ class Prepared:
 
     def __init__(self, statement: UpdateBase) -> None:
         self._statement = statement
-        self._compiled: dict[str, SQLCompiler] = {}
+        self._compiled: dict[str, _Compiled] = {}
 
     def run(self, connection: Connection, rows: Iterable[Row]) -> None:
         """Execute with `rows`, parameters by name."""
         dialect = connection.dialect
         compiled = self._compiled.get(dialect.name)
         if compiled is None:
-            compiled = self._statement.compile(dialect=dialect)
-            self._compiled[dialect.name] = compiled
-        converters = [
-            (name, convert)
-            for name, parameter in compiled.binds.items()
-            if (convert := parameter.type.dialect_impl(dialect).bind_processor(dialect))
-        ]
-        constants = compiled.params
-        whole = [{**constants, **row} for row in rows]
-        for name, convert in converters:
-            for row in whole:
+            compiled = self._compiled[dialect.name] = _compile(self._statement, dialect)
+        parameters: list[Any] = [{**compiled.constants, **row} for row in rows]
+        for name, convert in compiled.converters:
+            for row in parameters:
                 row[name] = convert(row[name])
-        names = compiled.positiontup
-        parameters: list[Any] = whole
-        if names is not None:
-            parameters = [tuple([row[name] for name in names]) for row in whole]
-        connection.exec_driver_sql(str(compiled), parameters)
+        if compiled.names is not None:
+            parameters = [tuple([row[name] for name in compiled.names]) for row in parameters]
+        connection.exec_driver_sql(compiled.text, parameters)
+
+
+class _Compiled(NamedTuple):
+    """A statement for one dialect. `names`: its parameters in order, None where the driver takes
+    them by name; `converters`: what the types of some of them do to a value."""
+
+    text: str
+    constants: Row
+    names: list[str] | None
+    converters: Sequence[tuple[str, Callable[[Any], Any]]]
+
+
+def _compile(statement: UpdateBase, dialect: Dialect) -> _Compiled:
+    made = statement.compile(dialect=dialect)
+    converters = [
+        (name, convert)
+        for name, parameter in made.binds.items()
+        if (convert := parameter.type.dialect_impl(dialect).bind_processor(dialect))
+    ]
+    return _Compiled(str(made), made.params, made.positiontup, converters)
 
 
 def update_rows(
