@@ -30,7 +30,6 @@ from headrace.protocol.records import MetricsSampled, ProcessChanged
 
 TICK_S = 0.1
 NEWCOMER_S = 60.0
-LEFT = "left"
 """How long a Hello under a name that is taken is remembered."""
 
 
@@ -206,14 +205,14 @@ class Coordinator:
         assert peer is not None
         role, failed = peer.hello.role, cut(failed)
         self._process_changed(peer.hello, "gone", failed or "")
-        self._forget_peer(name, failed or LEFT)
+        self._forget_peer(name, failed or "left", died=False)
         if failed and role in ("reward", "learner"):
             self.hub.failed = self.hub.failed or f"{name}: {failed}"
 
-    def _forget_peer(self, name: str, reason: str) -> None:
+    def _forget_peer(self, name: str, reason: str, *, died: bool = True) -> None:
         peers = self.hub.peers
         if name in peers.generators:
-            self.parts.generation.lose(name, died=reason != LEFT)
+            self.parts.generation.lose(name, died=died)
         elif name in peers.rewards:
             self.parts.scoring.lose(name)
         elif name in peers.monitors:

@@ -23,6 +23,11 @@ async def leave(stage: Stage) -> None:
     await stage.say(GENERATOR, m.Goodbye())
 
 
+async def leave_with_an_error(stage: Stage) -> None:
+    """It delivers its chunks before it says so."""
+    await stage.say(GENERATOR, m.Goodbye(failed="its engine died"))
+
+
 async def fall_silent(stage: Stage) -> None:
     stage.coordinator._forget_peer(GENERATOR, "no heartbeat")
 
@@ -36,8 +41,8 @@ async def another_process(stage: Stage) -> None:
 
 @pytest.mark.parametrize(
     ("end", "lost"),
-    [(leave, 0), (fall_silent, 8), (another_process, 8)],
-    ids=["leaves", "silent", "replaced"],
+    [(leave, 0), (leave_with_an_error, 0), (fall_silent, 8), (another_process, 8)],
+    ids=["leaves", "leaves failed", "silent", "replaced"],
 )
 async def test_what_a_dead_generator_had_not_sent_is_counted(
     tmp_path: Path, end: Any, lost: int
