@@ -33,6 +33,7 @@ from random import Random
 from typing import Any
 
 from benchmarks import censored
+from benchmarks.machine_state import DISTURBED_CORES
 from benchmarks.rows import RESULTS, Rows, result_line
 from benchmarks.runs import seconds_to
 from benchmarks.study import spread, text
@@ -61,8 +62,6 @@ UPDATES = 24
 RACE_UPDATES = 60
 """Most updates of a run to the accuracy."""
 ACCURACY = 0.75
-OTHERS = 0.05
-"""Cores busy with other things beside a run from which on it does not count."""
 
 Row = dict[str, Any]
 Measure = Callable[[Arm, Settings, Work, Path, str], Row]
@@ -152,7 +151,7 @@ class Bench:
             # Settings that do not work are settings that were tried.
             values |= {"tokens_per_s": 0.0, "failed": str(error)[-500:]}
         else:
-            values["disturbed"] = values["others"] > OTHERS
+            values["disturbed"] = values["others"] > DISTURBED_CORES
         if work.accuracy is not None:
             values["seconds"] = seconds_to(values, work.accuracy, successive=2)
         made = key(part, arm, settings, work)

@@ -1,6 +1,5 @@
 """The loss mask of a window by what became of its answer: only a cut has a boundary."""
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -8,10 +7,10 @@ import pytest
 
 from coordinator.batches import Prepared
 from coordinator.masks import mask_window
-from headrace.config.batch_rules import BatchRules
 from headrace.protocol.records import MaskedRun
 from headrace.protocol.streams import Weight
 from sequence.trajectories import Trajectory
+from tests.coordinator.test_turns import rules
 from tests.coordinator.world import World, counts, make_config, policy_windows
 
 BOUNDARY = 2
@@ -76,15 +75,8 @@ def masked(trajectory: Trajectory, **changes: Any) -> list[MaskedRun]:
     """Of its last window, whose tokens are all fresh."""
     window = trajectory.windows[-1]
     ages = np.zeros(window.end - window.start, np.int64)
-    usual = BatchRules(
-        boundary_mask=0,
-        skips_truncated=False,
-        max_age=1,
-        compares="nobody",
-        value_logprobs=False,
-        mixed_groups=False,
-    )
-    return mask_window(trajectory, window, ages, replace(usual, **changes)).runs
+    chosen = rules(**{"boundary_mask": 0, "skips_truncated": False, **changes})
+    return mask_window(trajectory, window, ages, chosen).runs
 
 
 @pytest.mark.parametrize(("finish", "runs"), [("stop", 0), ("length", 1)])
