@@ -28,6 +28,8 @@ class Evaluation:
         self._groups: list[GroupIssued] = []
         self._open: list[int] = []
         """Trajectories that may not be scored yet; looked at from the end."""
+        self._lengths: dict[int, int] = {}
+        """Of the last evaluation's responses, by position: a guess at the next one's."""
         self._label: Label = "before"
         self._began = 0.0
         self.running = False
@@ -36,7 +38,9 @@ class Evaluation:
         """Issue the held-out prompts."""
         state = self._hub.state
         self._label, self._began, self.running = label, time.monotonic(), True
-        self._groups = self._prompts.eval_groups(state.next_group, state.next_trajectory)
+        self._groups = self._prompts.eval_groups(
+            state.next_group, state.next_trajectory, self._lengths
+        )
         for group in self._groups:
             self._hub.note(group)
         self._open = [group.trajectory_ids[0] for group in self._groups]
@@ -58,6 +62,7 @@ class Evaluation:
         good = [t for t in trajectories if t.reward is not None]
         right = sum(bool(t.correct) for t in good)
         lengths = [t.sampled for t in trajectories]
+        self._lengths = {g.position: n for g, n in zip(self._groups, lengths, strict=True)}
         record = EvaluationDone(
             at=time.time(),
             label=self._label,

@@ -8,6 +8,7 @@ integer (the next position) is all that a resume needs.
 import hashlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -102,21 +103,25 @@ class Prompts:
             f"{self._config.task.max_prompt_length} tokens; raise it or filter the dataset"
         )
 
-    def eval_groups(self, group_id: int, trajectory_id: int) -> list[GroupIssued]:
-        """One trajectory for every held-out prompt, the same prompts and seeds every time."""
-        groups: list[GroupIssued] = []
+    def eval_groups(
+        self, group_id: int, trajectory_id: int, lengths: Mapping[int, int] | None = None
+    ) -> list[GroupIssued]:
+        """One trajectory for every held-out prompt, the same prompts and seeds every time. Those
+        whose last response was longest, by `lengths` of positions, come first: begun last, they
+        would keep everybody waiting."""
+        found = []
         for position, row in enumerate(self._source.eval_rows(self._config.evaluation.num_prompts)):
             encoded = self.encode(row)
             if encoded.ids.size > self._config.task.max_prompt_length:
                 self.skipped += 1
-                continue
-            offset = len(groups)
-            groups.append(
-                self._group(
-                    row, encoded, position, group_id + offset, trajectory_id + offset, "eval"
-                )
-            )
-        return groups
+            else:
+                found.append((position, row, encoded))
+        if lengths:
+            found.sort(key=lambda one: lengths.get(one[0], 0), reverse=True)
+        return [
+            self._group(row, encoded, position, group_id + i, trajectory_id + i, "eval")
+            for i, (position, row, encoded) in enumerate(found)
+        ]
 
     def _group(
         self,

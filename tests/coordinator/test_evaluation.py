@@ -1,13 +1,14 @@
 """One meaning of right: what a score calls correct is what accuracy and positive examples count."""
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from headrace.config.reward import RewardConfig
 from headrace.protocol import messages as m
-from headrace.protocol.records import EvaluationDone, RewardArrived
+from headrace.protocol.records import ChunkArrived, EvaluationDone, GroupIssued, RewardArrived
 from learner.reads import is_right
 from rewards.verifier import build_verifier
 from tests.coordinator.peers import (
@@ -74,6 +75,32 @@ async def test_a_judge_that_scores_a_right_answer_with_nine_tenths(
     ends = [w for part in parts for w in part.shard.windows if w.finished]
     assert ends
     assert {is_right(w) for w in ends} == {right}
+
+
+async def test_the_longest_answers_of_the_last_evaluation_begin_the_next(tmp_path: Path) -> None:
+    config = run_config(stop={"updates": 2}, evaluation={"num_prompts": 9})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    peers = [
+        ScriptedGenerator(address, "generator-0", capacity=4),
+        ScriptedReward(address, "reward-0"),
+        ScriptedLearner(address, "learner-0"),
+    ]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 0
+    records = records_of(coordinator.run_dir)
+    length: Counter[int] = Counter()
+    for record in records:
+        if isinstance(record, ChunkArrived):
+            length[record.trajectory_id] += record.token_ids.size
+    issued = [r for r in records if isinstance(r, GroupIssued) and r.purpose == "eval"]
+    before, after = issued[:9], issued[9:]
+    assert [group.position for group in before] == list(range(9))
+    of_position = {group.position: length[group.trajectory_ids[0]] for group in before}
+    assert len(set(of_position.values())) > 3
+    by_length = sorted(range(9), key=lambda position: -of_position[position])
+    assert [group.position for group in after] == by_length
+    assert {g.position: g.seeds for g in before} == {g.position: g.seeds for g in after}
 
 
 def test_only_the_window_that_ends_a_right_answer_says_so() -> None:
