@@ -4,6 +4,7 @@ In: a finished run's folder, and the watch over it. Out: fields of a row: proces
 each evaluation, tokens that were not trained by length of the answer, accuracy on long prompts.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,19 @@ def lost_by_tenth(folder: Path) -> list[dict[str, float]]:
 
 
 def long_prompts(folder: Path, versions: Sequence[int]) -> dict[str, Any]:
-    """Accuracy of each version on the longest tenth of the held-out prompts: `tokens` (least length
-    of a long prompt), `share` (of prompts that are that long), `accuracy`, version by version."""
+    """Accuracy of each version on the longest tenth of the held-out prompts: `by` (what a prompt is
+    long by: the `terms` that its task names, else its `tokens`), `least` (of a long one), `share`
+    (of prompts that are that long), `accuracy`, version by version."""
     frame = evaluation_answers(folder)
-    least = frame["prompt_tokens"].quantile(1 - LONG_SHARE, interpolation="higher")
-    chosen = frame[frame["prompt_tokens"] >= least]
+    terms = frame["info"].map(lambda text: json.loads(text).get("terms"))
+    by = "tokens" if terms.isna().any() else "terms"
+    size = terms.astype(int) if by == "terms" else frame["prompt_tokens"]
+    least = size.quantile(1 - LONG_SHARE, interpolation="higher")
+    chosen = frame[size >= least]
     accuracy = chosen.astype({"correct": float}).groupby("version")["correct"].mean()
     return {
-        "tokens": int(least),
+        "by": by,
+        "least": int(least),
         "share": round(len(chosen) / len(frame), 4),
         "accuracy": [round(float(accuracy.get(version, 0.0)), 4) for version in versions],
     }

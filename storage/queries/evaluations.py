@@ -25,13 +25,16 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
 
 def evaluation_answers(run_dir: Path) -> "pd.DataFrame":
     """One row an answer to a held-out prompt, in order: version (of the weights that gave it, empty
-    without a token), prompt_tokens, length (tokens of the answer), correct (False where it could
-    not be scored), first_token_at and finished_at (seconds since the epoch)."""
+    without a token), prompt_id, info (of the prompt's row, as JSON), prompt_tokens, length (tokens
+    of the answer), correct (False where it could not be scored), first_token_at and finished_at
+    (seconds since the epoch)."""
     reader = open_run(run_dir)
     query = (
         joined(
             select(
                 Trajectory.min_version.label("version"),
+                Prompt.prompt_id,
+                Prompt.info,
                 (func.length(Prompt.prompt_ids) / _TOKEN_BYTES).label("prompt_tokens"),
                 Trajectory.length,
                 func.coalesce(Trajectory.correct, False).label("correct"),

@@ -1,5 +1,6 @@
 """What rows keep of a run's folder, and the two halves of a ceiling."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,19 +50,25 @@ def test_tokens_lost_by_tenth_of_length(tmp_path: Path) -> None:
     ]
 
 
-def test_accuracy_on_the_longest_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 20 prompts 17 have one token; the tenth that is longest has 8 and 9."""
-    lengths = [1] * 17 + [2, 8, 9]
+@pytest.mark.parametrize("by", ["tokens", "terms"])
+def test_accuracy_on_the_longest_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Of 20 prompts 17 have one token or term; the tenth that is longest has 8 and 9. Where a task
+    names terms, all its prompts may have as many tokens."""
+    sizes = [1] * 17 + [2, 8, 9]
+    info = ["{}" if by == "tokens" else json.dumps({"terms": size}) for size in sizes]
     answers = pd.DataFrame(
         {
             "version": [0] * 20 + [4] * 20,
-            "prompt_tokens": lengths * 2,
+            "info": info * 2,
+            "prompt_tokens": sizes * 2 if by == "tokens" else [10] * 40,
             "correct": [True] * 19 + [False] + [False] * 18 + [True] * 2,
         }
     )
     monkeypatch.setattr("benchmarks.run_facts.evaluation_answers", lambda folder: answers)
     found = long_prompts(tmp_path, [0, 4])
-    assert found == {"tokens": 8, "share": 0.1, "accuracy": [0.5, 1.0]}
+    assert found == {"by": by, "least": 8, "share": 0.1, "accuracy": [0.5, 1.0]}
 
 
 def test_rate_of_full_slots_leaves_out_the_tail() -> None:

@@ -184,6 +184,7 @@ def test_losses_by_length(run_dir: Path) -> None:
 
 def test_answers_of_evaluations(run_dir: Path) -> None:
     (answer,) = queries.evaluation_answers(run_dir).to_dict("records")
+    assert json.loads(answer["info"]) == {"level": 1}
     assert {name: answer[name] for name in ("version", "prompt_tokens", "length", "correct")} == {
         "version": 0, "prompt_tokens": 5, "length": 4, "correct": False,
     }  # fmt: skip
