@@ -158,7 +158,7 @@ class Race:
                 if point is None:
                     left.remove(mode)
                     continue
-                arm = arm_of(self.setting, mode, point, engine=self.engine)
+                arm = arm_of(self.setting, mode, point, engine=self.engine, tuning=True)
                 for seed in self.setting.tuning_seeds:
                     print(f"tuning {mode}: {tuning.words(point)}", flush=True)
                     track.run(arm, seed, keep_failures=True)

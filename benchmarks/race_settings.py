@@ -53,14 +53,16 @@ of two threads is not among them: the generator gives vLLM's engine one, whateve
 class Setting:
     """One task and its sizes. `tokens`: what the policy trains on; `train_time_s`: the most that a
     run may take for it, evaluations apart. `slots` and `in_play` are windows for each one of the
-    batch. `evaluate_every`: windows trained between two evaluations. `tuning_target`: the accuracy
-    that tuning races to. `windows` and `tails`: the factors that only this task can say."""
+    batch. `evaluate_every`: windows trained between two evaluations; arms in turns take longer for
+    as many and have `turns_evaluate_every`. `tuning_target`: the accuracy that tuning races to.
+    `windows` and `tails`: the factors that only this task can say."""
 
     name: str
     recipe: str
     tokens: int
     train_time_s: float
     evaluate_every: int
+    turns_evaluate_every: int
     tuning_target: float
     window: int
     max_staleness: int
@@ -84,6 +86,7 @@ SETTINGS = {
         tokens=110_000,
         train_time_s=240,
         evaluate_every=128,
+        turns_evaluate_every=128,
         tuning_target=0.87,
         window=123,
         max_staleness=8,
@@ -96,12 +99,14 @@ SETTINGS = {
     "long": Setting(
         "long",
         "recipes/long-answers.toml",
-        tokens=800_000,
+        tokens=500_000,
         train_time_s=300,
-        evaluate_every=192,
+        evaluate_every=320,
+        turns_evaluate_every=128,
         tuning_target=0.8,
         window=128,
         max_staleness=32,
+        policy_lr=1.5e-4,
         windows=(64, 256),
     ),
 }
@@ -183,9 +188,14 @@ GRIDS: Mapping[str, Grid] = {
 is no critic, a learning rate more that of its."""
 
 
-def overrides(setting: Setting, mode: str, point: Point, *, count: int = 1) -> tuple[str, ...]:
-    """What makes the setting's recipe the arm `mode` at `point`, with `count` generators."""
+def overrides(
+    setting: Setting, mode: str, point: Point, *, count: int = 1, tuning: bool = False
+) -> tuple[str, ...]:
+    """What makes the setting's recipe the arm `mode` at `point`, with `count` generators. Tuning
+    looks half as often at half the prompts, in every arm."""
     batch = round(setting.batch * point["batch"])
+    coarse = 2 if tuning else 1
+    every = setting.turns_evaluate_every if mode in LOCKSTEP else setting.evaluate_every
     steps, room = int(point["steps"]), point.get("room", 1.0)
     trained = [
         f"learner.policy.lr={setting.policy_lr * point['policy_lr']:g}",
@@ -210,16 +220,19 @@ def overrides(setting: Setting, mode: str, point: Point, *, count: int = 1) -> t
         "stop.updates=null",
         "checkpoint.every_updates=null",
         "evaluation.before=false",
-        f"evaluation.num_prompts={setting.num_prompts}",
-        f"evaluation.every_updates={max(1, setting.evaluate_every // batch)}",
+        f"evaluation.num_prompts={setting.num_prompts // coarse}",
+        f"evaluation.every_updates={max(1, coarse * every // batch)}",
         *ARMS[mode],
     )
 
 
-def arm_of(setting: Setting, mode: str, point: Point, *, engine: str = ONE) -> Arm:
-    """The arm `mode` of the setting at `point`; `engine` for a mode in turns."""
+def arm_of(
+    setting: Setting, mode: str, point: Point, *, engine: str = ONE, tuning: bool = False
+) -> Arm:
+    """The arm `mode` of the setting at `point`; `engine` for a mode in turns; as it is tuned, or
+    as it races."""
     chosen = ENGINES[engine if mode in LOCKSTEP else ONE]
-    changed = overrides(setting, mode, point, count=chosen.count)
+    changed = overrides(setting, mode, point, count=chosen.count, tuning=tuning)
     name = f"{setting.name}/{mode}"
     return Arm(name, setting.recipe, changed, environment=chosen.environment)
 

@@ -85,7 +85,7 @@ class Tuning:
 
     def keys(self, mode: str, point: Point) -> list[str]:
         """Keys of the point's runs."""
-        arm = arm_of(self.setting, mode, point, engine=self.engine)
+        arm = arm_of(self.setting, mode, point, engine=self.engine, tuning=True)
         return [key(arm, seed) for seed in self.setting.tuning_seeds]
 
     def best(self, mode: str) -> Point:

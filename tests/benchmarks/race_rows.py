@@ -59,8 +59,8 @@ def rising(slope: float, *, until: float = 40.0, top: float = 0.9) -> Curve:
 
 
 def add(rows: Rows, mode: str, point: Point, seed: int, curve: Curve, **more: Any) -> None:
-    """A row of the small setting."""
-    arm = arm_of(SMALL, mode, point)
+    """A row of the small setting, of tuning or of the race, as the seed says."""
+    arm = arm_of(SMALL, mode, point, tuning=seed in SMALL.tuning_seeds)
     rows.add(key(arm, seed), race_row(arm.name, seed, curve, **more))
 
 

@@ -25,6 +25,18 @@ def test_points_of_a_grid_are_different_arms() -> None:
         assert len({arm_of(SMALL, mode, point).digest() for point in points}) == grid.budget
 
 
+def test_every_arm_is_tuned_on_half_the_prompts_half_as_often() -> None:
+    for mode, grid in GRIDS.items():
+        tuned, raced = (
+            dict(one.split("=") for one in arm_of(SMALL, mode, grid.start, tuning=t).overrides)
+            for t in (True, False)
+        )
+        assert int(tuned["evaluation.num_prompts"]) * 2 == int(raced["evaluation.num_prompts"])
+        assert int(tuned["evaluation.every_updates"]) == 2 * int(raced["evaluation.every_updates"])
+        changed = {name for name in raced if raced[name] != tuned[name]}
+        assert changed == {"evaluation.num_prompts", "evaluation.every_updates"}
+
+
 def followed(quality: dict[tuple[float, float], float]) -> list[Point]:
     """The points that the pass runs one after the other, and at last the best."""
     known: dict[tuple[float, float], Score] = {}
@@ -91,7 +103,7 @@ def test_tuned_is_said_of_equal_budgets_and_of_other_seeds_alone(tmp_path: Path)
 def test_a_point_that_others_disturbed_is_run_again(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "rows.jsonl")
     start = GRIDS["synchronous"].start
-    name = key(arm_of(SMALL, "synchronous", start), 101)
+    name = key(arm_of(SMALL, "synchronous", start, tuning=True), 101)
     row = race_row("small/synchronous", 101, rising(0.1), disturbed=True)
     rows.add(f"{name}/disturbed-0", row)
     assert Tuning(SMALL, rows.rows).walk("synchronous").missing == start
