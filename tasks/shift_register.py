@@ -1,14 +1,14 @@
 """The procedural task of long answers: step a small register, line by line, and check the lines.
 
-In: an index and a seed. Out: prompts such as `418/420:3714=` (from line 420 to line 418, from state
-3714 on), the written answers a supervised model is taught, and the score of an answer. All are pure
-functions of their arguments.
+In: an index and a seed. Out: prompts such as `003:3714=` (three steps to go from state 3714), the
+written answers a supervised model is taught, and the score of an answer. All are pure functions of
+their arguments.
 
 A step drops the first digit of the state and appends the last digit of the sum of its first and its
 last: 3714 becomes 7147, for 3 + 4 = 7. The prompt opens the first line; the answer completes it and
-writes one more for every step, labels falling by one, then the last digit of the final state:
+writes one more for every step, then the last digit of the final state:
 
-    418/420:3714=7;419:7147=4?419:7147=4;418:1474=5;#5
+    003:3714=7;002:7147=4?002:7147=4;001:1474=5;#5
 
 A line ends in `;`, which takes its digit for right and goes on, or in `?`, which takes nothing: the
 same line is written again. So what a line says before `?` costs tokens and nothing else, and a
@@ -17,16 +17,12 @@ is right when every step is there, in order, with the right digit before its `;`
 cut, and an answer of n steps succeeds in about (1 - f)^n of all cases where a step has a fatal slip
 in a share f of them.
 
-Labels begin anywhere, so that a line looks the same in short and in long answers and what is learnt
-on the ones serves the others. Had short answers small labels only, a policy that is rewarded for
-them would lose the larger ones, and long answers with them.
-
 The supervised model is taught to slip: each digit it writes is wrong with probability `SLIP`.
 With probability `CHECK` it checks a step, whatever it wrote: it writes the line again until the
 same digit stands there twice in a row. An unchecked step is thus fatal with probability `SLIP` and
-a checked one almost never, so f is (1 - CHECK) * SLIP. To slip less or to check more, all the time
-or where it sees a slip, is what is left to learn, and how long an answer gets is the policy's own
-doing.
+a checked one almost never, f is (1 - CHECK) * SLIP, and even answers of a hundred steps succeed now
+and then. To slip less or to check more, all the time or where it sees a slip, is what is left to
+learn, and how long an answer gets is the policy's own doing.
 """
 
 from __future__ import annotations
@@ -39,32 +35,26 @@ from typing import Literal
 
 from tasks.procedural import Phase, ProceduralTask
 
-SLIP = 0.08
-CHECK = 0.25
-SKILL_SLIP = 0.12
+SLIP = 0.04
+CHECK = 0.3
+SKILL_SLIP = 0.1
 SKILL_CHECK = 0.5
 """While the skill is formed more lines are wrong and more are checked: what to do when two writings
 of a line differ is seen often enough to be learnt."""
 
 Ending = Literal["right", "slip", "illegal"]
 
-_PROMPT = re.compile(r"(\d{3})/(\d{3}):(\d{4})=")
+_PROMPT = re.compile(r"(\d{3}):(\d{4})=")
 _LINE = re.compile(r"\d{3}:(\d{4})=(\d)([;?])")
 _MARKED = re.compile(r"\d[;?]")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """How many steps are to go, the four digits to start from, and the label of the last line."""
+    """How many steps are to go, and the four digits to start from."""
 
     steps: int
     state: str
-    last: int
-
-    @property
-    def labels(self) -> range:
-        """Of the lines, in order."""
-        return range(self.last + self.steps - 1, self.last - 1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +81,23 @@ def next_digit(state: str) -> str:
     return str((int(state[0]) + int(state[-1])) % 10)
 
 
-def write_opening(label: int, state: str) -> str:
-    """A line up to its digit: `420:3714=`."""
-    return f"{label:03d}:{state}="
+def write_opening(left: int, state: str) -> str:
+    """A line up to its digit, with `left` steps to go: `003:3714=`."""
+    return f"{left:03d}:{state}="
 
 
 def write_prompt(problem: Problem) -> str:
-    """`418/420:3714=`."""
-    return f"{problem.last:03d}/{write_opening(problem.labels[0], problem.state)}"
+    """`003:3714=`."""
+    return write_opening(problem.steps, problem.state)
 
 
 def read_prompt(prompt: str) -> Problem:
     """The inverse of `write_prompt`. Raises ValueError for any other text, no steps, and the state
     0000, which stays what it is."""
     match = _PROMPT.fullmatch(prompt)
-    steps = int(match[2]) - int(match[1]) + 1 if match else 0
-    if match is None or steps < 1 or match[3] == "0000":
+    if match is None or match[1] == "000" or match[2] == "0000":
         raise ValueError(f"not a register to step: {prompt!r}")
-    return Problem(steps, match[3], int(match[1]))
+    return Problem(int(match[1]), match[2])
 
 
 def solve(prompt: str) -> str:
@@ -121,13 +110,13 @@ def solve(prompt: str) -> str:
 
 
 def write_run(problem: Problem, rng: Random, *, slip: float = 0.0, check: float = 0.0) -> str:
-    """`7;419:7147=4?419:7147=4;418:1474=5;#5`, the answer that follows the prompt.
+    """`7;002:7147=4?002:7147=4;001:1474=5;#5`, the answer that follows the prompt.
 
     Each digit is wrong with probability `slip`, and what follows goes on from the digit that is
     accepted. Each step is checked with probability `check`.
     """
     state, text = problem.state, ""
-    for label in problem.labels:
+    for left in range(problem.steps, 0, -1):
         before = ""
         checked = rng.random() < check
         while True:
@@ -135,26 +124,26 @@ def write_run(problem: Problem, rng: Random, *, slip: float = 0.0, check: float 
             if rng.random() < slip:
                 digit = rng.choice([other for other in string.digits if other != digit])
             accepted = digit == before or not (before or checked)
-            text += write_opening(label, state) + digit + (";" if accepted else "?")
+            text += write_opening(left, state) + digit + (";" if accepted else "?")
             if accepted:
                 break
             before = digit
         state = state[1:] + digit
-    return text.removeprefix(write_opening(problem.labels[0], problem.state)) + f"#{state[-1]}"
+    return text.removeprefix(write_prompt(problem)) + f"#{state[-1]}"
 
 
 def account_for(prompt: str, response: str) -> Account:
     """Read an answer to its end or its first mistake. Raises ValueError when `prompt` is none."""
     problem = read_prompt(prompt)
-    text, position = prompt.partition("/")[2] + response, 0
-    state, steps = problem.state, 0
+    text, position = prompt + response, 0
+    state, left = problem.state, problem.steps
     lines = checks = 0
 
     def ended(ending: Ending) -> Account:
-        return Account(ending, steps, lines, checks)
+        return Account(ending, problem.steps - left, lines, checks)
 
-    while steps < problem.steps:
-        opening = write_opening(problem.labels[steps], state)
+    while left:
+        opening = write_opening(left, state)
         digit_at = position + len(opening)
         if not text.startswith(opening, position) or not _MARKED.match(text, digit_at):
             return ended("illegal")
@@ -166,7 +155,7 @@ def account_for(prompt: str, response: str) -> Account:
             continue
         if digit != next_digit(state):
             return ended("slip")
-        state, steps = state[1:] + digit, steps + 1
+        state, left = state[1:] + digit, left - 1
     return ended("right" if text[position:] == f"#{state[-1]}" else "illegal")
 
 
@@ -211,19 +200,15 @@ def style_of(response: str) -> str:
     return "checked" if "?" in body else "plain"
 
 
-def _draw(rng: Random, steps: int) -> str:
-    return write_prompt(Problem(steps, f"{rng.randint(1, 9999):04d}", rng.randint(0, 1000 - steps)))
-
-
 SHIFT_REGISTER = ProceduralTask(
     name="shift_register",
-    characters=string.digits + "/:=;?#",
+    characters=string.digits + ":=;?#",
     most_terms=999,
-    min_terms=3,
+    min_terms=4,
     max_terms=130,
     tail_exponent=1.3,
     styles=("plain", "checked"),
-    draw=_draw,
+    draw=lambda rng, terms: write_prompt(Problem(terms, f"{rng.randint(1, 9999):04d}")),
     solve=solve,
     teach=teach,
     style_of=style_of,

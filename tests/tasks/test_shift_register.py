@@ -28,23 +28,20 @@ from tasks.shift_register import (
     write_run,
 )
 
-PROMPT = "418/420:3714="
-PLAIN = "7;419:7147=4;418:1474=5;#5"
-CHECKED = "7;419:7147=4?419:7147=4;418:1474=5;#5"
+PROMPT = "003:3714="
+PLAIN = "7;002:7147=4;001:1474=5;#5"
+CHECKED = "7;002:7147=4?002:7147=4;001:1474=5;#5"
 LIMIT = 2048
 """Tokens of the longest answer in the recipe, the end token included."""
 
 problems = st.builds(
-    lambda steps, state, last: Problem(steps, f"{state:04d}", last),
-    st.integers(1, 40),
-    st.integers(1, 9999),
-    st.integers(0, 960),
+    lambda steps, state: Problem(steps, f"{state:04d}"), st.integers(1, 40), st.integers(1, 9999)
 )
 seeds = st.integers(0, 2**32)
 
 
 def test_the_written_answer_of_the_example() -> None:
-    problem = Problem(3, "3714", 418)
+    problem = Problem(3, "3714")
     assert write_prompt(problem) == PROMPT
     assert write_run(problem, Random(0)) == PLAIN
     assert solve(PROMPT) == "5"
@@ -59,17 +56,7 @@ def test_a_prompt_reads_back(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "420:3714=",
-        "18/420:3714=",
-        "418/420:371=",
-        "418/420:3714",
-        "418/420:3714=7",
-        "421/420:3714=",
-        "418/420:0000=",
-    ],
+    "text", ["", "3:3714=", "003:371=", "003:3714", "003:3714=7", "000:3714=", "003:0000="]
 )
 def test_other_texts_are_not_prompts(text: str) -> None:
     with pytest.raises(ValueError, match="not a register"):
@@ -82,17 +69,17 @@ def test_other_texts_are_not_prompts(text: str) -> None:
         "",
         "#5",
         "7;#7",
-        "7;418:1474=5;#5",  # a step left out
-        "7;420:7147=4;418:1474=5;#5",  # the label stands still
-        "7;419:7157=4;418:1474=5;#5",  # another state than the line before
-        "7;419:7147=4;418:1474=5;#4",  # another result than the last line
-        "7;419:7147=4;418:1474=5;",
-        "7;419:7147=4;418:1474=5;#5#5",
-        "7;419:7147=4;418:1474=5?#5",  # nothing accepted
-        "7;419:7147=4?418:1474=5;#5",
-        "7;419:7147=4;419:7147=4;418:1474=5;#5",  # written again, though accepted
-        "7;419:7147=44;418:1474=5;#5",
-        "7;417:3714=7;419:7147=4;418:1474=5;#5",
+        "7;001:1474=5;#5",  # a step left out
+        "7;003:7147=4;001:1474=5;#5",  # the count stands still
+        "7;002:7157=4;001:1474=5;#5",  # another state than the line before
+        "7;002:7147=4;001:1474=5;#4",  # another result than the last line
+        "7;002:7147=4;001:1474=5;",
+        "7;002:7147=4;001:1474=5;#5#5",
+        "7;002:7147=4;001:1474=5?#5",  # nothing accepted
+        "7;002:7147=4?001:1474=5;#5",
+        "7;002:7147=4;002:7147=4;001:1474=5;#5",  # written again, though accepted
+        "7;002:7147=44;001:1474=5;#5",
+        "7;000:3714=7;002:7147=4;001:1474=5;#5",
     ],
 )
 def test_nothing_is_right_that_leaves_the_form(response: str) -> None:
@@ -101,13 +88,13 @@ def test_nothing_is_right_that_leaves_the_form(response: str) -> None:
 
 
 def test_a_wrong_digit_is_fatal_where_it_is_accepted_and_only_there() -> None:
-    corrected = "7;419:7147=9?419:7147=4;418:1474=5;#5"
+    corrected = "7;002:7147=9?002:7147=4;001:1474=5;#5"
     assert account_for(PROMPT, corrected) == Account("right", steps=3, lines=4, checks=1)
-    accepted = "7;419:7147=9;418:1479=0;#0"
+    accepted = "7;002:7147=9;001:1479=0;#0"
     assert account_for(PROMPT, accepted) == Account("slip", steps=1, lines=2, checks=0)
     # Two wrongs that end in the right digit make no right.
     assert next_digit("1479") == "0"
-    assert score(PROMPT, "7;419:7147=9;418:1479=5;#5", "5") == {
+    assert score(PROMPT, "7;002:7147=9;001:1479=5;#5", "5") == {
         "score": 0.0,
         "legal": 1.0,
         "done": pytest.approx(1 / 3),
@@ -175,33 +162,23 @@ def test_lessons_slip_and_check_as_often_as_they_should(
     assert sum(first) / len(first) == pytest.approx(check, abs=0.04)
 
 
-def test_even_answers_of_forty_steps_are_right_now_and_then() -> None:
+def test_even_answers_of_a_hundred_steps_are_right_now_and_then() -> None:
     rng = Random(0)
-    lessons = [Problem(40, f"{rng.randint(1, 9999):04d}", 0) for _ in range(1000)]
+    lessons = [Problem(100, f"{rng.randint(1, 9999):04d}") for _ in range(1000)]
     endings = [
         account_for(write_prompt(problem), write_run(problem, rng, slip=SLIP, check=CHECK)).ending
         for problem in lessons
     ]
-    assert 0.05 <= endings.count("right") / 1000 <= 0.13
+    assert 0.03 <= endings.count("right") / 1000 <= 0.1
 
 
 def test_golden_rows_stay_what_they_are() -> None:
     rows = [prompt_row(SHIFT_REGISTER, i, 0) for i in range(3)]
     assert [(row.prompt, row.answer, row.info) for row in rows] == [
-        ("054/057:7551=", "9", {"terms": 4}),
-        ("890/909:8412=", "5", {"terms": 20}),
-        ("900/909:9938=", "0", {"terms": 10}),
+        ("004:6887=", "6", {"terms": 4}),
+        ("027:8412=", "8", {"terms": 27}),
+        ("013:9938=", "5", {"terms": 13}),
     ]
-
-
-def test_short_answers_have_labels_of_all_sizes() -> None:
-    """What is learnt on them serves the long ones: borrows of every kind are in them."""
-    prompts = [str(prompt_row(SHIFT_REGISTER, i, 0).prompt) for i in range(2000)]
-    problems = [problem for text in prompts if (problem := read_prompt(text)).steps <= 6]
-    labels = [label for problem in problems for label in problem.labels]
-    assert min(labels) < 50
-    assert max(labels) > 950
-    assert sum(label % 10 == 0 for label in labels) / len(labels) == pytest.approx(0.1, abs=0.02)
 
 
 def test_lengths_have_a_long_tail_and_fit_the_limit_of_the_recipe() -> None:
@@ -213,7 +190,7 @@ def test_lengths_have_a_long_tail_and_fit_the_limit_of_the_recipe() -> None:
     assert max(lengths) >= 8 * mean
     assert sum(length > LIMIT for length in lengths) <= 4
     assert max(lengths) >= 0.9 * LIMIT
-    assert max(len(row.prompt) for row in rows) == 13
+    assert max(len(row.prompt) for row in rows) == 9
 
 
 def test_training_and_evaluation_never_share_a_prompt() -> None:
