@@ -121,14 +121,10 @@ _GRPO = (
     "algorithm.aggregate=sample_mean",
     "algorithm.policy_loss.clip_ratio_high=0.2",
     "algorithm.policy_loss.dual_clip=null",
-    "algorithm.kl=null",
-    "algorithm.kl.coef=0.001",
-    "algorithm.kl.estimator=k3+",
-    "algorithm.kl.where=loss",
     "schedule.unit=group",
     f"schedule.num_generations={GROUP}",
 )
-"""As in recipes/algorithms/grpo.toml."""
+"""As in recipes/algorithms/grpo.toml; a KL term is that of the setting's recipe, in all arms."""
 _WHOLE = "schedule.window=null"
 # What a learner keeps of earlier windows is of use only where they came from a stream.
 _TURNS = "learner.context=full"

@@ -20,9 +20,9 @@ in a share f of them.
 The supervised model is taught to slip: each digit it writes is wrong with probability `SLIP`.
 With probability `CHECK` it checks a step, whatever it wrote: it writes the line again until the
 same digit stands there twice in a row. An unchecked step is thus fatal with probability `SLIP` and
-a checked one almost never, f is (1 - CHECK) * SLIP, and even answers of a hundred steps succeed now
-and then. To slip less or to check more, all the time or where it sees a slip, is what is left to
-learn, and how long an answer gets is the policy's own doing.
+a checked one almost never, f is (1 - CHECK) * SLIP, and even answers of forty steps succeed now and
+then. To slip less or to check more, all the time or where it sees a slip, is what is left to learn,
+and how long an answer gets is the policy's own doing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from typing import Literal
 
 from tasks.procedural import Phase, ProceduralTask
 
-SLIP = 0.04
-CHECK = 0.3
-SKILL_SLIP = 0.1
+SLIP = 0.08
+CHECK = 0.25
+SKILL_SLIP = 0.12
 SKILL_CHECK = 0.5
 """While the skill is formed more lines are wrong and more are checked: what to do when two writings
 of a line differ is seen often enough to be learnt."""
@@ -204,7 +204,7 @@ SHIFT_REGISTER = ProceduralTask(
     name="shift_register",
     characters=string.digits + ":=;?#",
     most_terms=999,
-    min_terms=4,
+    min_terms=3,
     max_terms=130,
     tail_exponent=1.3,
     styles=("plain", "checked"),

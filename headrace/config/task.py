@@ -67,7 +67,7 @@ class ShiftRegisterConfig(ProceduralConfig):
 
     kind: Literal["shift_register"]
 
-    min_terms: int = Field(default=4, ge=1)
+    min_terms: int = Field(default=3, ge=1)
     """Fewest steps of a problem."""
 
     max_terms: int = Field(default=130, ge=1)

@@ -24,6 +24,7 @@ from tasks.cold_start import (
 )
 from tasks.policy_check import check_policy, sample
 from tasks.procedural import Sizes, default_sizes, is_held_out, prompt_row
+from tasks.shift_register import SHIFT_REGISTER, read_lines
 from tasks.tracking import TRACKING, wrong_steps
 
 MODELS = Path(__file__).parents[2] / "recipes" / "models"
@@ -178,6 +179,31 @@ def test_the_shipped_tracking_policy_slips_in_every_fifth_step() -> None:
     greedy = check_policy(model, tokenizer, TRACKING, prompts=512, seed=0, greedy=True)
     assert greedy.accuracy() >= 0.85
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 4 * 2**20
+
+
+def test_the_shipped_register_slips_checks_and_is_right_now_and_then_on_long_answers() -> None:
+    folder = MODELS / "shift-register-cold"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert model.config.max_position_embeddings >= 2048 + 16
+    sizes = Sizes(min_terms=3, max_terms=24, tail=1.3)
+    check = check_policy(
+        model, tokenizer, SHIFT_REGISTER, prompts=384, seed=0, max_tokens=600, sizes=sizes
+    )
+    lines = [
+        line for one in check.answers for line in read_lines(str(one.row.prompt), one.text)
+    ]
+    assert 0.06 <= sum(line.wrong for line in lines) / len(lines) <= 0.13
+    assert 0.55 <= check.accuracy() <= 0.75
+    assert 0.25 <= check.accuracy(terms=range(11, 25)) <= 0.6
+    assert check.share("other") <= 0.05
+    # It knows better: the likeliest answer has hardly a wrong step.
+    greedy = check_policy(
+        model, tokenizer, SHIFT_REGISTER, prompts=384, seed=0, max_tokens=600, sizes=sizes,
+        greedy=True,
+    )  # fmt: skip
+    assert greedy.accuracy() >= 0.85
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 2**20
 
 
 def test_the_long_model_is_a_mixture_and_sound_on_long_problems() -> None:

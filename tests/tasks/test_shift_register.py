@@ -162,22 +162,22 @@ def test_lessons_slip_and_check_as_often_as_they_should(
     assert sum(first) / len(first) == pytest.approx(check, abs=0.04)
 
 
-def test_even_answers_of_a_hundred_steps_are_right_now_and_then() -> None:
+def test_even_answers_of_forty_steps_are_right_now_and_then() -> None:
     rng = Random(0)
-    lessons = [Problem(100, f"{rng.randint(1, 9999):04d}") for _ in range(1000)]
+    lessons = [Problem(40, f"{rng.randint(1, 9999):04d}") for _ in range(1000)]
     endings = [
         account_for(write_prompt(problem), write_run(problem, rng, slip=SLIP, check=CHECK)).ending
         for problem in lessons
     ]
-    assert 0.03 <= endings.count("right") / 1000 <= 0.1
+    assert 0.05 <= endings.count("right") / 1000 <= 0.13
 
 
 def test_golden_rows_stay_what_they_are() -> None:
     rows = [prompt_row(SHIFT_REGISTER, i, 0) for i in range(3)]
     assert [(row.prompt, row.answer, row.info) for row in rows] == [
-        ("004:6887=", "6", {"terms": 4}),
-        ("027:8412=", "8", {"terms": 27}),
-        ("013:9938=", "5", {"terms": 13}),
+        ("003:6887=", "9", {"terms": 3}),
+        ("020:8412=", "5", {"terms": 20}),
+        ("010:9938=", "0", {"terms": 10}),
     ]
 
 
