@@ -190,12 +190,10 @@ def test_the_shipped_register_slips_checks_and_is_right_now_and_then_on_long_ans
     check = check_policy(
         model, tokenizer, SHIFT_REGISTER, prompts=384, seed=0, max_tokens=600, sizes=sizes
     )
-    lines = [
-        line for one in check.answers for line in read_lines(str(one.row.prompt), one.text)
-    ]
+    lines = [line for one in check.answers for line in read_lines(str(one.row.prompt), one.text)]
     assert 0.06 <= sum(line.wrong for line in lines) / len(lines) <= 0.13
     assert 0.55 <= check.accuracy() <= 0.75
-    assert 0.25 <= check.accuracy(terms=range(11, 25)) <= 0.6
+    assert 0.1 <= check.accuracy(terms=range(11, 25)) <= 0.5
     assert check.share("other") <= 0.05
     # It knows better: the likeliest answer has hardly a wrong step.
     greedy = check_policy(
