@@ -1,7 +1,8 @@
 """When a run came to a target, and what several such times say where some runs never came.
 
 In: evaluations of runs as (position, accuracy), a position being training seconds, tokens or
-processor seconds. Out: crossings, means and medians over runs of which some are censored, and
+processor seconds; or rows, whose evaluations are (version, seconds, accuracy, length). Out:
+crossings, means and medians over runs of which some are censored, ratios of two arms with their
 intervals over seeds.
 
 - A curve is smoothed by the mean of each point and its two neighbours (its one neighbour at an
@@ -19,7 +20,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Points = Sequence[tuple[float, float]]
 """(position, accuracy), by position."""
@@ -85,6 +86,23 @@ def at_place(values: Sequence[float], place: float) -> float:
     return values[index] + (place - index) * (after - values[index])
 
 
+def curve(row: Mapping[str, Any]) -> Points:
+    """A row's accuracy over training seconds; empty where the run failed."""
+    return [(seconds, accuracy) for _, seconds, accuracy, _ in row.get("evaluations", ())]
+
+
+def time_to(row: Mapping[str, Any], target: float) -> Time:
+    """Training seconds to the target, or of the whole run where it never came there."""
+    found = crossing(curve(row), target)
+    return Time(found.at, True) if found else Time(row["train_time_s"], False)
+
+
+def spent_at(row: Mapping[str, Any], target: float, values: Sequence[float]) -> Time:
+    """What was spent up to the target, of something that the row has at each evaluation."""
+    found = crossing(curve(row), target)
+    return Time(at_place(values, found.place), True) if found else Time(values[-1], False)
+
+
 def survival(times: Sequence[Time]) -> list[tuple[float, float]]:
     """Kaplan and Meier: (time, share that had not crossed after it) at each time of a crossing. Who
     was seen without one up to just that time was still there."""
@@ -134,6 +152,27 @@ def interval(
 def ratio_of_means(over: Sequence[Time], under: Sequence[Time]) -> float:
     """Restricted mean of `over` by that of `under`."""
     return restricted_mean(over) / restricted_mean(under)
+
+
+def compared(pairs: Mapping[int, tuple[Time, Time]]) -> dict[str, Any]:
+    """The first arm's times by the second's, over seeds: `ratio` (of their restricted means), its
+    `interval`, those of single seeds, `censored`. Empty without seeds."""
+    if not pairs:
+        return {}
+    of_seed = {seed: a.value / b.value for seed, (a, b) in pairs.items()}
+    return {
+        "ratio": ratio_of_means([a for a, _ in pairs.values()], [b for _, b in pairs.values()]),
+        "ratio_min": min(of_seed.values()),
+        "ratio_max": max(of_seed.values()),
+        "interval": interval(pairs),
+        "censored": sum(not time.reached for pair in pairs.values() for time in pair),
+        "ratio_of_seed": of_seed,
+    }
+
+
+def interval_text(bounds: Sequence[float] | None) -> str:
+    """`low to high`; `-` where there are too few seeds."""
+    return f"{bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else "-"
 
 
 def resolvable(accuracy: float, prompts: int, *, seeds: int = 1) -> float:

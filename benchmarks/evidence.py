@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 from benchmarks import dapo_parts, egae, egae_bias, staleness, untuned_race, vapo_parts, vcppo
 from benchmarks.archive import rows_in, study_rows
 from benchmarks.censored import spread_text
+from benchmarks.crossings import interval_text
 from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
 from benchmarks.plots import (
     STYLE,
@@ -34,7 +35,7 @@ from benchmarks.race import Race
 from benchmarks.race_settings import ARMS, SETTINGS
 from benchmarks.rows import read_rows
 from benchmarks.study import Row, Study, rows_of, table, text
-from benchmarks.tppo_vs_ppo import interval_text, race_path, ratio_line, summarise
+from benchmarks.tppo_vs_ppo import race_path, ratio_line, summarise
 from benchmarks.tuning import words
 from headrace.install import ROOT
 

@@ -16,12 +16,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import numpy as np
 import psutil
 
 DISTURBED_CORES = 0.05
@@ -50,19 +49,6 @@ class Look(NamedTuple):
     busy: float
     stolen: float
     own: float
-
-
-Interval = tuple[float, float]
-"""From and to, in seconds since the epoch."""
-
-
-class Usage(NamedTuple):
-    """Use of the processors in some intervals: seconds of the own tree; how many cores others kept
-    busy, and how many the host took, on average."""
-
-    own_s: float
-    others: float
-    stolen: float
 
 
 @dataclass
@@ -187,16 +173,6 @@ class Watch:
                 return before.own + max(0.0, share) * (look.own - before.own)
             before = look
         return before.own
-
-    def usage(self, intervals: Sequence[Interval]) -> Usage:
-        """Use in intervals that lie inside the watch, linear between looks."""
-        at, busy, stolen, own = np.array(self.looks).T
-        seconds = sum(end - start for start, end in intervals)
-        of = [
-            sum(float(np.interp(end, at, x) - np.interp(start, at, x)) for start, end in intervals)
-            for x in (own, busy - own, stolen)
-        ]
-        return Usage(of[0], max(0.0, of[1] / seconds), max(0.0, of[2] / seconds))
 
     def _seconds_before(self, roles: Mapping[int, str]) -> dict[str, float]:
         """What the tree had used when the watch began."""

@@ -1,28 +1,38 @@
-"""Runs of the race, one at a time: which are missing, in which order, and what becomes of them.
+"""Runs of a comparison, one at a time: which are missing, in which order, what becomes of them.
 
 In: arms and seeds, and the files of rows. Out: rows. Promises: the order of the arms is drawn, from
 the seed alone, and a row says its `place`; a run that others disturbed is run
 again (`benchmarks.tries`); a run that fails in tuning is a row too, for a setting that cannot run
 is a bad setting; whatever is interrupted goes on where it stopped.
+
+`Track`, `in_drawn_order`, `tune` and `listing` are any comparison's; `Race` is that of T-PPO
+against PPO. Of two of its points the better one is that of which more runs cross the setting's
+tuning target, then which takes fewer seconds on average, then which ends higher; a run that failed
+is worse than any other.
 """
 
 import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks import tries, tuning
+from benchmarks import tries
+from benchmarks.crossings import crossing, curve
 from benchmarks.race_settings import ENGINES, GRIDS, ONE, Point, Setting, arm_of, factors
 from benchmarks.rows import RESULTS, Rows, read_rows
 from benchmarks.study import Arm, Row, key, line_of, rows_of, run_arm
-from benchmarks.tuning import Tuning
+from benchmarks.tuning import Tuning, words
 from headrace.errors import RunFailedError
 
 Plan = list[tuple[Arm, int, int]]
 """(arm, seed, place in the seed's order)."""
+Measure = Callable[..., Row]
+"""Makes one run, as `benchmarks.study.run_arm` does."""
 GENERATOR_REPEATS = 3
 FACTOR_SEEDS = 3
 
@@ -41,20 +51,23 @@ def in_drawn_order(arms: Sequence[Arm], seeds: Sequence[int]) -> Plan:
 
 @dataclass
 class Track:
-    """Where runs go. `keep`: their folders, else they are removed."""
+    """Where runs go. `keep`: their folders, else they are removed. `study`: whose rows they are."""
 
     rows: Rows
     keep: Path | None = None
+    study: str = "tppo-vs-ppo"
+    measure: Measure = field(default_factory=lambda: run_arm)
 
     def run(self, arm: Arm, seed: int, *, place: int = 0, keep_failures: bool = False) -> None:
         """Run until there is a row that counts. RunFailedError when a run ends badly, unless its
         failure is to be kept."""
         name = key(arm, seed)
         while tries.is_missing(name, self.rows.rows):
-            row: Row = {"study": "tppo-vs-ppo", "place": place}
+            row: Row = {"study": self.study, "place": place}
             try:
                 with tempfile.TemporaryDirectory(prefix="headrace-race-") as scratch:
-                    row |= run_arm(arm, seed, self.keep or Path(scratch), remove=self.keep is None)
+                    root = self.keep or Path(scratch)
+                    row |= self.measure(arm, seed, root, remove=self.keep is None)
             except RunFailedError as error:
                 if not keep_failures:
                     raise
@@ -76,6 +89,60 @@ class Track:
                 failed.append(f"{arm.name} seed {seed}: {error}")
                 print(f"failed: {failed[-1]}", file=sys.stderr, flush=True)
         return failed
+
+
+def tune(tuning: Tuning, track: Track, modes: Sequence[str]) -> None:
+    """Run what tuning lacks: one point of each arm in turn, so that an interrupted tuning has as
+    much of each."""
+    left = list(modes)
+    while left:
+        for mode in list(left):
+            point = tuning.walk(mode).missing
+            if point is None:
+                left.remove(mode)
+                continue
+            for seed in tuning.seeds:
+                print(f"tuning {mode}: {words(point)}", flush=True)
+                track.run(tuning.arm(mode, point), seed, keep_failures=True)
+
+
+def listing(tuning: Tuning, modes: Sequence[str], plan: Plan, rows: Mapping[str, Row]) -> list[str]:
+    """What is there and what is missing."""
+    lines = []
+    for mode in modes:
+        found = tuning.walk(mode)
+        state = "over" if found.missing is None else f"next {words(found.missing)}"
+        lines.append(f"tuning   {mode}: {state}; best so far {words(found.best)}")
+    for arm, seed, place in plan:
+        state = "missing" if tries.is_missing(key(arm, seed), rows) else "there"
+        lines.append(f"{state:<8} seed {seed}, turn {place}  {arm.name}")
+    return lines
+
+
+# -- T-PPO against PPO -----------------------------------------------------------------------------
+
+
+def score(rows: Sequence[Row], *, target: float) -> tuple[float, float, float]:
+    """How good a point is: runs that never crossed, mean seconds, final accuracy with its sign
+    turned."""
+    missed, seconds, final = 0, 0.0, 0.0
+    for row in rows:
+        crossed = crossing(curve(row), target)
+        missed += crossed is None
+        seconds += crossed.at if crossed else row.get("train_time_s", float("inf"))
+        final += row.get("final", 0.0)
+    return missed, seconds / len(rows), -final / len(rows)
+
+
+def tuning_of(setting: Setting, rows: Mapping[str, Row], engine: str = ONE) -> Tuning:
+    """Tuning of a setting's arms by the rows there are. `engine`: that of the arms in turns."""
+    return Tuning(
+        GRIDS,
+        arm=partial(arm_of, setting, engine=engine, tuning=True),
+        score=partial(score, target=setting.tuning_target),
+        seeds=setting.tuning_seeds,
+        rows=rows,
+    )
 
 
 @dataclass
@@ -126,7 +193,24 @@ class Race:
     @property
     def tuning(self) -> Tuning:
         """Tuning by the rows there are."""
-        return Tuning(self.setting, self.known("tuning"), self.engine)
+        return tuning_of(self.setting, self.known("tuning"), self.engine)
+
+    def tuning_table(self, modes: Sequence[str]) -> list[dict[str, Any]]:
+        """One line a point that was run: arm, point, how good it is, whether it is the best."""
+        lines = []
+        for one in self.tuning.tried(modes):
+            missed, seconds, final = score(one.rows, target=self.setting.tuning_target)
+            lines.append(
+                {
+                    "arm": one.mode,
+                    "point": dict(one.point),
+                    "crossed": len(one.rows) - int(missed),
+                    "seconds": seconds,
+                    "final": -final,
+                    "best": one.best,
+                }
+            )
+        return lines
 
     def arm(self, mode: str) -> Arm:
         """The arm at its best setting."""
@@ -147,18 +231,6 @@ class Race:
         return in_drawn_order(list(arms.values()), self.setting.seeds[:FACTOR_SEEDS])
 
     def tune(self, modes: Sequence[str], *, keep: Path | None = None) -> None:
-        """Run what tuning lacks: one point of each arm in turn, so that an interrupted tuning has
-        as much of each."""
+        """Run what tuning lacks."""
         track = Track(self.rows("tuning"), keep)
-        tuned = Tuning(self.setting, track.rows.rows, self.engine)
-        left = list(modes)
-        while left:
-            for mode in list(left):
-                point = tuned.walk(mode).missing
-                if point is None:
-                    left.remove(mode)
-                    continue
-                arm = arm_of(self.setting, mode, point, engine=self.engine, tuning=True)
-                for seed in self.setting.tuning_seeds:
-                    print(f"tuning {mode}: {tuning.words(point)}", flush=True)
-                    track.run(arm, seed, keep_failures=True)
+        tune(tuning_of(self.setting, track.rows.rows, self.engine), track, modes)

@@ -84,14 +84,10 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
-def seconds_to(summary: Summary, accuracy: float, *, successive: int = 1) -> float | None:
-    """Training seconds at the first of `successive` evaluations in a row at or over `accuracy`.
+def seconds_to(summary: Summary, accuracy: float) -> float | None:
+    """Training seconds at the first evaluation at or over `accuracy`.
 
     Evaluations and start-up are not on this clock. None: it never got there.
     """
-    evaluations = sorted(summary["evaluations"], key=lambda e: (e["train_time_s"], e["label"]))
-    for index in range(len(evaluations) - successive + 1):
-        piece = evaluations[index : index + successive]
-        if all(e["accuracy"] >= accuracy for e in piece):
-            return float(piece[0]["train_time_s"])
-    return None
+    found = [e["train_time_s"] for e in summary["evaluations"] if e["accuracy"] >= accuracy]
+    return min(found, default=None)

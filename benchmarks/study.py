@@ -22,7 +22,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
@@ -113,12 +113,15 @@ def key(arm: Arm, seed: int) -> str:
     return f"{arm.name}/{seed}/{arm.digest()}"
 
 
-def rows_of(arm: Arm, rows: Mapping[str, Row]) -> dict[int, Row]:
-    """The rows of the arm as it is now, by seed; of a run that was made again, the one that
-    counts."""
+def rows_of(
+    arm: Arm, rows: Mapping[str, Row], seeds: Collection[int] | None = None
+) -> dict[int, Row]:
+    """The rows of the arm as it is now, by seed (of `seeds` alone, where they are given); of a run
+    that was made again, the one that counts."""
     digest = arm.digest()
-    seeds = sorted({row["seed"] for row in rows.values() if row.get("arm") == arm.name})
-    found = {seed: tries.row_of(f"{arm.name}/{seed}/{digest}", rows) for seed in seeds}
+    there = sorted({row["seed"] for row in rows.values() if row.get("arm") == arm.name})
+    wanted = [seed for seed in there if seeds is None or seed in seeds]
+    found = {seed: tries.row_of(f"{arm.name}/{seed}/{digest}", rows) for seed in wanted}
     return {seed: row for seed, row in found.items() if row is not None}
 
 
@@ -279,18 +282,9 @@ def run_arm(arm: Arm, seed: int, root: Path, *, remove: bool = True) -> Row:
         recipe, [f"seed={seed}", *arm.overrides], root=root, name=name, environment=variables
     )
     folder = Path(summary["folder"])
-    found = figures(summary)
-    versions = [version for version, *_ in found["evaluations"]]
-    row = {
-        "arm": arm.name,
-        "seed": seed,
-        "recipe": arm.recipe,
-        "overrides": list(arm.overrides),
-        **({"environment": list(arm.environment)} if arm.environment else {}),
-        **found,
-        "num_prompts": min(e["num_prompts"] for e in summary["evaluations"]),
-        **summary["machine_state"],
-        "evaluation_cpu_s": cpu_at_evaluations(summary["watch"], summary["evaluations"], versions),
+    row = measured(arm, seed, summary, figures(summary))
+    versions = [version for version, *_ in row["evaluations"]]
+    row |= {
         "lost_by_tenth": lost_by_tenth(folder),
         "long_prompts": long_prompts(folder, versions),
         "series": series(folder, SERIES),
@@ -300,6 +294,22 @@ def run_arm(arm: Arm, seed: int, root: Path, *, remove: bool = True) -> Row:
     return row
 
 
+def measured(arm: Arm, seed: int, summary: Summary, found: Row) -> Row:
+    """What any run's row says: what was run, the run's figures `found`, the machine meanwhile."""
+    versions = [version for version, *_ in found["evaluations"]]
+    return {
+        "arm": arm.name,
+        "seed": seed,
+        "recipe": arm.recipe,
+        "overrides": list(arm.overrides),
+        **({"environment": list(arm.environment)} if arm.environment else {}),
+        **found,
+        "num_prompts": min(e["num_prompts"] for e in summary["evaluations"]),
+        **summary["machine_state"],
+        "evaluation_cpu_s": cpu_at_evaluations(summary["watch"], summary["evaluations"], versions),
+    }
+
+
 def _made(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -307,10 +317,6 @@ def _made(folder: Path) -> Path:
 
 def figures(summary: Summary) -> Row:
     """What a row keeps of a run's summary."""
-    evaluations = sorted(summary["evaluations"], key=lambda e: (e["update"], e["label"] == "after"))
-    # Value pretraining repeats version 0, the evaluation after the end the one at the last update.
-    by_version = {e["version"]: e for e in evaluations}
-    points = [by_version[version] for version in sorted(by_version)]
     return {
         "updates": summary["updates"],
         "skipped_updates": summary["skipped_updates"],
@@ -319,6 +325,17 @@ def figures(summary: Summary) -> Row:
         "dropped": summary["tokens"]["dropped"],
         "staleness": summary["staleness"],
         "idle_share": summary["idle_share"],
+        **learned(summary["evaluations"]),
+    }
+
+
+def learned(evaluations: Sequence[Summary]) -> Row:
+    """What a row keeps of a run's evaluations."""
+    evaluations = sorted(evaluations, key=lambda e: (e["update"], e["label"] == "after"))
+    # Value pretraining repeats version 0, the evaluation after the end the one at the last update.
+    by_version = {e["version"]: e for e in evaluations}
+    points = [by_version[version] for version in sorted(by_version)]
+    return {
         "final": statistics.fmean(e["accuracy"] for e in points[-2:]),
         "mean": area(points),
         "final_length": points[-1]["response_length"],
@@ -379,6 +396,16 @@ def generated_at(row: Row, version: int) -> float:
         if update <= last and tokens is not None
     ]
     return float(found[-1]) if found else 0.0
+
+
+def beside(rows: Sequence[Row]) -> dict[str, float]:
+    """The most that others and the host took during one of the runs, in cores, and how many runs
+    others disturbed."""
+    return {
+        "others_cpu_share": max(row["others_cpu_share"] for row in rows),
+        "steal_share": max(row["steal_share"] for row in rows),
+        "disturbed": sum(row["disturbed"] for row in rows),
+    }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -30,19 +30,29 @@ from rich.table import Table
 
 from benchmarks import ceiling, tries
 from benchmarks.crossings import (
-    Time,
-    at_place,
+    compared,
     crossing,
-    interval,
+    curve,
+    interval_text,
     median,
-    ratio_of_means,
     resolvable,
     restricted_mean,
+    spent_at,
+    time_to,
 )
-from benchmarks.race import Plan, Race, Track
+from benchmarks.race import Plan, Race, Track, listing
 from benchmarks.race_settings import ARMS, PAIR, SETTINGS
 from benchmarks.rows import RESULTS, Rows, read_rows, result_line
-from benchmarks.study import Row, generated_at, key, rows_of, spread, text, warm_up_updates
+from benchmarks.study import (
+    Row,
+    beside,
+    generated_at,
+    key,
+    rows_of,
+    spread,
+    text,
+    warm_up_updates,
+)
 from benchmarks.tuning import words
 from headrace.config.load import read_toml
 from headrace.errors import RunFailedError
@@ -68,7 +78,7 @@ def main(argv: list[str]) -> int:
     rows = rows_for(options, race)
     plan = plan_for(options, race, modes, seeds)
     if options.list:
-        show_plan(race, plan, rows, modes)
+        print("\n".join(listing(race.tuning, modes, plan, rows.rows)))
         return 0
     failed = carry_out(options, race, plan, rows, modes)
     if options.tune:
@@ -180,7 +190,7 @@ def summarise(
 ) -> dict[str, Any]:
     """The result: figures of the ratio at the top, each arm below. A ratio is None until both of
     its arms have a run."""
-    found = {mode: _of_seeds(rows_of(race.arm(mode), rows), seeds) for mode in modes}
+    found = {mode: rows_of(race.arm(mode), rows, seeds) for mode in modes}
     found = {mode: by_seed for mode, by_seed in found.items() if by_seed}
     shown = sorted({seed for by_seed in found.values() for seed in by_seed})
     result: dict[str, Any] = {
@@ -215,48 +225,18 @@ def summarise(
     return result
 
 
-def _of_seeds(rows: Mapping[int, Row], seeds: Sequence[int]) -> dict[int, Row]:
-    return {seed: row for seed, row in rows.items() if seed in seeds}
-
-
 def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]:
     """Seconds of the arm `over` by those of `under`, over the seeds that both have."""
     common = sorted(found[over].keys() & found[under].keys())
-    if not common:
-        return {}
     pairs = {s: (time_to(found[over][s], target), time_to(found[under][s], target)) for s in common}
-    of_seed = {seed: a.value / b.value for seed, (a, b) in pairs.items()}
-    return {
-        "ratio": ratio_of_means([a for a, _ in pairs.values()], [b for _, b in pairs.values()]),
-        "ratio_min": min(of_seed.values()),
-        "ratio_max": max(of_seed.values()),
-        "interval": interval(pairs),
-        "censored": sum(not time.reached for pair in pairs.values() for time in pair),
-        "ratio_of_seed": of_seed,
-    }
-
-
-def time_to(row: Row, target: float) -> Time:
-    """Training seconds to the target, or of the whole run where it never came there."""
-    found = crossing(_curve(row), target)
-    return Time(found.at, True) if found else Time(row["train_time_s"], False)
-
-
-def spent_at(row: Row, target: float, values: Sequence[float]) -> Time:
-    """What was spent up to the target, of something that the row has at each evaluation."""
-    found = crossing(_curve(row), target)
-    return Time(at_place(values, found.place), True) if found else Time(values[-1], False)
-
-
-def _curve(row: Row) -> list[tuple[float, float]]:
-    return [(seconds, accuracy) for _, seconds, accuracy, _ in row["evaluations"]]
+    return compared(pairs)
 
 
 def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
     """Figures of one arm over its seeds."""
     each = list(rows.values())
     times = [time_to(row, target) for row in each]
-    crossings = [crossing(_curve(row), target) for row in each]
+    crossings = [crossing(curve(row), target) for row in each]
     tokens = [spent_at(row, target, _tokens(row)) for row in each]
     cpu = [spent_at(row, target, row["evaluation_cpu_s"]) for row in each]
     return {
@@ -284,9 +264,7 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
             role: statistics.median(row["cpu_s"].get(role, 0.0) for row in each)
             for role in sorted({role for row in each for role in row["cpu_s"]})
         },
-        "others_cpu_share": max(row["others_cpu_share"] for row in each),
-        "steal_share": max(row["steal_share"] for row in each),
-        "disturbed": sum(row["disturbed"] for row in each),
+        **beside(each),
         "stale_by_tenth": _by_tenth(each, "stale"),
         "lost_by_tenth": _by_tenth(each, "other"),
     }
@@ -344,7 +322,7 @@ def tuning_result(race: Race, modes: Sequence[str]) -> dict[str, Any]:
         "setting": race.setting.name,
         "tuned": race.tuning.is_fair(modes, race.setting.seeds),
         "tuning_target": race.setting.tuning_target,
-        "points": race.tuning.table(modes),
+        "points": race.tuning_table(modes),
     }
 
 
@@ -375,23 +353,12 @@ def factor_figures(
 # -- on the terminal ---------------------------------------------------------------------------
 
 
-def show_plan(race: Race, plan: Plan, rows: Rows, modes: Sequence[str]) -> None:
-    """What is there and what is missing."""
-    for mode in modes:
-        found = race.tuning.walk(mode)
-        state = "over" if found.missing is None else f"next {words(found.missing)}"
-        print(f"tuning   {mode}: {state}; best so far {words(found.best)}")
-    for arm, seed, place in plan:
-        there = seed in rows_of(arm, rows.rows)
-        print(f"{'there' if there else 'missing':<8} seed {seed}, turn {place}  {arm.name}")
-
-
 def show_tuning(race: Race, modes: Sequence[str]) -> None:
     """Every point that was tried."""
     shown = Table(title=f"tuning, {race.setting.name}", title_justify="left")
     for column in ("arm", "point", "crossed", "seconds", "final accuracy", ""):
         shown.add_column(column, no_wrap=True)
-    for line in race.tuning.table(modes):
+    for line in race.tuning_table(modes):
         shown.add_row(
             line["arm"],
             words(line["point"]),
@@ -452,11 +419,6 @@ def show_factors(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None
 
 def _print(shown: Table) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(shown)
-
-
-def interval_text(bounds: Sequence[float] | None) -> str:
-    """`low to high`; `-` where there are too few seeds."""
-    return f"{bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else "-"
 
 
 def ratio_line(result: Mapping[str, Any]) -> str:

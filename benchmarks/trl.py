@@ -6,300 +6,102 @@ completions an update, optimizer and number of optimizer steps. TRL runs in an e
 own, built at the first use from `requirements/trl.lock` below `.cache`; gradient checkpointing,
 logging and saving are off.
 
-- tuning     each arm's speed with eight settings (threads, processes, precision, way of generating,
-             split of the batch), on a seed that is not shown; the fastest is what is compared
-- speed      training seconds and processor seconds of the same number of updates, no evaluations
-- race       seconds of training to a held-out accuracy in two successive evaluations
+- tuning  each arm's speed at eight points (threads, processes, precision, way of generating, split
+          of the batch), on a seed that is not shown; the fastest is what is compared
+- speed   training seconds and processor seconds of the same number of updates, no evaluations
+- race    seconds and processor seconds of training to a held-out accuracy
 
-The clock of training leaves out loading, evaluations and what follows the last update, for all arms
-alike. Arms take turns in an order that is drawn for each seed. Rows go to `--rows`; what is there
-is not run again, unless others kept more than a twentieth of a core busy beside it. `ratio` is
-streaming's tokens a second over TRL's at the same seed, `cpu_ratio` TRL's processor seconds a token
-over those of our synchronous mode. In full these are 24 runs of tuning and 30 that are shown; with
-`--reduced` 12 (two seeds, settings tuned as far as the rows say).
+`ratio` is streaming's trained completion tokens a second over TRL's: the quotient of the mean
+seconds a token over the seeds. `ratio_min` and `ratio_max` are those of single seeds, `interval` is
+a paired bootstrap over seeds. `cpu_ratio` is TRL's processor seconds a token over those of our
+synchronous mode. Under each arm, `against_trl` is TRL's cost over the arm's, for all four costs.
+`tuned` says that all were tuned with as many runs, on none of the seeds shown.
+
+How arms are tuned, when a run crosses, what is done about others on the machine: "What a comparison
+is" in docs/evidence.md. What is there in `--rows` is not run again. In full these are 24 runs of
+tuning and 30 that are shown; with `--reduced` 12 (two seeds, tuned if the rows say how).
 """
 
 import argparse
-import hashlib
-import json
 import os
-import statistics
-import sys
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from random import Random
+from statistics import fmean
 from typing import Any
 
-from benchmarks import censored
-from benchmarks.machine_state import DISTURBED_CORES
+from benchmarks.crossings import (
+    Time,
+    compared,
+    crossing,
+    curve,
+    interval_text,
+    restricted_mean,
+    spent_at,
+    time_to,
+)
+from benchmarks.race import Plan, Track, in_drawn_order, listing, tune
 from benchmarks.rows import RESULTS, Rows, result_line
-from benchmarks.runs import seconds_to
-from benchmarks.study import spread, text
-from benchmarks.trl_arms import (
-    ARMS,
-    RECIPE,
+from benchmarks.study import Row, beside, rows_of, spread, text
+from benchmarks.trl_arms import run
+from benchmarks.trl_environment import trl_python
+from benchmarks.trl_settings import (
+    ACCURACY,
+    GRIDS,
+    MODES,
+    PARTS,
+    RACE,
+    SPEED,
     STREAMING,
     SYNCHRONOUS,
     TRL,
-    Arm,
-    Settings,
-    Work,
-    measure,
-    tuned,
+    UPDATES,
+    arm_of,
 )
-from benchmarks.trl_environment import LOCK
-from headrace.errors import RunFailedError
-from headrace.hardware import detect
-from headrace.install import ROOT
+from benchmarks.tuning import Score, Tuning, words
 
 CORES = 2
-TUNING_SEED = 100
+TUNING_SEEDS = (100,)
 SEEDS, REDUCED_SEEDS = 5, 2
-UPDATES = 24
-"""Of a run whose speed is measured, tuning or not."""
-RACE_UPDATES = 60
-"""Most updates of a run to the accuracy."""
-ACCURACY = 0.75
-
-Row = dict[str, Any]
-Measure = Callable[[Arm, Settings, Work, Path, str], Row]
-
-
-def works(seed: int, updates: int) -> dict[str, Work]:
-    """What is run with a seed that is shown."""
-    return {
-        "speed": Work(seed, updates),
-        "race": Work(seed, RACE_UPDATES, accuracy=ACCURACY),
-    }
-
-
-class Bench:
-    """Runs what is missing, and knows what is there."""
-
-    def __init__(
-        self,
-        rows: Rows,
-        updates: int,
-        root: Path,
-        *,
-        tunes: bool = True,
-        measure: Measure = measure,
-    ) -> None:
-        self._rows, self._updates, self._root, self._measure = rows, updates, root, measure
-        self._again = {
-            name
-            for name, row in rows.rows.items()
-            if row.get("disturbed") and (tunes or row["part"] != "tuning")
-        }
-        """Rows of earlier calls that others disturbed: each is made once more."""
-        self.failed: list[str] = []
-        self._runs = 0
-
-    # -- what is there ----------------------------------------------------------------------------
-
-    def row(self, part: str, arm: Arm, settings: Settings, work: Work) -> Row | None:
-        """The row of a run; None where it is to be made."""
-        name = key(part, arm, settings, work)
-        return None if name in self._again else self._rows.rows.get(name)
-
-    @property
-    def tuning(self) -> Work:
-        """The work that settings are compared on."""
-        return Work(TUNING_SEED, self._updates)
-
-    def speed(self, arm: Arm, settings: Settings) -> float | None:
-        """Tokens a second in the tuning run of some settings; 0 where it failed."""
-        row = self.row("tuning", arm, settings, self.tuning)
-        return None if row is None else float(row["tokens_per_s"])
-
-    def settings(self, arm: Arm) -> tuple[Settings, Settings | None]:
-        """The best settings so far, and the next ones to try."""
-        return tuned(arm, lambda settings: self.speed(arm, settings))
-
-    # -- running ---------------------------------------------------------------------------------
-
-    def tune(self) -> None:
-        """Measure settings, the arms in turns, until each has its best."""
-        step = 0
-        while left := [arm for arm in ARMS if self.settings(arm)[1] is not None]:
-            for arm in shuffled(left, f"tuning/{step}"):
-                settings = self.settings(arm)[1]
-                assert settings is not None
-                self._run("tuning", arm, settings, self.tuning)
-            step += 1
-
-    def show(self, seed: int) -> None:
-        """Run what is missing of a seed that is shown."""
-        for part, work in works(seed, self._updates).items():
-            for arm in shuffled(ARMS, f"{part}/{seed}"):
-                settings = self.settings(arm)[0]
-                if self.row(part, arm, settings, work) is None:
-                    self._run(part, arm, settings, work)
-
-    def _run(self, part: str, arm: Arm, settings: Settings, work: Work) -> None:
-        self._runs += 1
-        name = f"{part}-{arm.name}-{work.seed}-{self._runs}"
-        values: Row = {"part": part, "arm": arm.name, "settings": dict(settings), **asdict(work)}
-        try:
-            values |= self._measure(arm, settings, work, self._root, name)
-        except RunFailedError as error:
-            if part != "tuning":
-                self.failed.append(f"{part} {arm.name} seed {work.seed}: {error}")
-                return
-            # Settings that do not work are settings that were tried.
-            values |= {"tokens_per_s": 0.0, "failed": str(error)[-500:]}
-        else:
-            values["disturbed"] = values["others"] > DISTURBED_CORES
-        if work.accuracy is not None:
-            values["seconds"] = seconds_to(values, work.accuracy, successive=2)
-        made = key(part, arm, settings, work)
-        self._again.discard(made)
-        print(line(self._rows.add(made, values)), flush=True)
-
-    # -- the result ------------------------------------------------------------------------------
-
-    def result(self, seeds: Sequence[int]) -> Row:
-        """The figures over the seeds whose rows are there."""
-        speeds, races = (
-            {arm.name: self._found(part, arm, seeds) for arm in ARMS} for part in ("speed", "race")
-        )
-        rate = ratios(
-            speeds, lambda rows: rows[STREAMING]["tokens_per_s"] / rows[TRL]["tokens_per_s"]
-        )
-        cost = ratios(
-            speeds,
-            lambda rows: rows[TRL]["cpu_ms_per_token"] / rows[SYNCHRONOUS]["cpu_ms_per_token"],
-        )
-        shown = [
-            row for found in (speeds, races) for rows in found.values() for row in rows.values()
-        ]
-        return {
-            "name": "trl",
-            **named("ratio", rate),
-            **named("cpu_ratio", cost),
-            "repeats": len(rate),
-            "tuned": all(self.settings(arm)[1] is None for arm in ARMS),
-            "disturbed": sum(bool(row["disturbed"]) for row in shown),
-            "updates": self._updates,
-            "accuracy": ACCURACY,
-            "arms": {
-                arm.name: {
-                    "settings": dict(self.settings(arm)[0]),
-                    **of_speed(speeds[arm.name].values()),
-                    **of_race(races[arm.name].values()),
-                }
-                for arm in ARMS
-            },
-        }
-
-    def _found(self, part: str, arm: Arm, seeds: Sequence[int]) -> dict[int, Row]:
-        settings = self.settings(arm)[0]
-        rows = {
-            seed: self.row(part, arm, settings, works(seed, self._updates)[part]) for seed in seeds
-        }
-        return {seed: row for seed, row in rows.items() if row is not None}
-
-
-def key(part: str, arm: Arm, settings: Settings, work: Work) -> str:
-    """The key of a run's row: another recipe, other settings or another TRL make another row."""
-    facts = [json.dumps([dict(settings), asdict(work)], sort_keys=True)]
-    facts.append((ROOT / RECIPE).read_text(encoding="utf-8"))
-    if arm.name == TRL and LOCK.exists():
-        facts.append(LOCK.read_text(encoding="utf-8"))
-    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
-    return f"trl/{part}/{arm.name}/{work.seed}/{digest}"
-
-
-def shuffled(arms: Sequence[Arm], turn: str) -> list[Arm]:
-    """The arms in the order of a turn."""
-    return Random(turn).sample(list(arms), len(arms))
-
-
-def ratios(
-    found: Mapping[str, Mapping[int, Row]], of: Callable[[dict[str, Row]], float]
-) -> list[float]:
-    """A ratio of two arms at each seed that all arms have."""
-    common = sorted(set.intersection(*(set(rows) for rows in found.values())))
-    return [of({name: rows[seed] for name, rows in found.items()}) for seed in common]
-
-
-def named(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    """`name`, `name_min`, `name_max`: median, least, largest; None without values."""
-    if not values:
-        return dict.fromkeys((name, f"{name}_min", f"{name}_max"))
-    figures = {
-        name: statistics.median(values),
-        f"{name}_min": min(values),
-        f"{name}_max": max(values),
-    }
-    return {each: round(value, 4) for each, value in figures.items()}
-
-
-def of_speed(rows: Iterable[Row]) -> Row:
-    """Figures of runs without evaluations."""
-    found = list(rows)
-    names = ("tokens_per_s", "cpu_ms_per_token", "cpu_s", "train_time_s")
-    return {name: spread([row[name] for row in found]) if found else None for name in names}
-
-
-def of_race(rows: Iterable[Row]) -> Row:
-    """Seconds to the accuracy; a run that never got there counts with its bound."""
-    found = list(rows)
-    bounds = [
-        censored.at_least(row["evaluations"][-1]["train_time_s"])
-        if row["seconds"] is None
-        else censored.exactly(row["seconds"])
-        for row in found
-    ]
-    return {
-        "seconds": censored.spread(bounds),
-        "missed": sum(row["seconds"] is None for row in found),
-    }
-
-
-def line(row: Row) -> str:
-    """A finished run in words."""
-    start = f"{row['part']:<6} seed {row['seed']:<3} {row['arm']:<11} {row['settings']}: "
-    if "failed" in row:
-        return start + "failed"
-    end = f", {row['seconds']} s to {row['accuracy']}" if row["accuracy"] else ""
-    beside = " (disturbed)" if row["disturbed"] else ""
-    return (
-        f"{start}{row['tokens_per_s']:,.0f} tokens/s, "
-        f"{row['cpu_ms_per_token']:.2f} ms of processor a token{end}{beside}"
-    )
-
-
-def show(result: Row) -> None:
-    """The figures on the terminal."""
-    for name, arm in result["arms"].items():
-        print(
-            f"{name:<11} {text(arm['tokens_per_s'], ',.0f')} tokens/s, "
-            f"{text(arm['cpu_ms_per_token'], '.2f')} ms of processor a token, "
-            f"{censored.spread_text(arm['seconds'], '.1f')} s to {result['accuracy']}; "
-            f"{arm['settings']}"
-        )
-
-
-def listing(bench: Bench, seeds: Sequence[int], *, tuning: bool) -> list[str]:
-    """What there is and what would be run."""
-    lines = []
-    for arm in ARMS:
-        best, following = bench.settings(arm)
-        if tuning:
-            state = "there  " if following is None else "missing"
-            lines.append(f"{state} tuning {arm.name}: up to {arm.budget} runs; best {dict(best)}")
-        for seed in seeds:
-            for part, work in works(seed, bench.tuning.updates).items():
-                state = "missing" if bench.row(part, arm, best, work) is None else "there  "
-                lines.append(f"{state} {part} {arm.name} seed {seed}")
-    return lines
+COSTS: Mapping[str, tuple[str, Callable[[Row], Time]]] = {
+    "s_per_token": (SPEED, lambda row: Time(row["train_time_s"] / _tokens(row), True)),
+    "cpu_s_per_token": (SPEED, lambda row: Time(row["evaluation_cpu_s"][-1] / _tokens(row), True)),
+    "seconds": (RACE, lambda row: time_to(row, ACCURACY)),
+    "cpu_s": (RACE, lambda row: spent_at(row, ACCURACY, row["evaluation_cpu_s"])),
+}
+"""What is compared: in which part, and what a run took. The last two are up to the accuracy."""
 
 
 def main(argv: list[str]) -> int:
     """Run what is missing, print the figures; 1 when runs failed."""
+    options = parse(argv)
+    seeds = range(options.seeds or (REDUCED_SEEDS if options.reduced else SEEDS))
+    rows = Rows(options.rows)
+    tuning = tuning_of(rows.rows, options.updates)
+    if options.list:
+        plan = plan_of(tuning, seeds, options.updates)
+        print("\n".join(listing(tuning, MODES, plan, rows.rows)))
+        return 0
+    trl_python()  # built before anything is measured
+    track = Track(rows, study="trl", measure=run)
+    cores = os.sched_getaffinity(0)
+    # What is started from here runs on the same cores, whatever its arm.
+    os.sched_setaffinity(0, sorted(cores)[:CORES])
+    try:
+        if not options.reduced:
+            tune(tuning, track, MODES)
+        failed = track.run_all(plan_of(tuning, seeds, options.updates))
+    finally:
+        os.sched_setaffinity(0, cores)
+    result = summarise(tuning, seeds, options.updates)
+    show(result)
+    if options.json:
+        print(result_line(result))
+    return 1 if failed else 0
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(
         prog="headrace bench trl",
         description=__doc__,
@@ -311,27 +113,125 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
     parser.add_argument("--rows", type=Path, default=RESULTS / "trl.jsonl")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    options = parser.parse_args(argv)
-    seeds = range(options.seeds or (REDUCED_SEEDS if options.reduced else SEEDS))
-    cores = set(detect().cores)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        bench = Bench(Rows(options.rows), options.updates, Path(folder), tunes=not options.reduced)
-        if options.list:
-            print("\n".join(listing(bench, seeds, tuning=not options.reduced)))
-            return 0
-        # What is started from here runs on the same cores, whatever its arm.
-        os.sched_setaffinity(0, sorted(cores)[:CORES])
-        try:
-            if not options.reduced:
-                bench.tune()
-            for seed in seeds:
-                bench.show(seed)
-        finally:
-            os.sched_setaffinity(0, cores)
-        result = bench.result(seeds)
-    show(result)
-    for failure in bench.failed:
-        print(f"failed: {failure}", file=sys.stderr)
-    if options.json:
-        print(result_line(result))
-    return 1 if bench.failed else 0
+    return parser.parse_args(argv)
+
+
+def tuning_of(rows: Mapping[str, Row], updates: int) -> Tuning:
+    """Tuning of the arms by the rows there are: for speed."""
+    arm = partial(arm_of, SPEED, updates=updates)
+    return Tuning(GRIDS, arm=arm, score=score, seeds=TUNING_SEEDS, rows=rows)
+
+
+def score(rows: Sequence[Row]) -> Score:
+    """How good a point is: runs that failed, then seconds a token."""
+    times = [COSTS["s_per_token"][1](row).value for row in rows if "failed" not in row]
+    return len(rows) - len(times), fmean(times) if times else 0.0
+
+
+def plan_of(tuning: Tuning, seeds: Sequence[int], updates: int) -> Plan:
+    """Both parts of all arms at their best points."""
+    arms = [
+        arm_of(part, mode, tuning.best(mode), updates=updates) for part in PARTS for mode in MODES
+    ]
+    return in_drawn_order(arms, seeds)
+
+
+def _tokens(row: Row) -> int:
+    return int(row["tokens"]["trained_policy"])
+
+
+# -- the result --------------------------------------------------------------------------------
+
+
+def summarise(tuning: Tuning, seeds: Sequence[int], updates: int) -> dict[str, Any]:
+    """The result: figures of the ratio at the top, each arm below. A ratio is None until both of
+    its arms have a run."""
+    found = {
+        (part, mode): rows_of(
+            arm_of(part, mode, tuning.best(mode), updates=updates), tuning.rows, seeds
+        )
+        for part in PARTS
+        for mode in MODES
+    }
+    arms = {mode: arm_figures({part: found[part, mode] for part in PARTS}) for mode in MODES}
+    for mode, arm in arms.items():
+        arm["point"] = dict(tuning.best(mode))
+        arm["against_trl"] = {
+            name: against(found[part, TRL], found[part, mode], cost)
+            for name, (part, cost) in COSTS.items()
+        }
+    ratios = {mode: arm["against_trl"] for mode, arm in arms.items()}
+    speed, cpu = ratios[STREAMING]["s_per_token"], ratios[SYNCHRONOUS]["cpu_s_per_token"]
+    return {
+        "name": "trl",
+        **{name: speed.get(name) for name in ("ratio", "ratio_min", "ratio_max", "interval")},
+        "cpu_ratio": cpu.get("ratio"),
+        "tuned": tuning.is_fair(MODES, seeds),
+        "seeds": sorted({seed for rows in found.values() for seed in rows}),
+        "updates": updates,
+        "accuracy": ACCURACY,
+        "arms": arms,
+    }
+
+
+def against(
+    trl: Mapping[int, Row], own: Mapping[int, Row], cost: Callable[[Row], Time]
+) -> dict[str, Any]:
+    """TRL's cost by an arm's own, over the seeds that both have."""
+    return compared({s: (cost(trl[s]), cost(own[s])) for s in sorted(trl.keys() & own.keys())})
+
+
+def arm_figures(rows: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
+    """Figures of one arm by its rows of each part; `censored`: runs that never had the accuracy."""
+    speed, race = list(rows[SPEED].values()), list(rows[RACE].values())
+    figures: dict[str, Any] = {"speed_seeds": len(speed), "race_seeds": len(race)}
+    for name, (part, cost) in COSTS.items():
+        times = [cost(row) for row in rows[part].values()]
+        figures[name] = restricted_mean(times) if times else None
+    if speed:
+        figures["tokens_per_s"] = spread([_tokens(row) / row["train_time_s"] for row in speed])
+    if race:
+        crossings = [crossing(curve(row), ACCURACY) for row in race]
+        figures |= {
+            "seconds_of_seed": {s: time_to(row, ACCURACY).value for s, row in rows[RACE].items()},
+            "censored": crossings.count(None),
+            "dense": all(one.is_dense for one in crossings if one),
+            "prompts": min(row["num_prompts"] for row in race),
+        }
+    return figures | (beside([*speed, *race]) if speed or race else {})
+
+
+# -- on the terminal ---------------------------------------------------------------------------
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """The arms, and the ratio in words."""
+    for mode, arm in result["arms"].items():
+        parts = [words(arm["point"])]
+        if arm["race_seeds"]:
+            never = f" ({arm['censored']} of {arm['race_seeds']} never)" if arm["censored"] else ""
+            parts.insert(
+                0, f"{arm['seconds']:.1f} s, {arm['cpu_s']:.1f} CPU s to {ACCURACY}{never}"
+            )
+        if arm["speed_seeds"]:
+            rate = f"{text(arm['tokens_per_s'], ',.0f')} tokens/s"
+            parts.insert(0, f"{rate}, {1000 * arm['cpu_s_per_token']:.2f} CPU ms a token")
+        print(f"{mode:<11} {'; '.join(parts)}")
+    if result["ratio"] is not None:
+        print(ratio_line(result))
+
+
+def ratio_line(result: Mapping[str, Any]) -> str:
+    """The ratio in words, with what it rests on."""
+    parts = [
+        f"Streaming's completion tokens a second over TRL's: {result['ratio']:.2f} (seeds "
+        f"{result['ratio_min']:.2f} to {result['ratio_max']:.2f}; 95 % interval "
+        f"{interval_text(result['interval'])})",
+        "all tuned alike" if result["tuned"] else "not tuned alike",
+    ]
+    arms = result["arms"].values()
+    if not all(arm.get("dense", True) for arm in arms):
+        parts.append("evaluations lie more than a tenth of a crossing time apart")
+    if disturbed := sum(arm.get("disturbed", 0) for arm in arms):
+        parts.append(f"{disturbed} runs beside others that took more than a twentieth of a core")
+    return "; ".join(parts) + "."

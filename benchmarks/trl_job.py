@@ -34,12 +34,13 @@ class Job:
     limit_s: float
     """Most seconds of training."""
 
-    evaluate_before: bool
-    every_updates: int | None
-    """Updates between evaluations."""
-
     accuracy: float | None
     """Held-out accuracy that ends the run when two successive evaluations have it."""
+
+    evaluate_before: bool
+    evaluate_after: bool
+    every_updates: int | None
+    """Updates between evaluations."""
 
     completions: int
     """Of one update."""
@@ -135,9 +136,10 @@ def trainer_arguments(job: Job) -> dict[str, Any]:
         "adam_epsilon": job.eps,
         "weight_decay": job.weight_decay,
         "max_grad_norm": job.grad_clip,
-        # Speed: nothing is recomputed, logged or saved.
+        # Speed: nothing is recomputed, logged or saved, and every weight is known to be used.
         "bf16": job.bf16,
         "gradient_checkpointing": False,
+        "ddp_find_unused_parameters": False,
         "logging_strategy": "no",
         "save_strategy": "no",
         "report_to": "none",

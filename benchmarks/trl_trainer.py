@@ -1,8 +1,7 @@
 """TRL's side of `headrace bench trl`: its GRPO trainer on one job. Runs in TRL's own environment.
 
-In: the file of a `Job`. Out, on standard output, one JSON object a line, `at` in each (seconds of
-`time.time()`): `phase` whenever the clock of training starts (`training`) or stops (`evaluating`,
-`closing`), `evaluation` with an evaluation's figures, and at the end `result`. Whatever libraries
+In: the file of a `Job`. Out, on standard output, one JSON object a line: `evaluation` with an
+evaluation's figures, named as those of our runs are, and at the end `result`. Whatever libraries
 print goes to standard error. With several processes the first one speaks.
 
 The clock is ours: loading, evaluations and what comes after the last step are not on it.
@@ -34,16 +33,14 @@ VERSIONS = ("trl", "transformers", "torch")
 
 
 class Scorer:
-    """The reward of training, and the account of what was sampled for it."""
+    """The reward of training, and how many tokens were sampled for it."""
 
     __name__ = "correct"
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self.ends: set[int] = set()
-        self.completions = self.tokens = 0
-        self.last = 0.0
-        """Mean reward of the newest completions."""
+        self.tokens = 0
 
     def __call__(
         self,
@@ -54,14 +51,11 @@ class Scorer:
     ) -> list[float]:
         """One reward a completion."""
         job = self._job
-        rewards = [
+        self.tokens += sum(map(len, completion_ids))
+        return [
             job.correct_reward if self.right(text, ids, wanted) else job.wrong_reward
             for text, ids, wanted in zip(completions, completion_ids, answer, strict=True)
         ]
-        self.completions += len(rewards)
-        self.tokens += sum(map(len, completion_ids))
-        self.last = sum(rewards) / len(rewards)
-        return rewards
 
     def right(self, text: str, ids: list[int], answer: str) -> bool:
         """Whether a completion ended by itself with the right answer."""
@@ -91,7 +85,7 @@ class Course(TrainerCallback):
             return
         every = self._job.every_updates
         if every is not None and self.updates % every == 0:
-            self._stop("evaluating")
+            self._stop()
             self._evaluate("during")
             self._start()
         # All processes stop at the same step.
@@ -100,7 +94,9 @@ class Course(TrainerCallback):
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._stop("closing")
+        self._stop()
+        if self._job.evaluate_after:
+            self._evaluate("after")
 
     def _arrived(self) -> bool:
         last, wanted = self._accuracies[-2:], self._job.accuracy
@@ -109,11 +105,9 @@ class Course(TrainerCallback):
     def _start(self) -> None:
         self.trainer.accelerator.wait_for_everyone()
         self._since = time.perf_counter()
-        self._say({"phase": "training"})
 
-    def _stop(self, phase: str) -> None:
+    def _stop(self) -> None:
         self.train_s += time.perf_counter() - self._since
-        self._say({"phase": phase})
 
     def _evaluate(self, label: str) -> None:
         began = time.perf_counter()
@@ -125,10 +119,13 @@ class Course(TrainerCallback):
         figures = {
             "label": label,
             "update": self.updates,
+            "version": self.updates,
             "train_time_s": self.train_s,
             "num_prompts": len(verdicts),
             "accuracy": accuracy,
             "response_length": sum(lengths) / len(lengths),
+            "max_response_length": max(lengths),
+            "at": time.time(),
             "seconds": time.perf_counter() - began,
         }
         self._say({"evaluation": figures})
@@ -189,14 +186,10 @@ def train(job: Job, say: Say) -> None:
     course.trainer = trainer
     scorer.ends.update(trainer.eos_token_ids)
     trainer.train()
-    counts = gather_object([(scorer.completions, scorer.tokens, scorer.last)])
-    completions, tokens, rewards = zip(*counts, strict=True)
     result = {
         "updates": course.updates,
         "train_time_s": course.train_s,
-        "completions": sum(completions),
-        "tokens": sum(tokens),
-        "reward": sum(rewards) / len(rewards),
+        "tokens": sum(gather_object([scorer.tokens])),
         "versions": {name: version(name) for name in VERSIONS},
     }
     say({"result": result})
@@ -210,7 +203,7 @@ def answer(path: Path) -> None:
 
     def say(message: dict[str, Any]) -> None:
         if speaks:
-            lines.write(json.dumps({**message, "at": time.time()}) + "\n")
+            lines.write(json.dumps(message) + "\n")
 
     table = json.loads(path.read_text(encoding="utf-8"))
     train(Job(**{**table, "betas": tuple(table["betas"])}), say)

@@ -1,26 +1,24 @@
-"""The best setting of each arm of the race, found by the same procedure with as many runs for each.
+"""The best setting of each arm of a comparison, by the same procedure with as many runs for each.
 
-In: rows of runs on tuning seeds, which no table shows. Out: for each arm its best point, or the
-point that is to be run next. Nothing is copied by hand: the race asks here.
+In: the arms' grids, and rows of runs on tuning seeds, which no table shows. Out: for each arm its
+best point, or the point that is to be run next. Nothing is copied by hand: the comparison asks
+here.
 
-The procedure is one pass over the arm's coordinates (`benchmarks.race_settings.GRIDS`), in their
-order. At each of them the alternatives are run with all other coordinates at the best so far, and
-the best of them and of the present value is taken over. A point is better when more of its runs
-cross the setting's tuning target, then when they take fewer seconds on average, then when they end
-higher; a run that failed is worse than any other.
+The procedure is one pass over the arm's coordinates (its `Grid`), in their order. At each of them
+the alternatives are run with all other coordinates at the best so far, and the best of them and of
+the present value is taken over. Which point is better, the comparison's score says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from benchmarks import tries
-from benchmarks.crossings import crossing
-from benchmarks.race_settings import GRIDS, ONE, Grid, Point, Setting, arm_of
-from benchmarks.study import Row, key
+from benchmarks.race_settings import Grid, Point
+from benchmarks.study import Arm, Row, key
 
-Score = tuple[float, float, float]
-"""Less is better: runs that never crossed, mean seconds, final accuracy with its sign turned."""
+Score = tuple[float, ...]
+"""Less is better, the first number before the second."""
 Known = Callable[[Point], Score | None]
 
 
@@ -32,6 +30,15 @@ class Walk:
     tried: tuple[Point, ...]
     best: Point
     missing: Point | None
+
+
+class Tried(NamedTuple):
+    """A point that was run: its rows, and whether it is the arm's best."""
+
+    mode: str
+    point: Point
+    rows: Sequence[Row]
+    best: bool
 
 
 def walk(grid: Grid, known: Known) -> Walk:
@@ -51,47 +58,31 @@ def walk(grid: Grid, known: Known) -> Walk:
     return Walk(tuple(tried), best, None)
 
 
-def score(rows: Sequence[Row], target: float) -> Score:
-    """How good a point is by its runs, one a tuning seed."""
-    missed, seconds, final = 0, 0.0, 0.0
-    for row in rows:
-        points = [(at, accuracy) for _, at, accuracy, _ in row.get("evaluations", ())]
-        crossed = crossing(points, target) if points else None
-        missed += crossed is None
-        seconds += crossed.at if crossed else row.get("train_time_s", float("inf"))
-        final += row.get("final", 0.0)
-    return missed, seconds / len(rows), -final / len(rows)
-
-
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Tuning of a setting's arms by the rows there are. `engine`: that of the arms in turns."""
+    """Tuning of arms by the rows there are. `arm` makes that of a mode at a point of its grid;
+    `score` says how good a point is by its runs, one for each of `seeds`."""
 
-    setting: Setting
+    grids: Mapping[str, Grid]
+    arm: Callable[[str, Point], Arm]
+    score: Callable[[Sequence[Row]], Score]
+    seeds: Sequence[int]
     rows: Mapping[str, Row]
-    engine: str = ONE
 
     def walk(self, mode: str) -> Walk:
         """How far the arm is."""
 
         def known(point: Point) -> Score | None:
-            keys = self.keys(mode, point)
-            if any(tries.is_missing(name, self.rows) for name in keys):
+            if any(tries.is_missing(name, self.rows) for name in self._keys(mode, point)):
                 return None
-            found = [row for name in keys if (row := tries.row_of(name, self.rows)) is not None]
-            return score(found, self.setting.tuning_target)
+            return self.score(self._found(mode, point))
 
-        return walk(GRIDS[mode], known)
-
-    def keys(self, mode: str, point: Point) -> list[str]:
-        """Keys of the point's runs."""
-        arm = arm_of(self.setting, mode, point, engine=self.engine, tuning=True)
-        return [key(arm, seed) for seed in self.setting.tuning_seeds]
+        return walk(self.grids[mode], known)
 
     def best(self, mode: str) -> Point:
         """The arm's best point; where its tuning is not over, the one where it begins."""
         found = self.walk(mode)
-        return found.best if found.missing is None else GRIDS[mode].start
+        return found.best if found.missing is None else self.grids[mode].start
 
     def is_fair(self, modes: Sequence[str], seeds: Sequence[int]) -> bool:
         """Whether all of these arms are tuned, each with as many runs, on none of these seeds."""
@@ -100,30 +91,25 @@ class Tuning:
             bool(walks)
             and all(one.missing is None for one in walks)
             and len({len(one.tried) for one in walks}) == 1
-            and not set(seeds) & set(self.setting.tuning_seeds)
+            and not set(seeds) & set(self.seeds)
         )
 
-    def table(self, modes: Sequence[str]) -> list[dict[str, Any]]:
-        """One line a point that was run: arm, point, score, whether it is the arm's best."""
-        lines = []
+    def tried(self, modes: Sequence[str]) -> Iterator[Tried]:
+        """Every point of these arms that was run."""
         for mode in modes:
             found = self.walk(mode)
             for point in found.tried:
-                keys = self.keys(mode, point)
-                rows = [row for name in keys if (row := tries.row_of(name, self.rows)) is not None]
-                if rows:
-                    missed, seconds, final = score(rows, self.setting.tuning_target)
-                    lines.append(
-                        {
-                            "arm": mode,
-                            "point": dict(point),
-                            "crossed": len(rows) - int(missed),
-                            "seconds": seconds,
-                            "final": -final,
-                            "best": found.missing is None and point == found.best,
-                        }
-                    )
-        return lines
+                if rows := self._found(mode, point):
+                    over = found.missing is None
+                    yield Tried(mode, point, rows, best=over and point == found.best)
+
+    def _keys(self, mode: str, point: Point) -> list[str]:
+        arm = self.arm(mode, point)
+        return [key(arm, seed) for seed in self.seeds]
+
+    def _found(self, mode: str, point: Point) -> list[Row]:
+        found = (tries.row_of(name, self.rows) for name in self._keys(mode, point))
+        return [row for row in found if row is not None]
 
 
 def words(point: Point) -> str:

@@ -131,25 +131,3 @@ def test_roles_are_those_that_the_supervisor_started(tmp_path: Path) -> None:
     ]
     (tmp_path / "supervisor.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     assert roles_in(tmp_path) == {7: "learner-0", 9: "learner-0"}
-
-
-BUSY = """
-import subprocess, sys, time
-if len(sys.argv) > 1:
-    subprocess.run([sys.executable, *sys.argv[1:]])
-while time.process_time() < 0.4: pass
-"""
-
-
-def test_use_in_intervals_adds_up_and_holds_children_of_children() -> None:
-    with Watch() as watch:
-        began = time.time()
-        # A child of a child: both have ended when the last look is taken.
-        subprocess.run([sys.executable, "-c", BUSY, "-c", BUSY], check=True)
-        ended = time.time()
-    whole = watch.usage([(began, ended)])
-    assert whole.own_s == pytest.approx(0.8, abs=0.3)
-    middle = (began + ended) / 2
-    halves = [watch.usage([half]).own_s for half in ((began, middle), (middle, ended))]
-    assert sum(halves) == pytest.approx(whole.own_s)
-    assert watch.usage([(began, middle), (middle, ended)]).own_s == pytest.approx(whole.own_s)

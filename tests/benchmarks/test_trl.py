@@ -1,71 +1,83 @@
 """TRL against ours: the same work for both, tuning, rows, and how TRL's process is spoken with."""
 
+import itertools
 import json
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import trl, trl_arms, trl_environment
+from benchmarks.race_settings import Grid, Point
 from benchmarks.rows import Rows
-from benchmarks.runs import Summary
-from benchmarks.trl import Bench, key, ratios
-from benchmarks.trl_arms import (
-    ARMS,
+from benchmarks.study import Arm
+from benchmarks.trl import score
+from benchmarks.trl_arms import job_of, listen, run, trl_command, trl_environment_of
+from benchmarks.trl_job import Job, is_correct, trainer_arguments
+from benchmarks.trl_settings import (
+    GRIDS,
+    MODES,
+    PARTS,
+    RACE,
     RECIPE,
+    SPEED,
     STREAMING,
     SYNCHRONOUS,
     TRL,
-    Arm,
-    Settings,
-    Work,
-    intervals,
-    job_of,
-    listen,
-    our_overrides,
-    run_trl,
-    trl_command,
-    tuned,
+    TrlArm,
+    arm_of,
+    work_of,
 )
-from benchmarks.trl_job import is_correct, trainer_arguments
 from headrace.config.checks import problems
 from headrace.config.load import load_recipe
 from headrace.config.reward import RewardConfig
+from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.install import ROOT
 from rewards.verifier import build_verifier
 from tasks.chain_sums import CHAIN_SUMS, read_prompt, write_jumps
 from tasks.procedural import prompt_row
+from tests.benchmarks.race_rows import race_row, rising
 from tests.rewards.items import item
 from tests.rewards.test_math_answer import RIGHT, WRONG
 
-ARM = {arm.name: arm for arm in ARMS}
+START = GRIDS[TRL].start
 
 
-def grid(arm: Arm) -> Iterator[Settings]:
-    """All settings that tuning could come to."""
-    found: list[Settings] = [arm.base]
-    for stage in arm.stages:
-        found += [{**settings, **change} for settings in found for change in stage]
-    return iter(found)
+def points(grid: Grid) -> Iterator[Point]:
+    """All points that tuning could come to."""
+    values = [(grid.start[name], *others) for name, others in grid.alternatives]
+    for chosen in itertools.product(*values):
+        yield dict(zip([name for name, _ in grid.alternatives], chosen, strict=True))
+
+
+def config_of(arm: Arm, seed: int = 0) -> RunConfig:
+    return load_recipe(ROOT / arm.recipe, [f"seed={seed}", *arm.overrides])
+
+
+def trl_job(part: str, point: Point) -> Job:
+    return job_of(config_of(arm_of(part, TRL, point), 3), point, Path("folder"))
 
 
 # -- the same work ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("work", [Work(3, 24), Work(3, 60, accuracy=0.75)])
-def test_trl_is_told_what_the_recipe_says(work: Work, tmp_path: Path) -> None:
-    config = load_recipe(ROOT / RECIPE, work.overrides())
-    job = job_of(config, ARM[TRL].base, work, tmp_path)
+@pytest.mark.parametrize("part", PARTS)
+def test_trl_is_told_what_the_recipe_says(part: str) -> None:
+    config = config_of(arm_of(part, SYNCHRONOUS, GRIDS[SYNCHRONOUS].start), 3)
+    job = trl_job(part, START)
     arguments = trainer_arguments(job)
     policy = config.learner.policy
     assert Path(job.model) == ROOT / "recipes/models/chain-sums-cold"
-    assert arguments["max_steps"] == work.updates * policy.minibatches == 2 * work.updates
+    assert arguments["seed"] == config.seed == 3
+    assert (
+        arguments["max_steps"] == 2 * job.updates == policy.minibatches * (config.stop.updates or 0)
+    )
     assert arguments["num_generations"] == config.schedule.num_generations == 16
     assert arguments["max_completion_length"] == config.task.max_response_length == 240
     assert arguments["learning_rate"] == policy.lr == 1e-4
@@ -74,40 +86,87 @@ def test_trl_is_told_what_the_recipe_says(work: Work, tmp_path: Path) -> None:
     assert arguments["beta"] == 0.001
     assert (arguments["epsilon"], arguments["epsilon_high"]) == (0.2, 0.2)
     assert not arguments["gradient_checkpointing"]
-    assert job.every_updates == (None if work.accuracy is None else 2)
+    assert (job.accuracy, job.limit_s) == (config.stop.accuracy, config.stop.train_time_s)
+    assert job.every_updates == config.evaluation.every_updates == (2 if part == RACE else None)
+    assert job.evaluate_before == config.evaluation.before
+    assert job.evaluate_after == config.evaluation.after == (part == SPEED)
 
 
-def test_an_update_has_the_same_completions_however_the_batch_is_split(tmp_path: Path) -> None:
-    work = Work(0, 10)
-    config = load_recipe(ROOT / RECIPE, work.overrides())
-    for settings in grid(ARM[TRL]):
-        if settings["processes"] * settings["micro_batch"] > 64:
-            continue
-        found = trainer_arguments(job_of(config, settings, work, tmp_path))
-        at_once = found["per_device_train_batch_size"] * settings["processes"]
+@pytest.mark.parametrize("part", PARTS)
+def test_all_arms_do_the_same_work(part: str) -> None:
+    for mode in MODES:
+        arm = arm_of(part, mode, GRIDS[mode].start, updates=10)
+        assert arm.recipe == RECIPE
+        assert set(work_of(part, 10)) <= set(arm.overrides)
+    trls = arm_of(part, TRL, START, updates=10)
+    assert isinstance(trls, TrlArm)
+    assert trls.overrides == work_of(part, 10), "what else TRL is told is its point"
+
+
+def test_an_update_has_the_same_completions_however_the_batch_is_split() -> None:
+    for point in points(GRIDS[TRL]):
+        job = trl_job(SPEED, point)
+        found = trainer_arguments(job)
+        at_once = found["per_device_train_batch_size"] * job.processes
+        assert at_once == point["at_once"]
         assert at_once * found["gradient_accumulation_steps"] == 64
         assert at_once * found["steps_per_generation"] == 128
+        threads = int(trl_environment_of(point)["OMP_NUM_THREADS"])
+        assert threads * job.processes <= 2
 
 
-def test_a_batch_that_cannot_be_split_is_refused(tmp_path: Path) -> None:
-    config = load_recipe(ROOT / RECIPE)
-    settings = {**ARM[TRL].base, "micro_batch": 48}
+def test_trls_weights_stay_in_float32() -> None:
+    """Its continuous batching casts them to bfloat16, for good, where that is on."""
+    for point in points(GRIDS[TRL]):
+        job = trl_job(SPEED, point)
+        assert job.continuous_batching == bool(point["continuous_batching"])
+        assert not (job.bf16 and job.continuous_batching)
+        assert job.bf16 == (bool(point["bf16"]) and not job.continuous_batching)
+
+
+def test_a_batch_that_cannot_be_split_is_refused() -> None:
     with pytest.raises(ValueError, match="micro-batches of 48"):
-        trainer_arguments(job_of(config, settings, Work(0, 10), tmp_path))
+        trainer_arguments(trl_job(SPEED, {**START, "at_once": 48}))
 
 
 @pytest.mark.parametrize("mode", [STREAMING, SYNCHRONOUS])
 def test_every_setting_of_ours_is_a_configuration_that_starts(mode: str) -> None:
-    for settings in grid(ARM[mode]):
-        for work in (Work(0, 10), Work(0, 10, accuracy=0.75)):
-            config = load_recipe(ROOT / RECIPE, our_overrides(mode, settings, work))
-            assert problems(config) == []
-            assert config.schedule.mode == mode
-            assert (config.schedule.batch_windows, config.schedule.num_generations) == (128, 16)
+    for point in points(GRIDS[mode]):
+        config = config_of(arm_of(SPEED, mode, point))
+        assert problems(config) == []
+        assert config.schedule.mode == mode
+        assert (config.schedule.batch_windows, config.schedule.num_generations) == (128, 16)
+    assert problems(config_of(arm_of(RACE, mode, GRIDS[mode].start))) == []
+
+
+@pytest.mark.parametrize("mode", [STREAMING, SYNCHRONOUS])
+def test_ours_begin_where_the_recipe_is(mode: str) -> None:
+    """What the start says is what the recipe says by itself on two cores."""
+    recipe = load_recipe(ROOT / RECIPE, [f"schedule.mode={mode}"])
+    config = config_of(arm_of(SPEED, mode, GRIDS[mode].start))
+    assert config.generator == recipe.generator
+    assert config.schedule.bound == recipe.schedule.bound
+    assert config.learner.model_copy(update={"lockstep_threads": None}) == recipe.learner
 
 
 def test_arms_are_tuned_with_the_same_number_of_runs() -> None:
-    assert [arm.budget for arm in ARMS] == [8, 8, 8]
+    assert set(GRIDS) == set(MODES)
+    assert {grid.budget for grid in GRIDS.values()} == {8}
+    for mode, grid in GRIDS.items():
+        assert {name for name, _ in grid.alternatives} == set(grid.start)
+        digests = {arm_of(SPEED, mode, point).digest() for point in points(grid)}
+        assert len(digests) == len(list(points(grid)))
+
+
+def test_another_lock_makes_another_run_of_trl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = {mode: arm_of(SPEED, mode, GRIDS[mode].start).digest() for mode in MODES}
+    lock = tmp_path / "trl.lock"
+    lock.write_text("trl==99\n")
+    monkeypatch.setattr("benchmarks.trl_settings.LOCK", lock)
+    new = {mode: arm_of(SPEED, mode, GRIDS[mode].start).digest() for mode in MODES}
+    assert [mode for mode in MODES if old[mode] != new[mode]] == [TRL]
 
 
 def test_the_scorers_agree() -> None:
@@ -148,65 +207,77 @@ def test_trls_environment_needs_none_of_our_packages() -> None:
 # -- TRL's process ---------------------------------------------------------------------------------
 
 FAKE = """#!{python}
-import json, sys
+import json, sys, time
 job = json.load(open(sys.argv[-1]))
 rows = [json.loads(line) for line in open(job["train_rows"])]
 held_out = [json.loads(line) for line in open(job["held_out_rows"])]
 print("a library's greeting")
-def say(at, **message): print(json.dumps({{"at": at, **message}}), flush=True)
+def say(**message): print(json.dumps(message), flush=True)
 {body}
 """
 WHOLE = """
-figures = {"label": "during", "update": 2, "train_time_s": 5.0, "num_prompts": len(held_out),
-           "accuracy": 0.5, "response_length": 9.0, "seconds": 1.0}
-say(100.0, phase="training")
-say(105.0, phase="evaluating")
-say(106.0, evaluation=figures)
-say(107.0, phase="training")
-say(112.0, phase="closing")
-say(113.0, result={"updates": job["updates"], "train_time_s": 10.0, "tokens": 50 * len(rows),
-                   "completions": 128, "reward": 0.25, "versions": {"trl": "1"}})
+def evaluate(label, update, accuracy):
+    say(evaluation={"label": label, "update": update, "version": update, "at": time.time(),
+                    "train_time_s": 0.05 * update, "num_prompts": len(held_out), "seconds": 0.0,
+                    "accuracy": accuracy, "response_length": 9.0, "max_response_length": 30})
+evaluate("before", 0, 0.25)
+while time.process_time() < 0.3:
+    pass
+evaluate("during", 2, 0.5)
+say(result={"updates": job["updates"], "train_time_s": 10.0, "tokens": 50 * len(rows),
+            "versions": {"trl": "1"}})
 """
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Puts a script that speaks as TRL's side does in the place of its Python."""
 
-    def put(body: str) -> Path:
+    def put(body: str) -> None:
         python = tmp_path / "python"
         python.write_text(FAKE.format(python=sys.executable, body=body))
         python.chmod(0o755)
         monkeypatch.setattr(trl_arms, "trl_python", lambda: python)
-        return python
 
     return put
 
 
-def test_a_run_of_trl_is_what_its_process_says(fake: Any, tmp_path: Path) -> None:
+def test_a_run_of_trl_is_a_row_as_others_are(fake: Callable[[str], None], tmp_path: Path) -> None:
     fake(WHOLE)
-    work = Work(5, 4, accuracy=0.75)
-    figures, clock = run_trl(ARM[TRL].base, work, tmp_path / "run")
-    assert clock == [(100.0, 105.0), (107.0, 112.0)]
+    row = run(arm_of(RACE, TRL, START), 5, tmp_path, remove=False)
+    assert (row["arm"], row["seed"], row["recipe"]) == ("race/trl", 5, RECIPE)
+    assert (row["point"], row["versions"]) == (START, {"trl": "1"})
     # Eight prompts an update, each once in the file.
-    assert figures["tokens"] == 50 * 4 * 8
-    assert (figures["updates"], figures["train_time_s"]) == (4, 10.0)
-    (evaluation,) = figures["evaluations"]
-    assert (evaluation["accuracy"], evaluation["num_prompts"]) == (0.5, 1024)
-    rows = [json.loads(line) for line in (tmp_path / "run/train.jsonl").read_text().splitlines()]
-    assert rows[0] == {
-        "prompt": prompt_row(CHAIN_SUMS, 0, 5).prompt,
-        "answer": prompt_row(CHAIN_SUMS, 0, 5).answer,
-    }
+    assert row["tokens"] == {"trained_policy": 50 * 60 * 8, "generated": 50 * 60 * 8}
+    assert (row["updates"], row["train_time_s"]) == (60, 10.0)
+    assert row["evaluations"] == [[0, 0.0, 0.25, 9.0], [2, 0.1, 0.5, 9.0]]
+    assert (row["num_prompts"], row["final"], row["max_length"]) == (1024, 0.375, 30)
+    assert {"wall_s", "others_cpu_share", "steal_share", "disturbed"} <= set(row)
+    assert sum(row["cpu_s"].values()) > 0.2
+    assert row["evaluation_cpu_s"][0] == 0.0
+    (file,) = tmp_path.glob("trl-5-*/train.jsonl")
+    written = [json.loads(line) for line in file.read_text().splitlines()]
+    drawn = [prompt_row(CHAIN_SUMS, index, 5) for index in range(480)]
+    assert written == [{"prompt": one.prompt, "answer": one.answer} for one in drawn]
+
+
+def test_what_a_run_leaves_is_removed(fake: Callable[[str], None], tmp_path: Path) -> None:
+    fake(WHOLE)
+    root = tmp_path / "root"
+    root.mkdir()
+    run(arm_of(SPEED, TRL, START, updates=2), 5, root)
+    assert list(root.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     "body", ["sys.exit('no such option')", "sys.stderr.write('no such option')"]
 )
-def test_a_process_without_a_result_is_a_failed_run(body: str, fake: Any, tmp_path: Path) -> None:
+def test_a_process_without_a_result_is_a_failed_run(
+    body: str, fake: Callable[[str], None], tmp_path: Path
+) -> None:
     fake(body)
     with pytest.raises(RunFailedError, match="no such option"):
-        run_trl(ARM[TRL].base, Work(0, 4), tmp_path / "run")
+        run(arm_of(SPEED, TRL, START, updates=2), 0, tmp_path)
 
 
 def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
@@ -216,19 +287,24 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 def test_several_processes_are_started_by_torchs_launcher() -> None:
-    (settings,) = (one for one in ARM[TRL].stages[0] if one.get("processes") == 2)
-    command = trl_command(Path("python"), {**ARM[TRL].base, **settings}, Path("job"))
+    job = trl_job(SPEED, {**START, "processes": 2})
+    command = trl_command(Path("python"), job, Path("job"))
     assert command[:5] == ["python", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     assert command[-3:] == ["-m", "benchmarks.trl_trainer", "job"]
 
 
-def test_the_clock_runs_between_training_and_an_evaluation() -> None:
-    phases = [
-        (0.0, "starting"), (1.0, "evaluating"), (2.0, "training"), (5.0, "draining"),
-        (6.0, "evaluating"), (8.0, "training"), (9.0, "draining"), (9.5, "closing"),
-        (9.8, "finished"),
-    ]  # fmt: skip
-    assert intervals(phases) == [(2.0, 6.0), (8.0, 9.5)]
+def test_ours_are_runs_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Arm] = []
+
+    def made(arm: Arm, *_: Any, **__: Any) -> dict[str, Any]:
+        asked.append(arm)
+        return {}
+
+    monkeypatch.setattr(trl_arms, "run_arm", made)
+    arm = arm_of(SPEED, STREAMING, GRIDS[STREAMING].start)
+    run(arm, 7, tmp_path)
+    assert asked == [arm]
+    assert "schedule.mode=streaming" in arm.overrides
 
 
 # -- the environment -------------------------------------------------------------------------------
@@ -283,165 +359,122 @@ def test_torch_comes_from_where_the_set_up_takes_it(monkeypatch: pytest.MonkeyPa
 # -- tuning and rows -------------------------------------------------------------------------------
 
 
-def test_tuning_tries_each_change_on_the_best_of_the_stages_before() -> None:
-    arm = Arm("x", {"a": 0, "b": 0}, (({"a": 1}, {"a": 2}), ({"b": 1},), ({"b": 2},)))
-    speeds = {(0, 0): 10.0, (1, 0): 30.0, (2, 0): 20.0, (1, 1): 25.0, (1, 2): 40.0}
-    measured: list[tuple[int, int]] = []
-    while True:
-        best, following = tuned(
-            arm,
-            lambda s: speeds[s["a"], s["b"]] if (s["a"], s["b"]) in measured else None,
-        )
-        if following is None:
-            break
-        measured.append((following["a"], following["b"]))
-    assert measured == [(0, 0), (1, 0), (2, 0), (1, 1), (1, 2)]
-    assert best == {"a": 1, "b": 2}
-
-
 class Measured:
-    """Stands in for runs: figures by rule, and what was asked for."""
+    """Stands in for runs: rows by rule, and what was asked for."""
 
-    def __init__(self, others: float = 0.0, failing: str = "") -> None:
-        self.asked: list[tuple[str, int, float | None]] = []
-        self.others, self.failing = others, failing
+    def __init__(self, *, failing: str = "", disturbed: int = 0, top: float = 0.9) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.failing, self.disturbed, self.top = failing, disturbed, top
 
-    def __call__(
-        self, arm: Arm, settings: Settings, work: Work, root: Path, name: str
-    ) -> dict[str, Any]:
-        self.asked.append((arm.name, work.seed, work.accuracy))
-        if self.failing and settings.get(self.failing):
+    def __call__(self, arm: Arm, seed: int, root: Path, *, remove: bool) -> dict[str, Any]:
+        self.asked.append((arm.name, seed))
+        part, _, mode = arm.name.partition("/")
+        point = arm.point if isinstance(arm, TrlArm) else {}
+        if point.get(self.failing):
             raise RunFailedError("it cannot do that")
-        speed = {TRL: 100.0, STREAMING: 300.0, SYNCHRONOUS: 200.0}[arm.name] + work.seed
-        passive = 50.0 if settings.get("wait_policy") == "passive" else 0.0
-        evaluations = [
-            {"label": "during", "update": 2 * n, "train_time_s": 1000 * n / speed, "accuracy": a}
-            for n, a in enumerate((0.2, 0.8, 0.7, 0.8, 0.9))
-        ]
-        return {
-            "updates": 8,
-            "train_time_s": 5000 / speed,
-            "tokens": 5000,
-            "tokens_per_s": speed + passive,
-            "cpu_s": 10.0,
-            "cpu_ms_per_token": {TRL: 3.0, STREAMING: 4.0, SYNCHRONOUS: 2.0}[arm.name],
-            "others": self.others,
-            "stolen": 0.0,
-            "evaluations": evaluations if work.accuracy else [],
-        }
+        # 1,000 tokens a run and 2 CPU seconds a second.
+        seconds = {TRL: 12.0, STREAMING: 4.0, SYNCHRONOUS: 6.0}[mode] + 0.01 * seed
+        if point.get("spins") == 5_000:
+            seconds -= 2.0
+        slope = {TRL: 0.025, STREAMING: 0.075, SYNCHRONOUS: 0.05}[mode]
+        curve = (
+            [(0, 0.0, 0.1), (24, seconds, 0.4)] if part == SPEED else rising(slope, top=self.top)
+        )
+        self.disturbed -= 1
+        beside = 0.2 if self.disturbed >= 0 else 0.01
+        state = {"others_cpu_share": beside, "disturbed": beside > 0.05}
+        return race_row(arm.name, seed, curve, **state)
 
 
-def bench(tmp_path: Path, measured: Measured, **more: bool) -> Bench:
-    return Bench(Rows(tmp_path / "rows.jsonl"), 24, tmp_path, measure=measured, **more)
+@pytest.fixture
+def bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., dict[str, Any]]:
+    """`headrace bench trl --json` with runs that are stood in for: its result, and `code`."""
+
+    def call(measured: Measured, *options: str) -> dict[str, Any]:
+        monkeypatch.setattr(trl, "run", measured)
+        monkeypatch.setattr(trl, "trl_python", lambda: None)
+        code = trl.main([*options, "--json", "--rows", str(tmp_path / "rows.jsonl")])
+        return {**json.loads(capsys.readouterr().out.splitlines()[-1]), "code": code}
+
+    return call
 
 
-def whole(tmp_path: Path, measured: Measured, seeds: int = 2) -> Mapping[str, Any]:
-    one = bench(tmp_path, measured)
-    one.tune()
-    for seed in range(seeds):
-        one.show(seed)
-    assert one.failed == []
-    return one.result(range(seeds))
+Bench = Callable[..., dict[str, Any]]
 
 
-def test_a_whole_bench_and_its_result(tmp_path: Path) -> None:
+def test_a_whole_bench_and_its_result(bench: Bench, tmp_path: Path) -> None:
     measured = Measured()
-    result = whole(tmp_path, measured)
+    result = bench(measured, "--seeds", "2")
     assert len(measured.asked) == 3 * 8 + 2 * 2 * 3
-    assert not {seed for _, seed, _ in measured.asked[: 3 * 8]} & {0, 1}
-    # TRL's tuning found the passive wait, fifty tokens a second faster.
-    assert result["arms"][TRL]["settings"]["wait_policy"] == "passive"
-    assert result["ratio"] == pytest.approx((300 / 150 + 301 / 151) / 2, abs=1e-4)
-    assert result["ratio_min"] == pytest.approx(301 / 151, abs=1e-4)
-    assert result["ratio_max"] == pytest.approx(2.0)
-    assert (result["cpu_ratio"], result["tuned"], result["repeats"]) == (1.5, True, 2)
-    # The first of two evaluations in a row: the third one, not the lonely first.
-    assert result["arms"][STREAMING]["seconds"]["max"] == [pytest.approx(10.0)] * 2
-    assert result["arms"][TRL]["missed"] == 0
+    assert {seed for _, seed in measured.asked[: 3 * 8]} == {100}
+    # TRL's tuning found the shorter spin, two seconds faster.
+    arms = result["arms"]
+    assert arms[TRL]["point"] == {**START, "spins": 5_000}
+    assert result["ratio"] == pytest.approx((10.0 + 10.01) / (4.0 + 4.01))
+    assert result["ratio_min"] == pytest.approx(10.01 / 4.01)
+    assert result["ratio_max"] == pytest.approx(10.0 / 4.0)
+    assert result["cpu_ratio"] == pytest.approx((10.0 + 10.01) / (6.0 + 6.01))
+    assert (result["code"], result["tuned"], result["seeds"]) == (0, True, [0, 1])
+    assert {"commit", "format", "machine", "interval"} <= set(result)
+    assert arms[STREAMING]["tokens_per_s"]["max"] == 250.0
+    assert arms[STREAMING]["cpu_s_per_token"] == pytest.approx(2 * 4.005 / 1000)
+    assert [arms[mode]["seconds"] for mode in MODES] == pytest.approx([30.0, 10.0, 15.0])
+    assert [arms[mode]["cpu_s"] for mode in MODES] == pytest.approx([60.0, 20.0, 30.0])
+    assert arms[STREAMING]["against_trl"]["seconds"]["ratio"] == pytest.approx(3.0)
+    assert arms[TRL]["against_trl"]["seconds"]["ratio"] == 1.0
+    assert (arms[TRL]["censored"], arms[TRL]["disturbed"], arms[TRL]["prompts"]) == (0, 0, 1024)
+    rows = Rows(tmp_path / "rows.jsonl").rows.values()
+    assert {row["study"] for row in rows} == {"trl"}
+    # Both parts of all arms in an order drawn for the seed.
+    assert sorted(row["place"] for row in rows if row["seed"] == 0) == list(range(6))
 
 
-def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
-    whole(tmp_path, Measured())
+def test_what_is_there_is_not_run_again(bench: Bench) -> None:
+    bench(Measured(), "--seeds", "2")
     again = Measured()
-    whole(tmp_path, again, seeds=3)
-    assert {seed for _, seed, _ in again.asked} == {2}
+    bench(again, "--seeds", "3")
+    assert {seed for _, seed in again.asked} == {2}
 
 
-def test_a_run_that_others_disturbed_is_made_once_more_and_said(tmp_path: Path) -> None:
-    result = whole(tmp_path, Measured(others=0.2), seeds=1)
-    assert result["disturbed"] == 6
-    again = Measured()
-    assert whole(tmp_path, again, seeds=1)["disturbed"] == 0
-    assert len(again.asked) == 3 * 8 + 6
+def test_a_run_that_others_disturbed_is_made_again(bench: Bench, tmp_path: Path) -> None:
+    measured = Measured(disturbed=1)
+    assert bench(measured, "--seeds", "1")["arms"][TRL]["disturbed"] == 0
+    assert measured.asked[0] == measured.asked[1]
+    assert len(measured.asked) == 3 * 8 + 6 + 1
+    (kept,) = (row for row in Rows(tmp_path / "rows.jsonl").rows.values() if row["disturbed"])
+    assert kept["key"].endswith("/disturbed-0")
 
 
-def test_settings_that_fail_are_tried_and_never_chosen(tmp_path: Path) -> None:
-    measured = Measured(failing="continuous_batching")
-    result = whole(tmp_path, measured, seeds=1)
+def test_settings_that_fail_are_tried_and_never_chosen(bench: Bench, tmp_path: Path) -> None:
+    result = bench(Measured(failing="continuous_batching"), "--seeds", "1")
     assert result["tuned"]
-    assert result["arms"][TRL]["settings"]["continuous_batching"] is False
+    assert result["arms"][TRL]["point"]["continuous_batching"] == 0
     rows = Rows(tmp_path / "rows.jsonl").rows.values()
     (failed,) = (row for row in rows if "failed" in row)
-    assert (failed["part"], failed["failed"]) == ("tuning", "it cannot do that")
+    assert (failed["seed"], failed["failed"]) == (100, "it cannot do that")
+    assert score([failed]) > score([race_row("speed/trl", 100, rising(0.01, until=1000.0))])
 
 
-def test_a_run_that_is_shown_and_fails_is_no_row_and_is_said(tmp_path: Path) -> None:
-    one = bench(tmp_path, Measured(failing="micro_batch"), tunes=False)
-    one.show(0)
-    assert len(one.failed) == 2
-    result = one.result([0])
-    assert (result["ratio"], result["repeats"], result["tuned"]) == (None, 0, False)
-    assert result["arms"][STREAMING]["tokens_per_s"]["median"] == 300.0
+def test_a_run_that_is_shown_and_fails_is_no_row_and_is_said(bench: Bench) -> None:
+    result = bench(Measured(failing="at_once"), "--reduced", "--seeds", "1")
+    assert (result["code"], result["ratio"], result["tuned"]) == (1, None, False)
+    assert (result["arms"][TRL]["speed_seeds"], result["arms"][TRL]["s_per_token"]) == (0, None)
+    assert result["arms"][STREAMING]["tokens_per_s"]["median"] == 250.0
 
 
-def test_a_run_that_never_got_there_is_a_bound(tmp_path: Path) -> None:
-    class Slow(Measured):
-        def __call__(self, *arguments: Any) -> dict[str, Any]:
-            row = super().__call__(*arguments)
-            return {**row, "evaluations": row["evaluations"][:2]}
-
-    one = bench(tmp_path, Slow())
-    one.show(0)
-    trls = one.result([0])["arms"][TRL]
-    assert (trls["missed"], trls["seconds"]["median"]) == (1, [10.0, None])
-
-
-def test_ratios_are_of_seeds_that_all_arms_have() -> None:
-    found = {"a": {0: {"x": 6.0}, 1: {"x": 8.0}}, "b": {1: {"x": 2.0}, 2: {"x": 1.0}}}
-    assert ratios(found, lambda rows: rows["a"]["x"] / rows["b"]["x"]) == [4.0]
-
-
-def test_another_setting_or_work_is_another_row() -> None:
-    base = key("speed", ARM[TRL], ARM[TRL].base, Work(0, 24))
-    assert base != key("speed", ARM[TRL], {**ARM[TRL].base, "threads": 1}, Work(0, 24))
-    assert base != key("speed", ARM[TRL], ARM[TRL].base, Work(0, 25))
+def test_a_run_that_never_got_there_counts_with_its_whole_time(bench: Bench) -> None:
+    trls = bench(Measured(top=0.7), "--reduced")["arms"][TRL]
+    assert (trls["censored"], trls["seconds"], trls["race_seeds"]) == (2, 40.0, 2)
 
 
 def test_listing_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Bench, "_run", None)
+    monkeypatch.setattr(trl, "Track", None)
     rows = tmp_path / "rows.jsonl"
     assert trl.main(["--list", "--seeds", "1", "--rows", str(rows)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 * 3
-    assert all(line.startswith("missing") for line in lines)
+    assert [line.split()[0] for line in lines] == ["tuning"] * 3 + ["missing"] * 6
     assert not rows.exists()
-
-
-def test_ours_are_runs_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
-
-    def train(recipe: str, overrides: list[str], **_: Any) -> Summary:
-        asked.append([recipe, *overrides])
-        raise RunFailedError("no further")
-
-    monkeypatch.setattr(trl_arms, "train", train)
-    with pytest.raises(RunFailedError, match="no further"):
-        trl_arms.measure(
-            ARM[STREAMING], {"learner.precision": "float32"}, Work(7, 4), tmp_path, "run"
-        )
-    ((recipe, *overrides),) = asked
-    assert recipe.endswith(RECIPE)
-    assert {"schedule.mode=streaming", "seed=7", "stop.updates=4"} <= set(overrides)
-    assert 'learner.precision="float32"' in overrides

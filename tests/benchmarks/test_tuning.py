@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.race import score, tuning_of
 from benchmarks.race_settings import ARMS, GRIDS, PAIR, Grid, Point, arm_of
 from benchmarks.rows import Rows
 from benchmarks.study import key
-from benchmarks.tuning import Score, Tuning, score, walk
-from tests.benchmarks.race_rows import SMALL, add, race_row, rising
+from benchmarks.tuning import Score, walk
+from tests.benchmarks.race_rows import SMALL, add, race_row, rising, small_race
 
 GRID = Grid({"a": 1, "b": 1}, (("a", (2, 4)), ("b", (3,))))
 
@@ -58,18 +59,18 @@ def test_the_pass_goes_on_from_the_best_of_each_coordinate() -> None:
 
 def test_a_point_is_better_that_crosses_then_that_is_faster_then_that_ends_higher() -> None:
     def of(*curves: list[tuple[int, float, float]]) -> Score:
-        return score([race_row("a", 1, curve) for curve in curves], 0.8)
+        return score([race_row("a", 1, curve) for curve in curves], target=0.8)
 
     fast, slow = rising(0.1), rising(0.05)
     never, worse = rising(0.05, top=0.7), rising(0.05, top=0.6)
     assert of(fast) < of(slow) < of(never) < of(worse)
     assert of(slow, slow) < of(fast, never)
-    assert of(never) < score([{"failed": "no memory"}], 0.8)
+    assert of(never) < score([{"failed": "no memory"}], target=0.8)
 
 
 def tuned(rows: Rows, mode: str) -> None:
     """All that tuning asks for, two optimizer steps being the best."""
-    tuning = Tuning(SMALL, rows.rows)
+    tuning = tuning_of(SMALL, rows.rows)
     while point := tuning.walk(mode).missing:
         for seed in SMALL.tuning_seeds:
             slope = 0.1 if point["steps"] == 4 and point["policy_lr"] == 1 else 0.05
@@ -77,20 +78,20 @@ def tuned(rows: Rows, mode: str) -> None:
 
 
 def test_the_race_takes_the_best_point_of_a_tuning_that_is_over(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
-    tuning = Tuning(SMALL, rows.rows)
-    assert tuning.best("streaming") == GRIDS["streaming"].start
+    race = small_race(tmp_path)
+    rows = race.rows("tuning")
+    assert race.tuning.best("streaming") == GRIDS["streaming"].start
     tuned(rows, "streaming")
-    assert tuning.best("streaming") == {**GRIDS["streaming"].start, "steps": 4}
+    assert race.tuning.best("streaming") == {**GRIDS["streaming"].start, "steps": 4}
     assert len(rows.rows) == 8
-    table = tuning.table(["streaming"])
+    table = race.tuning_table(["streaming"])
     assert [line["best"] for line in table].count(True) == 1
     assert {line["crossed"] for line in table} == {1}
 
 
 def test_tuned_is_said_of_equal_budgets_and_of_other_seeds_alone(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "rows.jsonl")
-    tuning = Tuning(SMALL, rows.rows)
+    tuning = tuning_of(SMALL, rows.rows)
     assert not tuning.is_fair([], [1, 2])
     tuned(rows, "streaming")
     assert tuning.is_fair(["streaming"], [1, 2])
@@ -106,15 +107,15 @@ def test_a_point_that_others_disturbed_is_run_again(tmp_path: Path) -> None:
     name = key(arm_of(SMALL, "synchronous", start, tuning=True), 101)
     row = race_row("small/synchronous", 101, rising(0.1), disturbed=True)
     rows.add(f"{name}/disturbed-0", row)
-    assert Tuning(SMALL, rows.rows).walk("synchronous").missing == start
+    assert tuning_of(SMALL, rows.rows).walk("synchronous").missing == start
 
 
 def test_budgets_that_differ_are_not_fair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Rows(tmp_path / "rows.jsonl")
     whole = GRIDS["synchronous"]
     shorter = Grid(whole.start, whole.alternatives[:1])
-    monkeypatch.setattr("benchmarks.tuning.GRIDS", {**GRIDS, "synchronous": shorter})
+    monkeypatch.setattr("benchmarks.race.GRIDS", {**GRIDS, "synchronous": shorter})
     for mode in PAIR:
         tuned(rows, mode)
-    assert Tuning(SMALL, rows.rows).walk("synchronous").missing is None
-    assert not Tuning(SMALL, rows.rows).is_fair(PAIR, [1])
+    assert tuning_of(SMALL, rows.rows).walk("synchronous").missing is None
+    assert not tuning_of(SMALL, rows.rows).is_fair(PAIR, [1])
