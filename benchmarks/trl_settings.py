@@ -38,13 +38,14 @@ GOMP_SPINS = 300_000
 
 GRIDS: Mapping[str, Grid] = {
     TRL: Grid(
-        # `threads` and `at_once` (completions in a forward pass) are of all processes together.
+        # `threads` and `at_once` (completions in a forward pass) are of all processes together;
+        # `spins` begins with what our processes have.
         {
-            "threads": 2, "spins": GOMP_SPINS, "processes": 1, "bf16": 1,
+            "threads": 2, "spins": SPINS, "processes": 1, "bf16": 1,
             "continuous_batching": 0, "at_once": 64,
         },
         (
-            ("spins", (SPINS,)),
+            ("spins", (GOMP_SPINS,)),
             ("threads", (1,)),
             ("processes", (2,)),
             ("bf16", (0,)),
