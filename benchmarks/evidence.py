@@ -1,74 +1,94 @@
-"""Tables and plots of `docs/evidence.md` from the rows that `benchmarks.archive` has.
+"""Tables and plots of `docs/evidence.md` from the rows that are checked in.
 
-In: the rows of all studies. Out: the parts of the page between `<!-- table NAME -->` and
-`<!-- end -->`, and one SVG a plot. Nothing is run. `--check` writes nothing and fails when the page
-is not what the rows say.
+In: the rows of all studies; what was measured before a study changed is in `benchmarks.archive`.
+Out: the parts of the page between `<!-- table NAME -->` and `<!-- end -->`, and one SVG a plot.
+Nothing is run; a study without rows says how to get them. `--check` writes nothing and fails when
+the page is not what the rows say.
 """
 
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 
 from benchmarks import dapo_parts, egae, egae_bias, staleness, untuned_race, vapo_parts, vcppo
-from benchmarks.archive import rows_in, study_rows
+from benchmarks.archive import MONTH, measured_arms, rows_in, study_rows
 from benchmarks.censored import spread_text
 from benchmarks.crossings import interval_text
 from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
-from benchmarks.plots import (
-    STYLE,
-    accuracy_over_seconds,
-    accuracy_over_tokens,
-    accuracy_over_updates,
-    against,
-    curves,
-    dots,
-    length_over_updates,
-    metric_over_updates,
-    save,
-)
+from benchmarks.plots import STYLE, accuracy_over_seconds, against, curves, save
 from benchmarks.race import Race
 from benchmarks.race_settings import ARMS, SETTINGS
-from benchmarks.rows import read_rows
-from benchmarks.study import Row, Study, rows_of, table, text
+from benchmarks.rows import Rows, read_rows
+from benchmarks.study import Column, Row, Study, cells, lines_of, rows_of, table, text
+from benchmarks.study_plots import PLOTS as STUDY_PLOTS
 from benchmarks.tppo_vs_ppo import race_path, ratio_line, summarise
 from benchmarks.tuning import words
 from headrace.install import ROOT
 
 PAGE = ROOT / "docs" / "evidence.md"
 IMAGES = ROOT / "docs" / "images" / "evidence"
-STUDIES = (vapo_parts.STUDY, vcppo.STUDY, egae.STUDY, staleness.STUDY, dapo_parts.STUDY)
+STUDIES = (vapo_parts.STUDY, vcppo.STUDY, staleness.STUDY, dapo_parts.STUDY)
+REFERENCES_THEN = {
+    vapo_parts.STUDY.name: "vapo",
+    vcppo.STUDY.name: "ppo",
+    staleness.STUDY.name: "staleness 0, behaviour",
+    dapo_parts.STUDY.name: "dapo",
+}
+"""These were measured with other arms before; then this arm was what the others are compared
+with."""
 PART = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Arms = dict[str, list[Row]]
 
 
-def arms_of(study: Study) -> Arms:
+def arms_of(study: Study, rows: Rows) -> Arms:
     """The rows of the study's arms, arm by arm, where there are any."""
-    found = study_rows(study).rows
-    return {arm.name: list(rows.values()) for arm in study.arms if (rows := rows_of(arm, found))}
+    found = {arm.name: rows_of(arm, rows.rows) for arm in study.arms}
+    return {name: list(mine.values()) for name, mine in found.items() if mine}
 
 
-def study_table(study: Study) -> str:
+def study_part(study: Study) -> str:
+    """Markdown of a study: its plots, its table and how many of its runs others disturbed; or how
+    to get them."""
+    rows = Rows(study.rows_path)
+    arms = arms_of(study, rows)
+    if not arms:
+        return f"Not measured yet: `headrace bench {study.name}`.\n"
+    plots = STUDY_PLOTS[study.name].items()
+    images = [f"![{plot.caption}](images/evidence/{name}.svg)\n\n" for name, plot in plots]
+    runs = [row for mine in arms.values() for row in mine]
+    disturbed = sum(row["disturbed"] for row in runs)
+    beside = f"\nOthers disturbed {disturbed} of {len(runs)} runs.\n" if disturbed else ""
+    return "".join(images) + study_table(study, rows) + beside
+
+
+def study_table(study: Study, rows: Rows) -> str:
+    """Markdown: one line an arm that has rows."""
+    plan = [(arm, seed) for arm in study.arms for seed in range(study.seeds)]
+    return arms_table(table(study, plan, rows), study.reference, study.columns)
+
+
+def table_then(study: Study) -> str:
+    """Markdown of what was measured with the arms that the study had before."""
+    reference = REFERENCES_THEN[study.name]
+    return arms_table(lines_of(measured_arms(study), reference=reference), reference)
+
+
+def arms_table(lines: Sequence[Row], reference: str, columns: Sequence[Column] = ()) -> str:
     """Markdown: one line an arm, medians with least and largest; mean accuracy also as the
     difference to the reference, seed by seed."""
-    plan = [(arm, seed) for arm in study.arms for seed in range(study.seeds)]
-    lines = [
-        "| arm | seeds | final accuracy | mean accuracy "
-        f"| less that of *{study.reference}* | final length | tokens generated |",
-        "|---|---|---|---|---|---|---|",
+    titles = [
+        *("arm", "seeds", "final accuracy", "mean accuracy", f"less that of *{reference}*"),
+        *("final length", "tokens generated"),
+        *(column.title for column in columns),
     ]
-    lines += [
-        f"| {line['arm']} | {line['seeds']} | {text(line['final'], '.3f')} "
-        f"| {text(line['mean'], '.3f')} "
-        f"| {text(line['against'], '+.3f')} | {text(line['final_length'], '.0f')} "
-        f"| {text(line['generated'], ',.0f')} |"
-        for line in table(plan, study_rows(study), reference=study.reference)
-    ]
-    return "\n".join(lines) + "\n"
+    head = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    rows = [f"| {' | '.join(cells(line, columns))} |" for line in lines]
+    return "\n".join([*head, *rows]) + "\n"
 
 
 def race_table(name: str) -> str:
@@ -145,7 +165,9 @@ def tables() -> dict[str, str]:
     return {
         **{f"race-{name}": race_table(name) for name in SETTINGS},
         untuned_race.STUDY.name: untuned_race_table(untuned),
-        **{study.name: study_table(study) for study in STUDIES},
+        **{study.name: study_part(study) for study in STUDIES},
+        **{f"{study.name}-{MONTH}": table_then(study) for study in STUDIES},
+        egae.STUDY.name: study_table(egae.STUDY, study_rows(egae.STUDY)),
         "egae-bias": bias_table(rows_in(egae_bias.ROWS.name)),
     }
 
@@ -156,13 +178,8 @@ def page(old: str) -> str:
     return PART.sub(lambda match: match[1] + parts[match[2]] + match[3], old)
 
 
-def pick(arms: Arms, *names: str) -> Arms:
-    """Those of the arms that have rows."""
-    return {name: arms[name] for name in names if name in arms}
-
-
 def draw_race(path: Path) -> None:
-    found = arms_of(untuned_race.STUDY)
+    found = arms_of(untuned_race.STUDY, study_rows(untuned_race.STUDY))
     main_arms = {mode: found.get(untuned_race.MAIN.arm(mode).name) for mode in untuned_race.ARMS}
     figure, axes = plt.subplots(figsize=(6.4, 3.6))
     curves(axes, {mode: rows for mode, rows in main_arms.items() if rows}, accuracy_over_seconds)
@@ -193,110 +210,32 @@ def draw_speedups(path: Path) -> None:
     save(figure, path)
 
 
-def draw_vapo(path: Path) -> None:
-    _dots(arms_of(vapo_parts.STUDY), path)
-
-
-def draw_vcppo(path: Path) -> None:
-    arms = arms_of(vcppo.STUDY)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.4))
-    cures = pick(arms, *(arm.name for arm in vcppo.CURES))
-    curves(left, cures, length_over_updates)
-    left.set(xlabel="updates of the policy", ylabel="mean response length, tokens")
-    curves(right, cures, accuracy_over_updates)
-    right.set(xlabel="updates of the policy", ylabel="held-out accuracy")
-    save(figure, path)
-
-
-def draw_vcppo_sweeps(path: Path) -> None:
-    arms = arms_of(vcppo.STUDY)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
-    cured = "low, both cures"
-    lambdas = {float(lam): f"lambda {lam}" for lam in ("0.90", "0.98", "0.99", "1.00")}
-    steps = {float(count): f"pretraining {count}" for count in (2, 4, 24, 48)}
-    lambdas = dict(sorted({**lambdas, 0.95: cured}.items()))
-    steps = dict(sorted({**steps, 0.0: "low, decoupled", 8.0: cured}.items()))
-    for axes, sweep, label in ((left, lambdas, "lambda"), (right, steps, "pretraining updates")):
-        _sweep(axes, arms, sweep, "mean", index=0, label="mean accuracy")
-        _sweep(axes, arms, sweep, "final", index=1, label="final accuracy")
-        axes.set(xlabel=label)
-    save(figure, path)
-
-
-def draw_egae(path: Path) -> None:
-    _dots(arms_of(egae.STUDY), path)
-
-
-def draw_egae_tokens(path: Path) -> None:
-    """The same runs by updates and by what they generated."""
-    windows = pick(arms_of(egae.STUDY), *(arm.name for arm in egae.WINDOWS))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True)
-    curves(left, windows, accuracy_over_updates)
-    left.set(xlabel="updates of the policy", ylabel="held-out accuracy")
-    curves(right, windows, accuracy_over_tokens)
-    right.set(xlabel="tokens generated")
-    save(figure, path)
-
-
 def draw_bias(path: Path) -> None:
     draw_egae_bias(rows_in(egae_bias.ROWS.name), path)
-
-
-def draw_staleness(path: Path) -> None:
-    arms = arms_of(staleness.STUDY)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.2), sharey=True)
-    for index, ratio in enumerate(staleness.RATIOS):
-        sweep = {float(b): f"staleness {b}, {ratio}" for b in (0, 1, 2, 4, 8)}
-        _sweep(left, arms, sweep, "mean", index=index, label=ratio)
-        _sweep(right, arms, sweep, "final", index=index, label=ratio)
-    left.set(xlabel="bound on staleness, updates", ylabel="mean accuracy")
-    right.set(xlabel="bound on staleness, updates", ylabel="final accuracy")
-    save(figure, path)
-
-
-def draw_dapo(path: Path) -> None:
-    arms = arms_of(dapo_parts.STUDY)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.8, 3.4))
-    chosen = pick(arms, "dapo", "without clip-higher", "without dynamic sampling", "grpo")
-    curves(left, chosen, metric_over_updates("actor/entropy"))
-    left.set(xlabel="updates of the policy", ylabel="entropy, nats")
-    dots(right, arms, "mean")
-    right.set(xlabel="mean accuracy")
-    save(figure, path)
-
-
-def _dots(arms: Arms, path: Path) -> None:
-    height = 0.9 + 0.27 * len(arms)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, height), sharey=True)
-    dots(left, arms, "mean")
-    dots(right, arms, "final")
-    left.set(xlabel="mean accuracy over the run")
-    right.set(xlabel="final accuracy")
-    right.invert_yaxis()
-    save(figure, path)
-
-
-def _sweep(
-    axes: Any, arms: Arms, sweep: Mapping[float, str], figure: str, *, index: int, label: str
-) -> None:
-    points = [(x, [row[figure] for row in arms[name]]) for x, name in sweep.items() if name in arms]
-    if points:
-        xs, values = zip(*points, strict=True)
-        against(axes, xs, values, label=label, index=index)
 
 
 PLOTS: dict[str, Callable[[Path], None]] = {
     "tppo-vs-ppo": draw_race,
     "speed-ups": draw_speedups,
-    "vapo-parts": draw_vapo,
-    "vcppo": draw_vcppo,
-    "vcppo-sweeps": draw_vcppo_sweeps,
-    "egae": draw_egae,
-    "egae-tokens": draw_egae_tokens,
     "egae-bias": draw_bias,
-    "staleness": draw_staleness,
-    "dapo-parts": draw_dapo,
 }
+"""Beside those of the studies."""
+
+
+def draw(folder: Path) -> list[Path]:
+    """Draw every plot that there are rows for; the files."""
+    drawn = []
+    with plt.rc_context(STYLE):
+        for name, draw_into in PLOTS.items():
+            drawn.append(folder / f"{name}.svg")
+            draw_into(drawn[-1])
+        measured = {study.name: arms_of(study, Rows(study.rows_path)) for study in STUDIES}
+        measured[egae.STUDY.name] = arms_of(egae.STUDY, study_rows(egae.STUDY))
+        for study, arms in measured.items():
+            for name, plot in STUDY_PLOTS[study].items() if arms else ():
+                drawn.append(folder / f"{name}.svg")
+                plot.draw(arms, drawn[-1])
+    return drawn
 
 
 def main(argv: list[str]) -> int:
@@ -314,8 +253,6 @@ def main(argv: list[str]) -> int:
             )
         return int(new != old)
     PAGE.write_text(new, encoding="utf-8")
-    with plt.rc_context(STYLE):
-        for name, draw in PLOTS.items():
-            draw(IMAGES / f"{name}.svg")
-            print(f"wrote {(IMAGES / name).relative_to(ROOT)}.svg")
+    for path in draw(IMAGES):
+        print(f"wrote {path.relative_to(ROOT)}")
     return 0

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.typing import RcKeyType
 
-from benchmarks.study import Row, generated_at, warm_up_updates
+from benchmarks.study import Row, generated_at, metric_of
 
 Points = list[tuple[float, float]]
 
@@ -62,12 +62,16 @@ def length_over_updates(row: Row) -> Points:
 
 def metric_over_updates(name: str) -> Callable[[Row], Points]:
     """(updates of the policy, the metric) for a metric that rows keep."""
+    return lambda row: [(float(update), value) for update, value in metric_of(row, name)]
+
+
+def over_positions(figure: str, answers: str = "all") -> Callable[[Row], Points]:
+    """(share of the answer, the figure there) from what a row keeps of the policy's first updates
+    (`benchmarks.positions`): the middle of each tenth."""
 
     def points(row: Row) -> Points:
-        series = row["series"]
-        warm_up = warm_up_updates(row)
-        pairs = zip(series["update"], series.get(name, ()), strict=False)
-        return [(u - warm_up, v) for u, v in pairs if v is not None and u > warm_up]
+        tenths = row["early_positions"][answers][figure]
+        return [((i + 0.5) / len(tenths), value) for i, value in enumerate(tenths)]
 
     return points
 

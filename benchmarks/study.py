@@ -27,7 +27,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -81,6 +81,15 @@ class Arm:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+class Column(NamedTuple):
+    """A column that a study's table has besides: its title, a run's figure, and how it is
+    written."""
+
+    title: str
+    figure: Callable[[Row], float]
+    form: str
+
+
 @dataclass(frozen=True, slots=True)
 class Study:
     """What `headrace bench NAME` runs."""
@@ -94,6 +103,11 @@ class Study:
     """The arm that the others are compared with, seed by seed."""
     prepare: Callable[[], None] | None = None
     """Makes what runs need that is not checked in; called before the first of them."""
+    facts: Callable[[Path], Row] | None = None
+    """What else a row keeps of a run, read from its folder."""
+    columns: tuple[Column, ...] = ()
+    jobs: int | None = None
+    """Runs at a time unless the command line says otherwise. None: one a core."""
 
     def plan(self, *, reduced: bool, seeds: int | None = None) -> list[tuple[Arm, int]]:
         """(arm, seed) in the order they are run; `seeds` instead of the study's."""
@@ -150,8 +164,8 @@ def main_of(study: Study, description: str | None, argv: Sequence[str]) -> int:
     parser.add_argument(
         "--jobs",
         type=int,
-        default=len(detect().cores),
-        help="runs at a time, each on its share of the cores (default: one a core)",
+        default=study.jobs or len(detect().cores),
+        help="runs at a time, each on its share of the cores (default: %(default)s)",
     )
     options = parser.parse_args(argv)
     plan = [
@@ -161,7 +175,7 @@ def main_of(study: Study, description: str | None, argv: Sequence[str]) -> int:
     ]
 
     def report(rows: Rows) -> dict[str, Any]:
-        lines = table(plan, rows, reference=study.reference)
+        lines = table(study, plan, rows)
         show(study, lines)
         return {"name": study.name, "arms": lines}
 
@@ -225,7 +239,7 @@ def run_all(
         bar = progress.add_task(study.name, total=len(missing))
         root = keep or Path(scratch)
         running: dict[Future[Row], tuple[Arm, int]] = {
-            pool.submit(_run_on_share, arm, seed, root, shares, keep is None): (arm, seed)
+            pool.submit(_run_on_share, study, arm, seed, root, shares, keep is None): (arm, seed)
             for arm, seed in missing
         }
         try:
@@ -242,7 +256,9 @@ def run_all(
                     name = key(arm, seed)
                     print(line_of(rows.add(tries.new_key(name, rows.rows, row), row)), flush=True)
                     if tries.is_missing(name, rows.rows):
-                        again = pool.submit(_run_on_share, arm, seed, root, shares, keep is None)
+                        again = pool.submit(
+                            _run_on_share, study, arm, seed, root, shares, keep is None
+                        )
                         running[again] = (arm, seed)
                     else:
                         progress.advance(bar)
@@ -260,19 +276,27 @@ def core_shares(cores: Sequence[int], jobs: int) -> list[set[int]]:
 
 
 def _run_on_share(
-    arm: Arm, seed: int, root: Path, shares: "queue.Queue[set[int]]", remove: bool
+    study: Study, arm: Arm, seed: int, root: Path, shares: "queue.Queue[set[int]]", remove: bool
 ) -> Row:
     share = shares.get()
     try:
         # The affinity of a thread is what the processes it starts inherit.
         os.sched_setaffinity(0, share)
-        return run_arm(arm, seed, root, remove=remove)
+        return run_arm(arm, seed, root, remove=remove, facts=study.facts)
     finally:
         shares.put(share)
 
 
-def run_arm(arm: Arm, seed: int, root: Path, *, remove: bool = True) -> Row:
-    """One run to its end, as a row. RunFailedError when it ended badly."""
+def run_arm(
+    arm: Arm,
+    seed: int,
+    root: Path,
+    *,
+    remove: bool = True,
+    facts: Callable[[Path], Row] | None = None,
+) -> Row:
+    """One run to its end, as a row, with `facts` of its folder. RunFailedError when it ended
+    badly."""
     # A run is found by its name, and one that is made again is another.
     root = Path(tempfile.mkdtemp(dir=_made(root)))
     name = f"{''.join(c if c.isalnum() else '-' for c in arm.name)}-{seed}"
@@ -288,6 +312,7 @@ def run_arm(arm: Arm, seed: int, root: Path, *, remove: bool = True) -> Row:
         "lost_by_tenth": lost_by_tenth(folder),
         "long_prompts": long_prompts(folder, versions),
         "series": series(folder, SERIES),
+        **(facts(folder) if facts else {}),
     }
     if remove:
         shutil.rmtree(folder)
@@ -361,13 +386,20 @@ def area(points: Sequence[Summary]) -> float:
     return total / span if span else float(points[-1]["accuracy"])
 
 
-def table(plan: Iterable[tuple[Arm, int]], rows: Rows, *, reference: str) -> list[Row]:
-    """One line an arm over the seeds that are there. `against`: mean accuracy less that of the
-    arm `reference` at the same seed, None without a common seed."""
+def table(study: Study, plan: Iterable[tuple[Arm, int]], rows: Rows) -> list[Row]:
+    """One line an arm over the seeds that are there: `lines_of` with the study's columns."""
     by_arm: dict[str, dict[int, Row]] = {}
     for arm, seed in plan:
         if row := tries.row_of(key(arm, seed), rows.rows):
             by_arm.setdefault(arm.name, {})[seed] = row
+    return lines_of(by_arm, reference=study.reference, columns=study.columns)
+
+
+def lines_of(
+    by_arm: Mapping[str, Mapping[int, Row]], *, reference: str, columns: Sequence[Column] = ()
+) -> list[Row]:
+    """One line for each arm's rows by seed. `against`: mean accuracy less that of the arm
+    `reference` at the same seed, None without a common seed."""
     other = by_arm.get(reference, {})
     lines = []
     for name, found in by_arm.items():
@@ -378,6 +410,8 @@ def table(plan: Iterable[tuple[Arm, int]], rows: Rows, *, reference: str) -> lis
         common = [seed for seed in found if seed in other and name != reference]
         differences = [found[seed]["mean"] - other[seed]["mean"] for seed in common]
         line["against"] = spread(differences) if common else None
+        for column in columns:
+            line[column.title] = spread([column.figure(row) for row in found.values()])
         lines.append(line)
     return lines
 
@@ -385,6 +419,13 @@ def table(plan: Iterable[tuple[Arm, int]], rows: Rows, *, reference: str) -> lis
 def warm_up_updates(row: Row) -> int:
     """Updates of the value model alone, before the policy's first."""
     return int(row["updates"] - row["evaluations"][-1][0])
+
+
+def metric_of(row: Row, name: str) -> list[tuple[int, float]]:
+    """(updates of the policy, the metric) for a metric that rows keep, where it has a value."""
+    series, warm_up = row["series"], warm_up_updates(row)
+    pairs = zip(series["update"], series.get(name, ()), strict=False)
+    return [(u - warm_up, v) for u, v in pairs if v is not None and u > warm_up]
 
 
 def generated_at(row: Row, version: int) -> float:
@@ -417,19 +458,27 @@ def show(study: Study, lines: list[Row]) -> None:
     """The table on the terminal."""
     shown = Table(title=study.name, title_justify="left")
     against = f"against {study.reference}"
-    for column in ("arm", "seeds", "final accuracy", "mean accuracy", against, "length", "tokens"):
-        shown.add_column(column, no_wrap=True)
+    titles = ("arm", "seeds", "final accuracy", "mean accuracy", against, "length", "tokens")
+    for title in (*titles, *(column.title for column in study.columns)):
+        shown.add_column(title, no_wrap=True)
     for line in lines:
-        shown.add_row(
-            line["arm"],
-            str(line["seeds"]),
-            text(line["final"], ".3f"),
-            text(line["mean"], ".3f"),
-            text(line["against"], "+.3f"),
-            text(line["final_length"], ".0f"),
-            text(line["generated"], ",.0f"),
-        )
-    Console(width=None if sys.stdout.isatty() else 160).print(shown)
+        shown.add_row(*cells(line, study.columns))
+    Console(width=None if sys.stdout.isatty() else 200).print(shown)
+
+
+def cells(line: Row, columns: Sequence[Column] = ()) -> list[str]:
+    """A line of a table: arm, seeds, final and mean accuracy, mean accuracy less that of the
+    reference, final length, tokens generated, and the study's own columns."""
+    return [
+        line["arm"],
+        str(line["seeds"]),
+        text(line["final"], ".3f"),
+        text(line["mean"], ".3f"),
+        text(line["against"], "+.3f"),
+        text(line["final_length"], ".0f"),
+        text(line["generated"], ",.0f"),
+        *(text(line[column.title], column.form) for column in columns),
+    ]
 
 
 def text(values: Mapping[str, float] | None, form: str) -> str:

@@ -1,30 +1,44 @@
-"""VC-PPO's failure and cure (study 3): a critic that scores tokens low, one lambda for both.
+"""VC-PPO's failure and cure (study 3): a critic that is wrong by position, one lambda for both.
 
-`low` arms begin with a value model that says -1 everywhere, where answers are worth 0 or 1, and
-that learns slowly (the paper's ratio of learning rates). Every last token is then a pleasant
-surprise of which, with lambda 0.95, little reaches the first tokens of a long answer: short guesses
-look better than written-out steps. Cures, alone and together: value pretraining, and lambda 1 for
-the value model. `ppo` begins with a new head that says 0. Then, from the low critic and with both
-cures, a sweep over the policy's lambda and one over the updates of pretraining (64 trajectories and
-four passes each).
+The value model of `low` arms begins as a reward model that was trained on the end of answers alone
+(`benchmarks.reward_model`), as in the paper: it scores early tokens low and later ones higher. The
+advantage adds up these steps, most of them at early tokens, so that whatever the policy begins with
+looks good; and with lambda 0.95 the reward itself hardly reaches the first tokens of a long answer.
+Short guesses gain by that, written-out steps lose. All problems have six terms or more: written
+out, 45 tokens and up.
+
+Cures, alone and together: value pretraining, and lambda 1 for the value model. `ppo` begins with a
+new head that says 0. Then, from the reward model and with both cures, a sweep over the policy's
+lambda and one over the updates of pretraining (64 trajectories and four passes each). In
+`low, pretraining` the pretraining has the run's lambda of 0.95 too.
+
+Rows also keep `early_positions`: what the value model said, and the advantages that came of it, by
+tenth of the answer over the policy's first updates (`benchmarks.positions`).
 """
 
-from benchmarks.low_critic import write_low_critic
-from benchmarks.study import Arm, Study, main_of
+from benchmarks.positions import early_positions
+from benchmarks.reward_model import MIN_TERMS, write_reward_model
+from benchmarks.study import Arm, Column, Row, Study, main_of
 from benchmarks.study_settings import PRETRAINING, small
 from headrace.install import ROOT
 
-LOW = -1.0
-CRITIC = "runs/critics/low"
+CRITIC = "runs/critics/reward-model"
 """Relative to the source tree; made when the study is run."""
 SLOW_CRITIC = "learner.value.lr=2e-4"
+"""Twice the policy's, as in VAPO's table 1."""
 DECOUPLED = "algorithm.value.gae_lambda_value=1.0"
 
 
 def arm(name: str, *overrides: str, pretraining: int = PRETRAINING, low: bool = True) -> Arm:
-    """An arm of PPO on the demonstration's task."""
+    """An arm of PPO on the demonstration's task, without its shortest problems."""
     critic = (f"model.critic_path={CRITIC}",) if low else ()
-    settings = (*small(pretraining=pretraining), SLOW_CRITIC, *critic, *overrides)
+    settings = (
+        *small(pretraining=pretraining, prompts=512),
+        f"task.min_terms={MIN_TERMS}",
+        SLOW_CRITIC,
+        *critic,
+        *overrides,
+    )
     return Arm(name, "recipes/algorithms/ppo.toml", settings)
 
 
@@ -40,23 +54,29 @@ LAMBDAS = tuple(
     for lam in ("0.90", "0.98", "0.99", "1.00")
 )
 STEPS = tuple(arm(f"pretraining {steps}", DECOUPLED, pretraining=steps) for steps in (2, 4, 24, 48))
-LEFT_OUT = ("lambda 0.98", "pretraining 4", "pretraining 48")
 ARMS = (*CURES, *LAMBDAS, *STEPS)
 
 
-def make_low_critic() -> None:
+def make_reward_model() -> None:
     """The value model that `low` arms begin with."""
-    write_low_critic(ROOT / "recipes" / "models" / "chain-sums-cold", ROOT / CRITIC, LOW)
+    write_reward_model(ROOT / "recipes" / "models" / "chain-sums-cold", ROOT / CRITIC)
+
+
+def shortest(row: Row) -> float:
+    """The least mean length that an evaluation found."""
+    return float(min(length for *_, length in row["evaluations"]))
 
 
 STUDY = Study(
     "vcppo",
     arms=ARMS,
-    seeds=5,
-    reduced_arms=tuple(arm.name for arm in ARMS if arm.name not in LEFT_OUT),
+    seeds=3,
+    reduced_arms=tuple(arm.name for arm in CURES),
     reduced_seeds=2,
     reference="ppo",
-    prepare=make_low_critic,
+    prepare=make_reward_model,
+    facts=early_positions,
+    columns=(Column("shortest on the way", shortest, ".0f"),),
 )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -71,6 +72,9 @@ class Example:
 
     ids: list[int]
     response_start: int
+
+
+E = TypeVar("E", bound=Example)
 
 
 def build_model(
@@ -140,9 +144,9 @@ def make_example(
     return Example([*tokenizer.encode(text), *end], len(prompt))
 
 
-def buckets(examples: list[Example]) -> Iterator[list[Example]]:
+def buckets(examples: list[E]) -> Iterator[list[E]]:
     """The batch in groups of like length, so that padding stays under a third of a group."""
-    group: list[Example] = []
+    group: list[E] = []
     for example in sorted(examples, key=lambda example: len(example.ids)):
         if group and len(example.ids) > 1.5 * len(group[0].ids):
             yield group

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 
 from benchmarks import evidence
-from benchmarks.plots import STYLE
 from benchmarks.race import Race
 from benchmarks.race_settings import GRIDS
 from benchmarks.rows import Rows
-from tests.benchmarks.race_rows import SMALL, add, rising
+from benchmarks.study import Study, key
+from benchmarks.study_plots import PLOTS
+from tests.benchmarks.race_rows import SMALL, add, race_row, rising
 
 
 def test_the_page_is_what_the_rows_say() -> None:
@@ -41,9 +41,48 @@ def test_a_race_that_has_rows_has_a_line_for_each_arm(
     assert "not tuned alike" in text
 
 
-@pytest.mark.parametrize("name", list(evidence.PLOTS))
-def test_plots_are_drawn_and_stand_on_the_page(name: str, tmp_path: Path) -> None:
-    with plt.rc_context(STYLE):
-        evidence.PLOTS[name](tmp_path / "plot.svg")
-    assert (tmp_path / "plot.svg").read_text(encoding="utf-8").startswith("<?xml")
-    assert f"images/evidence/{name}.svg" in evidence.PAGE.read_text(encoding="utf-8")
+def rows_for(study: Study, path: Path) -> None:
+    """Made rows of the study's reduced form."""
+    rows, tenths = Rows(path), [0.1 * i for i in range(10)]
+    for arm, seed in study.plan(reduced=True):
+        row = race_row(arm.name, seed, rising(0.1, until=10), mean=0.5, dropped={"stale": 51})
+        row["series"]["actor/entropy"] = [0.5] * row["updates"]
+        row["early_positions"] = {"all": {"value": tenths, "advantage": tenths[::-1]}}
+        rows.add(key(arm, seed), row)
+
+
+@pytest.mark.parametrize("study", evidence.STUDIES, ids=lambda study: study.name)
+def test_a_study_that_has_rows_has_its_plots_and_its_table(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.study.RESULTS", tmp_path)
+    assert evidence.study_part(study) == f"Not measured yet: `headrace bench {study.name}`.\n"
+    rows_for(study, study.rows_path)
+    text = evidence.study_part(study)
+    for arm in study.reduced_arms:
+        assert f"| {arm} | {study.reduced_seeds} | 0.900 |" in text
+    assert "Others disturbed" not in text
+    names = [path.name for path in evidence.draw(tmp_path / "images")]
+    for name in PLOTS[study.name]:
+        assert f"images/evidence/{name}.svg" in text
+        assert f"{name}.svg" in names
+
+
+def test_the_page_counts_the_runs_that_others_disturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.study.RESULTS", tmp_path)
+    study = evidence.STUDIES[-1]
+    rows = Rows(study.rows_path)
+    for seed, disturbed in ((0, True), (1, False)):
+        row = race_row(study.reference, seed, rising(0.1), mean=0.5, disturbed=disturbed)
+        row["series"]["actor/entropy"] = [0.5] * row["updates"]
+        rows.add(key(study.arms[0], seed), row)
+    assert "Others disturbed 1 of 2 runs." in evidence.study_part(study)
+
+
+def test_plots_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
+    text = evidence.PAGE.read_text(encoding="utf-8")
+    for path in evidence.draw(tmp_path):
+        assert path.read_text(encoding="utf-8").startswith("<?xml")
+        assert f"images/evidence/{path.name}" in text

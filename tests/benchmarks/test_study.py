@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 
 from benchmarks import dapo_parts, egae, schedule, staleness, untuned_race, vapo_parts, vcppo
-from benchmarks.archive import study_rows
+from benchmarks.archive import measured_arms, study_rows
 from benchmarks.censored import at_least, exactly
 from benchmarks.rows import Rows
 from benchmarks.study import (
     Arm,
+    Column,
     Study,
     area,
+    cells,
     core_shares,
     figures,
     key,
     main_of,
+    metric_of,
     rows_of,
     run_all,
     table,
@@ -249,7 +252,7 @@ def test_a_run_that_others_disturbed_is_made_again(
     study = Study("s", (one,), seeds=1, reduced_arms=(), reduced_seeds=1, reference="one")
     others = iter([0.4, 0.2, 0.01])
 
-    def run(arm: Arm, seed: int, root: Path, *, remove: bool) -> dict[str, Any]:
+    def run(arm: Arm, seed: int, root: Path, **options: object) -> dict[str, Any]:
         share = next(others)
         row = row_of(arm, seed, [(0, 0.0, 0.2), (4, 1.0, 0.6)])
         return {**row, "others_cpu_share": share, "disturbed": share > 0.05}
@@ -285,13 +288,42 @@ def test_windows_of_a_setting_divide_its_longest_response() -> None:
 def test_table_is_over_the_seeds_that_are_there(tmp_path: Path) -> None:
     """The difference to the reference is over the seeds that both have."""
     arm, other = Arm("one", "recipes/quickstart.toml"), Arm("two", "recipes/quickstart.toml")
+    updates = Column("updates", lambda row: float(row["updates"]), ".0f")
+    study = Study(
+        "s", (arm, other), seeds=3, reduced_arms=(), reduced_seeds=1, reference="one",
+        columns=(updates,),
+    )  # fmt: skip
     path = tmp_path / "rows.jsonl"
     points = [(0, 0.0, 0.2), (4, 1.0, 0.6)]
     rows = [row_of(arm, seed, points) for seed in (0, 2)]
     rows += [row_of(other, seed, points, mean=0.55) for seed in (1, 2)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    plan = [(a, seed) for a in (arm, other) for seed in range(3)]
-    line, compared = table(plan, Rows(path), reference="one")
+    line, compared = table(study, study.plan(reduced=False), Rows(path))
     assert (line["seeds"], line["against"]) == (2, None)
     assert line["final"] == {"median": 0.6, "min": 0.6, "max": 0.6}
     assert compared["against"] == {name: pytest.approx(0.05) for name in ("median", "min", "max")}
+    assert cells(line, study.columns) == [
+        *("one", "2", "0.600", "0.500", "-", "10", "1,000"),
+        "6",
+    ]
+
+
+def test_rows_of_arms_that_have_changed_are_found_by_their_names_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.archive.MEASURED", tmp_path)
+    one = Arm("one", "recipes/quickstart.toml")
+    study = Study("s", (one,), seeds=1, reduced_arms=(), reduced_seeds=1, reference="one")
+    rows = Rows(tmp_path / "s.jsonl")
+    for seed in (0, 1):
+        rows.add(f"gone/{seed}/then", {"arm": "gone", "seed": seed, "mean": 0.5})
+    found = measured_arms(study)
+    assert list(found) == ["gone"]
+    assert list(found["gone"]) == [0, 1]
+
+
+def test_metrics_are_counted_from_the_first_update_of_the_policy() -> None:
+    row = row_of(Arm("one", "recipes/quickstart.toml"), 0, [(0, 0.0, 0.2), (2, 1.0, 0.6)])
+    row["series"]["actor/entropy"] = [None, None, 0.5, 0.25]
+    assert metric_of(row, "actor/entropy") == [(1, 0.5), (2, 0.25)]
+    assert metric_of(row, "actor/unknown") == []
