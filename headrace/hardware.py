@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 ATTENTION = "headrace_packed"
@@ -210,24 +210,17 @@ def packed_attention(
         if past:
             earlier = (_block(x[before:until], rows, past) for x in carried)
             bk, bv = (torch.cat(pair, dim=2) for pair in zip(earlier, (bk, bv), strict=True))
+        short = length * (past + length) <= EXPLICIT_LENGTH**2
+        mask: Tensor | None = None
         if past and layout.past is not None:
             make = partial(_added, block, sliding_window, bq)
-            mask: Tensor | None = layout.past.shared((number, sliding_window), make)
-        else:
-            mask = _band(length, sliding_window, query.device)
-        short = length * (past + length) <= EXPLICIT_LENGTH**2
-        if explicit and short and (past or mask is None):
+            mask = layout.past.shared((number, sliding_window), make)
+        if mask is None and sliding_window is not None and length > sliding_window:
+            out = _sliding(bq, bk, bv, window=sliding_window, scaling=scaling)
+        elif explicit and short:
             out = _explicit(bq, bk, bv, mask, scaling=scaling)
         else:
-            out = scaled_dot_product_attention(
-                bq,
-                bk,
-                bv,
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
+            out = _fused(bq, bk, bv, mask, scaling=scaling)
         outputs.append(out.transpose(1, 2).reshape(rows * length, *out.shape[1::2]))
         offset, before = stop, until
     padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -261,6 +254,43 @@ def _rows(x: Tensor) -> Tensor:
     return x.squeeze(0).transpose(0, 1)
 
 
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None
+) -> Tensor:
+    """Attention by torch's fused kernel, causal where there is no `mask`."""
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def _sliding(
+    query: Tensor, key: Tensor, value: Tensor, *, window: int, scaling: float | None
+) -> Tensor:
+    """Attention of [rows, heads, L, d] in which a query sees `window` < L keys, itself included.
+
+    Tiles of `window` queries see their own tile and the one before, so that memory grows with L and
+    not with its square. The last tile is filled up behind the real tokens, where none looks.
+    """
+    rows, _, length, _ = query.shape
+    tiles = -(-length // window)
+    opening = slice(window)
+    first = _fused(
+        query[:, :, opening], key[:, :, opening], value[:, :, opening], None, scaling=scaling
+    )
+    q, k, v = (pad(x, (0, 0, 0, tiles * window - length)) for x in (query, key, value))
+    queries = q[:, :, window:].unflatten(2, (tiles - 1, window)).transpose(1, 2).flatten(0, 1)
+    k, v = (x.unfold(2, 2 * window, window).permute(0, 2, 1, 4, 3).flatten(0, 1) for x in (k, v))
+    out = _fused(queries, k, v, _band(window, query.device), scaling=scaling)
+    rest = out.unflatten(0, (rows, tiles - 1)).transpose(1, 2).flatten(2, 3)
+    return torch.cat([first, rest[:, :, : length - window]], dim=2)
+
+
 def _explicit(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None
 ) -> Tensor:
@@ -289,12 +319,13 @@ def _block(x: Tensor, rows: int, length: int) -> Tensor:
     return x.view(rows, length, *x.shape[1:]).transpose(1, 2)
 
 
-def _band(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """[L, L] bool mask of a sliding window; None where it does not reach beyond the causal one."""
-    if window is None or length <= window:
-        return None
-    steps = torch.arange(length, device=device)
-    behind = steps[:, None] - steps[None, :]
+def _band(window: int, device: torch.device) -> Tensor:
+    """[W, 2W] bool: which keys of its own tile and the one before each query of a tile sees."""
+    behind = (
+        torch.arange(window, device=device)[:, None]
+        + window
+        - torch.arange(2 * window, device=device)
+    )
     return (behind >= 0) & (behind < window)
 
 
@@ -302,22 +333,17 @@ def _added(block: Block, window: int | None, query: Tensor) -> Tensor:
     """[rows, 1, L, past + L] what is added to the scores of a block with tokens before it: 0 where
     a query sees the key, else -inf. In the dtype of the queries."""
     assert block.before is not None
-    steps = torch.arange(block.length, device=query.device, dtype=torch.int32)
-    back = torch.arange(block.past, device=query.device, dtype=torch.int32)
-    before = block.before[:, None, None].to(torch.int32)
-    behind = torch.cat(
-        [
-            # A place behind the last earlier token is as one that is yet to come.
-            torch.where(back < before, before + steps[:, None] - back, before.new_tensor(-1)),
-            (steps[:, None] - steps).expand(block.rows, -1, -1),
-        ],
-        dim=2,
-    )
-    seen = behind >= 0
+    steps = torch.arange(block.length, device=query.device)
+    back, before = torch.arange(block.past, device=query.device), block.before[:, None, None, None]
+    mask = query.new_zeros(block.rows, 1, block.length, block.past + block.length)
+    earlier, own = mask.split([block.past, block.length], dim=3)
+    # A place behind the last earlier token shows any token.
+    earlier.masked_fill_(back >= before, -torch.inf)
+    own.masked_fill_(steps[:, None] < steps, -torch.inf)
     if window is not None:
-        seen &= behind < window
-    mask = torch.zeros(seen.shape, dtype=query.dtype, device=query.device)
-    return mask.masked_fill_(~seen, -torch.inf)[:, None]
+        earlier.masked_fill_(before + steps[:, None] - back >= window, -torch.inf)
+        own.masked_fill_(steps[:, None] - steps >= window, -torch.inf)
+    return mask
 
 
 def _no_mask(**_arguments: Any) -> None:

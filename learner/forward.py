@@ -79,12 +79,14 @@ class PolicyNetwork(nn.Module):
     def _head(
         self, hidden: Tensor, targets: Tensor, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        logits = _wide(self.model.get_output_embeddings()(hidden))  # type: ignore[operator]
-        if self._temperature != 1.0:
-            logits = logits / self._temperature
-        log_p = torch.log_softmax(logits, dim=-1)
+        log_p = torch.log_softmax(self._logits(hidden), dim=-1)
         entropy = token_entropy(log_p if entropy_gradient else log_p.detach())
         return log_p.gather(1, targets.unsqueeze(1)).squeeze(1), entropy
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[n, V] at the sampler's temperature; the caller keeps none of them."""
+        logits = _wide(self.model.get_output_embeddings()(hidden))  # type: ignore[operator]
+        return logits if self._temperature == 1.0 else logits / self._temperature
 
 
 class ValueNetwork(nn.Module):

@@ -7,7 +7,8 @@ ports and memory. Both raise UserError with one line.
 from pathlib import Path
 
 from headrace.config.algorithm import BehaviourRatioConfig, ReinforceLossConfig
-from headrace.config.memory import ModelShape, gpu_memory, host_memory, model_shape
+from headrace.config.memory import gpu_memory, host_memory
+from headrace.config.model_shape import ModelShape, model_shape
 from headrace.config.rules import RULES
 from headrace.config.run import RunConfig
 from headrace.config.task import DatasetConfig

@@ -6,11 +6,20 @@ value with its unit, and where it comes from. Nothing is measured; everything is
 
 from typing import NamedTuple
 
+from headrace.config.activations import (
+    Activations,
+    longest_trajectory,
+    policy_activations,
+    policy_packs,
+    value_activations,
+    value_packs,
+)
 from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig
 from headrace.config.checks import ignores_age, never_ends
-from headrace.config.memory import ModelShape, gpu_memory, host_memory
+from headrace.config.memory import gpu_memory, host_memory
+from headrace.config.model_shape import ModelShape
 from headrace.config.run import RunConfig
-from headrace.hardware import Hardware
+from headrace.hardware import MIB, Hardware
 
 
 class Fact(NamedTuple):
@@ -194,17 +203,49 @@ def _stops(config: RunConfig) -> str:
 
 
 def memory_facts(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[Fact]:
-    """The model's size and the memory of a run against what is free."""
+    """The model's size, the memory of a run against what is free, and of the longest trajectory."""
     gib = 2**30
     host = host_memory(config, shape, on_gpu=bool(hardware.gpus))
+    on_gpu = bool(hardware.gpus) and config.learner.device != "cpu"
     found = [
         Fact("parameters", round(shape.parameters / 1e6, 3), "million", "of the policy"),
         Fact("memory", round(host.total / gib, 2), "GiB", f"about: {host.text()}"),
         Fact("memory free", round(hardware.available_bytes / gib, 2), "GiB", "on this machine"),
     ]
-    if hardware.gpus and config.learner.device != "cpu":
+    if on_gpu:
         gpu = gpu_memory(config, shape)
         found.append(
             Fact("GPU memory", round(gpu.total / gib, 2), "GiB", f"a learner rank: {gpu.text()}")
         )
+    if not config.evaluation.only:
+        found += _longest(config, shape, on_gpu=on_gpu)
     return found
+
+
+def _longest(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> list[Fact]:
+    """What the longest trajectory takes in an update, beside models and optimizers."""
+    tokens, budget = longest_trajectory(config), config.learner.micro_batch_tokens
+    alone = f"goes through a model by itself: over learner.micro_batch_tokens = {budget:,}"
+    meaning = alone if tokens > budget else f"shares packs of up to {budget:,} tokens with others"
+    found = [Fact("longest trajectory", tokens, "tokens", f"prompt and response; {meaning}")]
+    halves = {"its policy update": (policy_activations, policy_packs)}
+    if config.algorithm.value is not None:
+        halves["its value update"] = (value_activations, value_packs)
+    for name, (activations, packs) in halves.items():
+        taken, other = (
+            activations(each, shape, packs(each)[0], on_gpu=on_gpu)
+            for each in (config, _other_checkpointing(config))
+        )
+        found.append(Fact(name, round(taken.total / MIB), "MiB", _said(config, taken, other)))
+    return found
+
+
+def _other_checkpointing(config: RunConfig) -> RunConfig:
+    learner = config.learner
+    turned = {"gradient_checkpointing": not learner.gradient_checkpointing}
+    return config.model_copy(update={"learner": learner.model_copy(update=turned)})
+
+
+def _said(config: RunConfig, taken: Activations, other: Activations) -> str:
+    word = "without" if config.learner.gradient_checkpointing else "with"
+    return f"{taken.text()}; {other.total / MIB:,.0f} {word} learner.gradient_checkpointing"

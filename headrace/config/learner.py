@@ -54,10 +54,12 @@ class LearnerConfig(StrictModel):
     """Keep optimizer state in host memory (ZeRO 1 and up)."""
 
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass."""
+    """Layers keep their inputs alone, and the backward pass computes the rest again, layer by
+    layer. `headrace config explain` states the memory with and without."""
 
     micro_batch_tokens: int = Field(default=4096, ge=1)
-    """Most tokens, context included, of one forward pass."""
+    """Most tokens, context included, of one forward pass. A longer trajectory has one to
+    itself."""
 
     context: Literal["full", "frozen", "carried"] = "full"
     """What a later window sees of its prefix. full: it is computed again, and gradients flow

@@ -5,14 +5,13 @@ resident sizes measured on a two-core machine (vLLM 0.32 and torch 2.13 on the C
 should be right to within a third, and names its parts so that a user sees which one to shrink.
 """
 
-import json
-import struct
 from dataclasses import dataclass
-from pathlib import Path
 
+from headrace.config.activations import largest_activations, longest_trajectory
+from headrace.config.model_shape import ModelShape
 from headrace.config.run import RunConfig
+from headrace.hardware import MIB
 
-MIB = 2**20
 COORDINATOR = 350 * MIB
 DASHBOARD = 300 * MIB
 REWARD_PROCESS = 150 * MIB
@@ -22,56 +21,7 @@ TORCH_SAMPLER = 700 * MIB
 LEARNER_PROCESS = 900 * MIB
 """Python, torch and DeepSpeed in one rank."""
 
-ADAM_BYTES = 16
-"""A trained parameter in float32: weight, gradient, two moments."""
-LAYER_BYTES = 40
-"""Activations kept for the backward pass, for each token, layer and hidden unit."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """What the estimate needs to know about a model."""
-
-    parameters: int
-    hidden: int
-    layers: int
-    vocabulary: int
-    kv_bytes_per_token: int
-    """Keys and values of one token at two bytes a number."""
-
-
-def model_shape(folder: Path) -> ModelShape:
-    """Read a Hugging Face folder's config.json and the headers of its weight files."""
-    config = json.loads((folder / "config.json").read_text())
-    config = config.get("text_config", config)
-    hidden, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
-    heads = int(config.get("num_attention_heads", 1))
-    head_dim = int(config.get("head_dim") or hidden // heads)
-    kv_heads = int(config.get("num_key_value_heads") or heads)
-    vocabulary = int(config["vocab_size"])
-    parameters = sum(_tensor_elements(file) for file in sorted(folder.glob("*.safetensors")))
-    if not parameters:
-        inner = int(config.get("intermediate_size", 4 * hidden))
-        tied = bool(config.get("tie_word_embeddings", False))
-        layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
-        parameters = layers * layer + vocabulary * hidden * (1 if tied else 2)
-    return ModelShape(parameters, hidden, layers, vocabulary, 4 * layers * kv_heads * head_dim)
-
-
-def _tensor_elements(file: Path) -> int:
-    """Numbers in a safetensors file, from its header alone."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(min(length, 64 * MIB)))
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            elements = 1
-            for size in tensor["shape"]:
-                elements *= size
-            total += elements
-    return total
 
 
 @dataclass(frozen=True)
@@ -106,19 +56,6 @@ def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
     return int(shape.parameters * (models * (weights + gradients + moments) + reference))
 
 
-def activation_bytes(config: RunConfig, shape: ModelShape) -> int:
-    """Activations and logits of one micro-batch of one model."""
-    learner = config.learner
-    tokens = max(
-        learner.micro_batch_tokens, config.task.max_prompt_length + config.task.max_response_length
-    )
-    kept = 1 if learner.gradient_checkpointing else shape.layers
-    width = 4 if learner.precision == "float32" else 3
-    layers = tokens * shape.hidden * kept * LAYER_BYTES * width // 4
-    logits = min(tokens, learner.logits_chunk_tokens) * shape.vocabulary * 4 * 3
-    return layers + logits
-
-
 def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Keys and values that one rank carries over: of all trajectories in play at their longest, or
     as much as it may."""
@@ -127,8 +64,7 @@ def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
         return 0
     models = 1 + (algorithm.value is not None) + (algorithm.kl is not None)
     width = 2 if learner.precision == "float32" else 1
-    longest = config.task.max_prompt_length + config.task.max_response_length
-    tokens = longest * -(-config.schedule.bound // learner.ranks)
+    tokens = longest_trajectory(config) * -(-config.schedule.bound // learner.ranks)
     needed = tokens * shape.kv_bytes_per_token * width * models
     return min(needed, int(learner.carried_gib * 2**30))
 
@@ -149,7 +85,7 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estima
         parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
         if not on_gpu or learner.device == "cpu":
             parts["models and optimizers"] = learner.ranks * trained_bytes(config, shape)
-            parts["activations"] = learner.ranks * activation_bytes(config, shape)
+            parts["activations"] = learner.ranks * largest_activations(config, shape, on_gpu=False)
     parts["rewards"] = reward.workers * (1 + reward.children) * REWARD_PROCESS
     if config.dashboard.enabled:
         parts["dashboard"] = DASHBOARD
@@ -161,7 +97,7 @@ def gpu_memory(config: RunConfig, shape: ModelShape) -> Estimate:
     return Estimate(
         {
             "models and optimizers": trained_bytes(config, shape),
-            "activations": activation_bytes(config, shape),
+            "activations": largest_activations(config, shape, on_gpu=True),
             "carried keys": min(
                 carried_bytes(config, shape), int(config.learner.carried_on_device_gib * 2**30)
             ),

@@ -22,7 +22,9 @@ from benchmarks.positions import (
 def test_a_token_of_a_short_answer_lies_in_more_than_one_tenth() -> None:
     assert by_tenth(np.array([1.0, 3.0])) == pytest.approx([1.0] * 5 + [3.0] * 5)
     assert by_tenth(np.array([0.0, 3.0, 6.0]))[3] == pytest.approx((0.0 + 2 * 3.0) / 3)
-    assert by_tenth(np.arange(20.0)) == pytest.approx([2 * i + 0.5 for i in range(10)])
+    assert by_tenth(np.arange(20, dtype=np.float64)) == pytest.approx(
+        [2 * i + 0.5 for i in range(10)]
+    )
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=60))

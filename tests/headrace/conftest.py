@@ -34,8 +34,8 @@ updates = 2
 """
 
 
-def write_model(folder: Path, *, parameters: int = 1000) -> Path:
-    """A folder with a config.json and a safetensors file of so many float32 zeros."""
+def write_model(folder: Path, *, parameters: int = 1000, tensor: str = "weight") -> Path:
+    """A folder with a config.json and a safetensors file of one tensor, so many float32 zeros."""
     folder.mkdir(parents=True)
     config = {
         "hidden_size": 8,
@@ -46,8 +46,8 @@ def write_model(folder: Path, *, parameters: int = 1000) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
-    tensor = {"dtype": "F32", "shape": [parameters], "data_offsets": [0, 4 * parameters]}
-    header = json.dumps({"weight": tensor}).encode()
+    facts = {"dtype": "F32", "shape": [parameters], "data_offsets": [0, 4 * parameters]}
+    header = json.dumps({tensor: facts}).encode()
     data = struct.pack("<Q", len(header)) + header + bytes(4 * parameters)
     (folder / "model.safetensors").write_bytes(data)
     return folder

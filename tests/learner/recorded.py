@@ -28,24 +28,28 @@ from learner.sampled import runs_between
 VOCABULARY = 32
 
 
-def save_tiny_model(folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """A Llama of two layers with grouped heads, tied embeddings and a tokenizer."""
+def save_tiny_model(
+    folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **shape: int
+) -> Path:
+    """A Llama of two layers with grouped heads, tied embeddings and a tokenizer. `shape` changes
+    its config."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
+    tiny: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    config = LlamaConfig(**(tiny | shape))
     LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
     words = {f"t{i}": i for i in range(VOCABULARY)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="t0"))

@@ -76,6 +76,22 @@ def test_packed_is_unpacked(kind: type, model: type, extra: dict[str, Any], rati
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_a_sliding_window_keeps_nothing_that_grows_with_the_square_of_the_length() -> None:
+    length, window = 200, 10
+    queries = [torch.randn(1, 2, length, 4, requires_grad=True) for _ in range(3)]
+    sizes: list[int] = []
+
+    def pack(x: Tensor) -> Tensor:
+        sizes.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        layout = layout_of([length])
+        query, key, value = queries
+        packed_attention(nn.Module(), query, key, value, None, layout=layout, sliding_window=window)
+    assert 0 < max(sizes) < length * 2 * window
+
+
 class Kept:
     """The keys and values of a whole pack, and those of the tokens that stand before its tails."""
 

@@ -17,7 +17,8 @@ from headrace.config.checks import (
 )
 from headrace.config.hub import is_hub_name, with_local_model
 from headrace.config.load import load_recipe
-from headrace.config.memory import gpu_memory, host_memory, model_shape
+from headrace.config.memory import gpu_memory, host_memory
+from headrace.config.model_shape import model_shape
 from headrace.config.rules import RULES
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
@@ -276,6 +277,12 @@ def test_parameters_are_reckoned_where_weights_are_not_there(tmp_path: Path) -> 
     (folder / "model.safetensors").unlink()
     attention, feed_forward, embeddings = 4 * 8 * 8, 3 * 8 * 16, 2 * 32 * 8
     assert model_shape(folder).parameters == 2 * (attention + feed_forward) + embeddings
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_norm.weight", "weight"])
+def test_norms_of_heads_are_seen_in_the_names_of_weights(tmp_path: Path, name: str) -> None:
+    folder = write_model(tmp_path / "m", tensor=name)
+    assert model_shape(folder).normalised_heads == (name != "weight")
 
 
 def test_a_gpu_too_small_for_the_learner_is_named(make_config: Make, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.config.explain import adaptive_lambda, facts, prefix_cost
+from headrace.config.explain import adaptive_lambda, facts, memory_facts, prefix_cost
+from headrace.config.model_shape import ModelShape
 from headrace.config.run import RunConfig
+from headrace.hardware import GIB, Gpu, Hardware
 
 Make = Callable[..., RunConfig]
 
@@ -67,3 +69,41 @@ def test_lambda_at_lengths(make_config: Make) -> None:
     assert found["lambda at 15 tokens"] == 0.95
     assert found["lambda at 60 tokens"] == pytest.approx(1 - 1 / 30, abs=1e-4)
     assert values(make_config())["lambda"] == 0.95
+
+
+LONG = (
+    "task.max_response_length=32688", "schedule.window=2043", "learner.precision=bfloat16",
+    "learner.gradient_checkpointing=true",
+)  # fmt: skip
+BILLION = ModelShape(
+    parameters=10**9, hidden=2048, intermediate=8192, heads=16, kv_heads=8, head_dim=128,
+    layers=16, vocabulary=128_000,
+)  # fmt: skip
+
+
+def test_the_memory_of_the_longest_trajectory(make_config: Make) -> None:
+    """32,768 tokens take 128 MiB for each input of a layer. All that a layer keeps is 114,752 bytes
+    a token (norms 32,768, attention 16,448, feed-forward 65,536), its gradients are 36,864."""
+    machine = Hardware((0, 1), 64 * GIB, 64 * GIB, (Gpu(0, "card", 80 * GIB),))
+    found = {fact.name: fact for fact in memory_facts(make_config(*LONG), BILLION, machine)}
+    assert found["longest trajectory"].value == 32768
+    assert "by itself" in found["longest trajectory"].meaning
+    for half in ("its policy update", "its value update"):
+        assert found[half].value == 16 * 128 + 3586 + 1152 + 6
+        parts = "inputs of layers 2,048, one layer and its gradients 4,738, ids and losses 6; "
+        assert found[half].meaning.startswith(parts)
+    # All layers, the last norm, what is read of it and the logits of a window.
+    whole = 16 * 3586 + 512 + 8 + 3990 + 6
+    assert f"; {whole:,} without" in found["its policy update"].meaning
+    assert "GPU memory" in found
+
+
+def test_a_trajectory_that_fits_a_micro_batch_shares_it(make_config: Make) -> None:
+    machine = Hardware((0, 1), 64 * GIB, 64 * GIB)
+    group = ("algorithm.advantages.kind=group", "algorithm.value=null")
+    found = {fact.name: fact for fact in memory_facts(make_config(*group), BILLION, machine)}
+    assert found["longest trajectory"].value == 320
+    assert "shares packs of up to 4,096 tokens" in found["longest trajectory"].meaning
+    assert "its value update" not in found
+    only = memory_facts(make_config("evaluation.only=true"), BILLION, machine)
+    assert "longest trajectory" not in {fact.name for fact in only}

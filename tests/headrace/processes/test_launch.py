@@ -73,6 +73,23 @@ def test_threads_that_wait_spin_for_a_short_while_unless_the_user_says_otherwise
     assert spins() == {None}  # the process inherits what the user said
 
 
+def test_a_learner_on_a_cpu_that_saves_memory_gives_freed_memory_back(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "MALLOC_MMAP_THRESHOLD_"
+
+    def threshold(*overrides: str, gpus: int = 0) -> dict[str, str | None]:
+        specs = plan(make_config(*overrides), machine(2, gpus))
+        return {role: specs[role].env.get(name) for role in ("learner-0", "generator-0")}
+
+    monkeypatch.delenv(name, raising=False)
+    saving = "learner.gradient_checkpointing=true"
+    assert threshold(saving) == {"learner-0": "1048576", "generator-0": None}
+    assert threshold() == threshold(saving, gpus=2) == {"learner-0": None, "generator-0": None}
+    monkeypatch.setenv(name, "65536")
+    assert threshold(saving)["learner-0"] is None  # the process inherits what the user said
+
+
 def test_one_core_is_shared(make_config: Make) -> None:
     specs = plan(make_config(), machine(1))
     assert specs["learner-0"].cpus == specs["generator-0"].cpus == ()
