@@ -42,8 +42,8 @@ class Time(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """Where a run crossed. `place` is its position in the row of evaluations: 2.25 is a quarter of
-    the way from the third to the fourth. `gap` is the largest distance of two evaluations up to
-    there."""
+    the way from the third to the fourth. `gap` is the largest distance of two neighbours
+    among the evaluations that the place is computed from."""
 
     at: float
     place: float
@@ -67,16 +67,20 @@ def smoothed(points: Points) -> list[tuple[float, float]]:
 def crossing(points: Points, target: float) -> Crossing | None:
     """Where the smoothed curve first reaches the target; None where it never does."""
     line = smoothed(points)
-    gap = 0.0
     for index, (at, value) in enumerate(line):
         before_at, before = line[max(0, index - 1)]
-        gap = max(gap, at - before_at)
         if value >= target:
             if index == 0:
-                return Crossing(at, 0.0, gap)
+                return Crossing(at, 0.0, _gap(points[:2]))
             share = (target - before) / (value - before)
+            gap = _gap(points[max(0, index - 2) : index + 2])
             return Crossing(before_at + share * (at - before_at), index - 1 + share, gap)
     return None
+
+
+def _gap(points: Points) -> float:
+    """The largest distance of two neighbours."""
+    return max((after - at for (at, _), (after, _) in pairwise(points)), default=0.0)
 
 
 def at_place(values: Sequence[float], place: float) -> float:

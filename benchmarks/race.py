@@ -180,7 +180,11 @@ class Race:
     def engine_arm(self, engine: str) -> Arm:
         """Synchronous PPO where its tuning begins, a quarter as long, not evaluated on the way."""
         arm = arm_of(self.setting, "synchronous", GRIDS["synchronous"].start, engine=engine)
-        short = (f"stop.tokens={self.setting.tokens // 4}", "evaluation.every_updates=null")
+        short = (
+            f"stop.tokens={self.setting.tokens // 4}",
+            "evaluation.every_updates=null",
+            "evaluation.spacing=0",
+        )
         name = f"{arm.name}, {engine}"
         return replace(arm, name=name, overrides=(*arm.overrides, *short))
 

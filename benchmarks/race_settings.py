@@ -53,16 +53,14 @@ of two threads is not among them: the generator gives vLLM's engine one, whateve
 class Setting:
     """One task and its sizes. `tokens`: what the policy trains on; `train_time_s`: the most that a
     run may take for it, evaluations apart. `slots` and `in_play` are windows for each one of the
-    batch. `evaluate_every`: windows trained between two evaluations; arms in turns take longer for
-    as many and have `turns_evaluate_every`. `tuning_target`: the accuracy that tuning races to.
+    batch. `spacing`: share of the training time so far between two evaluations, in all arms.
+    `tuning_target`: the accuracy that tuning races to; a run that came there ends.
     `windows` and `tails`: the factors that only this task can say."""
 
     name: str
     recipe: str
     tokens: int
     train_time_s: float
-    evaluate_every: int
-    turns_evaluate_every: int
     tuning_target: float
     window: int
     max_staleness: int
@@ -77,6 +75,7 @@ class Setting:
     windows: tuple[int, ...] = ()
     tails: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     num_prompts: int = 1024
+    spacing: float = 0.1
 
 
 SETTINGS = {
@@ -85,8 +84,6 @@ SETTINGS = {
         "recipes/long-tail.toml",
         tokens=110_000,
         train_time_s=240,
-        evaluate_every=128,
-        turns_evaluate_every=128,
         tuning_target=0.87,
         window=123,
         max_staleness=8,
@@ -101,8 +98,6 @@ SETTINGS = {
         "recipes/long-answers.toml",
         tokens=350_000,
         train_time_s=300,
-        evaluate_every=256,
-        turns_evaluate_every=128,
         tuning_target=0.78,
         window=128,
         max_staleness=32,
@@ -188,10 +183,9 @@ def overrides(
     setting: Setting, mode: str, point: Point, *, count: int = 1, tuning: bool = False
 ) -> tuple[str, ...]:
     """What makes the setting's recipe the arm `mode` at `point`, with `count` generators. Tuning
-    looks half as often at half the prompts, in every arm."""
+    looks half as often at half the prompts, and no further than to its target, in every arm."""
     batch = round(setting.batch * point["batch"])
     coarse = 2 if tuning else 1
-    every = setting.turns_evaluate_every if mode in LOCKSTEP else setting.evaluate_every
     steps, room = int(point["steps"]), point.get("room", 1.0)
     trained = [
         f"learner.policy.lr={setting.policy_lr * point['policy_lr']:g}",
@@ -217,7 +211,9 @@ def overrides(
         "checkpoint.every_updates=null",
         "evaluation.before=false",
         f"evaluation.num_prompts={setting.num_prompts // coarse}",
-        f"evaluation.every_updates={max(1, coarse * every // batch)}",
+        "evaluation.every_updates=1",
+        f"evaluation.spacing={setting.spacing * coarse:g}",
+        f"stop.accuracy={setting.tuning_target if tuning else 'null'}",
         *ARMS[mode],
     )
 

@@ -18,6 +18,12 @@ from sequence.trajectories import Trajectory
 Label = Literal["before", "during", "after"]
 
 
+def can_wait(now: float, step: float, last: float, spacing: float) -> bool:
+    """Whether an evaluation in `step` seconds of training would still be near enough to the one at
+    `last`: no further away than `spacing` of the training time `now`."""
+    return now + step - last <= spacing * now
+
+
 class Evaluation:
     """One evaluation at a time."""
 

@@ -11,7 +11,7 @@ import logging
 import time
 from typing import Literal
 
-from coordinator.evaluation import Label
+from coordinator.evaluation import Label, can_wait
 from coordinator.hub import Hub
 from coordinator.parts import Parts
 from coordinator.status import status
@@ -139,8 +139,17 @@ class Phases:
 
     def _evaluation_due(self) -> bool:
         every, update = self.hub.config.evaluation.every_updates, self._committed()
-        due = every is not None and update > 0 and update % every == 0
-        return due and update != self._evaluated_at and not self._stop_reason()
+        if every is None or update == 0 or update % every or update == self._evaluated_at:
+            return False
+        state, now = self.hub.state, self.hub.clock.now()
+        if state.evaluations:
+            last = state.evaluations[-1]
+            spacing = self.hub.config.evaluation.spacing
+            if last.version == state.versions.current:
+                return False
+            if can_wait(now, now * every / update, last.train_time_s, spacing):
+                return False
+        return not self._stop_reason()
 
     # -- training ---------------------------------------------------------------------------------
 

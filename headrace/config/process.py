@@ -24,7 +24,14 @@ class EvaluationConfig(StrictModel):
     """Evaluate the final policy."""
 
     every_updates: int | None = Field(default=None, ge=1)
-    """Evaluate during training, training paused and its clock stopped. None: never."""
+    """Evaluate during training, training paused and its clock stopped. A policy that has not moved
+    since the last evaluation (the value model warms up) is not evaluated again. None: never."""
+
+    spacing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the training time so far that may lie between two evaluations; of those that
+    `every_updates` would make, the ones that are not needed for it are left out. 0.1: the time when
+    a curve crossed something is known to a tenth, with as few evaluations as that takes. 0: none
+    is left out."""
 
     only: bool = False
     """Evaluate `model.path` and end: no learner, no training (what `headrace eval` runs)."""

@@ -323,6 +323,11 @@ RULES: tuple[Rule, ...] = (
         "needs evaluation.every_updates",
     ),
     Rule(
+        "evaluation.spacing",
+        lambda c: c.evaluation.spacing > 0 and c.evaluation.every_updates is None,
+        "leaves out some of the evaluations of evaluation.every_updates, which is not set",
+    ),
+    Rule(
         "learner.context",
         lambda c: c.learner.context == "carried" and _prefix_is_fresh(c),
         '"carried" goes with generators that keep keys and values as weights change; here they '

@@ -36,12 +36,12 @@ def test_smoothing_is_the_mean_of_three_and_of_two_at_the_ends() -> None:
 def test_a_crossing_is_where_the_smoothed_line_reaches_the_target() -> None:
     points = [(10.0, 0.0), (11.0, 0.3), (12.0, 0.9), (14.0, 0.6)]
     # 0.15, 0.4, 0.6, 0.75 at 10, 11, 12, 14: 0.5 is half way from 11 to 12.
-    assert crossing(points, 0.5) == Crossing(at=11.5, place=1.5, gap=1.0)
+    assert crossing(points, 0.5) == Crossing(at=11.5, place=1.5, gap=2.0)
     found = crossing(points, 0.7)
     assert found is not None
     assert (found.at, found.place, found.gap) == pytest.approx((12 + 2 * 2 / 3, 2 + 2 / 3, 2.0))
     assert crossing(points, 0.8) is None
-    assert crossing(points, 0.1) == Crossing(10.0, 0.0, 0.0)
+    assert crossing(points, 0.1) == Crossing(10.0, 0.0, 1.0)
 
 
 def test_one_lucky_evaluation_is_no_crossing() -> None:

@@ -33,9 +33,13 @@ def test_every_arm_is_tuned_on_half_the_prompts_half_as_often() -> None:
             for t in (True, False)
         )
         assert int(tuned["evaluation.num_prompts"]) * 2 == int(raced["evaluation.num_prompts"])
-        assert int(tuned["evaluation.every_updates"]) == 2 * int(raced["evaluation.every_updates"])
+        assert float(tuned["evaluation.spacing"]) == 2 * float(raced["evaluation.spacing"])
+        assert (float(tuned["stop.accuracy"]), raced["stop.accuracy"]) == (
+            SMALL.tuning_target,
+            "null",
+        )
         changed = {name for name in raced if raced[name] != tuned[name]}
-        assert changed == {"evaluation.num_prompts", "evaluation.every_updates"}
+        assert changed == {"evaluation.num_prompts", "evaluation.spacing", "stop.accuracy"}
 
 
 def followed(quality: dict[tuple[float, float], float]) -> list[Point]:

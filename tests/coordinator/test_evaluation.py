@@ -2,10 +2,12 @@
 
 import asyncio
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from coordinator.evaluation import can_wait
 from headrace.config.reward import RewardConfig
 from headrace.protocol import messages as m
 from headrace.protocol.records import ChunkArrived, EvaluationDone, GroupIssued, RewardArrived
@@ -101,6 +103,44 @@ async def test_the_longest_answers_of_the_last_evaluation_begin_the_next(tmp_pat
     by_length = sorted(range(9), key=lambda position: -of_position[position])
     assert [group.position for group in after] == by_length
     assert {g.position: g.seeds for g in before} == {g.position: g.seeds for g in after}
+
+
+async def test_a_policy_that_has_not_moved_is_not_evaluated_again(tmp_path: Path) -> None:
+    config = run_config(
+        algorithm={"advantages": {"kind": "egae"}, "value": {"warmup_updates": 3}},
+        evaluation={"num_prompts": 2, "every_updates": 1, "before": False},
+        stop={"updates": 6},
+    )
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    peers = [
+        ScriptedGenerator(address, "generator-0", capacity=4),
+        ScriptedReward(address, "reward-0"),
+        ScriptedLearner(address, "learner-0"),
+    ]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 0
+    done = [r for r in records_of(coordinator.run_dir) if isinstance(r, EvaluationDone)]
+    assert [(r.update, r.label) for r in done] == [
+        (1, "during"), (4, "during"), (5, "during"), (6, "after"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [0.3, 2.0, 9.0])
+@pytest.mark.parametrize("spacing", [0.05, 0.1, 0.4])
+def test_spaced_evaluations_are_as_dense_as_asked_and_no_denser(
+    step: float, spacing: float
+) -> None:
+    """Of evaluations that may be made every `step` seconds: the gap before each is at most that
+    share of its time, or a single step, and with the next step it would have been too long."""
+    times = [0.0]
+    for n in range(1, 200):
+        if not can_wait(n * step, step, times[-1], spacing):
+            times.append(n * step)
+    assert len(times) > 3
+    for last, at in pairwise(times):
+        assert at - last <= max(spacing * at, step) + 1e-9
+        assert at + step - last > spacing * at
 
 
 def test_only_the_window_that_ends_a_right_answer_says_so() -> None:

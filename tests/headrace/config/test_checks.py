@@ -121,6 +121,7 @@ CARRIED = "learner.context=carried"
         (["algorithm.value.warmup_explained_variance=0.5"], "ends a warm-up early"),
         (["stop.after_warmup=true"], "needs a warm-up of a value model"),
         (["stop.accuracy=0.9"], "stop.accuracy: needs evaluation.every_updates"),
+        (["evaluation.spacing=0.1"], "evaluation.spacing: leaves out some of"),
         (["learner.offload_optimizer=true"], "needs learner.zero_stage"),
         (["reward.kind=function"], "reward.function: goes together"),
         (
