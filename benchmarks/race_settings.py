@@ -98,7 +98,7 @@ SETTINGS = {
         "recipes/long-answers.toml",
         tokens=350_000,
         train_time_s=300,
-        tuning_target=0.78,
+        tuning_target=0.8,
         window=128,
         max_staleness=32,
         policy_lr=1.5e-4,
@@ -179,6 +179,19 @@ GRIDS: Mapping[str, Grid] = {
 is no critic, a learning rate more that of its."""
 
 
+_RATIO = ("algorithm.ratio=null",)
+REMEDIES: Mapping[str, tuple[str, ...]] = {
+    "one step of the value model": ("learner.value.minibatches=1",),
+    "one step of the policy": ("learner.policy.minibatches=1",),
+    "decoupled ratio": (*_RATIO, "algorithm.ratio.kind=decoupled"),
+    "truncated weights": (*_RATIO, "algorithm.ratio.kind=tis"),
+    "masked weights": (*_RATIO, "algorithm.ratio.kind=tis", "algorithm.ratio.over_cap=mask"),
+}
+"""Of several optimizer steps an update on data of a stream: whose steps they are, and what the
+field does about the age of the data."""
+MANY_STEPS = 4
+
+
 def overrides(
     setting: Setting, mode: str, point: Point, *, count: int = 1, tuning: bool = False
 ) -> tuple[str, ...]:
@@ -248,6 +261,9 @@ def factors(
     for room in (0.5, 0.75, 1.5):
         point = {**best["streaming"], "room": room}
         add("staleness", f"room {room:g}", "streaming", point)
+    many: Point = {**best["streaming"], "steps": MANY_STEPS}
+    for label, changes in REMEDIES.items():
+        add("remedies", f"{MANY_STEPS} steps, {label}", "streaming", many, *changes)
     for mode in PAIR:
         for steps in (1, 2, 4):
             add("steps", f"steps {steps}", mode, {**best[mode], "steps": steps})

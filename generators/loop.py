@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from generators.chunking import ChunkCutter
+from generators.cores import Cores
 from generators.engine import (
     NO_VERSION,
     Engine,
@@ -80,11 +81,13 @@ class GeneratorLoop:
         curve_keys: str | None = None,
         heartbeat_s: float = 1.0,
         stall_timeout_s: float = 300.0,
+        cores: Cores | None = None,
     ) -> None:
         self._engine, self._channel, self._hello = engine, channel, hello
         self._chunk_tokens, self._weights_folder = chunk_tokens, weights_folder
         self._curve_keys = curve_keys
         self._heartbeat_s, self._stall_timeout_s = heartbeat_s, stall_timeout_s
+        self._cores = cores or Cores()
         self._outbox = Outbox(channel.send)
         self._live: dict[int, ChunkCutter] = {}
         self._waiting: dict[int, Lease] = {}
@@ -171,6 +174,7 @@ class GeneratorLoop:
         if self._engine.version == NO_VERSION or self._engine.version < lease.version_at_least:
             self._waiting[lease.lease_id] = lease
             return
+        self._cores.serve(evaluation=lease.purpose == "eval")
         cutter = self._live[lease.lease_id] = ChunkCutter(lease, self._chunk_tokens)
         self.time.set_live(True)
         self._spawn(self._generate(lease, cutter))

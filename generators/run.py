@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from generators.cores import Cores
 from generators.engine import Engine, EngineDeadError
 from generators.fake_engine import FakeEngine
 from generators.hot_check import check_hot
@@ -95,19 +96,22 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def pin(cpus: list[int] | None) -> None:
+def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> Cores:
     """Keep this process and the engine it starts on some cores; None: the first one allowed, where
-    there is no GPU, so that the learner keeps the others."""
+    there is no GPU, so that the learner keeps the others. The result says which of them this
+    process may use later on."""
     if cpus is None:
         if has_gpu():
-            return
+            return Cores()
         cpus = [min(os.sched_getaffinity(0))]
     try:
+        os.sched_setaffinity(0, evaluation_cpus or cpus)
         os.sched_setaffinity(0, cpus)
     except OSError as error:
         raise UserError(
             f"cannot run on cores {cpus} ({error}); choose others with generator.cpus"
         ) from error
+    return Cores(cpus, evaluation_cpus or ())
 
 
 async def greet(dealer: Dealer, hello: Hello) -> Welcome:
@@ -125,7 +129,9 @@ async def greet(dealer: Dealer, hello: Hello) -> Welcome:
     raise RunFailedError(f"no coordinator answered within {_FIRST_ANSWER_S:g} s")
 
 
-async def generate(link: Link, name: str, cpus: list[int] | None) -> int:
+async def generate(
+    link: Link, name: str, cpus: list[int] | None, evaluation_cpus: list[int] | None = None
+) -> int:
     """The life of a generator; its exit code."""
     identity = identity_of(name)
     dealer = Dealer(link, identity)
@@ -136,7 +142,7 @@ async def generate(link: Link, name: str, cpus: list[int] | None) -> int:
         config = RunConfig.model_validate_json((await greet(dealer, hello)).config)
         transport = config.transport
         with Pulse(link, identity, interval_s=transport.heartbeat_s):
-            pin(cpus if cpus is not None else config.generator.cpus)
+            cores = pin(cpus if cpus is not None else config.generator.cpus, evaluation_cpus)
             engine = build_engine(config)
             await engine.start()
             if config.generator.fire is not None:
@@ -159,6 +165,7 @@ async def generate(link: Link, name: str, cpus: list[int] | None) -> int:
                 curve_keys=link.curve_keys,
                 heartbeat_s=transport.heartbeat_s,
                 stall_timeout_s=transport.stall_timeout_s,
+                cores=cores,
             )
             _end_on_signals(loop, interrupted)
             reason = await loop.run()
@@ -180,21 +187,30 @@ def _end_on_signals(loop: GeneratorLoop, interrupted: asyncio.Event) -> None:
     events.add_signal_handler(signal.SIGINT, interrupt)
 
 
+def _cores(text: str) -> list[int]:
+    return [int(core) for core in text.split(",")]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the exit code."""
     parser = argparse.ArgumentParser(prog="generators.run", description=__doc__)
     parser.add_argument("--connect", required=True, metavar="ADDR", help="tcp://host:port")
     parser.add_argument("--name", required=True, help="unique in the run, e.g. generator-0")
     parser.add_argument("--curve-keys", metavar="DIR", help="folder with CURVE keys")
-    parser.add_argument("--cpus", metavar="0,1", help="cores of this generator")
+    parser.add_argument("--cpus", type=_cores, metavar="0,1", help="cores of this generator")
+    parser.add_argument(
+        "--evaluation-cpus",
+        type=_cores,
+        metavar="0,1",
+        help="cores that this process, but not vLLM's, may use during evaluations",
+    )
     args = parser.parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     try:
-        cpus = [int(core) for core in args.cpus.split(",")] if args.cpus else None
         link = Link(args.connect, curve_keys=args.curve_keys)
-        return asyncio.run(generate(link, args.name, cpus))
+        return asyncio.run(generate(link, args.name, args.cpus, args.evaluation_cpus))
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

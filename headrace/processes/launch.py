@@ -159,6 +159,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         spec(
             f"generator-{index}", "generator",
             *generator_argv(ADDRESS, f"generator-{index}", config.transport.curve_keys)[2:],
+            *_evaluation_cpus(config, hardware),
             cpus=where.generator_cpus[index], gpus=where.generator_gpus[index],
             restarts=Restarts(limit=5),
         )
@@ -174,6 +175,16 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     if config.dashboard.enabled:
         specs.append(dashboard_process(config.dashboard.host, config.dashboard.port, run_dir))
     return specs
+
+
+def _evaluation_cpus(config: RunConfig, hardware: Hardware) -> tuple[str, ...]:
+    """While the run evaluates, the learner's cores are free: a generator whose front is apart from
+    its engine uses them. Not where someone chose the cores."""
+    chosen = config.generator.cpus or config.learner.cpus
+    apart = config.generator.engine == "vllm" and not hardware.gpus
+    if chosen or not apart or config.schedule.mode != "streaming" or len(hardware.cores) == 1:
+        return ()
+    return ("--evaluation-cpus", ",".join(map(str, hardware.cores)))
 
 
 def generator_argv(address: str, name: str, curve_keys: str | None) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import hashlib
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from generators.engine import EngineDeadError, GenerationRequest, TokenDelta
 from generators.fake_engine import FakeEngine
 from generators.loop import GeneratorLoop
+from generators.run import pin
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import (
     ChunkAck,
@@ -37,7 +40,7 @@ from tests.generators.test_chunking import make_lease, prefix
 class Scene:
     """A running loop and its coordinator."""
 
-    def __init__(self, engine: FakeEngine, tmp_path: Path, **settings: float) -> None:
+    def __init__(self, engine: FakeEngine, tmp_path: Path, **settings: Any) -> None:
         self.coordinator = ScriptedCoordinator()
         self.engine = engine
         self.weights = tmp_path / "weights.safetensors"
@@ -50,7 +53,7 @@ class Scene:
             hello,
             chunk_tokens=4,
             weights_folder=tmp_path / "cache",
-            **settings,  # type: ignore[arg-type]
+            **settings,
         )
         self.server = asyncio.create_task(self.coordinator.serve())
         self.task = asyncio.create_task(self.loop.run())
@@ -86,7 +89,7 @@ class Scene:
 async def scenes(tmp_path: Path) -> AsyncIterator[Callable[..., Scene]]:
     opened: list[Scene] = []
 
-    def open_scene(engine: FakeEngine | None = None, **settings: float) -> Scene:
+    def open_scene(engine: FakeEngine | None = None, **settings: Any) -> Scene:
         opened.append(Scene(engine or FakeEngine(mean_length=20.0), tmp_path, **settings))
         return opened[-1]
 
@@ -135,6 +138,28 @@ async def test_leases_become_chunks_that_are_the_engine_s_stream(
         assert {span.version for c in chunks for span in c.spans} == {3}
         assert chunks[-1].finish == "stop"
     assert scene.engine.stats().live == 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+async def test_the_front_leaves_the_learner_s_core_when_training_goes_on(
+    scenes: Callable[..., Scene],
+) -> None:
+    """Leases of an evaluation widen where the process may run, one of training takes that back."""
+    allowed = os.sched_getaffinity(0)
+    own = {min(allowed)}
+    try:
+        scene = scenes(cores=pin(sorted(own), sorted(allowed)))
+        await scene.begin()
+        for lease_id, (purpose, expected) in enumerate(
+            [("train", own), ("eval", allowed), ("train", own)]
+        ):
+            await scene.lease(
+                make_lease(lease_id=lease_id, trajectory_id=lease_id, purpose=purpose)
+            )
+            await scene.coordinator.until(lambda key=lease_id: scene.coordinator.ended(key))
+            assert os.sched_getaffinity(0) == expected
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 async def test_nothing_starts_before_weights_of_the_wanted_version(

@@ -36,7 +36,8 @@ def test_two_cores_streaming(make_config: Make) -> None:
         "--world-size", "1", "--master-port", MASTER_PORT, "--cpus", "1",
     )  # fmt: skip
     assert specs["generator-0"].argv[1:] == (
-        "-m", "generators.run", "--connect", ADDRESS, "--name", "generator-0", "--cpus", "0",
+        "-m", "generators.run", "--connect", ADDRESS, "--name", "generator-0",
+        "--evaluation-cpus", "0,1", "--cpus", "0",
     )  # fmt: skip
     assert specs["reward-0"].argv[1:] == (
         "-m", "rewards.run", "--connect", ADDRESS, "--name", "reward-0",
@@ -90,6 +91,16 @@ def test_a_learner_on_a_cpu_that_saves_memory_gives_freed_memory_back(
     assert threshold(saving)["learner-0"] is None  # the process inherits what the user said
 
 
+@pytest.mark.parametrize(
+    "override", ["schedule.mode=synchronous", "generator.engine=torch", "learner.cpus=[1]"]
+)
+def test_only_a_front_that_is_apart_from_its_engine_moves_for_evaluations(
+    make_config: Make, override: str
+) -> None:
+    assert "--evaluation-cpus" in plan(make_config(), machine(2))["generator-0"].argv
+    assert "--evaluation-cpus" not in plan(make_config(override), machine(2))["generator-0"].argv
+
+
 def test_one_core_is_shared(make_config: Make) -> None:
     specs = plan(make_config(), machine(1))
     assert specs["learner-0"].cpus == specs["generator-0"].cpus == ()
@@ -113,6 +124,7 @@ def test_cores_can_be_named(make_config: Make) -> None:
     specs = plan(make_config("generator.cpus=[2,3]", "learner.cpus=[0]"), machine(4))
     assert specs["generator-0"].cpus == (2, 3)
     assert specs["learner-0"].cpus == (0,)
+    assert "--evaluation-cpus" not in specs["generator-0"].argv
     with pytest.raises(UserError, match=r"generator\.cpus = \[9\]"):
         plan(make_config("generator.cpus=[9]"), machine(4))
 
