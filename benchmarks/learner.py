@@ -34,7 +34,7 @@ from learner.update import Outcome, Updater
 POLICY_LR, VALUE_LR = 1e-4, 5e-4
 
 
-def build_updater(*, budget: int, model: Path = MODEL) -> Updater:
+def build_updater(*, budget: int, model: Path = MODEL, shares_openings: bool = False) -> Updater:
     """Our update with the demonstration's settings; policy and value model from `model`."""
     device = torch.device("cpu")
     if not torch.distributed.is_initialized():
@@ -53,7 +53,7 @@ def build_updater(*, budget: int, model: Path = MODEL) -> Updater:
         DeepSpeedEngine(policy, config.policy, config),
         DeepSpeedEngine(critic, config.value, config),
         config,
-        Place(device=device, budget=budget),
+        Place(device=device, budget=budget, shares_openings=shares_openings),
     )
 
 

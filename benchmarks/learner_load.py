@@ -21,23 +21,32 @@ def demo_lengths(count: int, rng: np.random.Generator) -> list[int]:
     return [round(float(x)) for x in np.exp(drawn)]
 
 
-def demo_batch(*, trajectories: int, window: int, seed: int) -> tuple[Batch, Shard]:
+def demo_batch(
+    *, trajectories: int, window: int, seed: int, prompt: int | None = None, members: int = 1
+) -> tuple[Batch, Shard]:
     """One update's header and its only part: each response's last window, and all that finished; a
-    tenth is unfinished."""
+    tenth is unfinished. `prompt`: its tokens (None: 7 to 17); `members`: responses to each."""
     rng = np.random.default_rng(seed)
     sequences: list[BatchSequence] = []
     windows: list[PolicyWindow] = []
     values: list[ValueTrajectory] = []
+    opening, size = np.zeros(0, np.int32), 0
     for i, length in enumerate(demo_lengths(trajectories, rng)):
-        prompt = 2 * int(rng.integers(3, 9)) + 1
-        ids = rng.integers(3, VOCABULARY, prompt + length).astype(np.int32)
+        if i % members == 0:
+            size = prompt or 2 * int(rng.integers(3, 9)) + 1
+            opening = rng.integers(3, VOCABULARY, size).astype(np.int32)
+        ids = np.concatenate([opening, rng.integers(3, VOCABULARY, length).astype(np.int32)])
         start = (length - 1) // window * window
         finished = bool(rng.random() < 0.9)
         score = float(finished and rng.random() < 0.5)
         rewards = [Reward(score, length - 1)] if finished else []
         sequences.append(
             BatchSequence(
-                trajectory_id=i, group_id=i, token_ids=ids, opening=prompt, sampled=[(0, length)]
+                trajectory_id=i,
+                group_id=i // members,
+                token_ids=ids,
+                opening=size,
+                sampled=[(0, length)],
             )
         )
         windows.append(

@@ -22,7 +22,8 @@ from benchmarks.study import Arm
 Point = Mapping[str, float]
 """Where an arm stands in its grid: `steps` (of the optimizer in an update, policy and critic), and
 factors of what the setting has: `policy_lr`, `critic_lr`, `batch`, `room` (staleness and in-play
-bound of a stream, together)."""
+bound of a stream, together), `warmup` (answers that the value model sees before the policy moves).
+What a point does not name is 1."""
 GROUP = 8
 LOCKSTEP = ("synchronous", "windowed", "grpo-synchronous")
 """Modes in which generators and learner take turns."""
@@ -150,7 +151,13 @@ _START: Point = {"steps": 2, "policy_lr": 1, "batch": 1}
 _WITH_CRITIC: Point = {**_START, "critic_lr": 1}
 _TURNS_GRID = Grid(
     _WITH_CRITIC,
-    (("steps", (1, 4)), ("policy_lr", (0.5, 2)), ("batch", (0.5, 2)), ("critic_lr", (2,))),
+    (
+        ("steps", (1, 4)),
+        ("policy_lr", (0.5, 2)),
+        ("batch", (0.5, 2)),
+        ("critic_lr", (2,)),
+        ("warmup", (0.25,)),
+    ),
 )
 _STREAM_GRID = Grid(
     {**_WITH_CRITIC, "room": 1},
@@ -160,6 +167,7 @@ _STREAM_GRID = Grid(
         ("batch", (0.5,)),
         ("room", (0.75,)),
         ("critic_lr", (2,)),
+        ("warmup", (0.25,)),
     ),
 )
 GRIDS: Mapping[str, Grid] = {
@@ -168,15 +176,20 @@ GRIDS: Mapping[str, Grid] = {
     "whole": _STREAM_GRID,
     "streaming": _STREAM_GRID,
     "grpo-synchronous": Grid(
-        _START, (("steps", (1, 4)), ("policy_lr", (0.5, 2, 4)), ("batch", (0.5, 2)))
+        _START, (("steps", (1, 4)), ("policy_lr", (0.5, 2, 4)), ("batch", (0.25, 0.5, 2)))
     ),
     "grpo-streaming": Grid(
         {**_START, "room": 1},
-        (("steps", (1, 4)), ("policy_lr", (0.5, 2, 4)), ("batch", (0.5,)), ("room", (0.75,))),
+        (
+            ("steps", (1, 4)),
+            ("policy_lr", (0.5, 2, 4)),
+            ("batch", (0.25, 0.5)),
+            ("room", (0.75,)),
+        ),
     ),
 }
-"""As many points for each arm. A stream's bound takes the place of one batch size, and where there
-is no critic, a learning rate more that of its."""
+"""As many points for each arm. A stream's bound takes the place of one batch size; where there is no
+critic, a learning rate and a batch more those of its own."""
 
 
 _RATIO = ("algorithm.ratio=null",)
@@ -208,7 +221,7 @@ def overrides(
         trained += [
             f"learner.value.lr={setting.critic_lr * point['critic_lr']:g}",
             f"learner.value.minibatches={steps}",
-            f"algorithm.value.warmup_updates={max(1, setting.warmup_trajectories // batch)}",
+            f"algorithm.value.warmup_updates={_warmup_updates(setting, point, batch)}",
         ]
     return (
         *trained,
@@ -229,6 +242,11 @@ def overrides(
         f"stop.accuracy={setting.tuning_target if tuning else 'null'}",
         *ARMS[mode],
     )
+
+
+def _warmup_updates(setting: Setting, point: Point, batch: int) -> int:
+    answers = setting.warmup_trajectories * point.get("warmup", 1.0)
+    return max(1, round(answers) // batch)
 
 
 def arm_of(

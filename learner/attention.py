@@ -5,14 +5,17 @@ run alone. Promise: never a dense T x T mask; sequences of similar length are pa
 [n, L] blocks with gather indices made once a pack, and each block is one causal call of SDPA.
 Padding follows the real tokens, so that a causal mask alone keeps it out.
 
-The first tokens of a sequence may be missing from the pack, where their keys and values are known
-already (`Past`): its queries then see these as well, and its own keys are handed back to be kept.
+The first tokens of a sequence may stand elsewhere. Where their keys and values are known already
+(`Past`) its queries see these as well, and its own keys are handed back to be kept. Where other
+sequences of the pack begin alike, these tokens are a sequence of their own, which is computed once
+and whose keys all of them see.
 
 `register` makes the function known to transformers under the name `ATTENTION`; a model loaded with
 that implementation hands the keyword `layout` through to it and builds no mask.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -40,9 +43,31 @@ class Past(Protocol):
     def note(self, layer: int, key: Tensor, value: Tensor) -> None:
         """The pack's own keys and values, each [T, key heads, d], without gradient."""
 
-    def shared(self, name: object, make: Callable[[], Tensor]) -> Tensor:
-        """What is the same in all layers of a pass: made once, or as often as that costs less
-        memory."""
+
+class Masks:
+    """Masks that are the same in all layers of a forward pass."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, Tensor] | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """During a forward pass each mask is made once. Outside of one, each layer makes its own:
+        activation checkpointing asks again in the backward pass, and the packs of an update would
+        hold them all until then."""
+        self._made = {}
+        try:
+            yield
+        finally:
+            self._made = None
+
+    def of(self, name: object, make: Callable[[], Tensor]) -> Tensor:
+        """The mask of that name."""
+        if self._made is None:
+            return make()
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
 
 
 class Block(NamedTuple):
@@ -64,10 +89,14 @@ class Layout(NamedTuple):
         blocks: the padded blocks, end to end.
         padded_from: [P] int64, the packed token of each padded place (padding repeats one).
         packed_from: [T] int64, the padded place of each packed token.
+        masks: of the blocks with tokens before them.
         frozen: [T] bool, tokens whose keys and values pass no gradient on; None: no such tokens.
         past: keys and values of the tokens before the pack's, and where the pack's go to; None:
             every sequence begins in the pack, and nobody asks for its keys.
-        past_from: [Q] int64, the token before the pack's of each padded place before the blocks.
+        past_from: [Q] int64, for each padded place before the blocks the token that stands there:
+            one of those before the pack's or, counted on behind them, one of the pack's own.
+        past_length: how many tokens before the pack's there are.
+        shares: some sequences of the pack stand before others.
     """
 
     cu_lengths: Tensor
@@ -75,24 +104,36 @@ class Layout(NamedTuple):
     blocks: tuple[Block, ...]
     padded_from: Tensor
     packed_from: Tensor
+    masks: Masks
     frozen: Tensor | None = None
     past: Past | None = None
     past_from: Tensor | None = None
+    past_length: int = 0
+    shares: bool = False
 
 
 def layout_of(
     lengths: Sequence[int],
     *,
     before: Sequence[int] | None = None,
+    shared: Sequence[int | None] | None = None,
     ratio: float = BLOCK_RATIO,
     device: torch.device | str = "cpu",
 ) -> Layout:
-    """The layout of sequences laid end to end in this order (best in descending length). `before`:
-    how many tokens of each stand before those of the pack (None: none of any); whoever says so
-    gives the layout their keys, too."""
+    """The layout of sequences laid end to end in this order (best in descending length).
+
+    Args:
+        lengths: tokens of each in the pack.
+        before: how many tokens of each stand before these (None: none of any); whoever says so
+            gives the layout their keys, too, or says in `shared` where they are.
+        shared: the sequence of the pack that stands before each, all of it; None: none does.
+        ratio: how tight the blocks are.
+        device: of the indices.
+    """
     if not lengths:
         raise ValueError("a pack needs at least one sequence")
     earlier = [0] * len(lengths) if before is None else list(before)
+    inside_pack = [None] * len(lengths) if shared is None else list(shared)
     sizes = torch.tensor(list(lengths), dtype=torch.int64)
     starts = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     starts[1:] = sizes.cumsum(0)
@@ -102,7 +143,16 @@ def layout_of(
     past_from: list[Tensor] = []
     offset = 0
     counts = torch.tensor(earlier, dtype=torch.int64)
-    offsets = counts.cumsum(0) - counts
+    known = [0 if s is not None else n for n, s in zip(earlier, inside_pack, strict=True)]
+    given = torch.tensor(known, dtype=torch.int64)
+    offsets = given.cumsum(0) - given
+    for i, s in enumerate(inside_pack):
+        if s is not None:
+            if earlier[i] != lengths[s] or earlier[s]:
+                raise ValueError("a shared sequence stands before others whole, and begins itself")
+            offsets[i] = sum(known) + starts[s]
+    shares = any(s is not None for s in inside_pack)
+    most = sum(known) + shares * sum(lengths) - 1
     for first, last in _runs(lengths, earlier, ratio):
         length = max(lengths[first:last])
         steps = torch.arange(length)
@@ -116,7 +166,7 @@ def layout_of(
             # A place without a token shows any token: what it says is masked.
             back = torch.minimum(torch.arange(past), (own[:, None] - 1).clamp(min=0))
             shown = offsets[first:last, None] + back
-            past_from.append(shown.clamp(max=sum(earlier) - 1).flatten())
+            past_from.append(shown.clamp(max=most).flatten())
         blocks.append(Block(last - first, length, past, own.to(device) if past else None))
     return Layout(
         cu_lengths=starts.to(device=device, dtype=torch.int32),
@@ -125,6 +175,9 @@ def layout_of(
         padded_from=torch.cat(padded_from).to(device),
         packed_from=torch.cat(places).to(device),
         past_from=torch.cat(past_from).to(device) if past_from else None,
+        past_length=sum(known),
+        shares=shares,
+        masks=Masks(),
     )
 
 
@@ -199,7 +252,7 @@ def packed_attention(
     dtype = _product_dtype(query)
     explicit = query.device.type == "cpu" and dtype == torch.bfloat16
     packed = [_rows(x.to(dtype)) for x in (query, key, value)]
-    carried = _carried(module, layout, *packed[1:])
+    standing = _before(module, layout, *packed[1:])
     q, k, v = (_Pad.apply(x, layout.padded_from, layout.packed_from) for x in packed)
     outputs = []
     offset = before = 0
@@ -208,13 +261,13 @@ def packed_attention(
         stop, until = offset + rows * length, before + rows * past
         bq, bk, bv = (_block(x[offset:stop], rows, length) for x in (q, k, v))
         if past:
-            earlier = (_block(x[before:until], rows, past) for x in carried)
+            earlier = (_block(x[before:until], rows, past) for x in standing)
             bk, bv = (torch.cat(pair, dim=2) for pair in zip(earlier, (bk, bv), strict=True))
         short = length * (past + length) <= EXPLICIT_LENGTH**2
         mask: Tensor | None = None
-        if past and layout.past is not None:
+        if past:
             make = partial(_added, block, sliding_window, bq)
-            mask = layout.past.shared((number, sliding_window), make)
+            mask = layout.masks.of((number, sliding_window), make)
         if mask is None and sliding_window is not None and length > sliding_window:
             out = _sliding(bq, bk, bv, window=sliding_window, scaling=scaling)
         elif explicit and short:
@@ -227,18 +280,23 @@ def packed_attention(
     return padded.index_select(0, layout.packed_from).unsqueeze(0), None
 
 
-def _carried(
+def _before(
     module: torch.nn.Module, layout: Layout, key: Tensor, value: Tensor
 ) -> tuple[Tensor, ...]:
     """[Q, key heads, d] keys and values at the padded places before the blocks; the pack's own,
-    [T, key heads, d], are noted."""
-    if layout.past is None:
-        return ()
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    layout.past.note(layer, key.detach(), value.detach())
+    [T, key heads, d], are noted. Gradients flow into the pack's own."""
+    known: list[Tensor] = []
+    if layout.past is not None:
+        layer: int = module.layer_idx  # type: ignore[assignment]
+        layout.past.note(layer, key.detach(), value.detach())
+        if layout.past_length:
+            known = [x.to(key) for x in layout.past.read(layer)]
     if layout.past_from is None:
         return ()
-    return tuple(x.to(key).index_select(0, layout.past_from) for x in layout.past.read(layer))
+    rows = known or [key, value]
+    if layout.shares and known:
+        rows = [torch.cat(pair) for pair in zip(known, (key, value), strict=True)]
+    return tuple(x.index_select(0, layout.past_from) for x in rows)
 
 
 def _product_dtype(x: Tensor) -> torch.dtype:

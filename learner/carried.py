@@ -11,7 +11,7 @@ tokens at absolute places as well.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,12 +74,14 @@ class Figures:
 
 
 class Source(NamedTuple):
-    """Tokens [begin, end) of a trajectory in a pack; what stands before `begin` is read."""
+    """Tokens [begin, end) of a trajectory in a pack; what stands before `begin` is read. They are
+    the pack's at `places`, end to end."""
 
     trajectory: int
     token_ids: Ids
     begin: int
     end: int
+    places: tuple[slice, ...]
 
 
 class Carried:
@@ -229,7 +231,6 @@ class PackPast:
         self._device = device
         self._pieces = [(store.pieces(s.trajectory), s.begin) for s in sources if s.begin]
         self._noted: dict[int, KeysAndValues] = {}
-        self._shared: dict[object, Tensor] = {}
         self._is_open = True
 
     def read(self, layer: int) -> KeysAndValues:
@@ -250,32 +251,26 @@ class PackPast:
         if self._is_open:
             self._noted[layer] = key, value
 
-    def shared(self, name: object, make: Callable[[], Tensor]) -> Tensor:
-        """What a layer made for all of a pass. Afterwards, when activation checkpointing asks layer
-        by layer, it is made each time, so that the packs of an update do not hold it."""
-        if not self._is_open:
-            return make()
-        if name not in self._shared:
-            self._shared[name] = make()
-        return self._shared[name]
-
     def taken(self) -> list[list[KeysAndValues]]:
         """For each source the keys and values of its tokens, layer by layer; afterwards the pack
         holds and hears nothing more."""
         layers = [self._noted[layer] for layer in sorted(self._noted)]
-        found = []
-        offset = 0
-        for source in self.sources:
-            stop = offset + source.end - source.begin
-            found.append([(k[offset:stop], v[offset:stop]) for k, v in layers])
-            offset = stop
-        self._noted, self._shared, self._is_open = {}, {}, False
+        found = [
+            [(_at(k, source.places), _at(v, source.places)) for k, v in layers]
+            for source in self.sources
+        ]
+        self._noted, self._is_open = {}, False
         return found
 
 
 def _copy(x: Tensor, stays: bool) -> Tensor:
     """A tensor of its own: a view would hold all of its pack."""
     return x.to(x.device if stays else CPU, copy=True).contiguous()
+
+
+def _at(rows: Tensor, places: Sequence[slice]) -> Tensor:
+    parts = [rows[place] for place in places]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _joined(parts: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -222,7 +222,9 @@ def _work_figures(sums: Mapping[str, float], totals: Totals) -> dict[str, float]
     if tokens:
         figures["perf/useful_share"] = 1.0 - fillers / tokens
     if sums["actor/trained"]:
-        figures["perf/context_share"] = 1.0 - sums["actor/reads"] / sums["actor/trained"]
+        # The last token of a shared prompt is read once for each of its responses.
+        share = 1.0 - sums["actor/reads"] / sums["actor/trained"]
+        figures["perf/context_share"] = max(0.0, share)
     return figures
 
 

@@ -106,16 +106,17 @@ class ValueNetwork(nn.Module):
 def _hidden(model: nn.Module, pack: Pack) -> Tensor:
     """[N, hidden] of the backbone where the pack is read."""
     layout = pack.layout
-    output = model.base_model(  # type: ignore[operator]
-        input_ids=pack.token_ids.unsqueeze(0),
-        position_ids=pack.position_ids.unsqueeze(0),
-        use_cache=False,
-        layout=layout,
-        cu_seq_lens_q=layout.cu_lengths,
-        cu_seq_lens_k=layout.cu_lengths,
-        max_length_q=layout.max_length,
-        max_length_k=layout.max_length,
-    )
+    with layout.masks.kept():
+        output = model.base_model(  # type: ignore[operator]
+            input_ids=pack.token_ids.unsqueeze(0),
+            position_ids=pack.position_ids.unsqueeze(0),
+            use_cache=False,
+            layout=layout,
+            cu_seq_lens_q=layout.cu_lengths,
+            cu_seq_lens_k=layout.cu_lengths,
+            max_length_q=layout.max_length,
+            max_length_k=layout.max_length,
+        )
     hidden: Tensor = output.last_hidden_state
     return hidden.squeeze(0).index_select(0, pack.reads)
 

@@ -22,6 +22,11 @@ from headrace.errors import UserError
 from learner.attention import ATTENTION, register
 
 
+def has_flash(device: torch.device) -> bool:
+    """Whether a model on this device uses FlashAttention, unless our own is asked for."""
+    return device.type == "cuda" and bool(is_flash_attn_2_available())
+
+
 def load_policy(
     config: ModelConfig,
     *,
@@ -30,7 +35,7 @@ def load_policy(
     own_attention: bool = False,
 ) -> PreTrainedModel:
     """The starting policy. Raises UserError where there is no such model. `own_attention`: ours
-    even where a faster one is installed, which knows no frozen or carried keys."""
+    even where a faster one is installed, which knows no frozen, carried or shared keys."""
     return _load(
         AutoModelForCausalLM, config.path, config, dtype, device, {}, flash=not own_attention
     )
@@ -78,7 +83,7 @@ def _load(
     # A head that the checkpoint lacks is what we ask for, not worth a table in the log.
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    flash = flash and device.type == "cuda" and is_flash_attn_2_available()
+    flash = flash and has_flash(device)
     trust = config.trust_remote_code
     try:
         shape = AutoConfig.from_pretrained(path, trust_remote_code=trust)

@@ -23,6 +23,8 @@ class Place:
         budget: most tokens of a micro-batch.
         frozen_context: no gradient flows through what stands before a sequence's first read.
         seed: of everything random in an update.
+        shares_openings: a prompt that several sequences of a micro-batch begin with is computed
+            once (our own attention alone knows how).
         forward_together: ranks must run the same number of forward passes (ZeRO 3 gathers
             parameters in them).
     """
@@ -35,6 +37,7 @@ class Place:
     frozen_context: bool = False
     seed: int = 0
     forward_together: bool = False
+    shares_openings: bool = False
 
     def seed_of(self, *stream: int) -> list[int]:
         """A seed that depends on the run's seed and the given numbers alone."""

@@ -28,7 +28,7 @@ from learner.algorithm import build_algorithm
 from learner.checkpoint import newest, read_manifest, write_checkpoint
 from learner.engines import DeepSpeedEngine
 from learner.forward import PolicyNetwork, ValueNetwork
-from learner.models import load_critic, load_policy
+from learner.models import has_flash, load_critic, load_policy
 from learner.place import Place
 from learner.publishing import Publisher, weights_of
 from learner.update import Updater
@@ -68,9 +68,13 @@ class Trainer:
             )
         dtype = torch.bfloat16 if learner.precision == "bfloat16" else torch.float32
         autocast = torch.bfloat16 if learner.precision == "bf16_autocast" else None
-        carries = learner.context == "carried"
+        grouped = config.schedule.num_generations > 1
+        own_attention = learner.context == "carried" or (grouped and learner.share_prompts is True)
         self._policy_model = load_policy(
-            models, dtype=dtype, device=device, own_attention=learner.context != "full"
+            models,
+            dtype=dtype,
+            device=device,
+            own_attention=own_attention or learner.context == "frozen",
         )
         self._tokenizer = AutoTokenizer.from_pretrained(config.model.path)
         policy = PolicyNetwork(
@@ -89,7 +93,7 @@ class Trainer:
         )
         if algorithm.value is not None:
             self._models[CRITIC] = load_critic(
-                models, dtype=dtype, device=device, own_attention=carries
+                models, dtype=dtype, device=device, own_attention=own_attention
             )
             critic = ValueNetwork(self._models[CRITIC], autocast=autocast)
             self._engines[CRITIC] = DeepSpeedEngine(critic, learner.value, learner)
@@ -104,11 +108,16 @@ class Trainer:
             budget=learner.micro_batch_tokens,
             seed=config.seed,
             forward_together=learner.zero_stage == 3,
+            shares_openings=grouped
+            and learner.share_prompts is not False
+            and (own_attention or not has_flash(device)),
         )
         reference = None
         if algorithm.kl is not None:
             # The run's own model, not the checkpoint's: what is diverged from never changes.
-            start = load_policy(config.model, dtype=dtype, device=device, own_attention=carries)
+            start = load_policy(
+                config.model, dtype=dtype, device=device, own_attention=own_attention
+            )
             start.requires_grad_(False)
             reference = PolicyNetwork(
                 start,

@@ -66,6 +66,11 @@ class LearnerConfig(StrictModel):
     through its keys and values. frozen: it is computed again, and they do not. carried: keys and
     values are those of the updates that trained the earlier windows; streaming only."""
 
+    share_prompts: bool | None = None
+    """Responses of one group that go through a forward pass together compute their prompt once. It
+    takes our own attention. None: wherever FlashAttention is not used instead. True: instead of
+    FlashAttention, too."""
+
     carried_gib: float = Field(default=4.0, gt=0)
     """With `context = "carried"`: most memory for keys and values in each rank. What was used
     longest ago goes first and is computed again when it is needed."""

@@ -1,6 +1,5 @@
 """Packed attention is attention of each sequence alone."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -102,9 +101,6 @@ class Kept:
     def note(self, layer: int, key: Tensor, value: Tensor) -> None:
         (self.tails if layer in self._noted else self._noted)[layer] = key, value
 
-    def shared(self, name: object, make: Callable[[], Tensor]) -> Tensor:
-        return make()
-
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         key, value = (
             torch.cat([x[:n] for x, n in zip(whole.split(LENGTHS), self._before, strict=True)])
@@ -140,6 +136,45 @@ def test_tails_on_keys_of_before_are_the_whole(
         for again, whole in zip(noted, kept._noted[layer], strict=True):
             torch.testing.assert_close(again, whole[tail], rtol=1e-6, atol=1e-6)
     assert sorted(kept.tails) == [0, 1]
+
+
+@pytest.mark.parametrize(("kind", "model", "extra"), MODELS)
+@pytest.mark.parametrize("ratio", [0.01, 0.75, 1.01])
+def test_an_opening_that_stands_once_stands_before_all(
+    kind: type, model: type, extra: dict[str, Any], ratio: float
+) -> None:
+    """Logprobs and gradients of two groups of sequences with an opening each, and of one without,
+    are those of each sequence alone, though the pack has the openings once."""
+    packed, alone = models(kind, model, extra)
+    openings = [torch.randint(0, 40, (9,)), torch.randint(0, 40, (4,))]
+    rests = [torch.randint(0, 40, (size,)) for size in (14, 8, 7, 5, 2)]
+    owner = [0, 1, None, 0, 1]
+    rows = [*rests, *openings]
+    before = [0 if o is None else openings[o].numel() for o in owner] + [0, 0]
+    shared = [None if o is None else len(rests) + o for o in owner] + [None, None]
+    ids = torch.cat(rows)
+    places = torch.cat([torch.arange(n, n + r.numel()) for n, r in zip(before, rows, strict=True)])
+    lengths = [row.numel() for row in rows]
+    layout = layout_of(lengths, before=before, shared=shared, ratio=ratio)
+    pack = Pack(ids, places, layout, torch.arange(ids.numel()), ids)
+    network = PolicyNetwork(packed)
+    found = network(pack).logprobs[: sum(map(len, rests))]
+    expected = []
+    for rest, o in zip(rests, owner, strict=True):
+        whole = rest if o is None else torch.cat([openings[o], rest])
+        scores = alone(whole[None]).logits[0].log_softmax(-1).gather(1, whole[:, None]).squeeze(1)
+        expected.append(scores[whole.numel() - rest.numel() :])
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-5, atol=1e-6)
+    weights = torch.linspace(-1, 1, found.numel(), dtype=torch.float64)
+    (found * weights).sum().backward()
+    (torch.cat(expected) * weights).sum().backward()
+    for (name, a), b in zip(packed.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_what_stands_before_others_stands_there_whole() -> None:
+    with pytest.raises(ValueError, match="whole"):
+        layout_of([4, 9], before=[3, 0], shared=[1, None])
 
 
 def test_bfloat16_on_a_cpu_sees_what_stands_before() -> None:

@@ -63,8 +63,10 @@ class Learner:
         budget: int = 4096,
         minibatches: int = 1,
         lr: float = 0.0,
+        shares: bool = False,
     ) -> None:
-        """`bound`: most bytes that are carried over of each model; `lr` 0: weights stand still."""
+        """`bound`: most bytes that are carried over of each model; `lr` 0: weights stand still;
+        `shares`: openings are computed once."""
         kind: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
         self.policy = PlainEngine(PolicyNetwork(load_policy(model, **kind)), lr=lr)
         critic = load_critic(model, **kind)
@@ -83,7 +85,7 @@ class Learner:
         config = LearnerConfig(
             policy=steps, value=steps, context=context, carried_gib=(bound + 1) * models / 2**30
         )
-        place = Place(device=CPU, dtype=torch.float64, budget=budget)
+        place = Place(device=CPU, dtype=torch.float64, budget=budget, shares_openings=shares)
         self.updater = Updater(slots, self.policy, self.critic, config, place, reference=reference)
 
     def run(self, shard: Shard, update: int = 1, lineage: int = 0) -> Outcome:
@@ -349,11 +351,13 @@ BYTES = 2 * 2 * 4
 def computed(store: Carried, update: int, trajectories: dict[int, int], *, of: float = 0.0) -> None:
     """One update that computes tokens up to some end of some trajectories."""
     store.begin(update, ())
-    sources = []
+    sources: list[Source] = []
+    place = 0
     for trajectory, end in trajectories.items():
         ids = np.arange(end, dtype=np.int32)
         begin = store.usable(trajectory, ids, end - 1, opening=1)
-        sources.append(Source(trajectory, ids, begin, end))
+        sources.append(Source(trajectory, ids, begin, end, (slice(place, place + end - begin),)))
+        place += end - begin
     past = store.past(sources, CPU)
     past.note(0, *keys(sum(s.end - s.begin for s in sources), of))
     store.take(past)
@@ -395,7 +399,7 @@ def test_pieces_are_read_in_order_and_once() -> None:
     ids = np.arange(20, dtype=np.int32)
     assert store.usable(1, ids, 6, opening=1) == 6
     for again in (3.0, 4.0):
-        past = store.past([Source(1, ids, 6, 12)], CPU)
+        past = store.past([Source(1, ids, 6, 12, (slice(0, 6),))], CPU)
         key, value = past.read(0)
         assert key[:, 0, 0].tolist() == [1, 1, 1, 1, 2, 2]
         assert torch.equal(value, -key)
