@@ -188,8 +188,8 @@ GRIDS: Mapping[str, Grid] = {
         ),
     ),
 }
-"""As many points for each arm. A stream's bound takes the place of one batch size; where there is no
-critic, a learning rate and a batch more those of its own."""
+"""As many points for each arm. A stream's bound takes the place of one batch size; where there is
+no critic, a learning rate and a batch more those of its own."""
 
 
 _RATIO = ("algorithm.ratio=null",)

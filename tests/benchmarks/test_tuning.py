@@ -87,7 +87,7 @@ def test_the_race_takes_the_best_point_of_a_tuning_that_is_over(tmp_path: Path) 
     assert race.tuning.best("streaming") == GRIDS["streaming"].start
     tuned(rows, "streaming")
     assert race.tuning.best("streaming") == {**GRIDS["streaming"].start, "steps": 4}
-    assert len(rows.rows) == 8
+    assert len(rows.rows) == GRIDS["streaming"].budget
     table = race.tuning_table(["streaming"])
     assert [line["best"] for line in table].count(True) == 1
     assert {line["crossed"] for line in table} == {1}
