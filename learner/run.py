@@ -26,11 +26,16 @@ from learner.relay import Relay
 from learner.trainer import Trainer
 
 _LOG = logging.getLogger("headrace.learner")
+REPRODUCIBLE = {"MKL_CBWR": "AUTO"}
+"""Without it MKL's products may differ in the last bit with where their operands lie in memory, on
+some processors: a resumed run would not go on as one that was never interrupted."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank until the coordinator ends it; the exit code."""
     options = _parse(argv)
+    # MKL reads it at its first product.
+    os.environ.update({k: v for k, v in REPRODUCIBLE.items() if k not in os.environ})
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
     )
