@@ -18,8 +18,8 @@ from benchmarks.learner import compare, parse
 from benchmarks.learner_load import MODEL, VOCABULARY, demo_lengths
 from benchmarks.rows import result_line
 from headrace.config.model import ModelConfig
-from learner.attention import BLOCK_RATIO, layout_of
 from learner.forward import Pack, PolicyNetwork
+from learner.layout import BLOCK_RATIO, layout_of
 from learner.models import load_policy
 from learner.packing import pack_sequences
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from learner.attention import Past
+from learner.layout import Past
 
 Ids = npt.NDArray[np.int32]
 KeysAndValues = tuple[Tensor, Tensor]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from learner.attention import Layout
+from learner.layout import Layout
 from learner.penalties import token_entropy
 
 

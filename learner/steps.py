@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.attention import layout_of
 from learner.carried import Carried, Source
 from learner.forward import Pack
+from learner.layout import layout_of
 from learner.packing import balanced_parts, pack_sequences, ranges
 from learner.place import Place
 from learner.reads import Reads

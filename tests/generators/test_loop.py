@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ async def test_the_front_leaves_the_learner_s_core_when_training_goes_on(
             await scene.lease(
                 make_lease(lease_id=lease_id, trajectory_id=lease_id, purpose=purpose)
             )
-            await scene.coordinator.until(lambda key=lease_id: scene.coordinator.ended(key))
+            await scene.coordinator.until(partial(scene.coordinator.ended, lease_id))
             assert os.sched_getaffinity(0) == expected
     finally:
         os.sched_setaffinity(0, allowed)

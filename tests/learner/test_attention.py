@@ -16,8 +16,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from learner.attention import ATTENTION, layout_of, packed_attention, register
+from learner.attention import ATTENTION, packed_attention, register
 from learner.forward import Pack, PolicyNetwork
+from learner.layout import layout_of
 
 LENGTHS = [30, 28, 12, 11, 5, 3, 1]
 SHAPE: dict[str, Any] = {
