@@ -15,11 +15,12 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.rows import result_line
+from headrace.errors import RunFailedError
 from rewards.kinds.code import program_of
 from sandbox.layers import LAYERS, Trial, try_layer
 from sandbox.limits import Limits, Program
@@ -51,16 +52,12 @@ async def speed(sandbox: Sandbox, count: int) -> float:
     """Short programs a second."""
     await asyncio.gather(*(sandbox.run(SHORT) for _ in range(2 * sandbox.parallel)))
     began = time.perf_counter()
-    for results in _parts(count, 50):
-        done = await asyncio.gather(*(sandbox.run(SHORT) for _ in range(results)))
-        assert all(each.stdout == "45\n" for each in done)
-    return count / (time.perf_counter() - began)
-
-
-def _parts(count: int, size: int) -> Iterator[int]:
-    while count > 0:
-        yield min(size, count)
-        count -= size
+    done = await asyncio.gather(*(sandbox.run(SHORT) for _ in range(count)))
+    seconds = time.perf_counter() - began
+    wrong = [each for each in done if each.stdout != "45\n"]
+    if wrong:
+        raise RunFailedError(f"{len(wrong)} of {count} programs failed: {wrong[0]}")
+    return count / seconds
 
 
 async def failures(

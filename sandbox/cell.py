@@ -17,7 +17,7 @@ from headrace.errors import RunFailedError
 from sandbox.interpreter import interpreter
 from sandbox.limits import Limits, Program, Result, Status
 from sandbox.peer import LENGTH
-from sandbox.workshop import Workshop
+from sandbox.workshop import Workshop, is_closed
 
 MAKE_TIMEOUT_S = 60.0
 PAUSE_S = 0.005
@@ -75,6 +75,11 @@ class Cell:
             raise RunFailedError(f"no cell for a program: {why}")
         self.pid = int(first["ready"])
 
+    @property
+    def gone(self) -> bool:
+        """Whether it ended before it was used: somebody killed it, or the launcher."""
+        return is_closed(self._lines["life"][1].get_extra_info("socket"))
+
     async def run(self, program: Program) -> Result:
         """Run the one program that this cell is for, and take the cell down."""
         seconds = min(program.seconds or self._limits.seconds, self._limits.seconds)
@@ -90,9 +95,12 @@ class Cell:
                 async with asyncio.timeout(seconds):
                     report = await self._report()
             taken = time.monotonic() - began
+            await self._end()
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
         finally:
             feeding.cancel()
-            await asyncio.shield(self._end())
         (out, more_out), (err, more_err) = await stdout, await stderr
         lines = await verdicts
         await self.close()

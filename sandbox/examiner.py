@@ -42,7 +42,8 @@ def _prepare(request: dict[str, Any], peer: Peer, space: dict[str, Any]) -> None
     """Bind the program's names, run the setup, then bind those that are the program's in any
     case."""
     wanted = sorted(foreign_names([request["setup"], *request["each"]]))
-    for name in peer.ask("have", wanted):
+    # What it says it has counts only for what was asked: it would like to have `__builtins__`.
+    for name in sorted(set(wanted) & set(peer.ask("have", wanted))):
         space[name] = peer.ask("global", name)
     exec(_compiled(request["setup"]), space)
     for name in request["names"]:

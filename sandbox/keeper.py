@@ -34,7 +34,7 @@ def keep(
     line = select.poll()
     line.register(orders, select.POLLRDHUP)
     codes: dict[int, int] = {}
-    cause = None
+    cause: str | None = None
     while cause is None:
         _reap(codes)
         if codes.get(examiner, NOTHING_TO_CHECK) != NOTHING_TO_CHECK:

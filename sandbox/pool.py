@@ -45,9 +45,12 @@ class Sandbox:
     async def run(self, program: Program) -> Result:
         """Run a program; its deadline begins when a cell is ready for it."""
         async with self._free:
-            self._make_one()
-            cell = await self._next.popleft()
-            return await cell.run(program)
+            while True:
+                self._make_one()
+                cell = await self._next.popleft()
+                if not cell.gone:
+                    return await cell.run(program)
+                await cell.close()
 
     async def close(self) -> None:
         """Take the waiting cells down."""
@@ -77,7 +80,10 @@ class Sandbox:
 
     async def _ready_cell(self, layer: str) -> Cell:
         async with self._starting:
-            if self._workshop is None or not self._workshop.works:
+            if self._workshop is not None and not self._workshop.works:
+                await self._workshop.close()
+                self._workshop = None
+            if self._workshop is None:
                 self._workshop = await Workshop.start()
         cell = await Cell.make(self._workshop, layer, self.limits)
         try:

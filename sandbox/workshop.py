@@ -7,6 +7,7 @@ fork and not an interpreter's start. It dies with this process, and its cells wi
 import asyncio
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ class Workshop:
     @property
     def works(self) -> bool:
         """Whether it is still there."""
-        return self._process.returncode is None
+        return not is_closed(self._control)
 
     def order(self, settings: bytes, descriptors: Sequence[int]) -> None:
         """Have a cell made; RunFailedError where nobody makes one any more."""
@@ -60,6 +61,13 @@ class Workshop:
         self._control.close()
         with contextlib.suppress(ProcessLookupError):
             await self._process.wait()
+
+
+def is_closed(line: socket.socket) -> bool:
+    """Whether nobody is at the other end, without waiting for the event loop to notice."""
+    looking = select.poll()
+    looking.register(line, select.POLLRDHUP)
+    return bool(looking.poll(0))
 
 
 def _library_path() -> dict[str, str]:

@@ -16,7 +16,7 @@ from headrace.config.load import load_recipe
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     *("train", "generator", "stop", "eval", "dashboard", "runs", "show", "export"),
-    *("config", "doctor", "keys", "bench"),
+    *("config", "doctor", "sandbox", "keys", "bench"),
 ]
 
 

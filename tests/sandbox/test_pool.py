@@ -138,6 +138,22 @@ def test_a_program_that_is_not_waited_for_any_more_ends() -> None:
     assert not [each for each in family if each.is_running()]
 
 
+def test_a_launcher_that_is_killed_is_replaced() -> None:
+    layer = need("namespaces")
+
+    async def kill_and_run() -> Result:
+        async with Sandbox(SMALL, parallel=2, layer=layer) as sandbox:
+            await sandbox.run(Program("pass"))
+            for launcher in psutil.Process().children():
+                launcher.kill()
+            assert await asyncio.to_thread(
+                eventually, lambda: not psutil.Process().children(recursive=True)
+            )
+            return await sandbox.run(Program("print(1)"))
+
+    assert asyncio.run(kill_and_run()).stdout == "1\n"
+
+
 HOST = """
 import asyncio, sys
 from sandbox.limits import Program

@@ -43,12 +43,12 @@ def verdict(
 def test_what_is_listed_is_refused_and_the_rest_is_not(machine: str) -> None:
     column = MACHINES.index(machine)
     for name, numbers in REFUSED.items():
-        if numbers[column] is not None:
-            assert verdict(machine, numbers[column], 1) == EPERM, name
+        if (number := numbers[column]) is not None:
+            assert verdict(machine, number, 1) == EPERM, name
     for name, numbers in REFUSED_TO_ONE.items():
-        if numbers[column] is not None:
-            assert verdict(machine, numbers[column], 17) == ALLOW, name
-            assert verdict(machine, numbers[column], 17, single=True) == EPERM, name
+        if (number := numbers[column]) is not None:
+            assert verdict(machine, number, 17) == ALLOW, name
+            assert verdict(machine, number, 17, single=True) == EPERM, name
     for single in (False, True):
         assert verdict(machine, WRITE[machine], 1, 2, 3, single=single) == ALLOW
 
