@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent / "attempts"
 CHECKS_MARK = "# --- checks\n"
 LIMITS = Limits(
     seconds=2.0, memory_bytes=96 * MIB, processes=8, file_bytes=4 * MIB, disk_bytes=8 * MIB,
-    files=64, output_bytes=16 * 1024,
+    files=64,
 )  # fmt: skip
 GRACE_S = 2.0
 """More than the deadline that taking a program down may last, on a busy machine."""

@@ -10,7 +10,7 @@ import builtins
 import json
 import socket
 from collections.abc import Callable, Iterable
-from types import CodeType
+from functools import partial
 from typing import Any
 
 from sandbox.peer import Peer, read_frame
@@ -32,7 +32,7 @@ def examine(orders: socket.socket, link: socket.socket) -> int:
     space: dict[str, Any] = {"__name__": "checks"}
     trouble = _error_of(lambda: _prepare(request, peer, space))
     for check in request["each"]:
-        error = trouble or _error_of(lambda text=check: exec(_compiled(text), space))
+        error = trouble or _error_of(partial(_run, check, space))
         line = {"held": True} if error is None else {"held": False, "error": error}
         orders.sendall(json.dumps(line).encode() + b"\n")
     return 0
@@ -45,7 +45,7 @@ def _prepare(request: dict[str, Any], peer: Peer, space: dict[str, Any]) -> None
     # What it says it has counts only for what was asked: it would like to have `__builtins__`.
     for name in sorted(set(wanted) & set(peer.ask("have", wanted))):
         space[name] = peer.ask("global", name)
-    exec(_compiled(request["setup"]), space)
+    _run(request["setup"], space)
     for name in request["names"]:
         space[name] = peer.ask("global", name)
 
@@ -75,8 +75,8 @@ def foreign_names(texts: Iterable[str]) -> set[str]:
     return used - bound
 
 
-def _compiled(text: str) -> CodeType:
-    return compile(text, "<checks>", "exec")
+def _run(text: str, space: dict[str, Any]) -> None:
+    exec(compile(text, "<checks>", "exec"), space)
 
 
 def _error_of(action: Callable[[], object]) -> str | None:

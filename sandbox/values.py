@@ -38,6 +38,8 @@ def encode(value: Any, export: Export) -> Json:
         return ["complex", value.real, value.imag]
     if isinstance(value, range):
         return ["range", value.start, value.stop, value.step]
+    if isinstance(value, type) and value in _TYPES:
+        return ["type", value.__name__]
     made = _from_library(value)
     return made if made is not None else export(value)
 
@@ -45,6 +47,13 @@ def encode(value: Any, export: Export) -> Json:
 _SEQUENCES: tuple[tuple[Any, str], ...] = (
     (list, "list"), (tuple, "tuple"), (set, "set"), (frozenset, "frozenset"),
 )  # fmt: skip
+
+
+_TYPES = (
+    bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, range,
+    object,
+)  # fmt: skip
+"""Types that are told by name. None of them runs what it is given."""
 
 
 def _from_library(value: Any) -> Json | None:
@@ -60,7 +69,8 @@ def _from_library(value: Any) -> Json | None:
 
 
 def decode(data: Json, find: Find) -> Any:
-    """The value for JSON of `encode`; ValueError or TypeError where it is something else."""
+    """The value for JSON of `encode`; ValueError, TypeError or LookupError where it is something
+    else."""
     if not isinstance(data, list):
         if isinstance(data, dict):
             raise TypeError("a JSON object stands for nothing")
@@ -87,6 +97,8 @@ def decode(data: Json, find: Find) -> Any:
             return complex(rest[0], rest[1])
         case "range":
             return range(*rest)
+        case "type":
+            return {each.__name__: each for each in _TYPES}[rest[0]]
         case "mine" | "yours":
             return find(data)
     return _to_library(name, rest)

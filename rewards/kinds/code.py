@@ -12,9 +12,11 @@ machine without a sandbox is a UserError when the verifier is built.
 
 import ast
 import asyncio
+import atexit
+import builtins
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -23,6 +25,7 @@ from headrace.config.base import StrictModel
 from headrace.protocol.messages import ScoreItem
 from rewards.verdict import Verdict
 from rewards.verifier import Verifier
+from sandbox.examiner import foreign_names
 from sandbox.limits import MIB, Checks, Limits, Program, Result
 from sandbox.pool import Sandbox
 
@@ -61,6 +64,7 @@ def build(options: Options) -> Verifier:
     )
     runner = asyncio.Runner()
     sandbox = runner.run(Sandbox(limits, parallel=1).open())
+    atexit.register(lambda: runner.run(sandbox.close()))
 
     def judge(item: ScoreItem) -> Verdict:
         columns = {"answer": item.answer, **json.loads(item.info)}
@@ -93,7 +97,8 @@ def program_of(prompt: str, text: str, columns: Mapping[str, Any]) -> Program:
         raise ValueError("the row has no tests: neither `test` and `entry_point` nor `test_list`")
     setup = [*_texts(columns.get("test_imports")), str(columns.get("test_setup_code") or "")]
     each = (*tests, *_texts(columns.get("challenge_test_list")))
-    return Program(code_of(text), checks=Checks(each, setup="\n".join(setup)))
+    names = tuple(builtin_names(tests, str(columns.get("code") or "")))
+    return Program(code_of(text), checks=Checks(each, setup="\n".join(setup), names=names))
 
 
 def _continued(prompt: str, text: str, entry: str, test: str) -> Program:
@@ -102,6 +107,17 @@ def _continued(prompt: str, text: str, entry: str, test: str) -> Program:
     code = code_of(text, entry)
     checks = Checks((f"check({entry})",), setup=f"{begun}\n{test}", names=(entry,))
     return Program(f"{begun.rstrip()}\n\n{code}", checks=checks)
+
+
+def builtin_names(tests: Sequence[str], reference: str) -> list[str]:
+    """Names of Python's own that the tests mean the program by (mbpp/126 asks for a `sum`): those
+    that the reference solution defines. Without one, where tests use no other name that is not
+    Python's, what they call first."""
+    defined = [name for name in dir(builtins) if reference and _defines(reference, name)]
+    if reference or foreign_names(tests):
+        return [name for name in defined if any(_calls(test, name) for test in tests)]
+    first = {name for test in tests for name in dir(builtins) if _calls(test, name, first=True)}
+    return sorted(first)
 
 
 def code_of(text: str, entry: str | None = None) -> str:
@@ -135,6 +151,20 @@ def _defines(code: str, name: str) -> bool:
         return False
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return any(isinstance(node, kinds) and node.name == name for node in tree.body)
+
+
+def _calls(test: str, name: str, *, first: bool = False) -> bool:
+    """Whether a test calls a function of this name, or calls it before any other."""
+    try:
+        tree = ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda call: (call.lineno, call.col_offset))
+    return any(
+        isinstance(call.func, ast.Name) and call.func.id == name
+        for call in (calls[:1] if first else calls)
+    )
 
 
 def _texts(value: Any) -> list[str]:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards.kinds.code import Options, build, code_of, program_of, prompt_code
+from rewards.kinds.code import Options, build, builtin_names, code_of, program_of, prompt_code
 from rewards.verifier import Verifier
 
 PROMPT = '''from typing import List
@@ -108,6 +108,21 @@ def test_tests_may_stand_in_the_answer(verifiers: dict[str, Verifier]) -> None:
     assert verifiers["whole"](listed).correct
     continued = item(COMPLETION, {"entry_point": "doubled"}, answer=TEST)
     assert verifiers["whole"](continued).correct
+
+
+@pytest.mark.parametrize(
+    ("tests", "reference", "names"),
+    [
+        (["assert sum(10, 15) == 6"], "def sum(a, b): return 6", ["sum"]),
+        (["assert sum(10, 15) == 6"], "", ["sum"]),
+        (["assert sum(f(1)) == 6"], "def f(x): return [6]", []),
+        (["assert sorted(f(1)) == [6]"], "", []),
+    ],
+)
+def test_a_program_may_be_asked_for_a_name_that_python_has(
+    tests: list[str], reference: str, names: list[str]
+) -> None:
+    assert builtin_names(tests, reference) == names
 
 
 def test_a_row_without_tests_is_an_error_of_its_scoring() -> None:

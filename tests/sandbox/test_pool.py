@@ -123,11 +123,13 @@ def test_checks_that_held_before_the_deadline_count(layer: str) -> None:
 def test_a_program_that_is_not_waited_for_any_more_ends() -> None:
     layer = need("namespaces")
 
+    before = set(psutil.Process().children(recursive=True))
+
     async def abandon() -> list[psutil.Process]:
         async with Sandbox(SMALL, parallel=1, layer=layer) as sandbox:
             task = asyncio.create_task(sandbox.run(Program("while True: pass")))
             await asyncio.sleep(0.5)
-            family = psutil.Process().children(recursive=True)
+            family = list(set(psutil.Process().children(recursive=True)) - before)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -141,14 +143,17 @@ def test_a_program_that_is_not_waited_for_any_more_ends() -> None:
 def test_a_launcher_that_is_killed_is_replaced() -> None:
     layer = need("namespaces")
 
+    before = set(psutil.Process().children(recursive=True))
+
+    def family() -> set[psutil.Process]:
+        return set(psutil.Process().children(recursive=True)) - before
+
     async def kill_and_run() -> Result:
         async with Sandbox(SMALL, parallel=2, layer=layer) as sandbox:
             await sandbox.run(Program("pass"))
-            for launcher in psutil.Process().children():
-                launcher.kill()
-            assert await asyncio.to_thread(
-                eventually, lambda: not psutil.Process().children(recursive=True)
-            )
+            (launcher,) = family() & set(psutil.Process().children())
+            launcher.kill()
+            assert await asyncio.to_thread(eventually, lambda: not family())
             return await sandbox.run(Program("print(1)"))
 
     assert asyncio.run(kill_and_run()).stdout == "1\n"

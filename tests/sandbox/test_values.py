@@ -14,12 +14,18 @@ from hypothesis import strategies as st
 
 from sandbox.values import decode, encode
 
-scalars = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-    | st.binary() | st.complex_numbers(allow_nan=False) | st.decimals(allow_nan=False)
-    | st.fractions() | st.dates() | st.datetimes()
+scalars = st.deferred(
+    lambda: st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(),
+        st.binary(), st.complex_numbers(allow_nan=False), st.decimals(allow_nan=False),
+        st.fractions(), st.dates(), st.datetimes(),
+    )
 )  # fmt: skip
-hashable = st.recursive(scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner))
+hashable = st.deferred(
+    lambda: st.recursive(
+        scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner), max_leaves=4
+    )
+)
 values = st.recursive(
     scalars,
     lambda inner: (
@@ -75,6 +81,7 @@ Point = namedtuple("Point", "x y")
         (float("inf"), float("inf")),
         (range(0, 9, 2), range(0, 9, 2)),
         (bytearray(b"x"), bytearray(b"x")),
+        ([int, str], [int, str]),
         (Decimal("1.50"), Decimal("1.50")),
         (Fraction(1, 3), Fraction(1, 3)),
         (datetime.time(1, 2), datetime.time(1, 2)),
@@ -93,7 +100,9 @@ def test_numbers_of_any_size_arrive() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sent", [{}, ["eval", "1"], ["import", "os"], ["int", "x"], ["list", {}]])
+@pytest.mark.parametrize(
+    "sent", [{}, ["eval", "1"], ["import", "os"], ["int", "x"], ["list", {}], ["type", "type"]]
+)
 def test_what_stands_for_nothing_is_an_error(sent: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises((TypeError, ValueError, LookupError)):
         decode(sent, refuse)
