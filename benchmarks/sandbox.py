@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.rows import result_line
 from headrace.errors import RunFailedError
-from rewards.kinds.code import program_of
+from rewards.kinds.program import program_of
 from sandbox.layers import LAYERS, Trial, try_layer
 from sandbox.limits import Limits, Program
 from sandbox.pool import Sandbox

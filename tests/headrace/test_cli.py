@@ -68,6 +68,7 @@ def test_every_command_has_a_function() -> None:
         "show": ["r1"],
         "export": ["r1", "tokens", "--out", "o.jsonl"],
         "keys": ["k"],
+        "sandbox": ["run", "f.py"],
     }
     lines = [[command, *words.get(command, [])] for command in COMMANDS if command != "config"]
     lines += [["config", word, "r.toml"] for word in ("show", "check", "explain")]

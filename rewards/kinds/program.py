@@ -48,12 +48,6 @@ class Options(StrictModel):
     partial: bool = False
     """Pay the share of tests that hold instead of all or nothing."""
 
-    correct_reward: float = 1.0
-    """For a program whose tests all hold."""
-
-    wrong_reward: float = 0.0
-    """For any other; with `partial` what no test earns."""
-
 
 def build(options: Options) -> Verifier:
     """The verifier, with a cell that is ready; UserError where there is no sandbox."""
@@ -77,14 +71,13 @@ def build(options: Options) -> Verifier:
 def _verdict(result: Result, options: Options) -> Verdict:
     right = result.status == "ok" and result.passed == result.total > 0
     share = result.passed / result.total if result.total else 0.0
-    earned = share if options.partial else float(right)
-    reward = options.wrong_reward + earned * (options.correct_reward - options.wrong_reward)
     parts = {
+        "correct": float(right),
         "tests_passed": share,
         "timeout": float(result.status == "timeout"),
         "memory": float(result.status == "memory"),
     }
-    return Verdict(reward, right, parts)
+    return Verdict(share if options.partial else float(right), right, parts)
 
 
 def program_of(prompt: str, text: str, columns: Mapping[str, Any]) -> Program:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards.kinds.code import Options, build, builtin_names, code_of, program_of, prompt_code
+from rewards.kinds.program import Options, build, builtin_names, code_of, program_of, prompt_code
 from rewards.verifier import Verifier
 
 PROMPT = '''from typing import List
@@ -58,7 +58,7 @@ def verifiers() -> Iterator[dict[str, Verifier]]:
     try:
         yield {
             "whole": build(Options(seconds=10)),
-            "partial": build(Options(seconds=10, partial=True, wrong_reward=-1.0)),
+            "partial": build(Options(seconds=10, partial=True)),
         }
     except UserError as error:
         pytest.skip(str(error))
@@ -100,7 +100,7 @@ def test_the_share_of_tests_can_be_paid(verifiers: dict[str, Verifier]) -> None:
     half = TREE.replace("else 0", "else 5").replace("1 + max", "-8 + max")
     half = half.replace("-8 + max(depth(node.left), depth(node.right))", "2")
     verdict = verifiers["partial"](item(half, LISTED))
-    assert (verdict.reward, verdict.correct, verdict.parts["tests_passed"]) == (0.0, False, 0.5)
+    assert (verdict.reward, verdict.correct, verdict.parts["tests_passed"]) == (0.5, False, 0.5)
 
 
 def test_tests_may_stand_in_the_answer(verifiers: dict[str, Verifier]) -> None:
