@@ -171,6 +171,19 @@ def _checking(command: Maker) -> None:
     doctor = command("doctor", "check the installation", "headrace doctor")
     _json(doctor)
 
+    box = command(
+        "sandbox", "run a program where it can do no harm",
+        "headrace sandbox run program.py --json",
+    )  # fmt: skip
+    within = box.add_subparsers(dest="action", metavar="ACTION", required=True)
+    made = command(
+        "run", "one Python file, with what came of it", "headrace sandbox run program.py",
+        within=within,
+    )  # fmt: skip
+    made.add_argument("file", type=Path, metavar="FILE.py")
+    made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="deadline (10)")
+    _json(made)
+
     keys = command("keys", "make key files for connections off this machine", "headrace keys k/")
     keys.add_argument("folder", type=Path, metavar="DIR")
 
@@ -251,6 +264,10 @@ def action(arguments: argparse.Namespace) -> Action:
             from headrace.commands.installation import doctor
 
             return doctor
+        case "sandbox":
+            from headrace.commands.sandbox import run
+
+            return run
         case "keys":
             from headrace.commands.roles import keys
 

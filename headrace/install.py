@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PACKAGES = (
     "headrace", "coordinator", "generators", "rewards", "learner", "storage", "dashboard", "tasks",
+    "sandbox",
 )  # fmt: skip
 
 

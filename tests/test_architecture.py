@@ -22,6 +22,7 @@ PACKAGES = (
     "storage",
     "dashboard",
     "tasks",
+    "sandbox",
 )
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")
 ROLES = PACKAGES[1:]

@@ -1,9 +1,11 @@
 """Checks of the installation: each question gets one `Finding`, and nothing is changed.
 
 Out: findings of level ok, note (good to know) or bad (will not work), each with a line of advice.
-Packages are found without being imported; torch and vLLM stay out.
+Packages are found without being imported; torch and vLLM stay out. Layers of the sandbox are tried,
+which takes some seconds the first time after a start of the machine.
 """
 
+import asyncio
 import os
 import platform
 import shutil
@@ -42,6 +44,7 @@ def examine(hardware: Hardware | None = None) -> list[Finding]:
         *_compiler(),
         *_machine(machine),
         *_ports(),
+        *_sandbox(),
     ]
 
 
@@ -141,6 +144,20 @@ def _ports() -> Iterator[Finding]:
     curve = has_curve()
     advice = "available" if curve else "missing in this libzmq: only loopback connections work"
     yield Finding("ok" if curve else "note", "CURVE keys", advice)
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Which isolation of model-written code holds here, found out by trying to get out of it."""
+    try:
+        from sandbox.layers import ADVICE, known_trials
+    except ImportError:
+        return  # the package is another one, or none, which was said above
+    trials = asyncio.run(known_trials())
+    for trial in trials:
+        yield Finding("ok" if trial.works else "note", f"sandbox {trial.layer}", str(trial))
+    used = next((trial.layer for trial in trials if trial.works), None)
+    text = f"programs run in {used}" if used else f"none: model-written code is refused; {ADVICE}"
+    yield Finding("ok" if used else "note", "model-written code", text)
 
 
 def _list(numbers: tuple[int, ...]) -> str:

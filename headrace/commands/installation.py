@@ -15,6 +15,6 @@ def doctor(arguments: argparse.Namespace) -> int:
         return 2 if bad else 0
     for finding in findings:
         mark = {"ok": "  ok", "note": "note", "bad": " BAD"}[finding.level]
-        print(f"{mark}  {finding.topic:<16} {finding.text}")
+        print(f"{mark}  {finding.topic:<18} {finding.text}")
     print(f"\n{len(bad)} thing(s) to mend" if bad else "\nall good")
     return 2 if bad else 0

@@ -16,7 +16,7 @@ from headrace.config.load import load_recipe
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     *("train", "generator", "stop", "eval", "dashboard", "runs", "show", "export"),
-    *("config", "doctor", "keys", "bench"),
+    *("config", "doctor", "sandbox", "keys", "bench"),
 ]
 
 
@@ -68,6 +68,7 @@ def test_every_command_has_a_function() -> None:
         "show": ["r1"],
         "export": ["r1", "tokens", "--out", "o.jsonl"],
         "keys": ["k"],
+        "sandbox": ["run", "f.py"],
     }
     lines = [[command, *words.get(command, [])] for command in COMMANDS if command != "config"]
     lines += [["config", word, "r.toml"] for word in ("show", "check", "explain")]

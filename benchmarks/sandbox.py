@@ -1,0 +1,128 @@
+"""The sandbox: what it holds, how fast it is, and whether right programs come out right.
+
+Parts: every escape under every layer (`escapes_tried`, `escapes_held` are those of the layer that
+programs run in), short programs one after another on as many cells as there are cores
+(`programs_per_s`, a program prints one line), and the reference solutions of HumanEval and MBPP,
+each with the tests of its row as the reward kind `code` runs them. The two files are not part of
+the project: JSON lines with the published columns. A missing one is said and its figure is null.
+One of MBPP's 974 solutions needs more than twenty seconds and misses the deadline.
+
+Needs some two minutes on two cores.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.rows import result_line
+from headrace.errors import RunFailedError
+from rewards.kinds.program import program_of
+from sandbox.layers import LAYERS, Trial, try_layer
+from sandbox.limits import Limits, Program
+from sandbox.pool import Sandbox
+
+SHORT = Program("print(sum(range(10)))")
+Row = dict[str, Any]
+
+
+def humaneval_program(row: Row) -> Program:
+    """The reference solution as a completion of its prompt, with its test."""
+    return program_of(row["prompt"], row["canonical_solution"], row)
+
+
+def mbpp_program(row: Row) -> Program:
+    """The reference solution with its three tests."""
+    return program_of(row["prompt"], row["code"], {**row, "challenge_test_list": []})
+
+
+def read(path: Path, what: str) -> list[Row]:
+    """The rows of a file; none, and one line that says so, where it is missing."""
+    if not path.is_file():
+        print(f"no {path}: give --{what} FILE for its figure", file=sys.stderr)
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+async def speed(sandbox: Sandbox, count: int) -> float:
+    """Short programs a second."""
+    await asyncio.gather(*(sandbox.run(SHORT) for _ in range(2 * sandbox.parallel)))
+    began = time.perf_counter()
+    done = await asyncio.gather(*(sandbox.run(SHORT) for _ in range(count)))
+    seconds = time.perf_counter() - began
+    wrong = [each for each in done if each.stdout != "45\n"]
+    if wrong:
+        raise RunFailedError(f"{len(wrong)} of {count} programs failed: {wrong[0]}")
+    return count / seconds
+
+
+async def failures(
+    sandbox: Sandbox, rows: Sequence[Row], program: Callable[[Row], Program]
+) -> list[str]:
+    """Which reference solutions do not pass, with the reason."""
+    results = await asyncio.gather(*(sandbox.run(program(row)) for row in rows))
+    return [
+        f"{row.get('id', number)}: {result.status} {'; '.join(result.errors)[:200]}"
+        for number, (row, result) in enumerate(zip(rows, results, strict=True))
+        if result.status != "ok"
+    ]
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    trials: list[Trial] = []
+    for layer in LAYERS:
+        trials.append(await try_layer(layer))
+        print(f"{layer:<12} {trials[-1]}", flush=True)
+    used = next((trial for trial in trials if trial.works), None)
+    found: dict[str, Any] = {
+        "layer": used and used.layer,
+        "layers": {trial.layer: str(trial) for trial in trials},
+        "programs_per_s": None,
+        "escapes_tried": used.tried if used else 0,
+        "escapes_held": used.tried if used else 0,
+    }
+    sets = {
+        "humaneval": (read(options.humaneval, "humaneval"), humaneval_program),
+        "mbpp": (read(options.mbpp, "mbpp"), mbpp_program),
+    }
+    found |= {f"{name}_{part}": None for name in sets for part in ("passed", "total")}
+    if used is None:
+        return found
+    async with Sandbox(Limits(seconds=options.seconds), layer=used.layer) as sandbox:
+        found["programs_per_s"] = round(await speed(sandbox, options.programs), 1)
+        print(f"{found['programs_per_s']} programs a second", flush=True)
+        for name, (rows, program) in sets.items():
+            if not rows:
+                continue
+            failed = await failures(sandbox, rows, program)
+            found |= {f"{name}_passed": len(rows) - len(failed), f"{name}_total": len(rows)}
+            print(f"{name}: {len(rows) - len(failed)} of {len(rows)}", *failed, sep="\n  ")
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench sandbox",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--programs", type=int, default=200, help="short programs to time")
+    parser.add_argument("--seconds", type=float, default=10.0, help="deadline of a solution")
+    parser.add_argument("--humaneval", type=Path, default=Path("data/humaneval.jsonl"))
+    parser.add_argument("--mbpp", type=Path, default=Path("data/mbpp.jsonl"))
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args(argv)
+    found = asyncio.run(measure(options))
+    if options.json:
+        print(result_line({"name": "sandbox", **found}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

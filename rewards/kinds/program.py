@@ -1,0 +1,170 @@
+"""The kind `code`: a response's program, judged by the unit tests of its row, in the sandbox.
+
+Rows are those of HumanEval (`test` with a function `check`, `entry_point`; the prompt is code that
+goes on in the response) and of MBPP (`test_list`, perhaps `test_setup_code`, `test_imports`,
+`challenge_test_list`). A column that the task takes for the answer is looked up there as well. The
+program is the response's last fenced block that has what is asked for, else the whole response.
+
+Right is a program whose tests all hold; they run in a process of their own (see
+`sandbox/examiner.py`). One that ends early, or takes too long or too much memory, is wrong. A
+machine without a sandbox is a UserError when the verifier is built.
+"""
+
+import ast
+import asyncio
+import atexit
+import builtins
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from headrace.config.base import StrictModel
+from headrace.protocol.messages import ScoreItem
+from rewards.verdict import Verdict
+from rewards.verifier import Verifier
+from sandbox.examiner import foreign_names
+from sandbox.limits import MIB, Checks, Limits, Program, Result
+from sandbox.pool import Sandbox
+
+_BLOCK = re.compile(r"^```[ \t]*\w*[ \t]*\r?\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+_CODE_BEGINS = re.compile(r"^(?:from|import|def|async|class|@)", re.MULTILINE)
+
+
+class Options(StrictModel):
+    """What a program may take, and what it earns."""
+
+    seconds: float = Field(default=5.0, gt=0)
+    """Deadline of a program with its tests; shorter than that of the source."""
+
+    memory_mib: int = Field(default=512, ge=64)
+    """Memory of a program, in MiB."""
+
+    processes: int = Field(default=16, ge=1)
+    """Processes and threads of a program at a time."""
+
+    partial: bool = False
+    """Pay the share of tests that hold instead of all or nothing."""
+
+
+def build(options: Options) -> Verifier:
+    """The verifier, with a cell that is ready; UserError where there is no sandbox."""
+    limits = Limits(
+        seconds=options.seconds,
+        memory_bytes=options.memory_mib * MIB,
+        processes=options.processes,
+    )
+    runner = asyncio.Runner()
+    sandbox = runner.run(Sandbox(limits, parallel=1).open())
+    atexit.register(lambda: runner.run(sandbox.close()))
+
+    def judge(item: ScoreItem) -> Verdict:
+        columns = {"answer": item.answer, **json.loads(item.info)}
+        program = program_of(item.prompt, item.text, columns)
+        return _verdict(runner.run(sandbox.run(program)), options)
+
+    return Verifier(judge)
+
+
+def _verdict(result: Result, options: Options) -> Verdict:
+    right = result.status == "ok" and result.passed == result.total > 0
+    share = result.passed / result.total if result.total else 0.0
+    parts = {
+        "correct": float(right),
+        "tests_passed": share,
+        "timeout": float(result.status == "timeout"),
+        "memory": float(result.status == "memory"),
+    }
+    return Verdict(share if options.partial else float(right), right, parts)
+
+
+def program_of(prompt: str, text: str, columns: Mapping[str, Any]) -> Program:
+    """The program of a response with the tests of its row; ValueError where a row has none."""
+    entry, test = columns.get("entry_point"), columns.get("test", columns.get("answer"))
+    if isinstance(entry, str) and isinstance(test, str):
+        return _continued(prompt, text, entry, test)
+    tests = _texts(columns.get("test_list", columns.get("answer")))
+    if not tests:
+        raise ValueError("the row has no tests: neither `test` and `entry_point` nor `test_list`")
+    setup = [*_texts(columns.get("test_imports")), str(columns.get("test_setup_code") or "")]
+    each = (*tests, *_texts(columns.get("challenge_test_list")))
+    names = tuple(builtin_names(tests, str(columns.get("code") or "")))
+    return Program(code_of(text), checks=Checks(each, setup="\n".join(setup), names=names))
+
+
+def _continued(prompt: str, text: str, entry: str, test: str) -> Program:
+    """A row of HumanEval. Helpers that the prompt defines are the tests' own, too."""
+    begun = prompt_code(prompt, entry)
+    code = code_of(text, entry)
+    checks = Checks((f"check({entry})",), setup=f"{begun}\n{test}", names=(entry,))
+    return Program(f"{begun.rstrip()}\n\n{code}", checks=checks)
+
+
+def builtin_names(tests: Sequence[str], reference: str) -> list[str]:
+    """Names of Python's own that the tests mean the program by (mbpp/126 asks for a `sum`): those
+    that the reference solution defines. Without one, where tests use no other name that is not
+    Python's, what they call first."""
+    defined = [name for name in dir(builtins) if reference and _defines(reference, name)]
+    if reference or foreign_names(tests):
+        return [name for name in defined if any(_calls(test, name) for test in tests)]
+    first = {name for test in tests for name in dir(builtins) if _calls(test, name, first=True)}
+    return sorted(first)
+
+
+def code_of(text: str, entry: str | None = None) -> str:
+    """The code of a response: its last fenced block (that defines `entry`, if one does), else all
+    of it."""
+    blocks = [match[1] for match in _BLOCK.finditer(text)]
+    if not blocks:
+        return text
+    defining = [block for block in blocks if entry and _defines(block, entry)]
+    return (defining or blocks)[-1]
+
+
+def prompt_code(prompt: str, entry: str) -> str:
+    """The code in a prompt, also where a template or a sentence stands around it: the longest run
+    of lines that is Python and defines `entry`. Empty where there is none."""
+    for text in (prompt, *(match[1] for match in _BLOCK.finditer(prompt))):
+        if _defines(text, entry):
+            return text
+    for begin in _CODE_BEGINS.finditer(prompt):
+        lines = prompt[begin.start() :].splitlines(keepends=True)
+        for end in range(len(lines), 0, -1):
+            if _defines(text := "".join(lines[:end]), entry):
+                return text
+    return ""
+
+
+def _defines(code: str, name: str) -> bool:
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return any(isinstance(node, kinds) and node.name == name for node in tree.body)
+
+
+def _calls(test: str, name: str, *, first: bool = False) -> bool:
+    """Whether a test calls a function of this name, or calls it before any other."""
+    try:
+        tree = ast.parse(test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda call: (call.lineno, call.col_offset))
+    return any(
+        isinstance(call.func, ast.Name) and call.func.id == name
+        for call in (calls[:1] if first else calls)
+    )
+
+
+def _texts(value: Any) -> list[str]:
+    """A list of texts, as it is or as JSON; a text alone is a list of one."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = [value] if value.strip() else []
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []

@@ -1,0 +1,206 @@
+"""One cell, seen from outside: made, waiting, run once, gone.
+
+In: a program. Out: its result. Promises: `run` returns within the deadline and a moment, whatever
+the program does; no more of its output is kept than the limits say; when `run` or `close` has
+returned nothing of the cell is left, no process and no mount.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from dataclasses import asdict
+from typing import Any
+
+from headrace.errors import RunFailedError
+from sandbox.interpreter import interpreter
+from sandbox.limits import Limits, Program, Result, Status
+from sandbox.peer import LENGTH
+from sandbox.workshop import Workshop, is_closed
+
+MAKE_TIMEOUT_S = 60.0
+PAUSE_S = 0.005
+"""Between two reads of output that is no longer kept, so that a flood takes no core here."""
+
+LINES = ("stdin", "stdout", "stderr", "orders", "verdict", "life")
+"""A cell's sockets, in the order in which the launcher takes them."""
+Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Cell:
+    """A cell that is ready for a program, or will soon be."""
+
+    def __init__(self, limits: Limits, lines: dict[str, Line]) -> None:
+        self._limits, self._lines = limits, lines
+        self.pid = 0
+        """Of the process above it, once it is ready."""
+
+    @classmethod
+    async def make(cls, workshop: Workshop, layer: str, limits: Limits) -> "Cell":
+        """A cell in this layer; it gets ready while nobody waits."""
+        python = interpreter()
+        settings = {
+            "layer": layer,
+            "limits": asdict(limits),
+            "readable": python.readable,
+            "covered": python.covered,
+        }
+        pairs = {name: socket.socketpair() for name in LINES}
+        try:
+            inside = [pair[1].fileno() for pair in pairs.values()]
+            workshop.order(json.dumps(settings).encode(), inside)
+            lines = {
+                name: await asyncio.open_connection(sock=pair[0]) for name, pair in pairs.items()
+            }
+        except BaseException:
+            for outer, _ in pairs.values():
+                outer.close()
+            raise
+        finally:
+            for _, inner in pairs.values():
+                inner.close()
+        return cls(limits, lines)
+
+    async def ready(self) -> None:
+        """Wait until it is made; RunFailedError where it cannot be."""
+        try:
+            async with asyncio.timeout(MAKE_TIMEOUT_S):
+                first = await self._report()
+        except TimeoutError:
+            first = {"broken": f"not made within {MAKE_TIMEOUT_S:g} s"}
+        if "ready" not in first:
+            await self.close()
+            why = first.get("broken") or "the launcher is gone"
+            raise RunFailedError(f"no cell for a program: {why}")
+        self.pid = int(first["ready"])
+
+    @property
+    def gone(self) -> bool:
+        """Whether it ended before it was used: somebody killed it, or the launcher."""
+        return is_closed(self._lines["life"][1].get_extra_info("socket"))
+
+    async def run(self, program: Program) -> Result:
+        """Run the one program that this cell is for, and take the cell down."""
+        seconds = min(program.seconds or self._limits.seconds, self._limits.seconds)
+        began = time.monotonic()
+        kept = self._limits.output_bytes
+        stdout = asyncio.create_task(_keep(self._lines["stdout"][0], kept))
+        stderr = asyncio.create_task(_keep(self._lines["stderr"][0], kept))
+        verdicts = asyncio.create_task(self._hear_verdicts(program))
+        feeding = asyncio.create_task(self._feed(program))
+        report: dict[str, Any] | None = None
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    report = await self._report()
+            taken = time.monotonic() - began
+            await self._end()
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+        finally:
+            feeding.cancel()
+        (out, more_out), (err, more_err) = await stdout, await stderr
+        lines = await verdicts
+        await self.close()
+        if report is not None and not ("exit" in report or report.get("cause")):
+            raise RunFailedError(f"a cell broke: {report.get('broken') or 'the launcher is gone'}")
+        held = sum(line["held"] for line in lines)
+        total = len(program.checks.each) if program.checks else 0
+        errors = [str(line["error"]) for line in lines if not line["held"]]
+        errors += ["not reached"] * (total - len(lines))
+        code = None if report is None else report.get("exit")
+        return Result(
+            status=_status(report, code, checked=program.checks is not None, right=held == total),
+            exit_code=code,
+            stdout=out.decode(errors="replace"),
+            stderr=err.decode(errors="replace"),
+            seconds=taken,
+            cut=more_out or more_err,
+            passed=held,
+            total=total,
+            errors=tuple(errors),
+        )
+
+    async def close(self) -> None:
+        """End whatever runs in the cell; returns when it is gone."""
+        await self._end()
+        for _, writer in self._lines.values():
+            writer.close()
+
+    async def _end(self) -> None:
+        """The same, with all that the cell has said still to be read."""
+        life, ending = self._lines["life"]
+        for writer in (ending, self._lines["orders"][1]):
+            with contextlib.suppress(OSError):
+                writer.write_eof()
+        with contextlib.suppress(ConnectionResetError):
+            await life.read()
+
+    async def _feed(self, program: Program) -> None:
+        """Hand the program, its checks and its input over."""
+        checks = program.checks
+        source, tests, stdin = (self._lines[name][1] for name in ("orders", "verdict", "stdin"))
+        with contextlib.suppress(OSError):
+            if checks is None:
+                tests.write_eof()
+            else:
+                tests.write(_frame(asdict(checks)))
+            source.write(_frame({"source": program.source, "checked": checks is not None}))
+            stdin.write(program.stdin.encode(errors="replace"))
+            stdin.write_eof()
+            for writer in (source, tests, stdin):
+                await writer.drain()
+
+    async def _report(self) -> dict[str, Any]:
+        """The next line of launcher or keeper; empty when they are gone."""
+        try:
+            line = await self._lines["orders"][0].readline()
+        except ConnectionResetError:
+            line = b""
+        return dict(json.loads(line)) if line.endswith(b"\n") else {}
+
+    async def _hear_verdicts(self, program: Program) -> list[dict[str, Any]]:
+        """Lines of the examiner, as many as there are checks."""
+        lines: list[dict[str, Any]] = []
+        with contextlib.suppress(ConnectionResetError):
+            while program.checks and len(lines) < len(program.checks.each):
+                line = await self._lines["verdict"][0].readline()
+                if not line.endswith(b"\n"):
+                    break
+                lines.append(json.loads(line))
+        return lines
+
+
+def _status(
+    report: dict[str, Any] | None, code: int | None, *, checked: bool, right: bool
+) -> Status:
+    if report is None:
+        return "timeout"
+    if report.get("cause") == "memory":
+        return "memory"
+    if checked:
+        return "ok" if right else "failed"
+    if code is None or code < 0:
+        return "killed"
+    return "failed" if code else "ok"
+
+
+def _frame(message: object) -> bytes:
+    body = json.dumps(message).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+async def _keep(stream: asyncio.StreamReader, bound: int) -> tuple[bytes, bool]:
+    """The first `bound` bytes of a stream that is read to its end, and whether there were more."""
+    kept = bytearray()
+    more = False
+    with contextlib.suppress(ConnectionResetError):
+        while part := await stream.read(1 << 16):
+            room = bound - len(kept)
+            kept += part[:room]
+            if len(part) > room:
+                more = True
+                await asyncio.sleep(PAUSE_S)
+    return bytes(kept), more

@@ -1,0 +1,94 @@
+"""The sandbox: runs programs in cells that are ready before they are needed.
+
+In: programs, any number at a time. Out: one result each. At most `parallel` run at once; the next
+cells are made meanwhile, and each is used once. `open` refuses with a UserError on a machine
+where no layer holds.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections import deque
+from types import TracebackType
+from typing import Self
+
+from headrace.errors import RunFailedError
+from sandbox.cell import Cell
+from sandbox.layers import working_layer
+from sandbox.limits import Limits, Program, Result
+from sandbox.workshop import Workshop
+
+
+class Sandbox:
+    """Cells of one layer with the same limits. `async with Sandbox() as sandbox: ...`"""
+
+    def __init__(
+        self, limits: Limits | None = None, *, parallel: int | None = None, layer: str | None = None
+    ) -> None:
+        self.limits = limits or Limits()
+        self.parallel = parallel or len(os.sched_getaffinity(0))
+        self.layer = layer
+        """The layer it was given, or from `open` on the one that works here."""
+        self._free = asyncio.Semaphore(self.parallel)
+        self._workshop: Workshop | None = None
+        self._starting = asyncio.Lock()
+        self._next: deque[asyncio.Task[Cell]] = deque()
+
+    async def open(self) -> Self:
+        """Find a layer and begin to make cells; UserError where there is none."""
+        if self.layer is None:
+            self.layer = await working_layer()
+        while len(self._next) < self.parallel:
+            self._make_one()
+        return self
+
+    async def run(self, program: Program) -> Result:
+        """Run a program; its deadline begins when a cell is ready for it."""
+        async with self._free:
+            while True:
+                self._make_one()
+                cell = await self._next.popleft()
+                if not cell.gone:
+                    return await cell.run(program)
+                await cell.close()
+
+    async def close(self) -> None:
+        """Take the waiting cells down."""
+        while self._next:
+            making = self._next.popleft()
+            making.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RunFailedError):
+                await (await making).close()
+        if self._workshop is not None:
+            await self._workshop.close()
+            self._workshop = None
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def _make_one(self) -> None:
+        assert self.layer is not None, "the sandbox is not open"
+        self._next.append(asyncio.create_task(self._ready_cell(self.layer)))
+
+    async def _ready_cell(self, layer: str) -> Cell:
+        async with self._starting:
+            if self._workshop is not None and not self._workshop.works:
+                await self._workshop.close()
+                self._workshop = None
+            if self._workshop is None:
+                self._workshop = await Workshop.start()
+        cell = await Cell.make(self._workshop, layer, self.limits)
+        try:
+            await cell.ready()
+        except BaseException:
+            await asyncio.shield(cell.close())
+            raise
+        return cell

@@ -1,0 +1,153 @@
+"""What lies around a cell and must stay as it is while an escape is tried.
+
+A bystander process with a secret in its environment, listeners on every kind of socket, a folder
+with a secret and with files that anybody may write, the clock and the machine's name. `facts` tells
+a program where all this is; `harm` says what changed.
+"""
+
+import contextlib
+import os
+import platform
+import resource
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sandbox.limits import Limits
+
+CLOCK_SLACK_S = 30.0
+_CONTENT = "nobody wrote here\n"
+_BYSTANDER = """
+import os, signal, sys, time
+for number in (signal.SIGWINCH, signal.SIGURG, signal.SIGIO, signal.SIGUSR1):
+    signal.signal(number, lambda *_: os._exit(9))
+print("here", flush=True)
+time.sleep(600)
+"""
+
+
+class Scene:
+    """Made new for every escape."""
+
+    def __enter__(self) -> Self:
+        self.token = secrets.token_hex(16)
+        self._folder = Path(tempfile.mkdtemp(prefix="headrace-escape-"))
+        self._folder.chmod(0o777)
+        self._secret = self._folder / "secret.txt"
+        self._secret.write_text(self.token)
+        self._victim = self._folder / "victim.txt"
+        self._victim.write_text(_CONTENT)
+        self._victim.chmod(0o666)
+        self._sockets = self._listeners()
+        self._bystander = subprocess.Popen(
+            [sys.executable, "-S", "-c", _BYSTANDER],
+            stdout=subprocess.PIPE,
+            env={"HEADRACE_ESCAPE_SECRET": self.token},
+        )
+        assert self._bystander.stdout is not None
+        self._bystander.stdout.readline()
+        self._before = self._state()
+        self._clock = time.time() - time.monotonic()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bystander.kill()
+        self._bystander.wait()
+        assert self._bystander.stdout is not None
+        self._bystander.stdout.close()
+        for each in self._sockets.values():
+            each.close()
+        shutil.rmtree(self._folder)
+
+    def _listeners(self) -> dict[str, socket.socket]:
+        made = {
+            "TCP": socket.socket(socket.AF_INET, socket.SOCK_STREAM),
+            "UDP": socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+            "ABSTRACT": socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
+            "ABSTRACT_DATAGRAM": socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
+            "SOCKET_FILE": socket.socket(socket.AF_UNIX, socket.SOCK_STREAM),
+        }
+        made["TCP"].bind(("127.0.0.1", 0))
+        made["UDP"].bind(("127.0.0.1", 0))
+        made["ABSTRACT"].bind(f"\0headrace-{self.token[:12]}")
+        made["ABSTRACT_DATAGRAM"].bind(f"\0headrace-{self.token[:12]}-d")
+        made["SOCKET_FILE"].bind(str(self._folder / "socket"))
+        (self._folder / "socket").chmod(0o777)
+        for each in made.values():
+            each.setblocking(False)
+            if each.type == socket.SOCK_STREAM:
+                each.listen()
+        return made
+
+    def facts(self, limits: Limits) -> str:
+        """Lines that tell a program what there is to reach."""
+        values: dict[str, object] = {
+            "TCP": self._sockets["TCP"].getsockname()[1],
+            "UDP": self._sockets["UDP"].getsockname()[1],
+            "ABSTRACT": f"\0headrace-{self.token[:12]}",
+            "FOLDER": str(self._folder),
+            "SECRET": str(self._secret),
+            "VICTIM": str(self._victim),
+            "BYSTANDER": self._bystander.pid,
+            "OUTSIDE": os.getpid(),
+            "PROCESSES": limits.processes,
+            "MEMORY": limits.memory_bytes,
+            "DISK": limits.disk_bytes,
+            "FILES": limits.files,
+        }
+        return "; ".join(f"{name} = {value!r}" for name, value in values.items()) + "\n"
+
+    def harm(self) -> list[str]:
+        """What is not as it was."""
+        found = [f"{name} was reached" for name, each in self._sockets.items() if _heard(each)]
+        code = self._bystander.poll()
+        if code is not None:
+            return [*found, f"the bystander ended with {code}"]
+        after = self._state()
+        found += [f"{key} changed" for key, value in after.items() if value != self._before[key]]
+        if abs(time.time() - time.monotonic() - self._clock) > CLOCK_SLACK_S:
+            found.append("the clock changed")
+        return found
+
+    def _state(self) -> dict[str, object]:
+        """Everything that a program could change outside and that does not change by itself."""
+        pid = self._bystander.pid
+        status = self._victim.stat() if self._victim.exists() else None
+        return {
+            "the folder": sorted(os.listdir(self._folder)),
+            "a file": self._victim.read_text() if status else None,
+            "a file's mode": status and status.st_mode,
+            "a file's time": status and status.st_mtime_ns,
+            "a file's links": (status and status.st_nlink, self._secret.stat().st_nlink),
+            "the bystander's limits": [
+                resource.prlimit(pid, which)
+                for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
+            ],
+            "the bystander's priority": os.getpriority(os.PRIO_PROCESS, pid),
+            "the bystander's cores": os.sched_getaffinity(pid),
+            "the machine's name": platform.node(),
+            "the own limits": resource.getrlimit(resource.RLIMIT_NOFILE),
+        }
+
+
+def _heard(listener: socket.socket) -> bool:
+    """Whether anything arrived."""
+    with contextlib.suppress(BlockingIOError):
+        if listener.type == socket.SOCK_STREAM:
+            listener.accept()[0].close()
+        else:
+            listener.recv(1)
+        return True
+    return False

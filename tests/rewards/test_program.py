@@ -1,0 +1,152 @@
+"""Programs in responses, judged by the tests of rows of both shapes."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from headrace.errors import UserError
+from headrace.protocol.messages import ScoreItem
+from rewards.kinds.program import Options, build, builtin_names, code_of, program_of, prompt_code
+from rewards.verifier import Verifier
+
+PROMPT = '''from typing import List
+
+
+def scale(values: List[int]) -> int:
+    return 2 * sum(values)
+
+
+def doubled(values: List[int]) -> List[int]:
+    """ Each value twice.
+    >>> doubled([1, 2])
+    [2, 4]
+    """
+'''
+COMPLETION = "    return [2 * value for value in values]\n"
+TEST = """
+METADATA = {'author': 'us'}
+
+
+def check(candidate):
+    given = [1, 2, 3]
+    assert sum(candidate(given)) == scale(given)
+    assert candidate([]) == []
+"""
+CONTINUED = {"test": TEST, "entry_point": "doubled"}
+HEAD = PROMPT.partition("def scale")[0]
+WHOLE = f"Sure:\n```python\n{HEAD}def doubled(values):\n{COMPLETION}```\nDone."
+LISTED: dict[str, Any] = {
+    "test_list": ["assert depth(root) == 2", "assert depth(None) == 0"],
+    "test_setup_code": "root = Node(1)\nroot.left = Node(2)",
+    "challenge_test_list": [],
+}
+TREE = """```python
+class Node:
+    def __init__(self, value):
+        self.value, self.left, self.right = value, None, None
+
+def depth(node):
+    return 1 + max(depth(node.left), depth(node.right)) if node else 0
+```"""
+
+
+@pytest.fixture(scope="module")
+def verifiers() -> Iterator[dict[str, Verifier]]:
+    try:
+        yield {
+            "whole": build(Options(seconds=10)),
+            "partial": build(Options(seconds=10, partial=True)),
+        }
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+def item(
+    text: str, columns: dict[str, Any], *, prompt: str = PROMPT, answer: str = ""
+) -> ScoreItem:
+    return ScoreItem(
+        trajectory_id=0, prompt=prompt, text=text, answer=answer, finished=True,
+        num_tokens=len(text), info=json.dumps(columns),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "right"),
+    [
+        (COMPLETION, CONTINUED, True),
+        (WHOLE, CONTINUED, True),
+        (COMPLETION.replace("2 *", "3 *"), CONTINUED, False),
+        ("    return values\n", CONTINUED, False),
+        ("    import os\n    os._exit(0)\n", CONTINUED, False),
+        ("no code at all", CONTINUED, False),
+        ("def scale(values): return 0\ndef doubled(values): return []", CONTINUED, False),
+        (TREE, LISTED, True),
+        (TREE.replace("else 0", "else 1"), LISTED, False),
+        ("```python\ndef depth(node):\n    return 2\n```", LISTED, False),
+    ],
+)
+def test_right_is_what_passes_every_test(
+    verifiers: dict[str, Verifier], text: str, columns: dict[str, Any], right: bool
+) -> None:
+    verdict = verifiers["whole"](item(text, columns))
+    assert verdict.correct is right
+    assert verdict.reward == float(right)
+
+
+def test_the_share_of_tests_can_be_paid(verifiers: dict[str, Verifier]) -> None:
+    half = TREE.replace("else 0", "else 5").replace("1 + max", "-8 + max")
+    half = half.replace("-8 + max(depth(node.left), depth(node.right))", "2")
+    verdict = verifiers["partial"](item(half, LISTED))
+    assert (verdict.reward, verdict.correct, verdict.parts["tests_passed"]) == (0.5, False, 0.5)
+
+
+def test_tests_may_stand_in_the_answer(verifiers: dict[str, Verifier]) -> None:
+    listed = item("def f(): return 1", {}, answer=json.dumps(["assert f() == 1"]))
+    assert verifiers["whole"](listed).correct
+    continued = item(COMPLETION, {"entry_point": "doubled"}, answer=TEST)
+    assert verifiers["whole"](continued).correct
+
+
+@pytest.mark.parametrize(
+    ("tests", "reference", "names"),
+    [
+        (["assert sum(10, 15) == 6"], "def sum(a, b): return 6", ["sum"]),
+        (["assert sum(10, 15) == 6"], "", ["sum"]),
+        (["assert sum(f(1)) == 6"], "def f(x): return [6]", []),
+        (["assert sorted(f(1)) == [6]"], "", []),
+    ],
+)
+def test_a_program_may_be_asked_for_a_name_that_python_has(
+    tests: list[str], reference: str, names: list[str]
+) -> None:
+    assert builtin_names(tests, reference) == names
+
+
+def test_a_row_without_tests_is_an_error_of_its_scoring() -> None:
+    with pytest.raises(ValueError, match="neither `test` and `entry_point` nor `test_list`"):
+        program_of("p", "x = 1", {"answer": ""})
+
+
+def test_code_is_the_last_block_that_has_what_is_asked_for() -> None:
+    text = "```python\ndef f(): pass\n```\nUse it:\n```python\nprint(f())\n```\n"
+    assert code_of(text) == "print(f())\n"
+    assert code_of(text, "f") == "def f(): pass\n"
+    assert code_of("```\nx = 1\n") == "x = 1\n"
+    assert code_of("x = 1") == "x = 1"
+
+
+@pytest.mark.parametrize(
+    "around",
+    ["{}", "<|user|>Complete this:\n{}<|assistant|>\n", "Complete:\n```python\n{}```\nThanks"],
+)
+def test_a_prompts_code_is_found_whatever_stands_around_it(around: str) -> None:
+    assert prompt_code(around.format(PROMPT), "doubled").strip() == PROMPT.strip()
+    assert prompt_code("Write a function.", "doubled") == ""
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValidationError):
+        Options(seconds=0)

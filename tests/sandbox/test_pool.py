@@ -1,0 +1,223 @@
+"""Programs in real cells: what comes out, what is bounded, what is left behind."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.errors import UserError
+from sandbox import layers
+from sandbox.limits import MIB, Checks, Limits, Program, Result
+from sandbox.pool import Sandbox
+from tests.sandbox.layers import each_layer, need
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = Limits(seconds=20.0, memory_bytes=64 * MIB, output_bytes=1000, processes=4)
+
+
+def run(layer: str, *programs: Program, limits: Limits = SMALL) -> list[Result]:
+    """The results of programs that run in one pool."""
+
+    need(layer)
+
+    async def all_of_them() -> list[Result]:
+        async with Sandbox(limits, parallel=2, layer=layer) as sandbox:
+            return await asyncio.gather(*map(sandbox.run, programs))
+
+    return asyncio.run(all_of_them())
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    """Whether something becomes true within half a minute."""
+    for _ in range(600):
+        if holds():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@each_layer
+def test_a_program_ends_as_python_would_end_it(layer: str) -> None:
+    done, failed, exited, killed = run(
+        layer,
+        Program("import sys\nprint(input())\nprint('err', file=sys.stderr)", stdin="line\n"),
+        Program("def f():\n    return 1 / 0\nf()"),
+        Program("import atexit, sys\natexit.register(print, 'bye')\nsys.exit(3)"),
+        Program("import ctypes\nctypes.string_at(0)"),
+    )
+    assert (done.status, done.exit_code) == ("ok", 0)
+    assert (done.stdout, done.stderr) == ("line\n", "err\n")
+    assert (failed.status, failed.exit_code) == ("failed", 1)
+    assert "return 1 / 0" in failed.stderr
+    assert failed.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert (exited.status, exited.exit_code, exited.stdout) == ("failed", 3, "bye\n")
+    assert (killed.status, killed.exit_code) == ("killed", -signal.SIGSEGV)
+
+
+@each_layer
+def test_bounds_hold(layer: str) -> None:
+    late, large, grown, loud = run(
+        layer,
+        Program("while True: pass", seconds=0.5),
+        Program("x = bytearray(1 << 32)"),
+        Program("x = []\nwhile True: x.append(bytearray(1 << 20))"),
+        Program("print('x' * 5000)"),
+    )
+    assert (late.status, late.exit_code) == ("timeout", None)
+    assert late.seconds >= 0.5
+    assert (large.status, large.exit_code) == ("failed", 1)
+    assert "MemoryError" in large.stderr
+    assert grown.status == "memory" or "MemoryError" in grown.stderr
+    assert (loud.status, len(loud.stdout), loud.cut) == ("ok", 1000, True)
+
+
+@each_layer
+def test_cells_know_nothing_of_each_other(layer: str) -> None:
+    leave = Program("import builtins\nbuiltins.left = 1\nopen('/tmp/left', 'w').write('1')")
+    look = Program(
+        "import builtins, os\nprint(hasattr(builtins, 'left'), os.path.exists('/tmp/left'))"
+    )
+    results = run(layer, leave, look, leave, look)
+    assert [each.stdout for each in results if each.stdout] == ["False False\n"] * 2
+
+
+@each_layer
+def test_checks_are_counted(layer: str) -> None:
+    source = "class Node:\n    def __init__(self, value): self.value = value\n"
+    source += "def twice(x): return 2 * x\ndef total(node): return node.value + 1\n"
+    checks = Checks(
+        ("assert twice(4) == 8", "assert twice(4) == 9, 'no'", "assert total(n) == 6", "oops()"),
+        setup="n = Node(5)",
+    )
+    broken = Checks(("assert twice(1) == 2",))
+    result, unloadable, ended = run(
+        layer,
+        Program(source, checks=checks),
+        Program("def twice(x) return", checks=broken),
+        Program("import os\ndef twice(x): os._exit(0)", checks=broken),
+    )
+    assert (result.status, result.passed, result.total) == ("failed", 2, 4)
+    assert result.errors == ("AssertionError: no", "NameError: name 'oops' is not defined")
+    assert (unloadable.status, unloadable.passed) == ("failed", 0)
+    assert "does not load: SyntaxError" in unloadable.errors[0]
+    assert (ended.status, ended.passed) == ("failed", 0)
+    assert ended.errors == ("ProgramEndedError: the program ended",)
+
+
+@each_layer
+def test_checks_that_held_before_the_deadline_count(layer: str) -> None:
+    checks = Checks(("assert f(0) == 0", "assert f(9) == 9", "assert f(0) == 0"))
+    source = "import time\ndef f(x):\n    time.sleep(x)\n    return x"
+    (result,) = run(layer, Program(source, checks=checks, seconds=1.0))
+    assert (result.status, result.passed, result.total) == ("timeout", 1, 3)
+    assert result.errors == ("not reached", "not reached")
+
+
+def test_a_program_that_is_not_waited_for_any_more_ends() -> None:
+    layer = need("namespaces")
+
+    before = set(psutil.Process().children(recursive=True))
+
+    async def abandon() -> list[psutil.Process]:
+        async with Sandbox(SMALL, parallel=1, layer=layer) as sandbox:
+            task = asyncio.create_task(sandbox.run(Program("while True: pass")))
+            await asyncio.sleep(0.5)
+            family = list(set(psutil.Process().children(recursive=True)) - before)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        return family
+
+    family = asyncio.run(abandon())
+    assert len(family) >= 4
+    assert not [each for each in family if each.is_running()]
+
+
+def test_a_launcher_that_is_killed_is_replaced() -> None:
+    layer = need("namespaces")
+
+    before = set(psutil.Process().children(recursive=True))
+
+    def family() -> set[psutil.Process]:
+        return set(psutil.Process().children(recursive=True)) - before
+
+    async def kill_and_run() -> Result:
+        async with Sandbox(SMALL, parallel=2, layer=layer) as sandbox:
+            await sandbox.run(Program("pass"))
+            (launcher,) = family() & set(psutil.Process().children())
+            launcher.kill()
+            assert await asyncio.to_thread(eventually, lambda: not family())
+            return await sandbox.run(Program("print(1)"))
+
+    assert asyncio.run(kill_and_run()).stdout == "1\n"
+
+
+HOST = """
+import asyncio, sys
+from sandbox.limits import Program
+from sandbox.pool import Sandbox
+
+async def main():
+    async with Sandbox(parallel=1, layer=sys.argv[1]) as sandbox:
+        task = asyncio.create_task(sandbox.run(Program("while True: pass")))
+        await asyncio.sleep(0.5)
+        print("running", flush=True)
+        await task
+
+asyncio.run(main())
+"""
+
+
+@each_layer
+@pytest.mark.parametrize("target", ["host", "launcher"])
+def test_kills_leave_nothing(layer: str, target: str) -> None:
+    mounts = Path("/proc/self/mountinfo").read_text()
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, need(layer)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert host.stdout is not None
+    host.stdout.readline()
+    family = psutil.Process(host.pid).children(recursive=True)
+    assert len(family) >= 4
+    launchers = psutil.Process(host.pid).children()
+    victims = [host.pid] if target == "host" else [each.pid for each in launchers]
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not [each for each in family if alive(each)])
+    host.kill()
+    host.wait()
+    host.stdout.close()
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_without_a_layer_programs_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    async def no_layer(layer: str) -> layers.Trial:
+        if layer == "landlock":
+            return layers.Trial(layer, tried=3, escaped=("mount: ESCAPED",))
+        return layers.Trial(layer, refused="not here")
+
+    monkeypatch.setattr(layers, "try_layer", no_layer)
+    with pytest.raises(UserError, match=r"not to be had: not here; landlock 1 of 3 escapes"):
+        asyncio.run(Sandbox().open())
+    assert list(tmp_path.rglob("*.json")) == [], "failure is not remembered"
