@@ -1,0 +1,203 @@
+"""Where in a text its final answer stands.
+
+In: a response, or the right answer as a dataset writes it. Out: the answer alone, and whether it
+was marked as the answer (a box, `####`, a text that is nothing but the answer) or only looks like
+one: the last sentence that says "the answer is", the last bold words, the last formula. Linear in
+the length of the text.
+"""
+
+import re
+from dataclasses import dataclass
+
+SHORT = 200
+"""A text of one line and so many characters can be an answer as it stands."""
+NEAR = 600
+"""So many characters before its last digit or formula are looked at where nothing marks the
+answer."""
+_WIDE = 20_000
+
+_BOX = re.compile(r"\\+(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
+_BARE_BOX = re.compile(r"\\+(?:boxed|fbox)\s*([^\s{}\\$]{1,40})")
+_HASHES = re.compile(r"^####[ \t]*(\S.*)$", re.MULTILINE)
+_LAST_WORD = re.compile(r"final\s+answer\s*(?:is|are|:)", re.IGNORECASE)
+_ANNOUNCED = re.compile(
+    r"\banswers?\b\**(?:\s+(?:to|for|of)\b[^.:\n]{0,60}?)?"
+    r"\s*(?:\b(?:is|are|was|would be|should be|must be|equals)\b|:|=)\s*[:*]*\s*"
+    r"|(?:\u7b54\u6848|\u7b54)\s*(?:\u662f|\u4e3a|:|\uff1a)\s*",
+    re.IGNORECASE,
+)
+_FILLER = re.compile(r"^(?:therefore|thus|simply|just|either|both|option|choice)\b[\s,:]*", re.I)
+# An exclamation mark may be a factorial.
+_SENTENCE_END = re.compile(r"\n|[.?](?=\s|$|\*\*)")
+_TAIL = re.compile(
+    r"[\s,]+(?:because|since|as|so|which|where|when|for which|and so|hence|I hope)\b.*", re.DOTALL
+)
+_BOLD = re.compile(r"\*\*(?=\S)([^*\n]{1,200}?)(?<=\S)\*\*")
+_MATH = re.compile(
+    r"\$\$(.{1,2000}?)\$\$|\\\[(.{1,2000}?)\\\]|\\\((.{1,2000}?)\\\)|(?<![\\$])\$([^$\n]{1,2000})\$",
+    re.DOTALL,
+)
+_COMMAND = re.compile(r"\\(?:text|mbox|textbf|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+|\$")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_BETWEEN = re.compile(r"\\(?:text\w*|mbox|q?quad)|[$\\{}\[\]()*&\s]+")
+_JOINED = re.compile(r"(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])|[,;]")
+_TURNS = re.compile(
+    r"\b(?:but|thus|so|hence|therefore|no|not|wait|instead|actually|wrong|then|is|are|answer|if"
+    r"|check|gives?|get|we)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer, `marked` where it is certainly that and nothing else; `around` is the part of the
+    text in which to look on where it is not."""
+
+    answer: str
+    marked: bool
+    around: str = ""
+
+
+def find(text: str) -> Found:
+    """The final answer of a text."""
+    boxes, open_box = _boxes(text)
+    if boxes:
+        after = text[boxes[-1].end :]
+        if said := _said_last(after):
+            return Found(said, True)
+        return Found(", ".join(_joined(text, boxes)), True)
+    if open_box is not None:
+        return Found(open_box, True)
+    text = text[-_WIDE:]
+    if marked := _HASHES.findall(text):
+        return Found(marked[-1].strip(), True)
+    bare = text.strip()
+    if len(bare) <= SHORT and "\n" not in bare and _stands_alone(bare):
+        return Found(bare, True)
+    return Found(_likely(bare), False, _around(bare))
+
+
+def boxed_answer(text: str) -> str | None:
+    """The content of the last box; boxes that stand side by side (`\\boxed{1} and \\boxed{2}`) are
+    one list. None without a box."""
+    boxes, _ = _boxes(text)
+    return ", ".join(_joined(text, boxes)) if boxes else None
+
+
+@dataclass(frozen=True)
+class _Box:
+    start: int
+    end: int
+    content: str
+
+
+def _boxes(text: str) -> tuple[list[_Box], str | None]:
+    """Every closed box in order, and what the last box holds if it was never closed."""
+    boxes: list[_Box] = []
+    # What each open brace is: where its box began and its content begins, or None.
+    opened: list[tuple[int, int] | None] = []
+    for match in _BOX.finditer(text):
+        sign = match[0]
+        if sign in ("\\{", "\\}"):
+            continue
+        if sign == "}":
+            begun = opened.pop() if opened else None
+            if begun is not None:
+                boxes.append(_Box(begun[0], match.end(), text[begun[1] : match.start()]))
+        else:
+            opened.append(None if sign == "{" else (match.start(), match.end()))
+    boxes.sort(key=lambda box: box.start)
+    # A box inside a box is its content once more.
+    outer: list[_Box] = []
+    for box in boxes:
+        if not outer or box.start >= outer[-1].end:
+            outer.append(box)
+    left = [begun for begun in opened if begun is not None]
+    rest = text[left[-1][1] :].strip() if left else ""
+    if not outer and not left and (bare := list(_BARE_BOX.finditer(text))):
+        last = bare[-1]
+        return [_Box(last.start(), last.end(), last[1])], None
+    return outer, rest if 0 < len(rest) <= SHORT else None
+
+
+def _joined(text: str, boxes: list[_Box]) -> list[str]:
+    """The contents of the last boxes that belong together."""
+    contents = [boxes[-1].content]
+    for left, right in zip(reversed(boxes[:-1]), reversed(boxes), strict=False):
+        between = text[left.end : right.start]
+        if len(between) > 80:
+            break
+        words = _BETWEEN.sub(" ", between).strip()
+        apart = _WORD.search(words) or re.search(r"[.:=]", words)
+        joined = len(words) <= 40 and "." not in words and _JOINED.search(words)
+        if _TURNS.search(words) or (apart and not joined):
+            break
+        if left.content.strip() != right.content.strip():
+            contents.insert(0, left.content)
+    return contents
+
+
+def _said_last(after: str) -> str | None:
+    """The answer in a sentence "the final answer is ..." that comes after the last box."""
+    found = list(_LAST_WORD.finditer(after[:_WIDE]))
+    if not found:
+        return None
+    said = _sentence(after[found[-1].end() :])
+    return said if re.search(r"[\w]", said) else None
+
+
+def _stands_alone(text: str) -> bool:
+    """Whether a short text is an answer and no sentence: formulas, numbers, and few words."""
+    words = _WORD.findall(_COMMAND.sub(" ", text))
+    if _ANNOUNCED.search(text) or "=>" in text:
+        return False
+    if _MATH.search(text):
+        # Between formulas only words that join them, behind them a unit.
+        rest = _MATH.sub(" ", text)
+        lone = [word for word in _WORD.findall(rest) if word not in ("and", "or")]
+        return len(lone) <= 2 and not (lone and rest.lstrip().startswith(lone[0]))
+    return len(words) <= 3
+
+
+def _likely(text: str) -> str:
+    """What is most likely the answer in a text that does not mark it; empty when nothing is."""
+    if announced := list(_ANNOUNCED.finditer(text)):
+        said = _sentence(text[announced[-1].end() :])
+        if said:
+            return said
+    last: tuple[int, str] = (-1, "")
+    for match in _BOLD.finditer(text):
+        last = (match.start(), match[1])
+    for match in _MATH.finditer(text):
+        if match.start() > last[0]:
+            last = (match.start(), next(part for part in match.groups() if part))
+    return last[1].strip()
+
+
+def _sentence(text: str) -> str:
+    """The rest of a sentence, from its start to its end or to a clause that explains it."""
+    text = text[:2000].lstrip(" \t\n:*")
+    math = _MATH.match(text)
+    if math and re.match(r"\s*(?:\.|,?\s*(?:which|because|since|I hope)|\n|$)", text[math.end() :]):
+        return next(part for part in math.groups() if part).strip()
+    end = len(text)
+    for match in _SENTENCE_END.finditer(text):
+        inside = text[: match.start()]
+        if inside.count("$") % 2 == 0 and inside.count("{") <= inside.count("}"):
+            end = match.start()
+            break
+    said = _TAIL.sub("", text[:end])
+    return _FILLER.sub("", said).strip(" *\t")[:SHORT]
+
+
+def _around(text: str) -> str:
+    """The last part of a text in which there is something to calculate."""
+    last = max(text.rfind("$"), *(text.rfind(digit) for digit in "0123456789"), text.rfind("\\"))
+    if last < 0:
+        return text[-NEAR:]
+    begin = max(0, last - NEAR)
+    # Not in the middle of a formula: from a line's or a sentence's start where there is one.
+    if begin:
+        cut = re.search(r"\n|\.\s", text[begin : begin + NEAR // 2])
+        begin += cut.end() if cut else 0
+    return text[begin : last + NEAR // 2]
