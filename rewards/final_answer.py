@@ -149,7 +149,8 @@ def _said_last(after: str) -> str | None:
 def _stands_alone(text: str) -> bool:
     """Whether a short text is an answer and no sentence: formulas, numbers, and few words."""
     words = _WORD.findall(_COMMAND.sub(" ", text))
-    if _ANNOUNCED.search(text) or "=>" in text:
+    bold = _BOLD.search(text)
+    if _ANNOUNCED.search(text) or (bold and text[: bold.start()].strip()):
         return False
     if _MATH.search(text):
         # Between formulas only words that join them, behind them a unit.

@@ -154,9 +154,11 @@ def _size_of(number: str) -> float:
     """Of a number or of its reciprocal, whichever is larger."""
     whole, _, places = number.partition(".")
     digits = whole.lstrip("0")
-    return max(math.log10(2), float(len(digits)), float(len(places))) if len(
-        digits
-    ) > 15 else max(math.log10(2), math.log10(max(float(number), 1e-300)), float(len(places)))
+    return (
+        max(math.log10(2), float(len(digits)), float(len(places)))
+        if len(digits) > 15
+        else max(math.log10(2), math.log10(max(float(number), 1e-300)), float(len(places)))
+    )
 
 
 def _dressed(text: str) -> str:

@@ -15,7 +15,7 @@ from rewards.choices import LETTERS, read_letter, said_letter
 from rewards.exact_match import answer_after, wanted_answer
 from rewards.final_answer import Found, boxed_answer, find
 from rewards.formula import load
-from rewards.notation import squeeze, strip_braces, tidy, unwrap_text
+from rewards.notation import bare_text, squeeze, strip_braces, tidy, unwrap_text
 from rewards.quantity import read_quantity, same_quantity
 
 __all__ = ["boxed_answer", "is_right", "load"]
@@ -25,6 +25,7 @@ LONGEST = 4000
 _DEEPEST = 6
 
 _WORDS = re.compile(r"[^\W\d_][^\W\d_'\u2019-]+(?:[ -][^\W\d_]['\u2019\w-]*)*")
+_IN_BASE = re.compile(r"([0-9A-F]+)\s*_\s*\{?\s*([0-9]+)\s*\}?")
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _ARTICLE = re.compile(r"^(?:the|a|an)\s+")
@@ -83,7 +84,7 @@ def _same(wanted: str, given: str, depth: int = 0) -> bool:
         return True
     if max(len(wanted), len(given)) > LONGEST or depth > _DEEPEST:
         return False
-    wanted, given = strip_braces(wanted), strip_braces(given)
+    wanted, given = bare_text(strip_braces(wanted)), bare_text(strip_braces(given))
     return _same_names(wanted, given, depth)
 
 
@@ -122,6 +123,9 @@ def _same_single(wanted: str, given: str, given_list: Listing | None, depth: int
         return number is None and formula.equal(wanted, given)
     if _outer_parentheses(wanted) or _outer_parentheses(given):
         return _same(_without_parentheses(wanted), _without_parentheses(given), depth + 1)
+    base, other_base = _IN_BASE.fullmatch(wanted), _IN_BASE.fullmatch(given)
+    if base and other_base:
+        return base.groups() == other_base.groups()
     in_letters = _same_letters(wanted, given, depth)
     if in_letters is not None:
         return in_letters

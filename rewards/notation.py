@@ -91,6 +91,15 @@ def unwrap_text(text: str) -> str:
     return " ".join(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).split())
 
 
+def bare_text(text: str) -> str:
+    """What is in `\\text{350 students}` or `\\text{red, blue}`, where a text is that alone and
+    more than words."""
+    match = re.fullmatch(r"\\text\{([^{}]*)\}", text)
+    if match and re.search(r"^\s*[-+.]?[0-9]|,|\b(?:and|or)\b", match[1]):
+        return match[1].strip()
+    return text
+
+
 def strip_braces(text: str) -> str:
     """The text without braces that enclose the whole of it."""
     while text.startswith("{") and text.endswith("}") and _closes_at(text) == len(text) - 1:

@@ -26,7 +26,7 @@ RIGHT = {
     "decimal commas": [
         ("2.75", r"\boxed{2,75}"),
         ("1250.5", r"\boxed{1250,5}"),
-        ("8.125", "The answer is 8,125."),
+        ("8.5", "The answer is 8,5."),
     ],
     "lists": [
         ("-4,9", r"\boxed{9,-4}"),
@@ -181,7 +181,7 @@ WRONG = {
         ("2.75", r"\boxed{275}"),
         ("2.75", r"\boxed{2, 75}"),
         ("1250", r"\boxed{1,25}"),
-        ("8.125", r"\boxed{8125}"),
+        ("8.125", r"\boxed{8,125}"),
     ],
     "lists": [
         ("-4,9", r"\boxed{-4.9}"),
@@ -255,7 +255,7 @@ WRONG = {
         (r"3 + 4i", r"\boxed{3 - 4i}"),
         (r"2k", r"\boxed{2}"),
         (r"35_{7}", r"\boxed{35_8}"),
-        (r"\begin{pmatrix} 3 \\ -1 \end{pmatrix}", r"\boxed{\begin{pmatrix} -1 \\ 3 \end{pmatrix}}"),
+        (r"\begin{pmatrix} 3 \\ -1 \end{pmatrix}", r"\boxed{\begin{pmatrix}-1\\3\end{pmatrix}}"),
         ("x > 4", r"\boxed{x < 4}"),
         (r"x^2+y^2=25", r"\boxed{x^2+y^2=5}"),
         (r"f(x)", r"\boxed{f(y)}"),
