@@ -1,13 +1,14 @@
 """Where in a text its final answer stands.
 
 In: a response, or the right answer as a dataset writes it. Out: the answer alone, and whether it
-was marked as the answer (a box, `####`, a text that is nothing but the answer) or only looks like
+was marked as the answer (a box, `####`, a tag, a text that is nothing else) or only looks like
 one: the last sentence that says "the answer is", the last bold words, the last formula. Linear in
 the length of the text.
 """
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 SHORT = 200
 """A text of one line and so many characters can be an answer as it stands."""
@@ -19,6 +20,10 @@ _WIDE = 20_000
 _BOX = re.compile(r"\\+(?:boxed|fbox)\s*\{|\\[{}]|[{}]")
 _BARE_BOX = re.compile(r"\\+(?:boxed|fbox)\s*([^\s{}\\$]{1,40})")
 _HASHES = re.compile(r"^####[ \t]*(\S.*)$", re.MULTILINE)
+_TAG = re.compile(r"<answer>\s*([^<]{1,2000}?)\s*</answer>", re.IGNORECASE)
+_TOLD = re.compile(
+    r"(?:\b(?:is|are|equals|gets?|gives?|gave|has|have)\b|=)\s+([^.=\n]{1,80}(?:\.[0-9]+)?)[.]?\s*$"
+)
 _LAST_WORD = re.compile(r"final\s+answer\s*(?:is|are|:)", re.IGNORECASE)
 _ANNOUNCED = re.compile(
     r"\banswers?\b\**(?:\s+(?:to|for|of)\b[^.:\n]{0,60}?)?"
@@ -29,6 +34,7 @@ _ANNOUNCED = re.compile(
 _FILLER = re.compile(r"^(?:therefore|thus|simply|just|either|both|option|choice)\b[\s,:]*", re.I)
 # An exclamation mark may be a factorial.
 _SENTENCE_END = re.compile(r"\n|[.?](?=\s|$|\*\*)")
+_ALSO = re.compile(r"\s*(?:,\s*(?:and|or)?|and|or)\s*")
 _TAIL = re.compile(
     r"[\s,]+(?:because|since|as|so|which|where|when|for which|and so|hence|I hope)\b.*", re.DOTALL
 )
@@ -48,14 +54,23 @@ _TURNS = re.compile(
 )
 
 
+Certainty = Literal["marked", "likely", "perhaps"]
+
+
 @dataclass(frozen=True)
 class Found:
-    """The answer, `marked` where it is certainly that and nothing else; `around` is the part of the
-    text in which to look on where it is not."""
+    """The answer, and how certain that is: marked as the answer, announced or set apart, or merely
+    the end of the text. `around` is the part of the text in which to look on where it is not
+    marked."""
 
     answer: str
-    marked: bool
+    certainty: Certainty
     around: str = ""
+
+    @property
+    def marked(self) -> bool:
+        """Whether it is certainly the answer and nothing else."""
+        return self.certainty == "marked"
 
 
 def find(text: str) -> Found:
@@ -64,17 +79,17 @@ def find(text: str) -> Found:
     if boxes:
         after = text[boxes[-1].end :]
         if said := _said_last(after):
-            return Found(said, True)
-        return Found(", ".join(_joined(text, boxes)), True)
+            return Found(said, "marked")
+        return Found(", ".join(_joined(text, boxes)), "marked")
     if open_box is not None:
-        return Found(open_box, True)
+        return Found(open_box, "marked")
     text = text[-_WIDE:]
-    if marked := _HASHES.findall(text):
-        return Found(marked[-1].strip(), True)
+    if marked := _HASHES.findall(text) or _TAG.findall(text):
+        return Found(marked[-1].strip(), "marked")
     bare = text.strip()
     if len(bare) <= SHORT and "\n" not in bare and _stands_alone(bare):
-        return Found(bare, True)
-    return Found(_likely(bare), False, _around(bare))
+        return Found(bare, "likely" if _words(bare) else "marked", bare)
+    return Found(*_likely(bare), _around(bare))
 
 
 def boxed_answer(text: str) -> str | None:
@@ -148,7 +163,6 @@ def _said_last(after: str) -> str | None:
 
 def _stands_alone(text: str) -> bool:
     """Whether a short text is an answer and no sentence: formulas, numbers, and few words."""
-    words = _WORD.findall(_COMMAND.sub(" ", text))
     bold = _BOLD.search(text)
     if _ANNOUNCED.search(text) or (bold and text[: bold.start()].strip()):
         return False
@@ -157,22 +171,42 @@ def _stands_alone(text: str) -> bool:
         rest = _MATH.sub(" ", text)
         lone = [word for word in _WORD.findall(rest) if word not in ("and", "or")]
         return len(lone) <= 2 and not (lone and rest.lstrip().startswith(lone[0]))
-    return len(words) <= 3
+    return len(_words(text)) <= 3
 
 
-def _likely(text: str) -> str:
+def _words(text: str) -> list[str]:
+    return _WORD.findall(_COMMAND.sub(" ", text))
+
+
+def _likely(text: str) -> tuple[str, Certainty]:
     """What is most likely the answer in a text that does not mark it; empty when nothing is."""
     if announced := list(_ANNOUNCED.finditer(text)):
         said = _sentence(text[announced[-1].end() :])
         if said:
-            return said
-    last: tuple[int, str] = (-1, "")
-    for match in _BOLD.finditer(text):
-        last = (match.start(), match[1])
-    for match in _MATH.finditer(text):
-        if match.start() > last[0]:
-            last = (match.start(), next(part for part in match.groups() if part))
-    return last[1].strip()
+            return said, "likely"
+    last, end = _set_apart(text)
+    if last and not re.search(r"[0-9]", text[end:]):
+        return last, "likely"
+    tail = _TOLD.search(text[-SHORT:])
+    return (tail[1].strip() if tail else last), "perhaps"
+
+
+def _set_apart(text: str) -> tuple[str, int]:
+    """The last formula or bold words, with those that are joined to it, and where they end."""
+    found = [*_BOLD.finditer(text), *_MATH.finditer(text)]
+    found.sort(key=lambda match: match.end())
+    if not found:
+        return "", 0
+    contents: list[str] = []
+    begin = len(text)
+    for match in reversed(found):
+        if contents and match.end() > begin:
+            continue
+        if contents and not _ALSO.fullmatch(text, match.end(), begin):
+            break
+        contents.insert(0, next(part for part in match.groups() if part).strip())
+        begin = match.start()
+    return ", ".join(contents), found[-1].end()
 
 
 def _sentence(text: str) -> str:

@@ -55,10 +55,11 @@ def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
 
 
 def _wanted(source: str) -> str:
-    """The right answer, alone. One in words without a mark is taken as it stands where nothing in
-    it looks like the answer."""
+    """The right answer, alone; one in words is taken as it stands where nothing in it looks like
+    the answer."""
     found = find(source)
-    return tidy(found.answer or source.strip())
+    sure = found.answer and found.certainty != "perhaps"
+    return tidy(found.answer if sure else source.strip())
 
 
 def _said(wanted: str, text: str, found: Found) -> bool:
@@ -68,12 +69,19 @@ def _said(wanted: str, text: str, found: Found) -> bool:
         return chosen == choice[0]
     likely = tidy(found.answer)
     if likely:
-        wanted_number, number = read_quantity(wanted), read_quantity(likely, decimal_comma=True)
-        if wanted_number is not None and number is not None:
-            return same_quantity(wanted_number, number)
+        if found.certainty == "likely" and _is_numeric(wanted) and _is_numeric(likely):
+            return _same(wanted, likely)
         if _same(wanted, likely) or _same(wanted, likely.rstrip("!")):
             return True
     return formula.found_in(found.around, wanted)
+
+
+def _is_numeric(text: str) -> bool:
+    """Whether an answer is a number, or numbers in a row."""
+    listing = read_listing(text)
+    items = (text,) if listing is None or listing.ordered else listing.items
+    values = [split_name(item)[1] for item in items]
+    return all(read_quantity(value, decimal_comma=True) is not None for value in values)
 
 
 def _same(wanted: str, given: str, depth: int = 0) -> bool:
@@ -98,7 +106,7 @@ def _same_names(wanted: str, given: str, depth: int) -> bool:
         if name and called and name != called:
             return formula.equal(wanted, given)
         if (value, said) != (wanted, given):
-            if not called and _is_equation(said):
+            if (not called and _is_equation(said)) or (not name and _is_equation(value)):
                 return formula.equal(wanted, given)
             return _same(value, said, depth + 1)
         return _same_single(wanted, given, given_list, depth)
@@ -120,6 +128,8 @@ def _same_single(wanted: str, given: str, given_list: Listing | None, depth: int
         items = _distinct(given_list.items)
         if len(items) <= 3 and all(_same(wanted, item, depth + 1) for item in items):
             return True
+        if _INTERVAL_SIGN.search(wanted) and (union := _union(given, given_list)):
+            return formula.equal(wanted, union)
         return number is None and formula.equal(wanted, given)
     if _outer_parentheses(wanted) or _outer_parentheses(given):
         return _same(_without_parentheses(wanted), _without_parentheses(given), depth + 1)
@@ -188,6 +198,8 @@ def _same_lists(
     if second is None:
         if first.opening == "\\{" and len(first.items) == 1:
             return _same(first.items[0], given, depth + 1)
+        if _INTERVAL_SIGN.search(given) and (union := _union(wanted, first)):
+            return formula.equal(union, given)
         interval = _interval(given) if _INTERVAL_SIGN.search(wanted) else None
         if interval is not None:
             return _same(wanted, interval, depth + 1)
@@ -295,6 +307,14 @@ def _interval(text: str) -> str | None:
         right = ")" if signs[1] == "<" else "]"
         return f"{left}{values[0]},{values[2]}{right}"
     return None
+
+
+def _union(text: str, listing: Listing) -> str | None:
+    """Inequalities joined by "or" as a union of intervals."""
+    if listing.opening or not re.search(r"\bor\b", text) or re.search(r"\band\b|[,;]", text):
+        return None
+    intervals = [_interval(item) for item in listing.items]
+    return " \\cup ".join(filter(None, intervals)) if all(intervals) else None
 
 
 def _turned(sign: str) -> str:

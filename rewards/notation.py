@@ -54,6 +54,7 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:leq|leqslant)(?![a-zA-Z])|<=", r"\\le "),
         (r"\\(?:geq|geqslant)(?![a-zA-Z])|>=", r"\\ge "),
         (r"\\neq(?![a-zA-Z])|!=", r"\\ne "),
+        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
         (r"\\(?:lbrace)(?![a-zA-Z])", r"\\{"),
         (r"\\(?:rbrace)(?![a-zA-Z])", r"\\}"),
         (r"\\%", "%"),
@@ -62,6 +63,9 @@ _STEPS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
+_REPEATING = re.compile(
+    r"(?<![0-9.,])([0-9]{0,9})\.([0-9]{0,9})\\(?:overline|bar)\s*\{\s*([0-9]{1,9})\s*\}"
+)
 _EMPHASIS = re.compile(r"(\*\*\*|\*\*|__|\*|_|`)(?=\S)(.+?)(?<=\S)\1[.,:;]?")
 _BRACES = {"{": 1, "}": -1}
 
@@ -75,15 +79,23 @@ def tidy(text: str) -> str:
         text = _DOUBLED.sub(r"\\", text)
     for pattern, by in _STEPS:
         text = pattern.sub(by, text)
+    text = _REPEATING.sub(_fraction, text)
     text = text.strip(" ").rstrip(" .,;:\\").lstrip(" :")
     while match := _EMPHASIS.fullmatch(text):
         text = match[2].strip()
     return text
 
 
+def _fraction(repeating: re.Match[str]) -> str:
+    """A decimal with a bar over the digits that repeat, as the fraction it is."""
+    whole, fixed, digits = repeating.groups()
+    above = int((whole or "0") + fixed + digits) - int((whole or "0") + fixed)
+    return f"\\frac{{{above}}}{{{(10 ** len(digits) - 1) * 10 ** len(fixed)}}}"
+
+
 def squeeze(text: str) -> str:
     """The text without blanks and without what only holds letters together."""
-    return re.sub(r"\s+|\\text(?=\{)", "", text)
+    return re.sub(r"\s+", "", unwrap_text(text))
 
 
 def unwrap_text(text: str) -> str:
