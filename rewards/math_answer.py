@@ -15,6 +15,7 @@ from rewards.choices import LETTERS, read_letter, said_letter
 from rewards.exact_match import answer_after, wanted_answer
 from rewards.final_answer import Found, boxed_answer, find
 from rewards.formula import load
+from rewards.intervals import interval_of, is_surely_interval, union_of
 from rewards.notation import bare_text, squeeze, strip_braces, tidy, unwrap_text
 from rewards.quantity import read_quantity, same_quantity
 
@@ -29,9 +30,6 @@ _IN_BASE = re.compile(r"([0-9A-F]+)\s*_\s*\{?\s*([0-9]+)\s*\}?")
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _ARTICLE = re.compile(r"^(?:the|a|an)\s+")
-_INTERVAL_SIGN = re.compile(r"\\infty|\\cup|^\[|\]$")
-_INEQUALITY = re.compile(r"\s*(<|>|\\le(?![a-z])|\\ge(?![a-z]))\s*")
-_LETTER_NAME = re.compile(r"[A-Za-z](?:_\{?\w\}?)?|[a-z]\([a-z]\)")
 
 
 def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
@@ -128,7 +126,7 @@ def _same_single(wanted: str, given: str, given_list: Listing | None, depth: int
         items = _distinct(given_list.items)
         if len(items) <= 3 and all(_same(wanted, item, depth + 1) for item in items):
             return True
-        if _INTERVAL_SIGN.search(wanted) and (union := _union(given, given_list)):
+        if is_surely_interval(wanted) and (union := union_of(given, given_list)):
             return formula.equal(wanted, union)
         return number is None and formula.equal(wanted, given)
     if _outer_parentheses(wanted) or _outer_parentheses(given):
@@ -142,7 +140,7 @@ def _same_single(wanted: str, given: str, given_list: Listing | None, depth: int
     in_words = _same_words(wanted, given)
     if in_words is not None:
         return in_words
-    if _INTERVAL_SIGN.search(wanted) and (interval := _interval(given)):
+    if is_surely_interval(wanted) and (interval := interval_of(given)):
         given = interval
     return formula.equal(
         answer_lists.without_thousands(wanted), answer_lists.without_thousands(given)
@@ -198,9 +196,9 @@ def _same_lists(
     if second is None:
         if first.opening == "\\{" and len(first.items) == 1:
             return _same(first.items[0], given, depth + 1)
-        if _INTERVAL_SIGN.search(given) and (union := _union(wanted, first)):
+        if is_surely_interval(given) and (union := union_of(wanted, first)):
             return formula.equal(union, given)
-        interval = _interval(given) if _INTERVAL_SIGN.search(wanted) else None
+        interval = interval_of(given) if is_surely_interval(wanted) else None
         if interval is not None:
             return _same(wanted, interval, depth + 1)
         return bool(first.opening) and formula.equal(wanted, given)
@@ -283,39 +281,3 @@ def _without_parentheses(text: str) -> str:
 
 def _is_equation(text: str) -> bool:
     return re.search(r"(?<![<>!\\])=", text) is not None
-
-
-def _interval(text: str) -> str | None:
-    """An inequality of one letter as an interval: `-2 < x \\le 7`, `x > 5`."""
-    parts = _INEQUALITY.split(text)
-    values, signs = parts[0::2], parts[1::2]
-    if len(signs) == 1:
-        low, sign, high = values[0], signs[0], values[1]
-        if _LETTER_NAME.fullmatch(high):
-            low, high, sign = high, low, {"<": ">", ">": "<"}.get(sign, _turned(sign))
-        if not _LETTER_NAME.fullmatch(low):
-            return None
-        if sign in ("<", "\\le"):
-            return f"(-\\infty,{high}{')' if sign == '<' else ']'}"
-        return f"{'(' if sign == '>' else '['}{high},\\infty)"
-    if len(signs) == 2 and _LETTER_NAME.fullmatch(values[1]):
-        if {sign in (">", "\\ge") for sign in signs} == {True}:
-            values, signs = values[::-1], [_turned(sign) for sign in reversed(signs)]
-        if {sign in ("<", "\\le") for sign in signs} != {True}:
-            return None
-        left = "(" if signs[0] == "<" else "["
-        right = ")" if signs[1] == "<" else "]"
-        return f"{left}{values[0]},{values[2]}{right}"
-    return None
-
-
-def _union(text: str, listing: Listing) -> str | None:
-    """Inequalities joined by "or" as a union of intervals."""
-    if listing.opening or not re.search(r"\bor\b", text) or re.search(r"\band\b|[,;]", text):
-        return None
-    intervals = [_interval(item) for item in listing.items]
-    return " \\cup ".join(filter(None, intervals)) if all(intervals) else None
-
-
-def _turned(sign: str) -> str:
-    return {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}[sign]

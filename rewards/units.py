@@ -36,7 +36,7 @@ _PREFIX_WORDS = {
     "micro": -6, "nano": -9, "pico": -12,
 }  # fmt: skip
 # Symbol, words, base quantities, factor: these take prefixes.
-_SI = (
+_SI: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("m", ("meter", "metre"), "L", "1"),
     ("g", ("gram", "gramme"), "M", "0.001"),
     ("s", ("second",), "T", "1"),
@@ -63,7 +63,7 @@ _SI = (
     ("bit", ("bit",), "B", "1"),
     ("B", ("byte",), "B", "8"),
 )
-_OTHER = (
+_OTHER: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("min", ("minute",), "T", "60"),
     ("h", ("hour", "hr"), "T", "3600"),
     ("d", ("day",), "T", "86400"),

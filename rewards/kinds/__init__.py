@@ -14,7 +14,7 @@ from headrace.errors import UserError
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
-        "math": "rewards.kinds.math",
+        "math": "rewards.kinds.mathematics",
         "exact": "rewards.kinds.exact",
         "choice": "rewards.kinds.choice",
         "text": "rewards.kinds.text",
