@@ -6,6 +6,8 @@ In: an answer or a response. Out: the letter it chooses, or None. The article "A
 
 import re
 
+from rewards.notation import unwrap_text
+
 LETTERS = "ABCDEFGHIJ"
 _WIDE = 20_000
 _REACH = 40
@@ -14,8 +16,14 @@ _REACH = 40
 _ALONE = re.compile(r"\(?\s*([A-Za-z])\s*\)?\s*[.:)]?")
 _LED = re.compile(r"(?:\(\s*([A-J])\s*\)|([A-J])\s*[).:])\s*(\S.*)", re.DOTALL)
 _LABELLED = re.compile(r"([A-J])\s+([A-Z0-9\\$(].*)", re.DOTALL)
-_LETTER = re.compile(r"(?<![A-Za-z0-9'\u2019\\_^=+-])([A-J])(?![A-Za-z0-9'\u2019_^=+(-])")
-_NEGATED = re.compile(r"(?:\bnot|n't|n\u2019t|\bnor|\bneither|\u4e0d\u662f)[\s(*]*$", re.IGNORECASE)
+_CROWDED = re.compile(r"\\text\{\(?[A-Z]\)?\}[0-9]")
+_LETTER = re.compile(
+    r"(?<![A-Za-z0-9'\u2019\\_^=+-])([A-J])(?![A-Za-z0-9'\u2019_^=+(-]|\)?\}[0-9])"
+)
+_NEGATED = re.compile(
+    r"(?:\bnot|n't|n\u2019t|\bnor|\bneither|\u4e0d\u662f)[\s(*]*$|[-+^](?:\\text\w*\{)?\(?$",
+    re.IGNORECASE,
+)
 _GOES_ON = re.compile(r" (?!because|since|as |is |and |which|with |so |or )[a-z]")
 _ANSWER = re.compile(r"answer|correct (?:option|choice)|final choice|\u7b54\u6848", re.IGNORECASE)
 _CHOICE = re.compile(
@@ -26,7 +34,9 @@ _CHOICE = re.compile(
 def read_letter(text: str) -> tuple[str, str] | None:
     """The letter that an answer is, and the text behind it (`(C) 12`); None where the answer is
     something else."""
-    text = " ".join(text.split())
+    if _CROWDED.match(text):
+        return None
+    text = " ".join(unwrap_text(text).split())
     if match := _ALONE.fullmatch(text):
         return match[1], ""
     if match := _LED.fullmatch(text):

@@ -22,7 +22,7 @@ _BARE_BOX = re.compile(r"\\+(?:boxed|fbox)\s*([^\s{}\\$]{1,40})")
 _HASHES = re.compile(r"^####[ \t]*(\S.*)$", re.MULTILINE)
 _TAG = re.compile(r"<answer>\s*([^<]{1,2000}?)\s*</answer>", re.IGNORECASE)
 _TOLD = re.compile(
-    r"(?:\b(?:is|are|equals|gets?|gives?|gave|has|have)\b|=)\s+([^.=\n]{1,80}(?:\.[0-9]+)?)[.]?\s*$"
+    r"\b(?:is|are|equals|gets?|gives?|gave|has|have)\s+([^.=\n]{1,80}(?:\.[0-9]+)?)\.?\s*$"
 )
 _LAST_WORD = re.compile(r"final\s+answer\s*(?:is|are|:)", re.IGNORECASE)
 _ANNOUNCED = re.compile(
@@ -90,6 +90,13 @@ def find(text: str) -> Found:
     if len(bare) <= SHORT and "\n" not in bare and _stands_alone(bare):
         return Found(bare, "likely" if _words(bare) else "marked", bare)
     return Found(*_likely(bare), _around(bare))
+
+
+def told(text: str) -> str:
+    """What the last words of a text say that something is; empty where they do not, and where a
+    sentence announces the answer."""
+    found = None if _ANNOUNCED.search(text) else _TOLD.search(text[-SHORT:])
+    return found[1].strip() if found else ""
 
 
 def boxed_answer(text: str) -> str | None:
@@ -187,8 +194,7 @@ def _likely(text: str) -> tuple[str, Certainty]:
     last, end = _set_apart(text)
     if last and not re.search(r"[0-9]", text[end:]):
         return last, "likely"
-    tail = _TOLD.search(text[-SHORT:])
-    return (tail[1].strip() if tail else last), "perhaps"
+    return last, "perhaps"
 
 
 def _set_apart(text: str) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from rewards import answer_lists, formula
 from rewards.answer_lists import Listing, names_of, read_listing, split_name
 from rewards.choices import LETTERS, read_letter, said_letter
 from rewards.exact_match import answer_after, wanted_answer
-from rewards.final_answer import Found, boxed_answer, find
+from rewards.final_answer import Found, boxed_answer, find, told
 from rewards.formula import load
 from rewards.intervals import interval_of, is_surely_interval, union_of
 from rewards.notation import bare_text, squeeze, strip_braces, tidy, unwrap_text
@@ -29,6 +29,8 @@ _WORDS = re.compile(r"[^\W\d_][^\W\d_'\u2019-]+(?:[ -][^\W\d_]['\u2019\w-]*)*")
 _IN_BASE = re.compile(r"([0-9A-F]+)\s*_\s*\{?\s*([0-9]+)\s*\}?")
 _LONG_WORD = re.compile(r"[^\W\d_]{4,}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
+_NO_SIGNS = re.compile(r"[^\W\d_](?:[^\W\d_]|['\u2019 ,.-])*")
+_CLOSES = {"(": ")", "[": "]", "\\langle": "\\rangle"}
 _ARTICLE = re.compile(r"^(?:the|a|an)\s+")
 
 
@@ -62,7 +64,7 @@ def _wanted(source: str) -> str:
 
 def _said(wanted: str, text: str, found: Found) -> bool:
     """Whether a text that does not mark its answer says the right one."""
-    choice = read_letter(unwrap_text(wanted))
+    choice = read_letter(wanted)
     if choice is not None and choice[0] in LETTERS and (chosen := said_letter(text)):
         return chosen == choice[0]
     likely = tidy(found.answer)
@@ -71,6 +73,8 @@ def _said(wanted: str, text: str, found: Found) -> bool:
             return _same(wanted, likely)
         if _same(wanted, likely) or _same(wanted, likely.rstrip("!")):
             return True
+    if (end := told(found.around)) and _same(wanted, tidy(end)):
+        return True
     return formula.found_in(found.around, wanted)
 
 
@@ -78,8 +82,10 @@ def _is_numeric(text: str) -> bool:
     """Whether an answer is a number, or numbers in a row."""
     listing = read_listing(text)
     items = (text,) if listing is None or listing.ordered else listing.items
-    values = [split_name(item)[1] for item in items]
-    return all(read_quantity(value, decimal_comma=True) is not None for value in values)
+    return all(
+        _IN_BASE.fullmatch(value) or read_quantity(value, decimal_comma=True) is not None
+        for value in (split_name(item)[1] for item in items)
+    )
 
 
 def _same(wanted: str, given: str, depth: int = 0) -> bool:
@@ -149,7 +155,7 @@ def _same_single(wanted: str, given: str, given_list: Listing | None, depth: int
 
 def _same_letters(wanted: str, given: str, depth: int) -> bool | None:
     """Letters of multiple choice; None where the right answer is none."""
-    choice, chosen = read_letter(unwrap_text(wanted)), read_letter(unwrap_text(given))
+    choice, chosen = read_letter(wanted), read_letter(given)
     if choice is None:
         # The right answer is what the letter stands for.
         if chosen is not None and chosen[1] and _led_by_letter(given):
@@ -162,7 +168,7 @@ def _same_letters(wanted: str, given: str, depth: int) -> bool | None:
         return _same(tidy(meaning), given, depth + 1)
     if chosen is None:
         if letter in LETTERS and re.search(r"[^\W\d_]{2,}", unwrap_text(given)):
-            return said_letter(unwrap_text(given)) == letter
+            return said_letter(given) == letter
         return None if wanted == letter else False
     if wanted == letter and letter not in LETTERS:
         return None if not chosen[1] else False
@@ -180,7 +186,7 @@ def _same_words(wanted: str, given: str) -> bool | None:
     first, second = unwrap_text(wanted), unwrap_text(given)
     if _WORDS.fullmatch(first) is None:
         return None
-    if re.search(r"[0-9]", second) and not _LONG_WORD.search(second):
+    if _NO_SIGNS.fullmatch(second.strip(" .!?'\"()")) is None:
         return False
     return _plain_words(first) == _plain_words(second)
 
@@ -203,11 +209,9 @@ def _same_lists(
             return _same(wanted, interval, depth + 1)
         return bool(first.opening) and formula.equal(wanted, given)
     if first.ordered and second.ordered:
-        plain = len(first.items) > 2
-        if not plain and (_round(first.opening), first.closing[-1:] == "]") != (
-            _round(second.opening),
-            second.closing[-1:] == "]",
-        ):
+        # Two items between brackets may be an interval; more are a point, however it is written.
+        point = len(first.items) > 2 and second.closing == _CLOSES[second.opening]
+        if not point and _ends(first) != _ends(second):
             return False
         return _in_order(first.items, second.items, depth)
     if first.ordered:
@@ -258,8 +262,9 @@ def _distinct(items: tuple[str, ...]) -> tuple[str, ...]:
     return tuple({squeeze(item): item for item in items}.values())
 
 
-def _round(opening: str) -> bool:
-    return opening != "["
+def _ends(listing: Listing) -> tuple[bool, bool]:
+    """Whether the brackets are square."""
+    return listing.opening == "[", listing.closing == "]"
 
 
 def _outer_parentheses(text: str) -> bool:

@@ -90,7 +90,7 @@ def _chosen(text: str, texts: Mapping[str, str], letters: str) -> str | None:
 
 
 def _letter(answer: str, letters: str) -> str | None:
-    read = read_letter(unwrap_text(tidy(answer)))
+    read = read_letter(tidy(answer))
     return read[0].upper() if read and read[0].upper() in letters else None
 
 
