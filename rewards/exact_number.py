@@ -10,8 +10,9 @@ from fractions import Fraction
 LONGEST = 1000
 """Longer texts are not read: the time to read an integer grows with the square of its digits."""
 
-CLOSE = Fraction(1, 10**12)
-"""A decimal this close (relative) to a fraction that has no finite decimal is that fraction."""
+PLACES = 6
+"""A decimal with so many places stands for a fraction that has no finite decimal, if all of its
+digits are right (the last one rounded or not)."""
 
 _LAYOUT = re.compile(r"\\[!,;: $]|\\left|\\right|\\displaystyle|\\[()\[\]]|[$\s]")
 _INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
@@ -25,14 +26,27 @@ _SPACED_DIGITS = re.compile(r"[0-9]\s+[0-9]")
 
 
 def same_number(wanted: Fraction, given: Fraction) -> bool:
-    """Equality; where `wanted` has no finite decimal, a decimal of twelve right digits will do."""
+    """Equality; where `wanted` has no finite decimal, a decimal of at least PLACES right places and
+    four right digits will do."""
     if wanted == given:
         return True
-    rest = wanted.denominator
+    places = _places(given)
+    if _places(wanted) is not None or places is None or places < PLACES:
+        return False
+    unit = Fraction(1, 10**places)
+    return abs(wanted - given) < unit and abs(given) >= 1000 * unit
+
+
+def _places(number: Fraction) -> int | None:
+    """How many decimal places a number has; None where they have no end."""
+    rest, powers = number.denominator, []
     for prime in (2, 5):
+        power = 0
         while rest % prime == 0:
             rest //= prime
-    return rest > 1 and abs(wanted - given) <= abs(wanted) * CLOSE
+            power += 1
+        powers.append(power)
+    return max(powers) if rest == 1 else None
 
 
 def read_number(text: str) -> Fraction | None:

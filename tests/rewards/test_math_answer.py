@@ -1,9 +1,15 @@
-"""The math verifier on answers of our own making (public collections are measured by hand)."""
+"""The math verifier on answers of our own making (public collections are measured by
+`headrace bench math-verifier`)."""
+
+from fractions import Fraction
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rewards.exact_match import answer_after, is_exact
 from rewards.math_answer import boxed_answer, is_right
+from tests.rewards import math_cases
 
 RIGHT = [
     ("so it is #7", "7", "#"),
@@ -90,3 +96,64 @@ def test_exact_match() -> None:
     assert is_exact("thinking: Rome? Answer: Paris\n", "Paris", marker="Answer:")
     assert not is_exact("Paris", "Paris", marker="Answer:")
     assert answer_after("a:b:", ":") == ""
+
+
+def _pairs(cases: dict[str, list[tuple[str, str]]]) -> list[object]:
+    return [
+        pytest.param(answer, text, id=f"{about}: {answer} | {text}"[:80])
+        for about, pairs in cases.items()
+        for answer, text in pairs
+    ]
+
+
+@pytest.mark.parametrize(("answer", "text"), _pairs(math_cases.RIGHT))
+def test_right_in_every_difficulty(answer: str, text: str) -> None:
+    assert is_right(text, answer)
+
+
+@pytest.mark.parametrize(("answer", "text"), _pairs(math_cases.WRONG))
+def test_wrong_in_every_difficulty(answer: str, text: str) -> None:
+    assert not is_right(text, answer)
+
+
+SMALL = st.integers(-50, 50)
+
+
+@given(st.lists(SMALL, min_size=2, max_size=6, unique=True).flatmap(
+    lambda items: st.tuples(st.just(items), st.permutations(items))
+))  # fmt: skip
+def test_lists_have_no_order_and_points_have(both: tuple[list[int], list[int]]) -> None:
+    items, shuffled = (",".join(map(str, part)) for part in both)
+    words = " and ".join(map(str, both[1]))
+    assert is_right(f"\\boxed{{{shuffled}}}", items)
+    assert is_right(f"\\boxed{{{words}}}", items)
+    assert is_right(f"\\boxed{{({shuffled})}}", f"({items})") == (both[0] == both[1])
+
+
+@given(SMALL, st.integers(0, 99))
+def test_a_comma_that_separates_no_thousands_separates_items(first: int, second: int) -> None:
+    answer = f"{first},{second}"
+    assert not is_right(f"\\boxed{{{first}.{second}}}", answer)
+    assert is_right(f"\\boxed{{{second}, {first}}}", answer)
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(1, 1000))
+def test_a_number_in_its_layouts(above: int, below: int) -> None:
+    value = Fraction(above, below)
+    fraction = f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+    for layout in (
+        f"\\boxed{{{fraction}}}",
+        f"\\boxed{{{above}/{below}}}",
+        f"The answer is ${fraction}$.",
+        f"\\boxed{{x = {fraction} \\text{{ cm}}}}",
+    ):
+        assert is_right(layout, str(value))
+        assert not is_right(layout, str(value + 1))
+
+
+@given(
+    st.text(max_size=60), st.sampled_from(["7", "(1,2)", "-2,1", "x+1", r"\text{two words}", "B"])
+)
+def test_no_text_is_an_error(text: str, answer: str) -> None:
+    is_right(text, answer)
+    is_right(f"\\boxed{{{text}}}", answer)

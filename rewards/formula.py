@@ -1,0 +1,184 @@
+"""Formulas compared by math-verify, behind a check of what they would cost.
+
+In: two answers that are single formulas. Out: whether they are equal. What sympy could calculate
+for ever (towers of powers, factorials of factorials, text without end) is not given to it: it is
+equal to nothing but itself. math-verify is loaded at its first use and never sets an alarm.
+"""
+
+import logging
+import math
+import re
+from functools import lru_cache
+from typing import Any
+
+LONGEST = 1000
+MAX_TOKENS = 400
+MAX_DEPTH = 24
+MAX_EXPONENT = 10_000
+"""Of a number or of a letter; of a sum in parentheses it is MAX_EXPANDED."""
+MAX_EXPANDED = 60
+MAX_DIGITS = 30_000
+MAX_FACTORIAL = 2_000
+
+_TOKEN = re.compile(
+    r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)|(?P<power>\^|\*\*)|(?P<factorial>!)|(?P<below>_)"
+    r"|(?P<open>\\?[{(\[])|(?P<close>\\?[})\]])|(?P<command>\\[a-zA-Z]+)|(?P<letter>[^\W\d_])|\\."
+)
+_COUNTED = ("\\binom", "\\dbinom", "\\tbinom", "\\choose")
+_SUMS = ("\\sum", "\\prod", "\\int", "\\bigcup", "\\bigcap")
+# In running text a row of calculations without end costs math-verify's search its cube.
+_LONG_ROW = re.compile(r"[0-9.\s+*\u00d7/^()\u00f7-]{120,}")
+
+
+class _Costly(Exception):
+    """Evaluating the text might never end."""
+
+
+def load() -> None:
+    """Import math-verify now, so that the first answer does not pay for it."""
+    _math_verify()
+
+
+def equal(wanted: str, given: str) -> bool:
+    """Whether two formulas are equal, as far as they can be calculated."""
+    if not (is_cheap(wanted) and is_cheap(given)):
+        return False
+    return _verify(_dressed(wanted), _dressed(given))
+
+
+def found_in(text: str, wanted: str) -> bool:
+    """Whether the formula that math-verify finds in running text is the wanted one."""
+    text = _LONG_ROW.sub(lambda row: " " + row[0][-100:], text)
+    if len(text) > 2 * LONGEST or not (is_cheap(wanted) and is_cheap(text, prose=True)):
+        return False
+    return _verify(_dressed(wanted), text)
+
+
+def is_cheap(text: str, *, prose: bool = False) -> bool:
+    """Whether the numbers in a formula stay small enough to be calculated."""
+    if len(text) > (2 * LONGEST if prose else LONGEST):
+        return False
+    tokens = [(match.lastgroup or "", match[0]) for match in _TOKEN.finditer(text)]
+    if len(tokens) > (2 * LONGEST if prose else MAX_TOKENS):
+        return False
+    try:
+        _Sizes(tokens).check()
+    except _Costly:
+        return False
+    return True
+
+
+class _Sizes:
+    """Bounds the size of every number in a row of tokens.
+
+    The size of a text is the decimal logarithm of an upper bound of its value. Sums are bounded by
+    products (everything counts as 2 at least), letters count as 2.
+    """
+
+    def __init__(self, tokens: list[tuple[str, str]]) -> None:
+        self._tokens = tokens
+        self._at = 0
+
+    def check(self) -> None:
+        """_Costly where something is too large."""
+        while self._at < len(self._tokens):
+            self._row(0)
+            self._at += 1
+
+    def _row(self, depth: int) -> tuple[float, bool]:
+        """The size up to the closing bracket, and whether there are letters in it."""
+        if depth > MAX_DEPTH:
+            raise _Costly
+        size, letters = 0.0, False
+        while self._at < len(self._tokens) and self._tokens[self._at][0] != "close":
+            one, letter = self._factor(depth)
+            size, letters = size + one, letters or letter
+        return size, letters
+
+    def _factor(self, depth: int) -> tuple[float, bool]:
+        """One atom with its factorials, subscripts and power."""
+        size, letters, group, command = self._atom(depth)
+        while self._at < len(self._tokens):
+            kind = self._tokens[self._at][0]
+            if kind == "factorial":
+                self._at += 1
+                if not letters and size > math.log10(MAX_FACTORIAL):
+                    raise _Costly
+                if not letters:
+                    value = 10**size
+                    size = math.lgamma(value + 1) / math.log(10)
+            elif kind == "below":
+                self._at += 1
+                self._atom(depth)
+            elif kind == "power":
+                self._at += 1
+                exponent, _ = self._factor(depth + 1)
+                limit = MAX_EXPANDED if group and letters else MAX_EXPONENT
+                if exponent > math.log10(limit):
+                    raise _Costly
+                if command not in _SUMS:
+                    size *= 10**exponent
+            else:
+                break
+        if size > MAX_DIGITS:
+            raise _Costly
+        return size, letters
+
+    def _atom(self, depth: int) -> tuple[float, bool, bool, str]:
+        """Size, whether there are letters in it, whether it is a group, and its command."""
+        if depth > MAX_DEPTH:
+            raise _Costly
+        if self._at >= len(self._tokens):
+            return 0.0, False, False, ""
+        kind, text = self._tokens[self._at]
+        if kind == "close":
+            return 0.0, False, False, ""
+        self._at += 1
+        if kind == "open":
+            size, letters = self._row(depth + 1)
+            self._at += 1
+            return size, letters, True, ""
+        if kind == "number":
+            if len(text) > MAX_EXPONENT // 10:
+                raise _Costly
+            return _size_of(text), False, False, ""
+        if text in _COUNTED and any(
+            kind == "number" and float(number) > MAX_EXPONENT for kind, number in self._tokens
+        ):
+            raise _Costly
+        named = kind in ("letter", "command")
+        return math.log10(2), named and text not in ("\\frac", "\\pi"), False, text
+
+
+def _size_of(number: str) -> float:
+    """Of a number or of its reciprocal, whichever is larger."""
+    whole, _, places = number.partition(".")
+    digits = whole.lstrip("0")
+    return (
+        max(math.log10(2), float(len(digits)), float(len(places)))
+        if len(digits) > 15
+        else max(math.log10(2), math.log10(max(float(number), 1e-300)), float(len(places)))
+    )
+
+
+def _dressed(text: str) -> str:
+    """The formula as math-verify likes it best."""
+    text = text.replace("\u00b0", "^\\circ").replace("%", "\\%")
+    return f"$\\boxed{{{text}}}$"
+
+
+@lru_cache(maxsize=1)
+def _math_verify() -> Any:
+    import math_verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return math_verify
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    return _math_verify().parse(text, parsing_timeout=None)
+
+
+def _verify(wanted: str, given: str) -> bool:
+    return bool(_math_verify().verify(_parsed(wanted), _parsed(given), timeout_seconds=None))

@@ -1,0 +1,34 @@
+"""Kinds of verifiers, one file each.
+
+A kind's module has `Options`, a strict model whose fields are the kind's settings, and
+`build(options)`, which gives the Verifier. Its verdicts pay a score from 0 to 1. A row that cannot
+be judged (no right answer, checks that nobody knows) raises ValueError with one line, which is that
+scoring's error and never a score. To add a kind: write its file, and name it in KINDS.
+"""
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType, ModuleType
+
+from headrace.errors import UserError
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "math": "rewards.kinds.mathematics",
+        "exact": "rewards.kinds.exact",
+        "choice": "rewards.kinds.choice",
+        "text": "rewards.kinds.text",
+        "instruction": "rewards.kinds.instruction",
+        "number": "rewards.kinds.number",
+        "sql": "rewards.kinds.sql",
+        "gym": "rewards.kinds.gym",
+    }
+)
+"""Module of each kind, by its name."""
+
+
+def load(kind: str) -> ModuleType:
+    """The module of a kind; UserError for a name that is none."""
+    if kind not in KINDS:
+        raise UserError(f"reward kind {kind!r} is not known; there are: {', '.join(KINDS)}")
+    return importlib.import_module(KINDS[kind])

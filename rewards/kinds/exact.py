@@ -1,0 +1,26 @@
+"""`exact`: is the response, or what follows its marker, the right answer to the letter?"""
+
+from pydantic import Field
+
+from headrace.config.base import StrictModel
+from headrace.protocol.messages import ScoreItem
+from rewards.exact_match import is_exact
+from rewards.kinds.row import right_or_wrong
+from rewards.verdict import Verdict
+from rewards.verifier import Verifier
+
+
+class Options(StrictModel):
+    """Where the answer stands."""
+
+    answer_marker: str | None = Field(default=None, min_length=1)
+    """Text right before the final answer. None: the whole response is the answer."""
+
+
+def build(options: Options) -> Verifier:
+    """The verifier."""
+
+    def judge(item: ScoreItem) -> Verdict:
+        return right_or_wrong(is_exact(item.text, item.answer, marker=options.answer_marker))
+
+    return Verifier(judge)

@@ -1,0 +1,71 @@
+"""`gym`: tasks of reasoning-gym, scored by the package's own scorers.
+
+The row's metadata name the generator of the question (`source_dataset`), as reasoning-gym writes
+it. The score may lie between 0 and 1. The package is none of Headrace's: it is installed by whoever
+uses this kind.
+"""
+
+import importlib
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from pydantic import Field
+
+from headrace.config.base import StrictModel
+from headrace.errors import UserError
+from headrace.protocol.messages import ScoreItem
+from rewards.final_answer import find
+from rewards.kinds.row import column, columns
+from rewards.verdict import Verdict
+from rewards.verifier import Verifier
+
+
+class Options(StrictModel):
+    """Where the answer and the task stand."""
+
+    metadata_column: str = "metadata"
+    """Column with the entry's metadata, an object with `source_dataset`."""
+
+    answer_tag: str | None = Field(default="answer", min_length=1)
+    """The answer is between `<answer>` and `</answer>`. None: it is the response's final answer."""
+
+    correct_from: float = Field(default=1.0, gt=0, le=1)
+    """A score from here on is a right answer."""
+
+
+def build(options: Options) -> Verifier:
+    """The verifier; UserError where reasoning-gym is not installed."""
+    try:
+        create = importlib.import_module("reasoning_gym").create_dataset
+    except ImportError as error:
+        raise UserError(
+            f"reward kind `gym` needs the package reasoning-gym ({error}); install it with "
+            "`pip install reasoning-gym`"
+        ) from error
+    scorer = lru_cache(maxsize=256)(lambda name: create(name, size=1, seed=0).score_answer)
+
+    def judge(item: ScoreItem) -> Verdict:
+        metadata = column(item, options.metadata_column)
+        if not isinstance(metadata, dict) or not isinstance(metadata.get("source_dataset"), str):
+            raise ValueError(f"column {options.metadata_column!r} has no `source_dataset`")
+        score_answer: Callable[..., Any] = scorer(metadata["source_dataset"])
+        question = columns(item).get("question", item.prompt)
+        entry = {"question": question, "answer": item.answer, "metadata": metadata}
+        score = float(score_answer(answer=_answer(item.text, options.answer_tag), entry=entry))
+        right = score >= options.correct_from
+        return Verdict(score, right, {"correct": float(right)})
+
+    return Verifier(judge, (options.metadata_column,))
+
+
+def _answer(text: str, tag: str | None) -> str | None:
+    """The response's answer; None where the tags are missing."""
+    if tag is None:
+        return find(text).answer or text.strip()
+    begin = text.rfind(f"<{tag}>")
+    end = text.find(f"</{tag}>", begin)
+    if begin < 0 or end < 0:
+        return None
+    return re.sub(r"^\s+|\s+$", "", text[begin + len(tag) + 2 : end])

@@ -1,0 +1,41 @@
+"""`instruction`: how much of an instruction a response follows.
+
+The checks stand in the options, for every prompt, or in a column of the row. The score is the share
+of checks that hold, and the response is correct when all do. See `rewards/instruction_checks.py`.
+"""
+
+from headrace.config.base import StrictModel
+from headrace.protocol.messages import ScoreItem
+from rewards.instruction_checks import Check, read_checks
+from rewards.kinds.row import column
+from rewards.verdict import Verdict
+from rewards.verifier import Verifier
+
+
+class Options(StrictModel):
+    """Where the checks stand."""
+
+    checks: tuple[Check, ...] = ()
+    """Checks of every response, such as `{ type = "length", unit = "words", max = 100 }`. Types:
+    length, keywords, forbidden, json, starts_with, ends_with, bullets, script, case."""
+
+    checks_column: str | None = None
+    """Column with further checks of the row: a list of such objects, or that as JSON. None: where
+    there are no checks in the options either, `checks`."""
+
+
+def build(options: Options) -> Verifier:
+    """The verifier. Parts: every check by its number and type (`1_length`)."""
+    name = options.checks_column or (None if options.checks else "checks")
+
+    def judge(item: ScoreItem) -> Verdict:
+        checks = (*options.checks, *(read_checks(column(item, name)) if name else ()))
+        held = [check.passes(item.text) for check in checks]
+        parts = {
+            f"{number}_{check.type}": float(holds)
+            for number, (check, holds) in enumerate(zip(checks, held, strict=True), start=1)
+        }
+        right = all(held)
+        return Verdict(sum(held) / len(held), right, {"correct": float(right), **parts})
+
+    return Verifier(judge, (name,) if name else ())

@@ -1,0 +1,30 @@
+"""`math`: is the final answer of a response the right one? See `rewards/math_answer.py`."""
+
+from pydantic import Field
+
+from headrace.config.base import StrictModel
+from headrace.protocol.messages import ScoreItem
+from rewards import math_answer
+from rewards.kinds.row import right_or_wrong
+from rewards.verdict import Verdict
+from rewards.verifier import Verifier
+
+
+class Options(StrictModel):
+    """Where the answer stands."""
+
+    answer_marker: str | None = Field(default=None, min_length=1)
+    """Text right before the final answer. None: the last box, what follows `####`, what a sentence
+    calls the answer, or the last expression."""
+
+
+def build(options: Options) -> Verifier:
+    """The verifier, with math-verify loaded."""
+    math_answer.load()
+
+    def judge(item: ScoreItem) -> Verdict:
+        return right_or_wrong(
+            math_answer.is_right(item.text, item.answer, marker=options.answer_marker)
+        )
+
+    return Verifier(judge)

@@ -1,0 +1,104 @@
+"""`number`: a quantity within a tolerance, in any unit that measures the same.
+
+The right answer is a number with perhaps a unit (`9.81 m/s^2`). The response's number is its final
+answer, or the last number of the sentence that looks like it.
+"""
+
+import re
+from fractions import Fraction
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.base import StrictModel
+from headrace.protocol.messages import ScoreItem
+from rewards.answer_lists import split_name
+from rewards.final_answer import find
+from rewards.kinds.row import marked_part, right_answer, right_or_wrong
+from rewards.notation import bare_text, tidy
+from rewards.quantity import Quantity, read_quantity
+from rewards.units import read_unit
+from rewards.verdict import Verdict
+from rewards.verifier import Verifier
+
+_BEGIN = re.compile(r"(?<![\w.,\\{/^])[-+]?(?:[0-9]|\.[0-9]|\\frac\{)")
+_MOST_NUMBERS = 50
+
+
+class Options(StrictModel):
+    """How near is near enough, and what units mean."""
+
+    relative: float = Field(default=0.01, ge=0)
+    """Largest difference as a share of the right answer."""
+
+    absolute: float = Field(default=0.0, ge=0)
+    """Largest difference in the right answer's unit; either tolerance is enough."""
+
+    units: Literal["convert", "require", "ignore"] = "convert"
+    """convert: other units of the same kind are converted, a missing one is taken for the right
+    one. require: a missing one is wrong, where the right answer has one. ignore: numbers alone."""
+
+    answer_marker: str | None = Field(default=None, min_length=1)
+    """Text right before the final answer. None: it is found in the response."""
+
+
+def build(options: Options) -> Verifier:
+    """The verifier. The part `error` is the relative difference, where there is a number that can
+    be compared."""
+
+    def judge(item: ScoreItem) -> Verdict:
+        wanted = _quantity(right_answer(item))
+        if wanted is None:
+            raise ValueError(f"the right answer {item.answer[:60]!r} is not one number")
+        given = _given(marked_part(item.text, options.answer_marker))
+        off = None if given is None else _difference(wanted, given, options)
+        if off is None:
+            return right_or_wrong(False)
+        size = abs(wanted.value)
+        right = off <= max(Fraction(options.absolute), Fraction(options.relative) * size)
+        return right_or_wrong(right, error=float(min(off / size, Fraction(10**6)) if size else off))
+
+    return Verifier(judge)
+
+
+def _quantity(text: str) -> Quantity | None:
+    return read_quantity(bare_text(split_name(tidy(text))[1]), decimal_comma=True)
+
+
+def _given(text: str) -> Quantity | None:
+    if not text.strip():
+        return None
+    found = find(text)
+    if (whole := _quantity(found.answer)) is not None:
+        return whole
+    text = tidy(found.answer or found.around)
+    begins = [match.start() for match in _BEGIN.finditer(text)][-_MOST_NUMBERS:]
+    for begin in reversed(begins):
+        # A number with as much behind it as is still a unit.
+        ends = [match.start() for match in re.finditer(r"(?=[\s.,;:)]|$)", text[begin:])][:12]
+        for end in reversed(ends):
+            if (read := read_quantity(text[begin : begin + end].strip())) is not None:
+                return read
+    return None
+
+
+def _difference(wanted: Quantity, given: Quantity, options: Options) -> Fraction | None:
+    """How far the given number is from the right one, in the right one's unit; None where they
+    cannot be compared."""
+    plain = abs(wanted.value - given.value)
+    if options.units == "ignore" or wanted.unit == given.unit:
+        return plain
+    unit, other = read_unit(wanted.unit), read_unit(given.unit)
+    if not given.unit:
+        if options.units == "require":
+            return None
+        # 0.45 for 45 %.
+        return min(plain, abs(wanted.value - given.value * 100)) if wanted.unit == "%" else plain
+    if not wanted.unit:
+        return min(plain, abs(wanted.value - given.value / 100)) if given.unit == "%" else plain
+    if unit is None or other is None:
+        # A unit of things (`apples`) is not compared.
+        return plain if unit is other else None
+    if unit.dimension != other.dimension:
+        return None
+    return abs(unit.si(wanted.value) - other.si(given.value)) / unit.factor
