@@ -63,14 +63,19 @@ class Scoring:
 
     def _item(self, trajectory: Trajectory) -> ScoreItem:
         group = self._hub.account.groups[trajectory.group_id]
+        reward = self._hub.config.reward
+        sampled = trajectory.sampled_tokens()
         return ScoreItem(
             trajectory_id=trajectory.trajectory_id,
             prompt=group.prompt,
-            text=self._prompts.decode(trajectory.sampled_tokens()),
+            text=self._prompts.decode(sampled),
             answer=group.answer,
             finished=trajectory.status == "finished",
             num_tokens=trajectory.sampled,
             info=group.info,
+            messages=group.messages if reward.kind == "function" else "",
+            prompt_ids=trajectory.opening if reward.token_ids else None,
+            completion_ids=sampled if reward.token_ids else None,
         )
 
     def receive(self, name: str, message: Scores) -> list[Trajectory]:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from headrace.config.reward import RewardConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards.functions import InvalidRewardError
+from rewards.known import InvalidRewardError
 from rewards.pipe import (
     MAX_ERROR,
     Batch,
@@ -86,7 +86,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         sink.write(pack(Unfit(_describe(error), isinstance(error, UserError))))
         sink.flush()
         return
-    sink.write(pack(Ready(list(verifier.needs))))
+    sink.write(pack(Ready(list(verifier.needs), verifier.asks_ids)))
     sink.flush()
     while isinstance(batch := read_question(source), Batch):
         sink.write(pack(Began()))

@@ -58,29 +58,35 @@ class Child:
         assert process.stdin is not None
         assert process.stdout is not None
         self._process, self._to, self._from = process, process.stdin, process.stdout
-        self.needs: tuple[str, ...] = ()
-        """Columns of the dataset that its verifier cannot do without."""
+        self.ready = Ready()
+        """What its verifier needs."""
 
     @classmethod
     async def start(cls, config: RewardConfig) -> "Child":
         """A child that is ready to score; UserError or RunFailedError when it cannot be."""
         source = str(Path(rewards.__file__).parent.parent)
         paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rewards.child", str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
-            process_group=0,
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                config.python or sys.executable, "-m", "rewards.child", str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
+                process_group=0,
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(
+                f"reward.python={config.python!r} cannot be started: {error}"
+            ) from error
         child = cls(process)
         try:
             await child.say(Setup(config.model_dump_json()))
             answer = await child.hear(START_TIMEOUT_S)
         except (ChildDiedError, TimeoutError) as error:
             code = await child.kill()
+            needs = f"; {config.python} needs numpy, msgspec and pydantic" if config.python else ""
             raise RunFailedError(
-                f"a scoring child did not start (exit code {code}): {error or 'deadline'}"
+                f"a scoring child did not start (exit code {code}): {error or 'deadline'}{needs}"
             ) from error
         except BaseException:
             await child.kill()
@@ -89,7 +95,7 @@ class Child:
             await child.kill()
             raise (UserError if answer.mistake else RunFailedError)(answer.error)
         assert isinstance(answer, Ready)
-        child.needs = tuple(answer.needs)
+        child.ready = answer
         return child
 
     async def say(self, message: Setup | Batch) -> None:

@@ -1,8 +1,8 @@
-"""A look at the user's function before a run starts.
+"""A look at the user's functions before a run starts.
 
-In: the reward section, and a way to ask which columns the task has. Out: nothing, or a UserError of
-one line. The function is loaded in a scoring child, as a worker will load it, so that the user's
-code never runs in the caller's process.
+In: the reward section, and a way to ask which columns the task has. Out: the section that the run
+needs, or a UserError of one line. The functions are loaded in a scoring child, as a worker will
+load them, so that the user's code never runs in the caller's process.
 """
 
 import asyncio
@@ -10,25 +10,32 @@ from collections.abc import Callable, Collection
 
 from headrace.config.reward import RewardConfig
 from headrace.errors import RunFailedError, UserError
+from rewards.pipe import Ready
 from rewards.pool import Child
 from rewards.signatures import check_columns
 
 
-def check_function(config: RewardConfig, columns: Callable[[], Collection[str]]) -> None:
-    """UserError where `config.function` cannot be loaded or cannot be called as a reward function.
-    `columns` is asked only where the function needs some."""
-    if config.function is None:
-        return
+def check_function(
+    config: RewardConfig, columns: Callable[[], Collection[str]], *, every: bool = False
+) -> RewardConfig:
+    """The section with what its functions ask for; UserError where one of them cannot be loaded or
+    called as a reward function. `columns` is asked only where they need some. `every`: other kinds
+    are loaded too."""
+    if config.kind != "function" and not every:
+        return config
+    where = (
+        f"reward.function={config.named()}" if config.names() else f"reward.kind={config.kind!r}"
+    )
     try:
-        needs = asyncio.run(_needs(config))
+        ready = asyncio.run(_ready(config))
     except RunFailedError as error:
-        line = " ".join(str(error).split())
-        raise UserError(f"reward.function={config.function!r}: {line}") from error
-    if needs:
-        check_columns(config.function, needs, columns())
+        raise UserError(f"{where}: {' '.join(str(error).split())}") from error
+    if ready.needs:
+        check_columns(where, ready.needs, columns())
+    return config.model_copy(update={"token_ids": config.token_ids or ready.asks_ids})
 
 
-async def _needs(config: RewardConfig) -> tuple[str, ...]:
+async def _ready(config: RewardConfig) -> Ready:
     child = await Child.start(config)
     await child.kill()
-    return child.needs
+    return child.ready

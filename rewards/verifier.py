@@ -8,20 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.config.reward import RewardConfig
-from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards import math_answer
 from rewards.exact_match import is_exact
-from rewards.functions import load_function
+from rewards.functions import load_functions
 from rewards.verdict import Verdict
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """Judges responses one by one; `needs` are the columns of the dataset it cannot do without."""
+    """Judges responses one by one."""
 
     judge: Callable[[ScoreItem], Verdict]
     needs: tuple[str, ...] = ()
+    """Columns of the dataset that it cannot do without."""
+    asks_ids: bool = False
+    """Whether it takes token ids."""
 
     def __call__(self, item: ScoreItem) -> Verdict:
         """The verdict on one response."""
@@ -48,17 +50,14 @@ def build_verifier(config: RewardConfig) -> Verifier:
 
 
 def _function_verifier(config: RewardConfig) -> Verifier:
-    if config.function is None:
-        raise UserError("reward.kind is `function`: name one with reward.function=module:name")
-    function = load_function(config.function)
+    functions = load_functions(config)
 
     def verify(item: ScoreItem) -> Verdict:
         if not _counts(config, item):
             return Verdict(config.wrong_reward, False)
-        threshold = config.correct_threshold
-        return function(item.prompt, item.text, item.answer, item.info, threshold=threshold)
+        return functions(item, threshold=config.correct_threshold)
 
-    return Verifier(verify, function.signature.needs)
+    return Verifier(verify, functions.needs, functions.asks_ids)
 
 
 def _counts(config: RewardConfig, item: ScoreItem) -> bool:

@@ -25,10 +25,10 @@ class Key(NamedTuple):
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
-    """The model classes inside an annotation, in order."""
+    """The model classes inside an annotation, in order; those of a list's entries too."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    if get_origin(annotation) in (Union, UnionType, Annotated):
+    if get_origin(annotation) in (Union, UnionType, Annotated, tuple):
         return [model for part in get_args(annotation) for model in models_of(part)]
     return []
 

@@ -187,6 +187,9 @@ def _section(dotted: str, data: Table) -> list[type[BaseModel]]:
     models: list[type[BaseModel]] = [RunConfig]
     place: Any = data
     for part in dotted.split(".") if dotted else []:
+        if isinstance(place, list) and part.isdigit():
+            place = place[int(part)] if int(part) < len(place) else None
+            continue
         models = [
             inner
             for model in models

@@ -348,7 +348,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "reward.function",
-        lambda c: (c.reward.kind == "function") != (c.reward.function is not None),
+        lambda c: (c.reward.kind == "function") != bool(c.reward.names()),
+        'goes together with reward.kind = "function"',
+    ),
+    Rule(
+        "reward.functions",
+        lambda c: c.reward.function is not None and bool(c.reward.functions),
+        "does not go with reward.function: move that one into the list",
+    ),
+    Rule(
+        "reward.adapter",
+        lambda c: c.reward.kind != "function" and c.reward.adapter is not None,
         'goes together with reward.kind = "function"',
     ),
     Rule(

@@ -50,6 +50,8 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     answer: str
     info: str
     """JSON object."""
+    messages: str = ""
+    """JSON list of chat messages where the row's prompt is a chat."""
     prompt_ids: Int32
     """The opening: all tokens before position 0."""
     trajectory_ids: list[int]
