@@ -15,7 +15,7 @@ import sys
 import time
 from typing import BinaryIO
 
-from headrace.config.reward import RewardConfig
+from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards.known import InvalidRewardError
@@ -81,7 +81,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     setup = read_question(source)
     assert isinstance(setup, Setup)
     try:
-        verifier = build_verifier(RewardConfig.model_validate_json(setup.config))
+        verifier = build_verifier(SourceConfig.model_validate_json(setup.config))
     except (Exception, SystemExit) as error:
         sink.write(pack(Unfit(_describe(error), isinstance(error, UserError))))
         sink.flush()

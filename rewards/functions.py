@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headrace.config.reward import Adapter, RewardConfig
+from headrace.config.reward import Adapter, SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards.conventions import Binding, bind
@@ -67,7 +67,7 @@ class RewardFunctions:
         return any(f.binding.asks_ids for f in self.functions)
 
 
-def load_functions(config: RewardConfig) -> RewardFunctions:
+def load_functions(config: SourceConfig) -> RewardFunctions:
     """The functions that a recipe names; UserError where one cannot be had."""
     if config.function is not None:
         return RewardFunctions(tuple(_load(config.function, config.adapter)))

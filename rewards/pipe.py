@@ -21,7 +21,7 @@ MAX_ERROR = 2000
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """`config` is the reward section as JSON."""
+    """`config` is a source of rewards (`SourceConfig`) as JSON."""
 
     config: str
 

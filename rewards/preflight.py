@@ -1,41 +1,50 @@
-"""A look at the user's functions before a run starts.
+"""A look at the sources of rewards before a run starts.
 
 In: the reward section, and a way to ask which columns the task has. Out: the section that the run
-needs, or a UserError of one line. The functions are loaded in a scoring child, as a worker will
-load them, so that the user's code never runs in the caller's process.
+needs, or a UserError of one line. A source is loaded in a scoring child, as a worker will load it,
+so that the user's code never runs in the caller's process.
 """
 
 import asyncio
 from collections.abc import Callable, Collection
 
-from headrace.config.reward import RewardConfig
+from headrace.config.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError, UserError
 from rewards.pipe import Ready
-from rewards.pool import Child
+from rewards.process import Child
 from rewards.signatures import check_columns
 
 
-def check_function(
+def check_sources(
     config: RewardConfig, columns: Callable[[], Collection[str]], *, every: bool = False
 ) -> RewardConfig:
     """The section with what its functions ask for; UserError where one of them cannot be loaded or
     called as a reward function. `columns` is asked only where they need some. `every`: other kinds
     are loaded too."""
-    if config.kind != "function" and not every:
-        return config
-    where = (
-        f"reward.function={config.named()}" if config.names() else f"reward.kind={config.kind!r}"
-    )
-    try:
-        ready = asyncio.run(_ready(config))
-    except RunFailedError as error:
-        raise UserError(f"{where}: {' '.join(str(error).split())}") from error
-    if ready.needs:
-        check_columns(where, ready.needs, columns())
-    return config.model_copy(update={"token_ids": config.token_ids or ready.asks_ids})
+    asks_ids = False
+    for name, source in config.each().items():
+        if source.kind != "function" and not every:
+            continue
+        where = _place(name if config.sources else None, source)
+        try:
+            ready = asyncio.run(_ready(source))
+        except RunFailedError as error:
+            raise UserError(f"{where}: {' '.join(str(error).split())}") from error
+        if ready.needs:
+            check_columns(where, ready.needs, columns())
+        asks_ids = asks_ids or ready.asks_ids
+    return config.model_copy(update={"token_ids": config.token_ids or asks_ids})
 
 
-async def _ready(config: RewardConfig) -> Ready:
-    child = await Child.start(config)
+def _place(name: str | None, source: SourceConfig) -> str:
+    """The key of a source in a recipe, and what stands there."""
+    section = "reward" if name is None else f"reward.sources.{name}"
+    if source.names():
+        return f"{section}.function={', '.join(map(repr, source.names()))}"
+    return f"{section}.kind={source.kind!r}"
+
+
+async def _ready(source: SourceConfig) -> Ready:
+    child = await Child.start(source)
     await child.kill()
     return child.ready

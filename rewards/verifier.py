@@ -1,25 +1,27 @@
 """From configuration to a verifier.
 
-In: the reward section. Out: a verifier, which turns one response into a verdict. Building it loads
+In: a source of rewards. Out: a verifier, which turns one response into a verdict. Building it loads
 what it needs (math-verify, the user's module), so that scoring starts warm.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.config.reward import RewardConfig
+from headrace.config.reward import SourceConfig
 from headrace.protocol.messages import ScoreItem
 from rewards import math_answer
 from rewards.exact_match import is_exact
 from rewards.functions import load_functions
 from rewards.verdict import Verdict
 
+Judge = Callable[[ScoreItem], Verdict]
+
 
 @dataclass(frozen=True)
 class Verifier:
     """Judges responses one by one."""
 
-    judge: Callable[[ScoreItem], Verdict]
+    judge: Judge
     needs: tuple[str, ...] = ()
     """Columns of the dataset that it cannot do without."""
     asks_ids: bool = False
@@ -30,35 +32,50 @@ class Verifier:
         return self.judge(item)
 
 
-def build_verifier(config: RewardConfig) -> Verifier:
-    """The verifier that the configuration names; UserError when it cannot be had."""
-    if config.kind == "function":
-        return _function_verifier(config)
-    if config.kind == "math":
+def build_verifier(source: SourceConfig) -> Verifier:
+    """The verifier of a source; UserError when it cannot be had."""
+    if source.kind == "function":
+        functions = load_functions(source)
+
+        def scored(item: ScoreItem) -> Verdict:
+            return functions(item, threshold=source.correct_threshold)
+
+        unfinished = Verdict(source.wrong_reward, False)
+        judge = _of_finished(scored, unfinished, source)
+        return Verifier(judge, functions.needs, functions.asks_ids)
+    kind = judge_of_kind(source)
+
+    def paid(item: ScoreItem) -> Verdict:
+        verdict = kind(item)
+        return Verdict(_pay(source, verdict.reward), verdict.correct, verdict.parts)
+
+    unfinished = Verdict(source.wrong_reward, False, {"correct": 0.0})
+    return Verifier(_of_finished(paid, unfinished, source))
+
+
+def judge_of_kind(source: SourceConfig) -> Judge:
+    """What a kind that is no function says of a response, as a score from 0 to 1."""
+    marker = source.answer_marker
+    if source.kind == "math":
         math_answer.load()
 
-    def verify(item: ScoreItem) -> Verdict:
-        right = _counts(config, item) and (
-            math_answer.is_right(item.text, item.answer, marker=config.answer_marker)
-            if config.kind == "math"
-            else is_exact(item.text, item.answer, marker=config.answer_marker)
-        )
-        reward = config.correct_reward if right else config.wrong_reward
-        return Verdict(reward, right, {"correct": float(right)})
+    def judge(item: ScoreItem) -> Verdict:
+        is_right = math_answer.is_right if source.kind == "math" else is_exact
+        right = is_right(item.text, item.answer, marker=marker)
+        return Verdict(float(right), right, {"correct": float(right)})
 
-    return Verifier(verify)
+    return judge
 
 
-def _function_verifier(config: RewardConfig) -> Verifier:
-    functions = load_functions(config)
-
-    def verify(item: ScoreItem) -> Verdict:
-        if not _counts(config, item):
-            return Verdict(config.wrong_reward, False)
-        return functions(item, threshold=config.correct_threshold)
-
-    return Verifier(verify, functions.needs, functions.asks_ids)
+def _pay(source: SourceConfig, score: float) -> float:
+    """What a score between a wrong answer's 0 and a right one's 1 earns."""
+    if score in (0.0, 1.0):
+        return source.correct_reward if score else source.wrong_reward
+    return source.wrong_reward + (source.correct_reward - source.wrong_reward) * score
 
 
-def _counts(config: RewardConfig, item: ScoreItem) -> bool:
-    return item.finished or not config.require_finish
+def _of_finished(judge: Judge, unfinished: Verdict, source: SourceConfig) -> Judge:
+    """The judge of responses with an end; others have their verdict already."""
+    if not source.require_finish:
+        return judge
+    return lambda item: judge(item) if item.finished else unfinished

@@ -55,8 +55,9 @@ def _section(name: str, model: type[BaseModel], *, many: bool = False) -> list[s
     parts = [_table(title, inspect.getdoc(model) or "", own)] if own else []
     for key, field in model.model_fields.items():
         for inner in models_of(field.annotation):
-            many = get_origin(field.annotation) is tuple
-            parts += _section(f"{name}.{key}", inner, many=many)
+            form = get_origin(field.annotation)
+            inside = f"{name}.{key}.NAME" if form is dict else f"{name}.{key}"
+            parts += _section(inside, inner, many=form is tuple)
     return parts
 
 

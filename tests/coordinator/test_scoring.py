@@ -1,4 +1,4 @@
-"""What a reward worker is asked: chats and token ids only where a function is to see them."""
+"""What a reward worker is asked, by which source, and what comes of its answers."""
 
 import asyncio
 import time
@@ -10,8 +10,10 @@ import pytest
 
 from coordinator.peers import RewardPeer
 from coordinator.scoring import Scoring
-from headrace.protocol.messages import Hello, ScoreItem, ScoreRequest
-from headrace.protocol.records import GroupIssued
+from headrace.errors import UserError
+from headrace.protocol.messages import Hello, Score, ScoreItem, ScoreRequest, Scores
+from headrace.protocol.records import GroupIssued, RewardArrived
+from sequence.trajectories import Trajectory
 from tests.coordinator.world import World, make_config
 
 CHAT = '[{"role": "user", "content": "p"}]'
@@ -26,9 +28,27 @@ class Front:
         self.config, self.account = self.world.config, self.world.account
         self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
         self.sent: list[ScoreItem] = []
+        self.failed: str | None = None
         prompts: Any = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
         hub: Any = self
         self.scoring = Scoring(hub, prompts)
+
+    def note(self, record: RewardArrived) -> None:
+        self.world.note(record)
+
+    def incident(self, level: str, kind: str, text: str) -> None:
+        assert (level, kind) == ("warning", "reward_failed")
+
+    def settle(self, trajectories: list[Trajectory]) -> None:
+        self.world.settle(trajectories)
+
+    def progress(self) -> None:
+        pass
+
+    def score(self, trajectory_id: int, status: Any) -> None:
+        """The worker answers."""
+        scores = Scores(scores=[Score(trajectory_id=trajectory_id, status=status, reward=1.0)])
+        assert len(self.scoring.receive("reward-0", scores)) == 1
 
     async def send(self, name: str, message: ScoreRequest) -> None:
         self.sent += message.items
@@ -79,3 +99,75 @@ def test_an_item_holds_what_its_function_asks_for(
         assert item.completion_ids is not None
         assert item.prompt_ids.tolist() == ids
         assert item.text == "".join(map(str, item.completion_ids))
+
+
+SOURCES = {
+    "sums": {"kind": "exact"},
+    "style": {"kind": "function", "function": "m:f", "children": 2},
+}
+
+
+def routed(**route: Any) -> Front:
+    return Front(sources=SOURCES, route={"column": "of", **route}, batch=2)
+
+
+def test_a_prompt_goes_to_the_source_that_its_row_names() -> None:
+    front = routed(values={"maths": "sums"}, default="style")
+    for info in ('{"of": "maths"}', "{}", '{"of": "other"}'):
+        front.finish(info=info)
+    items = front.dispatch()
+    assert {item.trajectory_id: item.source for item in items} == {
+        0: "sums",
+        1: "style",
+        2: "style",
+    }
+    # Only a function is shown the chat.
+    assert [item.messages for item in items if item.source == "sums"] == [""]
+    assert {item.messages for item in items if item.source == "style"} == {CHAT}
+    assert front.scoring.waiting() == 3
+
+
+def test_a_source_with_a_full_queue_leaves_room_for_the_others() -> None:
+    front = routed(default="style")
+    for _ in range(20):
+        front.finish(info='{"of": "style"}')
+    first = [item.source for _ in range(8) for item in front.dispatch()]
+    assert first == ["style"] * 8  # two batches of two for each of two children
+    front.finish(info='{"of": "sums"}')
+    assert [item.source for item in front.dispatch()] == ["sums"]
+    assert front.scoring.waiting() == 21
+
+
+def test_what_a_lost_worker_had_goes_back_to_its_source_in_order() -> None:
+    front = routed(default="style")
+    for of in ("style", "sums", "style", "sums"):
+        front.finish(info=f'{{"of": "{of}"}}')
+    assert len(front.dispatch()) == 4
+    worker = front.peers.rewards["reward-0"]
+    front.scoring.lose("reward-0")
+    front.peers.rewards["reward-0"] = RewardPeer(worker.hello)
+    assert [(item.trajectory_id, item.source) for item in front.dispatch()] == [
+        (1, "sums"), (3, "sums"), (0, "style"), (2, "style"),
+    ]  # fmt: skip
+
+
+def test_the_record_says_who_scored_and_failures_are_counted_by_source() -> None:
+    front = Front(sources=SOURCES, route={"column": "of"}, batch=8, max_consecutive_failures=2)
+    for of in ("style", "sums", "style"):
+        front.finish(info=f'{{"of": "{of}"}}')
+    front.dispatch()
+    front.score(0, "crashed")
+    front.score(1, "ok")
+    assert front.failed is None
+    front.score(2, "timeout")
+    assert front.failed == "2 rewards by style in a row failed; the last: timeout (no reason given)"
+    arrived = [r for r in front.world.records if isinstance(r, RewardArrived)]
+    assert [(r.trajectory_id, r.source, r.status) for r in arrived] == [
+        (0, "style", "crashed"), (1, "sums", "ok"), (2, "style", "timeout"),
+    ]  # fmt: skip
+
+
+def test_a_prompt_without_a_source_ends_the_run_in_one_line() -> None:
+    front = routed()
+    with pytest.raises(UserError, match="leaves prompt p without a source"):
+        front.finish(info='{"of": "art"}')

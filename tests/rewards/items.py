@@ -20,6 +20,7 @@ def item(
     info: str = "{}",
     chat: bool = False,
     ids: bool = False,
+    source: str = "default",
 ) -> ScoreItem:
     return ScoreItem(
         trajectory_id=trajectory_id,
@@ -32,6 +33,7 @@ def item(
         messages=json.dumps([{"role": "user", "content": "3+4"}]) if chat else "",
         prompt_ids=np.array([3, 4], np.int32) if ids else None,
         completion_ids=np.arange(len(text), dtype=np.int32) if ids else None,
+        source=source,
     )
 
 

@@ -15,7 +15,7 @@ from headrace.config.reward import RewardConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import Score, ScoreItem
 from rewards.pool import Pool
-from tests.rewards.items import foreign_function, item, user_function
+from tests.rewards.items import BEHAVE, foreign_function, item, user_function
 
 DEADLINE_S = 60.0
 
@@ -164,6 +164,36 @@ async def test_a_module_that_fails_to_load_is_told(tmp_path: Path) -> None:
     broken.write_text("import os\nos._exit(9)\n")
     with pytest.raises(RunFailedError, match=r"did not start \(exit code 9"):
         await Pool(user_function(function=f"{broken}:score")).run()
+
+
+async def test_a_source_that_hangs_holds_no_other_up() -> None:
+    """Ten seconds of hanging in the one; the other's scores come before its first deadline."""
+    slow = {"kind": "function", "function": BEHAVE, "timeout_s": DEADLINE_S}
+    fast = {"kind": "exact"}
+    config = RewardConfig.model_validate({"sources": {"slow": slow, "fast": fast}, "batch": 4})
+    async with running(config) as pool:
+        hanging = [item("hang", trajectory_id=i, source="slow") for i in range(20)]
+        await pool.submit(hanging)
+        others = [item("7", trajectory_id=100 + i, source="fast") for i in range(50)]
+        scores = await score_all(pool, others)
+        assert {score.status for score in scores.values()} == {"ok"}
+        assert pool.held == 20
+
+
+async def test_a_source_that_keeps_failing_ends_the_worker_whatever_others_do() -> None:
+    bad = {"kind": "function", "function": BEHAVE}
+    config = RewardConfig.model_validate(
+        {"sources": {"bad": bad, "good": {"kind": "exact"}}, "max_consecutive_failures": 3}
+    )
+    pool = Pool(config)
+    for number in range(3):
+        await pool.submit([item("nan", trajectory_id=2 * number, source="bad")])
+        await pool.submit([item("7", trajectory_id=2 * number + 1, source="good")])
+    with pytest.raises(RunFailedError, match="3 scorings in a row failed"):
+        async with asyncio.timeout(DEADLINE_S):
+            await pool.run()
+    with pytest.raises(RunFailedError, match="no reward source 'other'"):
+        await pool.submit([item("7", source="other")])
 
 
 async def test_token_ids_and_chats_reach_the_function() -> None:

@@ -10,7 +10,7 @@ from headrace.config.reward import RewardConfig
 from headrace.errors import UserError
 from rewards.conventions import bind
 from rewards.functions import RewardFunction
-from rewards.preflight import check_function
+from rewards.preflight import check_sources
 from rewards.results import Result
 from rewards.signatures import check_columns, read_signature
 from tests.rewards import foreign
@@ -63,11 +63,11 @@ def test_a_needed_column_that_the_task_lacks_is_told() -> None:
 def test_the_check_before_a_run_loads_what_a_worker_will_load(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    assert check_function(RewardConfig(), list) == RewardConfig()
+    assert check_sources(RewardConfig(), list) == RewardConfig()
     strict = user_function(function="tests.rewards.misbehaviour:strict")
-    assert check_function(strict, lambda: ["weight"]) == strict
+    assert check_sources(strict, lambda: ["weight"]) == strict
     asks = foreign_function("areal_gsm8k")
-    assert check_function(asks, list) == asks.model_copy(update={"token_ids": True})
+    assert check_sources(asks, list) == asks.model_copy(update={"token_ids": True})
     for config, columns, message in (
         (foreign_function("other_names"), [], "none of these is the response"),
         (foreign_function("verl"), ["terms"], "needs `data_source`"),
@@ -76,5 +76,5 @@ def test_the_check_before_a_run_loads_what_a_worker_will_load(
         (user_function(python="/no/such/python"), [], "reward.python='/no/such/python' cannot be"),
     ):
         with pytest.raises(UserError, match=message):
-            check_function(config, columns.copy)
+            check_sources(config, columns.copy)
     assert capfd.readouterr() == ("", "")
