@@ -49,25 +49,23 @@ def items_of(config: RunConfig, rows: Sequence[Any]) -> list[ScoreItem]:
         ids = tokenizer()(text, add_special_tokens=False)["input_ids"] if given is None else given
         return np.array(ids, np.int32)
 
-    items = []
-    for place, row in enumerate(rows):
+    def item_of(place: int, row: Any) -> ScoreItem:
         prompt = text_of(row.prompt)
-        source = config.reward.route_of(config.task.kind, lambda row=row: row.info)
+        source = config.reward.route_of(config.task.kind, lambda: row.info)
         if source is None:
             raise UserError(f"reward.route leaves answer {place} without a source")
-        items.append(
-            ScoreItem(
-                trajectory_id=place,
-                prompt=prompt,
-                text=row.completion,
-                answer=row.answer,
-                finished=row.finished,
-                num_tokens=len(row.completion_ids or ()),
-                info=json.dumps(row.info, default=str),
-                messages="" if isinstance(row.prompt, str) else json.dumps(row.prompt),
-                prompt_ids=ids_of(row.prompt_ids, prompt),
-                completion_ids=ids_of(row.completion_ids, row.completion),
-                source=source,
-            )
+        return ScoreItem(
+            trajectory_id=place,
+            prompt=prompt,
+            text=row.completion,
+            answer=row.answer,
+            finished=row.finished,
+            num_tokens=len(row.completion_ids or ()),
+            info=json.dumps(row.info, default=str),
+            messages="" if isinstance(row.prompt, str) else json.dumps(row.prompt),
+            prompt_ids=ids_of(row.prompt_ids, prompt),
+            completion_ids=ids_of(row.completion_ids, row.completion),
+            source=source,
         )
-    return items
+
+    return [item_of(place, row) for place, row in enumerate(rows)]

@@ -1,5 +1,7 @@
 """The sources of rewards of a recipe, checked before anything starts."""
 
+from typing import Any
+
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 
@@ -29,10 +31,13 @@ def check_route(config: RunConfig) -> None:
     from tasks.source import every_row
 
     for row in every_row(task):
-        info = row.info
-        if reward.route_of(task.kind, lambda info=info: info) is None:
+        if _source_of(config, row) is None:
             raise UserError(
                 f"reward.route leaves row {row.id} without a source: its {column!r} is "
-                f"{str(info.get(column))[:80]!r}; name one in reward.route.values or "
+                f"{str(row.info.get(column))[:80]!r}; name one in reward.route.values or "
                 "reward.route.default"
             )
+
+
+def _source_of(config: RunConfig, row: Any) -> str | None:
+    return config.reward.route_of(config.task.kind, lambda: row.info)

@@ -98,9 +98,10 @@ def test_an_answer_that_is_no_text_is_itself() -> None:
 
 def test_several_functions_are_a_weighted_sum() -> None:
     verify = build_verifier(foreign_functions("trl_truth", "trl_length*0.1"))
-    assert verify(item(r"\boxed{7}")) == Verdict(
-        pytest.approx(1.9), True, {"trl_truth": 1.0, "trl_length": 9.0}
-    )
+    right = verify(item(r"\boxed{7}"))
+    assert right.reward == pytest.approx(1.9)
+    assert right.correct
+    assert right.parts == {"trl_truth": 1.0, "trl_length": 9.0}
     # The first function says what is right, however much the others pay.
     assert verify(item("long and wrong")).reward == pytest.approx(1.4)
     assert not verify(item("long and wrong")).correct
