@@ -44,7 +44,8 @@ class GeneratorPeer(Peer):
 class RewardPeer(Peer):
     """A reward worker and what it is scoring."""
 
-    scoring: set[int] = field(default_factory=set)
+    scoring: dict[int, str] = field(default_factory=dict)
+    """The source of each trajectory that it has."""
 
 
 @dataclass

@@ -20,7 +20,7 @@ from headrace.errors import UserError
 from headrace.protocol.messages import Purpose
 from headrace.protocol.records import GroupIssued
 from headrace.protocol.streams import Int32
-from tasks.rows import Row
+from tasks.rows import Row, other_than_text
 from tasks.source import PROCEDURAL_TASKS, PromptSource, build_source
 
 MAX_SKIPS = 10_000
@@ -60,6 +60,11 @@ class Prompts:
 
     def encode(self, row: Row) -> Encoded:
         """The prompt as the policy sees it: through the chat template if there is to be one."""
+        if part := other_than_text(row.prompt):
+            raise UserError(
+                f"row {row.id}: its prompt has a part of type {part!r}, and the policy reads text "
+                "alone; take such rows out of the dataset"
+            )
         mode = self._config.model.chat_template
         if isinstance(row.prompt, str) and mode != "always":
             return Encoded(row.prompt, _ids(self._tokenizer(row.prompt)["input_ids"]))
@@ -142,6 +147,7 @@ class Prompts:
             prompt=encoded.text,
             answer=row.answer,
             info=json.dumps(row.info, default=str),
+            messages="" if isinstance(row.prompt, str) else json.dumps(row.prompt),
             prompt_ids=encoded.ids,
             trajectory_ids=list(range(trajectory_id, trajectory_id + size)),
             seeds=[trajectory_seed(self._config.seed, purpose, position, i) for i in range(size)],

@@ -1,20 +1,24 @@
 """Finished trajectories to the reward workers and their scores back.
 
 Comes in: trajectories that ended complete, Scores. Goes out: ScoreRequest batches, RewardArrived
-records. A worker that is lost gives its trajectories back to the queue. Too many failures in a
-row stop the run with the reason.
+records. Each prompt has a source of rewards, by its row; sources queue apart, so that a slow one
+does not hold the others up. A worker that is lost gives its trajectories back to the queues. Too
+many failures of a source in a row stop the run with the reason.
 """
 
+import json
 import time
-from collections import deque
+from collections import Counter, deque
 
 from coordinator.hub import Hub
 from coordinator.peers import RewardPeer
 from coordinator.prompts import Prompts
 from coordinator.values import sound_score
-from headrace.protocol.messages import Hello, ScoreItem, ScoreRequest, Scores
+from headrace.config.reward import DEFAULT_SOURCE
+from headrace.errors import UserError
+from headrace.protocol.messages import Hello, Score, ScoreItem, ScoreRequest, Scores
 from headrace.protocol.records import RewardArrived
-from sequence.trajectories import Trajectory
+from sequence.trajectories import Group, Trajectory
 
 
 class Scoring:
@@ -23,14 +27,26 @@ class Scoring:
     def __init__(self, hub: Hub, prompts: Prompts) -> None:
         self._hub = hub
         self._prompts = prompts
-        self._queue: deque[int] = deque()
-        self._failures_in_a_row = 0
+        self._sources = hub.config.reward.each()
+        self._queues: dict[str, deque[int]] = {name: deque() for name in self._sources}
+        self._failures_in_a_row: Counter[str] = Counter()
         self.seconds = 0.0
 
     def add(self, trajectory: Trajectory) -> None:
         """A complete trajectory waits for its reward."""
         if trajectory.complete and trajectory.reward_status is None:
-            self._queue.append(trajectory.trajectory_id)
+            source = self.source_of(self._hub.account.groups[trajectory.group_id])
+            self._queues[source].append(trajectory.trajectory_id)
+
+    def source_of(self, group: Group) -> str:
+        """The source of rewards of a prompt; UserError where the route leads nowhere."""
+        reward, task = self._hub.config.reward, self._hub.config.task
+        if not reward.sources:
+            return DEFAULT_SOURCE
+        found = reward.route_of(task.kind, lambda: json.loads(group.info))
+        if found is None:
+            raise UserError(f"reward.route leaves prompt {group.prompt_id} without a source")
+        return found
 
     def join(self, hello: Hello) -> None:
         """A worker said Hello; the same process may say it again and keeps what it is scoring."""
@@ -44,33 +60,46 @@ class Scoring:
         """A worker is gone: others score what it had."""
         worker = self._hub.peers.rewards.pop(name, None)
         if worker:
-            self._queue.extendleft(sorted(worker.scoring, reverse=True))
+            for trajectory_id, source in sorted(worker.scoring.items(), reverse=True):
+                self._queues[source].appendleft(trajectory_id)
 
     def waiting(self) -> int:
         """Trajectories that wait for a reward."""
-        return len(self._queue) + sum(len(w.scoring) for w in self._hub.peers.rewards.values())
+        queued = sum(len(queue) for queue in self._queues.values())
+        return queued + sum(len(w.scoring) for w in self._hub.peers.rewards.values())
 
     async def dispatch(self) -> None:
-        """Hand the queue to workers, at most two batches out at each."""
+        """Hand the queues to workers, at most two batches of a source out at each child."""
+        if not any(self._queues.values()):
+            return
         size = self._hub.config.reward.batch
         for name, worker in self._hub.peers.rewards.items():
-            room = 2 * size * self._hub.config.reward.children - len(worker.scoring)
-            ids = [self._queue.popleft() for _ in range(min(room, size, len(self._queue)))]
-            if ids:
-                worker.scoring.update(ids)
-                items = [self._item(self._hub.account.trajectories[i]) for i in ids]
-                await self._hub.send(name, ScoreRequest(items=items))
+            out = Counter(worker.scoring.values())
+            for source, queue in self._queues.items():
+                room = 2 * size * self._sources[source].children - out[source]
+                ids = [queue.popleft() for _ in range(min(room, size, len(queue)))]
+                if ids:
+                    worker.scoring.update(dict.fromkeys(ids, source))
+                    trajectories = (self._hub.account.trajectories[i] for i in ids)
+                    items = [self._item(trajectory, source) for trajectory in trajectories]
+                    await self._hub.send(name, ScoreRequest(items=items))
 
-    def _item(self, trajectory: Trajectory) -> ScoreItem:
+    def _item(self, trajectory: Trajectory, source: str) -> ScoreItem:
         group = self._hub.account.groups[trajectory.group_id]
+        with_ids = self._hub.config.reward.token_ids
+        sampled = trajectory.sampled_tokens()
         return ScoreItem(
             trajectory_id=trajectory.trajectory_id,
             prompt=group.prompt,
-            text=self._prompts.decode(trajectory.sampled_tokens()),
+            text=self._prompts.decode(sampled),
             answer=group.answer,
             finished=trajectory.status == "finished",
             num_tokens=trajectory.sampled,
             info=group.info,
+            messages=group.messages if self._sources[source].kind == "function" else "",
+            prompt_ids=trajectory.opening if with_ids else None,
+            completion_ids=sampled if with_ids else None,
+            source=source,
         )
 
     def receive(self, name: str, message: Scores) -> list[Trajectory]:
@@ -82,7 +111,7 @@ class Scoring:
                 # What a worker is asked before it is lost, it may answer after.
                 self._hub.rejections.count("score_not_asked")
                 continue
-            worker.scoring.discard(score.trajectory_id)
+            source = worker.scoring.pop(score.trajectory_id)
             ok = score.status == "ok"
             self._hub.note(
                 RewardArrived(
@@ -95,24 +124,31 @@ class Scoring:
                     parts=score.parts,
                     seconds=score.seconds,
                     error=score.error,
+                    source=source,
                 )
             )
             self.seconds += score.seconds
             scored.append(self._hub.account.trajectories[score.trajectory_id])
-            self._failures_in_a_row = 0 if ok else self._failures_in_a_row + 1
+            self._failures_in_a_row[source] = 0 if ok else self._failures_in_a_row[source] + 1
             if not ok:
-                self._hub.incident(
-                    "warning",
-                    "reward_failed",
-                    f"trajectory {score.trajectory_id}: {score.status} after {score.seconds:.1f} s"
-                    f"{': ' + score.error if score.error else ''}",
-                )
+                self._fail(score, source)
         self._hub.settle(scored)
-        if self._failures_in_a_row >= self._hub.config.reward.max_consecutive_failures:
-            self._hub.failed = self._hub.failed or (
-                f"{self._failures_in_a_row} rewards in a row failed; the last: {score.status} "
-                f"({score.error or 'no reason given'})"
-            )
         if scored:
             self._hub.progress()
         return scored
+
+    def _fail(self, score: Score, source: str) -> None:
+        """Tell of a scoring that failed; the run ends where too many of its source did."""
+        named = f" by {source}" if source != DEFAULT_SOURCE else ""
+        self._hub.incident(
+            "warning",
+            "reward_failed",
+            f"trajectory {score.trajectory_id}: {score.status}{named} after {score.seconds:.1f} s"
+            f"{': ' + score.error if score.error else ''}",
+        )
+        failures = self._failures_in_a_row[source]
+        if failures >= self._hub.config.reward.max_consecutive_failures:
+            self._hub.failed = self._hub.failed or (
+                f"{failures} rewards{named} in a row failed; the last: {score.status} "
+                f"({score.error or 'no reason given'})"
+            )

@@ -23,6 +23,7 @@ first steps:
   headrace train --resume latest                            go on with the newest run
   headrace config explain recipes/quickstart.toml           what a recipe means in numbers
   headrace dashboard                                        look at all runs in a browser
+  headrace reward try RECIPE answers.jsonl                  score finished answers without a run
   headrace show latest --json                               one run's figures and its ledger
   headrace audit latest                                     count its tokens again, check it
   headrace export latest trajectories --format parquet --out trajectories.parquet
@@ -168,6 +169,21 @@ def _checking(command: Maker) -> None:
         _json(made)
         _root(made)
 
+    reward = command(
+        "reward", "try the rewards of a recipe on finished answers",
+        "headrace reward try recipes/quickstart.toml answers.jsonl",
+    )  # fmt: skip
+    inner = reward.add_subparsers(dest="action", metavar="ACTION", required=True)
+    tried = command(
+        "try", "score the answers in a file as a run would, one line each",
+        "headrace reward try recipes/quickstart.toml answers.jsonl --json", within=inner,
+    )  # fmt: skip
+    tried.add_argument("recipe", metavar="RECIPE")
+    tried.add_argument("file", metavar="FILE", help="rows of prompt, completion, answer, ...")
+    _overrides(tried)
+    tried.add_argument("--json", action="store_true", help="one JSON object a line")
+    _root(tried)
+
     doctor = command("doctor", "check the installation", "headrace doctor")
     _json(doctor)
 
@@ -260,6 +276,10 @@ def action(arguments: argparse.Namespace) -> Action:
             from headrace.commands.runs import export
 
             return export
+        case "reward":
+            from headrace.commands.trial import try_rewards
+
+            return try_rewards
         case "doctor":
             from headrace.commands.installation import doctor
 

@@ -15,10 +15,10 @@ import sys
 import time
 from typing import BinaryIO
 
-from headrace.config.reward import RewardConfig
+from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards.functions import InvalidRewardError
+from rewards.known import InvalidRewardError
 from rewards.pipe import (
     MAX_ERROR,
     Batch,
@@ -81,12 +81,12 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     setup = read_question(source)
     assert isinstance(setup, Setup)
     try:
-        verifier = build_verifier(RewardConfig.model_validate_json(setup.config))
+        verifier = build_verifier(SourceConfig.model_validate_json(setup.config))
     except (Exception, SystemExit) as error:
         sink.write(pack(Unfit(_describe(error), isinstance(error, UserError))))
         sink.flush()
         return
-    sink.write(pack(Ready(list(verifier.needs))))
+    sink.write(pack(Ready(list(verifier.needs), verifier.asks_ids)))
     sink.flush()
     while isinstance(batch := read_question(source), Batch):
         sink.write(pack(Began()))

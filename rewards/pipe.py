@@ -1,14 +1,15 @@
 """What a worker and its scoring child say to each other over the child's stdin and stdout.
 
-Frames are four bytes of length (big-endian) and msgpack. Worker to child: one `Setup`, then
-`Batch`es. Child to worker: one `Ready` (or `Unfit`), then for every batch one `Began` and, in
-order, one `Outcome` an item.
+Frames are four bytes of length (big-endian) and msgpack; token ids are bytes in it. Worker to
+child: one `Setup`, then `Batch`es. Child to worker: one `Ready` (or `Unfit`), then for every batch
+one `Began` and, in order, one `Outcome` an item.
 """
 
 import struct
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
+import numpy as np
 
 from headrace.protocol.messages import ScoreItem
 
@@ -20,7 +21,7 @@ MAX_ERROR = 2000
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """`config` is the reward section as JSON."""
+    """`config` is a source of rewards (`SourceConfig`) as JSON."""
 
     config: str
 
@@ -32,9 +33,11 @@ class Batch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The verifier is loaded; `needs` are the columns of the dataset it cannot do without."""
+    """The verifier is loaded; `needs` are the columns of the dataset it cannot do without, and
+    `asks_ids` says whether it takes token ids."""
 
     needs: list[str] = []
+    asks_ids: bool = False
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):
@@ -62,13 +65,26 @@ class Outcome(msgspec.Struct, frozen=True, tag=True):
 Question = Setup | Batch
 Answer = Ready | Unfit | Began | Outcome
 
-question_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
+
+def _take_ids(value: Any) -> bytes:
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"cannot put {type(value).__name__} into a frame")
+    return value.astype("<i4").tobytes()
+
+
+def _give_ids(kind: Any, value: Any) -> Any:
+    return np.frombuffer(value, "<i4")
+
+
+question_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(
+    Question, dec_hook=_give_ids
+)
 answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def pack(message: Question | Answer) -> bytes:
     """One frame."""
-    body = msgspec.msgpack.encode(message)
+    body = msgspec.msgpack.encode(message, enc_hook=_take_ids)
     return LENGTH.pack(len(body)) + body
 
 

@@ -1,34 +1,50 @@
-"""A look at the user's function before a run starts.
+"""A look at the sources of rewards before a run starts.
 
-In: the reward section, and a way to ask which columns the task has. Out: nothing, or a UserError of
-one line. The function is loaded in a scoring child, as a worker will load it, so that the user's
-code never runs in the caller's process.
+In: the reward section, and a way to ask which columns the task has. Out: the section that the run
+needs, or a UserError of one line. A source is loaded in a scoring child, as a worker will load it,
+so that the user's code never runs in the caller's process.
 """
 
 import asyncio
 from collections.abc import Callable, Collection
 
-from headrace.config.reward import RewardConfig
+from headrace.config.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError, UserError
-from rewards.pool import Child
+from rewards.pipe import Ready
+from rewards.process import Child
 from rewards.signatures import check_columns
 
 
-def check_function(config: RewardConfig, columns: Callable[[], Collection[str]]) -> None:
-    """UserError where `config.function` cannot be loaded or cannot be called as a reward function.
-    `columns` is asked only where the function needs some."""
-    if config.function is None:
-        return
-    try:
-        needs = asyncio.run(_needs(config))
-    except RunFailedError as error:
-        line = " ".join(str(error).split())
-        raise UserError(f"reward.function={config.function!r}: {line}") from error
-    if needs:
-        check_columns(config.function, needs, columns())
+def check_sources(
+    config: RewardConfig, columns: Callable[[], Collection[str]], *, every: bool = False
+) -> RewardConfig:
+    """The section with what its functions ask for; UserError where one of them cannot be loaded or
+    called as a reward function. `columns` is asked only where they need some. `every`: math and
+    exact, which have nothing to be told and take a while, are loaded too."""
+    asks_ids = False
+    for name, source in config.each().items():
+        if source.kind in ("math", "exact") and not source.options and not every:
+            continue
+        where = _place(name if config.sources else None, source)
+        try:
+            ready = asyncio.run(_ready(source))
+        except RunFailedError as error:
+            raise UserError(f"{where}: {' '.join(str(error).split())}") from error
+        if ready.needs:
+            check_columns(where, ready.needs, columns())
+        asks_ids = asks_ids or ready.asks_ids
+    return config.model_copy(update={"token_ids": config.token_ids or asks_ids})
 
 
-async def _needs(config: RewardConfig) -> tuple[str, ...]:
-    child = await Child.start(config)
+def _place(name: str | None, source: SourceConfig) -> str:
+    """The key of a source in a recipe, and what stands there."""
+    section = "reward" if name is None else f"reward.sources.{name}"
+    if source.names():
+        return f"{section}.function={', '.join(map(repr, source.names()))}"
+    return f"{section}.kind={source.kind!r}"
+
+
+async def _ready(source: SourceConfig) -> Ready:
+    child = await Child.start(source)
     await child.kill()
-    return child.needs
+    return child.ready

@@ -39,7 +39,8 @@ async def work(link: Link, name: str) -> None:
             return
         pool = Pool(config.reward)
         transport = config.transport
-        log.info("scoring with %s in %d children", config.reward.kind, config.reward.children)
+        for source, settings in config.reward.each().items():
+            log.info("%s: %s in %d children", source, settings.kind, settings.children)
         with Pulse(link, identity, interval_s=transport.heartbeat_s):
             await serve(
                 dealer,
@@ -47,7 +48,7 @@ async def work(link: Link, name: str) -> None:
                 hello,
                 quiet_s=transport.heartbeat_timeout_s,
                 stall_s=transport.stall_timeout_s,
-                drain_s=config.reward.timeout_s,
+                drain_s=max(s.timeout_s for s in config.reward.each().values()),
             )
     except (UserError, RunFailedError) as error:
         cause = str(error)

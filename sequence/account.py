@@ -115,6 +115,7 @@ class Account:
             record.answer,
             record.info,
             record.trajectory_ids,
+            record.messages,
         )
         for trajectory_id, seed in zip(record.trajectory_ids, record.seeds, strict=True):
             trajectory = Trajectory(

@@ -211,3 +211,4 @@ class Group:
     answer: str
     info: str
     trajectory_ids: list[int]
+    messages: str = ""

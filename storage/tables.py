@@ -207,6 +207,7 @@ class Trajectory(Base):
     reward: Mapped[float | None]
     correct: Mapped[bool | None]
     rewards: Mapped[list[Any] | None]
+    reward_source: Mapped[str | None]
     reward_status: Mapped[str | None]
     reward_parts: Mapped[dict[str, Any] | None]
     reward_seconds: Mapped[float | None]

@@ -19,6 +19,7 @@ COLUMNS: Mapping[str, Any] = {
     "inserted": Trajectory.inserted,
     "reward": Trajectory.reward,
     "correct": Trajectory.correct,
+    "reward_source": Trajectory.reward_source,
     "reward_status": Trajectory.reward_status,
     "reward_seconds": Trajectory.reward_seconds,
     "reward_error": Trajectory.reward_error,

@@ -1,8 +1,8 @@
-"""Dataset files to rows: JSONL (also .gz) and Parquet, as the field writes them.
+"""Dataset files to rows, as the field writes them.
 
-In: a path (or a glob such as `data/train-*.parquet`) and optionally the names of the columns.
-Out: `Row`s in the file's order, with every column that is neither prompt nor answer in `info`.
-verl's Parquet (chat messages, `reward_model.ground_truth`) is read unchanged.
+In: a path (or a glob) and optionally the names of the columns. Out: `Row`s in the files' order,
+with every column but the prompt's in `info`. Files of TRL, verl, OpenRLHF, AReaL, open-instruct,
+slime, SkyRL, verifiers and ORZ are read unchanged.
 
 Promises: a missing file, a file that cannot be read, and a row without prompt or answer are
 UserErrors that name the file and, counting from 1, the row.
@@ -10,25 +10,25 @@ UserErrors that name the file and, counting from 1, the row.
 
 from __future__ import annotations
 
-import glob
-import gzip
 import json
-from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any
 
 from headrace.errors import UserError
-from tasks.rows import Message, Row
+from tasks.conversations import NoPromptError, read_prompt, wrap_last_user
+from tasks.records import Record, find_files, read_records
+from tasks.rows import Row
 
-PROMPT_KEYS = ("prompt", "question", "problem")
-ANSWER_KEYS = ("answer", "ground_truth", "reward_model.ground_truth", "solution", "label")
-SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
-
-Record = dict[str, Any]
+PROMPT_KEYS = (
+    "prompt", "question", "problem", "messages", "context_messages", "conversations", "input",
+)  # fmt: skip
+ANSWER_KEYS = (
+    "answer", "ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth",
+    "final_answer", "expected_answer", "solution", "solutions", "label",
+)  # fmt: skip
+TURNS = "conversations"
+"""Turns of a conversation, of which the last may hold the answer instead of a text (ORZ)."""
 
 
 def read_dataset(
@@ -59,63 +59,6 @@ def read_dataset(
     return rows
 
 
-def find_files(path: str) -> list[Path]:
-    """The files that `path` names, sorted; a glob may name several."""
-    direct = Path(path).expanduser()
-    if direct.is_file():
-        files = [direct]
-    elif direct.is_dir():
-        inside = sorted(str(file) for file in direct.rglob("*") if file.name.endswith(SUFFIXES))
-        hint = f"such as {inside[0]}" if inside else "(it holds no .jsonl, .jsonl.gz or .parquet)"
-        raise UserError(f"dataset {path} is a folder: name one of its files {hint}, or a glob")
-    else:
-        files = [Path(file) for file in sorted(glob.glob(str(direct)))]
-    if not files:
-        raise UserError(f"dataset {path} does not exist: check the path, relative to {Path.cwd()}")
-    for file in files:
-        if not file.name.endswith(SUFFIXES):
-            raise UserError(f"dataset {file}: expected a name ending in {', '.join(SUFFIXES)}")
-    return files
-
-
-def read_records(file: Path) -> Iterator[tuple[int, Record]]:
-    """(number, record) in the file's order, from 1. JSONL counts lines and skips blank ones."""
-    if file.suffix == ".parquet":
-        yield from _read_parquet(file)
-    elif file.suffix == ".gz":
-        with gzip.open(file, "rt", encoding="utf-8") as stream:
-            yield from _read_jsonl(file, stream)
-    else:
-        with file.open(encoding="utf-8") as stream:
-            yield from _read_jsonl(file, stream)
-
-
-def _read_jsonl(file: Path, stream: TextIO) -> Iterator[tuple[int, Record]]:
-    line = 0
-    try:
-        for line, text in enumerate(stream, start=1):
-            if not text.strip():
-                continue
-            record = json.loads(text)
-            if not isinstance(record, dict):
-                raise UserError(f"{file}, row {line}: expected a JSON object")
-            yield line, record
-    except json.JSONDecodeError as error:
-        raise UserError(f"{file}, row {line}: not JSON ({error.msg})") from error
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise UserError(f"{file}, after row {line}: cannot be read ({error})") from error
-
-
-def _read_parquet(file: Path) -> Iterator[tuple[int, Record]]:
-    try:
-        with pq.ParquetFile(file) as table:
-            batches = table.iter_batches(batch_size=1024)
-            records = chain.from_iterable(batch.to_pylist() for batch in batches)
-            yield from enumerate(records, start=1)
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{file}: not a Parquet file ({error})") from error
-
-
 def look_up(record: Record, key: str) -> Any:
     """The value at a plain or dotted key; None when it is absent."""
     if key in record:
@@ -138,19 +81,40 @@ def make_row(
 ) -> Row:
     """One record as a `Row`. An id is made of file and number where the record has none."""
     where = f"{file}, row {number}"
+    record = _with_answer(record)
     prompt_key, prompt = _first(record, prompt_keys, "prompt", where)
-    answer_key, answer = _first(record, answer_keys, "answer", where)
-    taken = {prompt_key, answer_key, "id"}
-    info = {key: value for key, value in record.items() if key not in taken}
+    answer = _first(record, answer_keys, "answer", where)[1]
     identity = record.get("id")
-    return Row(
-        id=f"{file.name}:{number}" if identity is None else str(identity),
-        prompt=_as_prompt(prompt, where),
-        answer=answer
-        if isinstance(answer, str)
-        else json.dumps(answer, ensure_ascii=False, default=str),
-        info=info,
-    )
+    try:
+        return Row(
+            id=f"{file.name}:{number}" if identity is None else str(identity),
+            prompt=read_prompt(prompt, record.get("images")),
+            answer=as_text(answer),
+            info={key: value for key, value in record.items() if key not in (prompt_key, "id")},
+        )
+    except NoPromptError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _with_answer(record: Record) -> Record:
+    """The record with what its last turn holds as a column: the right answer in the place of a
+    response."""
+    turns = record.get(TURNS)
+    last = turns[-1] if isinstance(turns, list) and turns else None
+    truth = last.get("ground_truth") if isinstance(last, dict) else None
+    if truth is None or not isinstance(turns, list):
+        return record
+    value = truth.get("value") if isinstance(truth, dict) else truth
+    return {**record, TURNS: turns[:-1], "ground_truth": value}
+
+
+def as_text(answer: Any) -> str:
+    """Text as it is, the only entry of a list (AReaL's `solutions`), all else as JSON."""
+    if isinstance(answer, list) and len(answer) == 1:
+        return as_text(answer[0])
+    if isinstance(answer, str):
+        return answer
+    return json.dumps(answer, ensure_ascii=False, default=str)
 
 
 def _first(record: Record, keys: tuple[str, ...], what: str, where: str) -> tuple[str, Any]:
@@ -161,22 +125,6 @@ def _first(record: Record, keys: tuple[str, ...], what: str, where: str) -> tupl
     raise UserError(
         f"{where}: no {what} (looked for {', '.join(keys)}; the row has "
         f"{', '.join(sorted(record)) or 'nothing'}): fill it in or set task.{what}_key"
-    )
-
-
-def _as_prompt(prompt: Any, where: str) -> str | list[Message]:
-    if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, list) and all(_is_message(message) for message in prompt):
-        return [{"role": m["role"], "content": m["content"]} for m in prompt]
-    raise UserError(
-        f"{where}: the prompt is neither text nor a list of messages with role and content as text"
-    )
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(value.get(key), str) for key in ("role", "content")
     )
 
 
@@ -199,12 +147,9 @@ def apply_template(row: Row, template: str | None) -> Row:
     """The row with its prompt, or the last user message of it, wrapped in the template."""
     if template is None:
         return row
-    if isinstance(row.prompt, str):
-        prompt: str | list[Message] = template.format(prompt=row.prompt)
-    else:
-        prompt = [dict(message) for message in row.prompt]
-        for message in reversed(prompt):
-            if message["role"] == "user":
-                message["content"] = template.format(prompt=message["content"])
-                break
+    prompt = (
+        template.format(prompt=row.prompt)
+        if isinstance(row.prompt, str)
+        else wrap_last_user(row.prompt, template)
+    )
     return Row(row.id, prompt, row.answer, row.info)

@@ -6,12 +6,16 @@ visit to it: the second epoch yields the same id again.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-Message = dict[str, str]
-"""One chat message: at least the keys `role` and `content`."""
+Part = dict[str, Any]
+"""A piece of a message: its `type`, and a `text`, an `image` or what else it is."""
+Message = dict[str, Any]
+"""One chat message: `role`, and `content`, which is a text or, where there is more than text in it,
+a list of parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class Row:
     """A prompt and its reference answer.
 
     `prompt` is a plain string, or chat messages for models with a chat template; `answer` is what
-    the verifier compares against; `info` keeps the remaining columns for reward functions.
+    the verifier compares against; `info` keeps the row's columns for reward functions.
     """
 
     id: str
@@ -28,11 +32,24 @@ class Row:
     info: dict[str, Any] = field(default_factory=dict)
 
 
+def other_than_text(prompt: str | list[Message]) -> str | None:
+    """The type of the first part of a prompt that is no text; None where all of it is text."""
+    if isinstance(prompt, str):
+        return None
+    contents = (message["content"] for message in prompt)
+    parts = (part for content in contents if not isinstance(content, str) for part in content)
+    return next((str(part["type"]) for part in parts if part["type"] != "text"), None)
+
+
 def prompt_text(prompt: str | list[Message]) -> str:
     """The prompt as one string; the identity under which duplicates and splits are decided."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+    return "\n".join(f"{message['role']}: {_content(message['content'])}" for message in prompt)
+
+
+def _content(content: str | list[Part]) -> str:
+    return content if isinstance(content, str) else json.dumps(content, default=str)
 
 
 def prompt_hash(prompt: str | list[Message]) -> int:

@@ -7,6 +7,7 @@ with different seeds are compared on the same prompts, none of which training ev
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from random import Random
 from typing import Literal, Protocol
@@ -157,6 +158,16 @@ def info_columns(task: ProceduralSettings | DatasetSettings) -> frozenset[str]:
     return frozenset.intersection(
         *(frozenset(_read(task, path, 1)[0].info) for path in paths if path is not None)
     )
+
+
+def every_row(task: ProceduralSettings | DatasetSettings) -> Iterator[Row]:
+    """All rows of a dataset, held-out ones included, or the first prompt of a procedural task."""
+    if task.kind != "dataset":
+        yield build_source(task, seed=0).row_at(0)
+        return
+    yield from _read(task, task.path, task.limit)
+    if task.eval_path is not None:
+        yield from _read(task, task.eval_path, None)
 
 
 def build_source(task: ProceduralSettings | DatasetSettings, seed: int) -> PromptSource:

@@ -173,7 +173,9 @@ def _read(detail: TrajectoryDetail) -> None:
 def _facts(detail: TrajectoryDetail) -> None:
     row = detail.row
     columns = st.columns(5)
-    columns[0].metric("Reward", number(row["reward"]) if row["reward"] is not None else "none yet")
+    reward = number(row["reward"]) if row["reward"] is not None else "none yet"
+    source = f"by {row['reward_source']}" if row["reward_source"] not in (None, "default") else None
+    columns[0].metric("Reward", reward, source, delta_color="off", delta_arrow="off")
     inserted = f"{count(row['inserted'])} of them inserted" if row["inserted"] else None
     length = f"{count(row['length'])} tokens"
     columns[1].metric("Length", length, inserted, delta_color="off", delta_arrow="off")

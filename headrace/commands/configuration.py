@@ -44,7 +44,7 @@ def check(arguments: argparse.Namespace) -> int:
         lambda: check_model(config),
         lambda: check_dataset(config),
         lambda: check_machine(config, detect()),
-        lambda: check_reward(config),
+        lambda: check_reward(config, every=True),
     ):
         try:
             test()

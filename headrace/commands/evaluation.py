@@ -42,7 +42,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     check_recipe(config)
     config = with_local_model(config, download=True)
     check_machine(config, hardware)
-    check_reward(config)
+    config = check_reward(config)
     run_dir = run_folder.make_run_folder(config)
     console = Console(file=sys.stderr)
     with run_folder.locked(run_dir):

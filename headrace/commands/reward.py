@@ -1,13 +1,43 @@
-"""The reward function of a recipe, checked before anything starts."""
+"""The sources of rewards of a recipe, checked before anything starts."""
+
+from typing import Any
 
 from headrace.config.run import RunConfig
+from headrace.errors import UserError
 
 
-def check_reward(config: RunConfig) -> None:
-    """UserError where `reward.function` cannot be loaded, has another signature than a reward
-    function has, or needs a column that the task does not have."""
-    from rewards.preflight import check_function
+def check_reward(config: RunConfig, *, every: bool = False) -> RunConfig:
+    """The configuration with what its reward functions ask for; UserError where one cannot be
+    loaded, takes the response under no known name, or needs a column that the task does not have,
+    and where a prompt has no source. `every` kind is loaded, not functions alone."""
+    from rewards.preflight import check_sources
     from tasks.source import info_columns
 
-    if config.reward.function is not None:
-        check_function(config.reward, lambda: info_columns(config.task))
+    check_route(config)
+    reward = check_sources(config.reward, lambda: info_columns(config.task), every=every)
+    return config.model_copy(update={"reward": reward})
+
+
+def check_route(config: RunConfig) -> None:
+    """UserError where the route leaves a prompt of the task without a source."""
+    reward, task = config.reward, config.task
+    if not reward.sources or reward.route_of(task.kind, dict) is not None:
+        return
+    column = reward.route.column
+    if column is None:
+        raise UserError(
+            "reward.route leaves every prompt without a source: name one in reward.route.default"
+        )
+    from tasks.source import every_row
+
+    for row in every_row(task):
+        if _source_of(config, row) is None:
+            raise UserError(
+                f"reward.route leaves row {row.id} without a source: its {column!r} is "
+                f"{str(row.info.get(column))[:80]!r}; name one in reward.route.values or "
+                "reward.route.default"
+            )
+
+
+def _source_of(config: RunConfig, row: Any) -> str | None:
+    return config.reward.route_of(config.task.kind, lambda: row.info)

@@ -38,7 +38,7 @@ def train(arguments: argparse.Namespace) -> int:
         check_recipe(config)
         config = with_local_model(config, download=True)
         check_machine(config, hardware)
-        check_reward(config)
+        config = check_reward(config)
         run_dir = run_folder.make_run_folder(config)
     console = Console()
     live = console.is_terminal and not arguments.plain
@@ -94,7 +94,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
     check_recipe(config)
     with run_folder.locked(run_dir):
         check_machine(config, detect())
-        check_reward(config)
+        config = check_reward(config)
         run_folder.write_config(run_dir, config)
     run_folder.write_atomically(run_dir.parent / run_folder.LATEST, run_dir.name + "\n")
     return run_dir, config

@@ -9,6 +9,7 @@ from pathlib import Path
 from headrace.config.algorithm import BehaviourRatioConfig, ReinforceLossConfig
 from headrace.config.memory import gpu_memory, host_memory
 from headrace.config.model_shape import ModelShape, model_shape
+from headrace.config.reward_rules import reward_problems
 from headrace.config.rules import RULES
 from headrace.config.run import RunConfig
 from headrace.config.task import DatasetConfig
@@ -20,7 +21,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 def problems(config: RunConfig) -> list[str]:
     """One line for every rule that a configuration breaks."""
-    return [f"{rule.key}: {rule.advice.format(c=config)}" for rule in RULES if rule.broken(config)]
+    found = [f"{rule.key}: {rule.advice.format(c=config)}" for rule in RULES if rule.broken(config)]
+    return [*found, *reward_problems(config.reward)]
 
 
 def check_recipe(config: RunConfig) -> None:

@@ -6,6 +6,7 @@ In: `RunConfig`, the peers' names, the names that a dataset's columns may have. 
 
 import inspect
 from collections.abc import Sequence
+from typing import get_origin
 
 from pydantic import BaseModel
 
@@ -45,15 +46,18 @@ def page(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
-def _section(name: str, model: type[BaseModel]) -> list[str]:
+def _section(name: str, model: type[BaseModel], *, many: bool = False) -> list[str]:
     """Tables of a section, its sub-sections after it, each kind apart."""
     kind = kind_of(model)
-    title = f'`[{name}]` with kind = "{kind}"' if kind else f"`[{name}]`"
+    header = f"`[[{name}]]`" if many else f"`[{name}]`"
+    title = f'{header} with kind = "{kind}"' if kind else header
     own = [key._replace(name=f"{name}.{key.name}") for key in _own_keys(model)]
     parts = [_table(title, inspect.getdoc(model) or "", own)] if own else []
     for key, field in model.model_fields.items():
         for inner in models_of(field.annotation):
-            parts += _section(f"{name}.{key}", inner)
+            form = get_origin(field.annotation)
+            inside = f"{name}.{key}.NAME" if form is dict else f"{name}.{key}"
+            parts += _section(inside, inner, many=form is tuple)
     return parts
 
 
@@ -83,8 +87,8 @@ def _columns(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
             "## Columns of a dataset",
             "",
             "Without `task.prompt_key` and `task.answer_key` the first of these that a row has is "
-            "taken (a dot reaches into a nested column). Other columns are kept as `info` and "
-            "handed to reward functions.",
+            "taken (a dot reaches into a nested column). All columns but the prompt's are kept as "
+            "`info` and handed to reward functions.",
             "",
             f"- prompt: {', '.join(f'`{name}`' for name in prompt_keys)}",
             f"- answer: {', '.join(f'`{name}`' for name in answer_keys)}",

@@ -25,10 +25,10 @@ class Key(NamedTuple):
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
-    """The model classes inside an annotation, in order."""
+    """The model classes inside an annotation, in order, those of its entries included."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    if get_origin(annotation) in (Union, UnionType, Annotated):
+    if get_origin(annotation) in (Union, UnionType, Annotated, tuple, dict):
         return [model for part in get_args(annotation) for model in models_of(part)]
     return []
 
@@ -45,6 +45,7 @@ def keys(model: type[BaseModel], prefix: str = "", section: str = "") -> Iterato
     for name, field in model.model_fields.items():
         dotted = f"{prefix}{name}"
         inner = models_of(field.annotation)
+        below = f"{dotted}.NAME." if get_origin(field.annotation) is dict else f"{dotted}."
         if not inner:
             yield Key(
                 dotted,
@@ -54,7 +55,7 @@ def keys(model: type[BaseModel], prefix: str = "", section: str = "") -> Iterato
                 section,
             )
         for part in inner:
-            yield from keys(part, f"{dotted}.", kind_of(part) if len(inner) > 1 else section)
+            yield from keys(part, below, kind_of(part) if len(inner) > 1 else section)
 
 
 def key_names(model: type[BaseModel]) -> list[str]:
@@ -66,6 +67,8 @@ def _type_text(annotation: Any) -> str:
     origin = get_origin(annotation)
     if origin is Literal:
         return " or ".join(f"{value!r}".replace("'", '"') for value in get_args(annotation))
+    if origin is Annotated:
+        return _type_text(get_args(annotation)[0])
     if origin in (Union, UnionType):
         return " or ".join(_type_text(part) for part in get_args(annotation))
     if origin is not None:

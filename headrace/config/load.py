@@ -10,7 +10,7 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -186,13 +186,19 @@ def _section(dotted: str, data: Table) -> list[type[BaseModel]]:
     """Model classes that may stand at a dotted place, the one that `kind` names first."""
     models: list[type[BaseModel]] = [RunConfig]
     place: Any = data
+    named = False
     for part in dotted.split(".") if dotted else []:
-        models = [
-            inner
-            for model in models
-            if part in model.model_fields
-            for inner in models_of(model.model_fields[part].annotation)
-        ]
+        if isinstance(place, list) and part.isdigit():
+            place = place[int(part)] if int(part) < len(place) else None
+            continue
+        if named:
+            # The name of an entry of a table of sections: what stands in it is known already.
+            place = place.get(part) if isinstance(place, dict) else None
+            named = False
+            continue
+        found = [m.model_fields[part].annotation for m in models if part in m.model_fields]
+        models = [inner for annotation in found for inner in models_of(annotation)]
+        named = bool(models) and any(get_origin(annotation) is dict for annotation in found)
         place = place.get(part) if isinstance(place, dict) else None
         tag = place.get("kind") if isinstance(place, dict) else None
         if any(kind_of(model) == tag for model in models):

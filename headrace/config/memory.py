@@ -86,7 +86,8 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estima
         if not on_gpu or learner.device == "cpu":
             parts["models and optimizers"] = learner.ranks * trained_bytes(config, shape)
             parts["activations"] = learner.ranks * largest_activations(config, shape, on_gpu=False)
-    parts["rewards"] = reward.workers * (1 + reward.children) * REWARD_PROCESS
+    children = sum(source.children for source in reward.each().values())
+    parts["rewards"] = reward.workers * (1 + children) * REWARD_PROCESS
     if config.dashboard.enabled:
         parts["dashboard"] = DASHBOARD
     return Estimate(parts)

@@ -24,6 +24,8 @@ PEER_KEYS: dict[str, PeerKey] = {
     "clip_ratio_c": PeerKey("verl", "algorithm.policy_loss.dual_clip"),
     "critic_warmup": PeerKey("verl", "algorithm.value.warmup_updates"),
     "critic_warmup_steps": PeerKey("verl", "algorithm.value.warmup_updates"),
+    "custom_reward_function": PeerKey("verl", "reward.function"),
+    "custom_rm_path": PeerKey("slime", "reward.function"),
     "entropy_coeff": PeerKey("verl", "algorithm.penalties.entropy_coef"),
     "eps_clip": PeerKey(
         "OpenRLHF and slime",
@@ -71,6 +73,9 @@ PEER_KEYS: dict[str, PeerKey] = {
     "ppo_micro_batch_size_per_gpu": PeerKey("verl", "learner.micro_batch_tokens"),
     "ppo_mini_batch_size": PeerKey("verl", "learner.policy.minibatches (a count, not a size)"),
     "pretrain": PeerKey("OpenRLHF", "model.path"),
+    "remote_rm_url": PeerKey("OpenRLHF", "reward.function"),
+    "reward_funcs": PeerKey("TRL", "reward.function or reward.functions"),
+    "reward_weights": PeerKey("TRL", "reward.functions.weight"),
     "rollout_batch_size": PeerKey("OpenRLHF and slime", "schedule.batch_windows"),
     "rollout_max_response_len": PeerKey("slime", "task.max_response_length"),
     "save_freq": PeerKey("verl", "checkpoint.every_updates"),

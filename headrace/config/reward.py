@@ -1,23 +1,60 @@
-"""How finished trajectories are scored."""
+"""How finished trajectories are scored: by which sources, and which prompt goes to which."""
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from headrace.config.base import StrictModel
 
+Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "plain"]
+Kind = Literal[
+    "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code"
+]
+SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+DEFAULT_SOURCE = "default"
+"""The name of a recipe's only source."""
 
-class RewardConfig(StrictModel):
-    """The verifier and the processes that run it."""
 
-    kind: Literal["math", "exact", "function"] = "math"
+class WeightedFunction(StrictModel):
+    """One of several functions, in `functions`."""
+
+    name: str
+    """`package.module:name` or `path/to/file.py:name`."""
+
+    weight: float = 1.0
+    """The reward is the sum of the functions' scores, each times its weight."""
+
+    adapter: Adapter | None = None
+    """Its convention. None: that of the source."""
+
+
+class SourceConfig(StrictModel):
+    """One of several sources of rewards: a verifier with a deadline and children of its own.
+    `[reward.route]` says which prompts it scores."""
+
+    kind: Kind = "math"
     """math: exact numbers first, then math-verify. exact: the answer string itself. function: the
-    callable named by `function`."""
+    callable named by `function`, or those in `functions`. choice: multiple choice. text: strings,
+    expressions, formats. instruction: checks of length, words, form. number: tolerance and units.
+    sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox. See
+    docs/verifiers.md and docs/sandbox.md."""
+
+    options: dict[str, Any] = Field(default={})
+    """What the kind can be told besides: docs/verifiers.md."""
 
     function: str | None = None
     """`package.module:name` or `path/to/file.py:name` of
     `(prompt, completion, answer, **info) -> float | dict` (a dict has `score` and perhaps
-    `correct`; the rest are parts)."""
+    `correct`; the rest are parts), or of a function or rubric of TRL, verl, OpenRLHF, AReaL or
+    verifiers."""
+
+    functions: tuple[WeightedFunction, ...] = ()
+    """Several functions, in the place of `function`. The first that applies to a response says
+    whether it is right."""
+
+    adapter: Adapter | None = None
+    """The convention by which functions are called. None: told by the names of their arguments."""
 
     answer_marker: str | None = Field(default=None, min_length=1)
     """Text that comes right before the final answer (for example `#`); the answer is what follows
@@ -27,26 +64,111 @@ class RewardConfig(StrictModel):
     """A response without an end token counts as wrong."""
 
     correct_reward: float = 1.0
-    """What math and exact pay for a right answer."""
+    """What a right answer earns; not of a function, which says so itself."""
 
     wrong_reward: float = 0.0
-    """What math and exact pay for a wrong answer, and every kind for a response without its end."""
+    """What a wrong answer earns, and of every kind a response without its end."""
 
     correct_threshold: float = 0.5
     """A function's score from here on means a right answer, where it does not say `correct` itself.
     Accuracy and the likelihood of right answers go by it."""
 
-    workers: int = Field(default=1, ge=1)
-    """Reward worker processes the supervisor starts."""
+    python: str | None = None
+    """The Python program of the scoring children. None: ours. Name another environment's where the
+    packages of a reward function do not go with ours; it needs numpy, msgspec and pydantic."""
 
     children: int = Field(default=1, ge=1)
     """Scoring child processes of one worker."""
 
-    batch: int = Field(default=64, ge=1)
-    """Most responses handed to a child at once."""
-
     timeout_s: float = Field(default=10.0, gt=0)
     """Deadline of one response; a child that misses it is killed and replaced."""
 
+    def names(self) -> tuple[str, ...]:
+        """Names of the functions."""
+        own = () if self.function is None else (self.function,)
+        return (*own, *(entry.name for entry in self.functions))
+
+
+class RouteConfig(StrictModel):
+    """Which source scores a prompt: by a column of its row, else by the task, else the default."""
+
+    column: str | None = None
+    """Column of the dataset that says it (a dot reaches into a nested one)."""
+
+    values: dict[str, SourceName] = Field(default={})
+    """The source for each value of the column. Empty: the value is the source's name."""
+
+    tasks: dict[str, SourceName] = Field(default={})
+    """The source for each `task.kind`, where the column does not say it."""
+
+    default: SourceName | None = None
+    """The source of all other prompts. None: there may be none."""
+
+    def targets(self) -> tuple[str, ...]:
+        """Every source that it names."""
+        last = () if self.default is None else (self.default,)
+        return (*self.values.values(), *self.tasks.values(), *last)
+
+
+class RewardConfig(SourceConfig):
+    """What scores responses, and the processes that do it. With `[reward.sources.NAME]` several
+    sources score, and the keys of a source stand in their tables; without, these keys are the only
+    source, `default`."""
+
+    sources: dict[SourceName, SourceConfig] = Field(default={})
+    """Sources by name."""
+
+    route: RouteConfig = RouteConfig()
+    """Which prompt goes to which source."""
+
+    token_ids: bool = False
+    """Send token ids of prompts and responses to the reward workers. A function that takes them
+    switches it on by itself when a run starts."""
+
+    workers: int = Field(default=1, ge=1)
+    """Reward worker processes the supervisor starts."""
+
+    batch: int = Field(default=64, ge=1)
+    """Most responses handed to a child at once."""
+
     max_consecutive_failures: int = Field(default=64, ge=1)
-    """So many failed scorings in a row stop the run with the reason."""
+    """So many failed scorings of one source in a row stop the run with the reason."""
+
+    def each(self) -> dict[str, SourceConfig]:
+        """All sources by name."""
+        if self.sources:
+            return self.sources
+        own = {name: getattr(self, name) for name in SourceConfig.model_fields}
+        return {DEFAULT_SOURCE: SourceConfig(**own)}
+
+    def strays(self) -> list[str]:
+        """Keys of a source that stand beside `sources`, where nobody would read them."""
+        if not self.sources:
+            return []
+        fields = SourceConfig.model_fields.items()
+        return [name for name, field in fields if getattr(self, name) != field.default]
+
+    def route_of(self, task: str, columns: Callable[[], Mapping[str, Any]]) -> str | None:
+        """The name of the source for a prompt of a task; None where there is none. The row's
+        columns are asked for only where the route goes by one."""
+        if not self.sources:
+            return DEFAULT_SOURCE
+        route = self.route
+        found = None if route.column is None else _value(columns(), route.column)
+        if found is not None:
+            named = route.values.get(found) if route.values else found
+            if named in self.sources:
+                return named
+        return route.tasks.get(task, route.default)
+
+
+def _value(columns: Mapping[str, Any], dotted: str) -> str | None:
+    """What a row says under a name, as text; None where it says nothing."""
+    value: Any = columns.get(dotted)
+    if dotted not in columns:
+        value = columns
+        for part in dotted.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)

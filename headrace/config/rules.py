@@ -347,24 +347,6 @@ RULES: tuple[Rule, ...] = (
         "needs learner.zero_stage of 1 or more",
     ),
     Rule(
-        "reward.function",
-        lambda c: (c.reward.kind == "function") != (c.reward.function is not None),
-        'goes together with reward.kind = "function"',
-    ),
-    Rule(
-        "reward.correct_reward",
-        lambda c: c.reward.kind == "function" and c.reward.correct_reward != 1.0,
-        "only math and exact pay it; which scores of a function mean a right answer is "
-        "reward.correct_threshold",
-    ),
-    Rule(
-        "reward.wrong_reward",
-        lambda c: c.reward.kind != "function"
-        and c.reward.wrong_reward >= c.reward.correct_reward,
-        "{c.reward.wrong_reward:g} is not less than reward.correct_reward = "
-        "{c.reward.correct_reward:g}, so nothing can be learned from it",
-    ),
-    Rule(
         "transport.curve_keys",
         lambda c: not _loopback(c.transport.host) and c.transport.curve_keys is None,
         "missing: {c.transport.host} can be reached from other machines; make keys with `headrace "

@@ -78,7 +78,7 @@ class ShiftRegisterConfig(ProceduralConfig):
 
 
 class DatasetConfig(TaskBase):
-    """Rows of a JSONL (also .gz) or Parquet file with a prompt and an answer."""
+    """Rows of a JSONL (also .gz), JSON or Parquet file with a prompt and an answer."""
 
     kind: Literal["dataset"]
 
@@ -95,8 +95,7 @@ class DatasetConfig(TaskBase):
     """Column of the prompt. None: `prompt` or an alias (listed further down)."""
 
     answer_key: str | None = None
-    """Column of the answer. None: `answer`, `ground_truth`, `solution`, `label`, or
-    `reward_model.ground_truth`."""
+    """Column of the answer. None: `answer` or an alias (listed further down)."""
 
     prompt_template: str | None = None
     """A format string with `{prompt}` that wraps every prompt of plain text."""

@@ -224,7 +224,10 @@ class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
 
 class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     """One finished response to score. `text` is the decoded response without special tokens,
-    `finished` is False for one cut at the length limit; `info` is a JSON object as text."""
+    `finished` is False for one cut at the length limit; `info` is a JSON object as text, and
+    `messages` a JSON list where the row's prompt is a chat and a function is to see it. Token ids
+    come along only where one asks for them; the response's are those that were sampled. `source`
+    is the source of rewards that scores it."""
 
     trajectory_id: int
     prompt: str
@@ -233,6 +236,10 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool
     num_tokens: int
     info: str = "{}"
+    messages: str = ""
+    prompt_ids: Int32 | None = None
+    completion_ids: Int32 | None = None
+    source: str = "default"
 
 
 class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):

@@ -50,6 +50,8 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     answer: str
     info: str
     """JSON object."""
+    messages: str = ""
+    """JSON list of chat messages where the row's prompt is a chat."""
     prompt_ids: Int32
     """The opening: all tokens before position 0."""
     trajectory_ids: list[int]
@@ -95,7 +97,7 @@ class TrajectoryEnded(Record, frozen=True, kw_only=True, tag=True):
 
 class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     """A finished trajectory was scored; `reward` and `correct` are None where `status` is not
-    ok."""
+    ok. `source` is the source of rewards that its prompt was routed to."""
 
     trajectory_id: int
     status: Literal["ok", "timeout", "crashed", "invalid"]
@@ -107,6 +109,7 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     parts: dict[str, float] = {}
     seconds: float = 0.0
     error: str | None = None
+    source: str = "default"
 
 
 # -- the life of a window --------------------------------------------------------------------------

@@ -22,6 +22,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "number": "rewards.kinds.number",
         "sql": "rewards.kinds.sql",
         "gym": "rewards.kinds.gym",
+        "code": "rewards.kinds.program",
     }
 )
 """Module of each kind, by its name."""

@@ -97,6 +97,9 @@ def program_of(prompt: str, text: str, columns: Mapping[str, Any]) -> Program:
 def _continued(prompt: str, text: str, entry: str, test: str) -> Program:
     """A row of HumanEval. Helpers that the prompt defines are the tests' own, too."""
     begun = prompt_code(prompt, entry)
+    if not begun and _defines(joined := f"{prompt.rstrip()}\n{text}", entry):
+        # A head without a body is no code yet.
+        return Program(joined, checks=Checks((f"check({entry})",), setup=test, names=(entry,)))
     code = code_of(text, entry)
     checks = Checks((f"check({entry})",), setup=f"{begun}\n{test}", names=(entry,))
     return Program(f"{begun.rstrip()}\n\n{code}", checks=checks)

@@ -73,6 +73,7 @@ class TrajectoryFacts:
     spans: list[Span] = field(default_factory=list)
     reward: float | None = None
     reward_status: str | None = None
+    reward_source: str | None = None
     windows: list[WindowFacts] = field(default_factory=list)
     value: str | None = None
     value_number: int | None = None

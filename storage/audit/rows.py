@@ -161,6 +161,7 @@ def _trajectory_row(t: TrajectoryFacts) -> Row:
         "inserted": t.length - t.received,
         "reward": t.reward,
         "reward_status": t.reward_status,
+        "reward_source": t.reward_source,
         "min_version": min(versions, default=None),
         "max_version": max(versions, default=None),
     }

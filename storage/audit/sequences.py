@@ -170,6 +170,7 @@ class Sequences:
         if any(not 0 <= each.position < trajectory.length for each in record.rewards):
             self._say("tokens", f"{name} earned something outside its tokens")
         trajectory.reward, trajectory.reward_status = record.reward, record.status
+        trajectory.reward_source = record.source
         if record.status == "ok" and trajectory.purpose == "train" and self._has_value:
             trajectory.value = "waiting"
 

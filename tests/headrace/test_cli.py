@@ -16,7 +16,7 @@ from headrace.config.load import load_recipe
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     *("train", "generator", "stop", "eval", "dashboard", "runs", "show", "export"),
-    *("config", "doctor", "sandbox", "keys", "bench"),
+    *("config", "reward", "doctor", "sandbox", "keys", "bench"),
 ]
 
 
@@ -69,6 +69,7 @@ def test_every_command_has_a_function() -> None:
         "export": ["r1", "tokens", "--out", "o.jsonl"],
         "keys": ["k"],
         "sandbox": ["run", "f.py"],
+        "reward": ["try", "r.toml", "a.jsonl"],
     }
     lines = [[command, *words.get(command, [])] for command in COMMANDS if command != "config"]
     lines += [["config", word, "r.toml"] for word in ("show", "check", "explain")]
@@ -142,9 +143,8 @@ def test_mistakes_in_a_recipe_leave_nothing_behind(
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        ("verl", "got (data_source, solution_str, ground_truth, extra_info). It looks like a"),
-        ("openrlhf", "expected (prompt, completion, answer, **info), got (queries, prompts, lab"),
-        ("trl", "got (completions, **kwargs). It looks like a reward function for TRL"),
+        ("verl", "needs `data_source`, which no column of the task gives (it has terms)"),
+        ("stranger", "takes (question, output), and none of these is the response"),
         ("needs_level", "needs `level`, which no column of the task gives (it has terms)"),
         ("nothing", "has no function 'nothing'"),
     ],
@@ -155,8 +155,7 @@ def test_a_reward_function_is_looked_at_before_anything_starts(
     mine = tmp_path / "mine.py"
     mine.write_text(
         "def verl(data_source, solution_str, ground_truth, extra_info=None): return 0.0\n"
-        "def openrlhf(queries, prompts, labels): return [0.0]\n"
-        "def trl(completions, **kwargs): return [0.0]\n"
+        "def stranger(question, output): return 0.0\n"
         "def needs_level(prompt, completion, answer, level): return 0.0\n"
     )
     runs = tmp_path / "runs"

@@ -1,14 +1,115 @@
-"""Reward functions as other systems have them, and others that cannot be called as ours."""
+"""Reward functions in the style of other systems, and others that cannot be called at all."""
 
+import asyncio
+import re
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
+import torch
+
+Messages = list[dict[str, str]]
+
+# -- TRL -------------------------------------------------------------------------------------------
+
+
+def trl_length(completions: list[Any], **kwargs: Any) -> list[float]:
+    """Longer is better."""
+    return [float(len(completion)) for completion in completions]
+
+
+def trl_ids(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    """The number of tokens."""
+    return [float(len(ids)) for ids in completion_ids]
+
+
+def trl_truth(completions: list[str], ground_truth: list[str], **kwargs: Any) -> list[float]:
+    """1 where the box holds the answer."""
+    boxes = [re.search(r"\\boxed\{(.*?)\}", completion) for completion in completions]
+    return [float(b is not None and b[1] == g) for b, g in zip(boxes, ground_truth, strict=True)]
+
+
+def trl_format(completions: list[Messages], **kwargs: Any) -> list[float]:
+    """1 for thoughts and an answer in their tags; chats only."""
+    pattern = r"<think>.*?</think><answer>.*?</answer>"
+    return [float(bool(re.fullmatch(pattern, c[0]["content"], re.DOTALL))) for c in completions]
+
+
+def trl_math(
+    prompts: list[Any], completions: list[str], task: list[str], **kwargs: Any
+) -> list[float | None]:
+    """One task of several; None for the others."""
+    pairs = zip(completions, task, strict=True)
+    return [float("7" in completion) if name == "math" else None for completion, name in pairs]
+
+
+def trl_code(
+    prompts: list[Any], completions: list[str], task: list[str], **kwargs: Any
+) -> list[float | None]:
+    """The other task."""
+    pairs = zip(completions, task, strict=True)
+    return [float("def" in completion) if name == "code" else None for completion, name in pairs]
+
+
+async def trl_async(prompts: list[Any], completions: list[str], **kwargs: Any) -> list[float]:
+    """Asks something slow."""
+    await asyncio.sleep(0)
+    return [0.25 for _ in completions]
+
+
+def trl_open(completions: list[str], **kwargs: Any) -> list[float]:
+    """Reads its column out of `kwargs`."""
+    return [float(c == s) for c, s in zip(completions, kwargs["solution"], strict=True)]
+
+
+# -- verl ------------------------------------------------------------------------------------------
 
 
 def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    assert data_source == "gsm8k"
     return float(solution_str == ground_truth)
 
 
-def verl_required(data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
-    return float(solution_str == ground_truth)
+def verl_gsm8k(
+    solution_str: str,
+    ground_truth: str,
+    method: str = "strict",
+    format_score: float = 0.0,
+    score: float = 1.0,
+) -> float:
+    """A scorer whose options have the names that columns may have."""
+    assert method == "strict"
+    found = re.findall(r"#### (-?[0-9.,]+)", solution_str)
+    if not found:
+        return 0.0
+    return score if found[-1] == ground_truth else format_score
+
+
+def verl_dapo(
+    solution_str: str, ground_truth: str, strict_box_verify: bool = False
+) -> dict[str, Any]:
+    """A dict with a text in it."""
+    pred = solution_str.rpartition("Answer: ")[2].strip()
+    right = pred == ground_truth
+    return {"score": 1.0 if right else -1.0, "acc": right, "pred": pred}
+
+
+def verl_geo3k(predict_str: str, ground_truth: str, use_boxed: bool = True) -> float:
+    return 0.9 * float(ground_truth in predict_str) + 0.1 * float("<think>" in predict_str)
+
+
+def verl_verify(model_output: str, ground_truth: str, timeout_score: float = 0) -> bool:
+    return model_output.endswith(ground_truth)
+
+
+def verl_targets(solution_str: str, ground_truth: dict[str, Any]) -> float:
+    """Any of several answers."""
+    return float(solution_str in ground_truth["target"])
+
+
+def verl_extra(solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
+    return float(extra_info.get("index", -1))
 
 
 def verl_batch(
@@ -21,24 +122,109 @@ def verl_batch(
     return [float(s == g) for s, g in zip(solution_strs, ground_truths, strict=True)]
 
 
-def openrlhf(queries: list[str], prompts: list[str], labels: list[str]) -> list[float]:
-    return [float(q.endswith(label)) for q, label in zip(queries, labels, strict=True)]
+# -- OpenRLHF --------------------------------------------------------------------------------------
 
 
-def openrlhf_open(
+def openrlhf(queries: list[str], prompts: list[str], labels: list[str]) -> torch.Tensor:
+    ends = [
+        q.removeprefix(p) == label for q, p, label in zip(queries, prompts, labels, strict=True)
+    ]
+    return torch.tensor(ends, dtype=torch.float)
+
+
+def openrlhf_logs(
     queries: list[str], prompts: list[str], labels: list[str], **kwargs: Any
 ) -> dict[str, Any]:
-    return {"rewards": openrlhf(queries, prompts, labels)}
+    rewards = openrlhf(queries, prompts, labels)
+    lengths = torch.tensor([len(query) for query in queries])
+    return {"rewards": rewards, "scores": rewards.clamp(0, 1), "extra_logs": {"length": lengths}}
 
 
-def trl(completions: list[str], **kwargs: Any) -> list[float]:
-    return [float(len(set(completion))) for completion in completions]
+# -- AReaL -----------------------------------------------------------------------------------------
 
 
-def trl_accuracy(
-    completions: list[list[dict[str, str]]], solution: list[str], **kwargs: Any
-) -> list[float | None]:
-    return [float(c[0]["content"] == s) for c, s in zip(completions, solution, strict=True)]
+def areal_gsm8k(
+    prompt: str,
+    completions: str,
+    prompt_ids: list[int],
+    completion_ids: list[int],
+    answer: str,
+    **kwargs: Any,
+) -> int:
+    return int(completions.endswith(answer) and len(completion_ids) > 0)
+
+
+async def areal_async(
+    prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any
+) -> float:
+    await asyncio.sleep(0)
+    return float(data["level"]) * float(completions == data["answer"])
+
+
+# -- rLLM and slime --------------------------------------------------------------------------------
+
+
+@dataclass
+class RewardOutput:
+    reward: float
+    metadata: dict[str, Any]
+    is_correct: bool
+
+
+def rllm_math(
+    data_source: str, llm_solution: str, ground_truth: str, extra_info: Any = None, **kwargs: Any
+) -> bool:
+    return llm_solution == ground_truth
+
+
+def rllm_task(task_info: dict[str, Any], action: str) -> RewardOutput:
+    right = action == task_info["ground_truth"]
+    return RewardOutput(0.3 if right else 0.0, {"why": "because"}, right)
+
+
+def slime_rule(response: str, label: str) -> int:
+    return 1 if response.split("</think>")[-1].strip() == label else 0
+
+
+async def slime_own(args: Any, sample: Any, **kwargs: Any) -> float:
+    return float(sample.response == sample.label)
+
+
+# -- verifiers -------------------------------------------------------------------------------------
+
+
+async def verifiers_answer(completion: Messages, answer: str) -> float:
+    return 1.0 if answer in completion[-1]["content"] else 0.0
+
+
+def verifiers_state(prompt: Messages, completion: Messages, state: dict[str, Any]) -> float:
+    assert state["prompt"] == prompt
+    return float(state["answer"] == completion[-1]["content"])
+
+
+def verifiers_parsed(parser: Any, completion: Messages, answer: str, info: dict[str, Any]) -> float:
+    return float(parser.parse_answer(completion) == answer) * float(info.get("level", 1))
+
+
+def verifiers_turns(state: dict[str, Any], **kwargs: Any) -> float:
+    return float(state["turn"])
+
+
+class Parser:
+    def parse_answer(self, completion: Messages) -> str:
+        return completion[-1]["content"].rpartition(" ")[2]
+
+
+def _rubric(functions: list[Any], weights: list[float]) -> SimpleNamespace:
+    """What reward code sees of a rubric."""
+    return SimpleNamespace(funcs=functions, weights=weights, class_objects={"parser": Parser()})
+
+
+rubric = _rubric([verifiers_parsed, verifiers_turns], [1.0, 0.0])
+group = SimpleNamespace(rubrics=[rubric, _rubric([verifiers_answer], [0.5])])
+environment = SimpleNamespace(rubric=group)
+
+# -- ours, and what is nobody's --------------------------------------------------------------------
 
 
 def by_position(prompt: str, completion: str, answer: str, /) -> float:
@@ -49,16 +235,17 @@ def without_answer(prompt: str, completion: str) -> float:
     return float(len(completion) < len(prompt))
 
 
-def other_names(question: str, response: str, target: str) -> float:
-    return float(response == target)
+def other_names(question: str, output: str, target: str) -> float:
+    return float(output == target)
 
 
 def anything(*args: Any, **kwargs: Any) -> float:
     return 0.0
 
 
-async def later(prompt: str, completion: str, answer: str) -> float:
-    return float(completion == answer)
+async def later(prompt: str, completion: str, answer: str) -> np.float32:
+    await asyncio.sleep(0)
+    return np.float32(completion == answer)
 
 
 def open_and_short(completion: str, **info: Any) -> float:
@@ -67,3 +254,12 @@ def open_and_short(completion: str, **info: Any) -> float:
 
 def in_another_order(answer: str, completion: str, prompt: str) -> float:
     return float(completion == answer)
+
+
+def with_a_reference(completion: str, response: str) -> float:
+    """`response` is a column: the response is `completion`."""
+    return float(completion == response)
+
+
+def plurals(completion: str, labels: list[str]) -> float:
+    return float([completion] == labels)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from headrace.config.reward import RewardConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import Score, ScoreItem
 from rewards.pool import Pool
-from tests.rewards.items import item, user_function
+from tests.rewards.items import BEHAVE, foreign_function, item, user_function
 
 DEADLINE_S = 60.0
 
@@ -88,10 +89,10 @@ async def test_an_exception_is_told_and_the_child_goes_on() -> None:
 
 
 async def test_what_is_no_number_is_invalid_and_never_zero_in_silence() -> None:
-    texts = ("nan", "inf", "text", "none", "huge", "many", "7")
+    texts = ("nan", "inf", "text", "none", "many", "huge", "7")
     scores = await score_texts(user_function(), *texts)
-    assert [score.status for score in scores] == ["invalid"] * 6 + ["ok"]
-    assert all(score.error for score in scores[:6])
+    assert [score.status for score in scores] == ["invalid"] * 5 + ["ok"] * 2
+    assert all(score.error for score in scores[:5])
     assert all(len(str(score.error)) < 3000 for score in scores)
 
 
@@ -163,6 +164,64 @@ async def test_a_module_that_fails_to_load_is_told(tmp_path: Path) -> None:
     broken.write_text("import os\nos._exit(9)\n")
     with pytest.raises(RunFailedError, match=r"did not start \(exit code 9"):
         await Pool(user_function(function=f"{broken}:score")).run()
+
+
+async def test_a_source_that_hangs_holds_no_other_up() -> None:
+    """Ten seconds of hanging in the one; the other's scores come before its first deadline."""
+    slow = {"kind": "function", "function": BEHAVE, "timeout_s": DEADLINE_S}
+    fast = {"kind": "exact"}
+    config = RewardConfig.model_validate({"sources": {"slow": slow, "fast": fast}, "batch": 4})
+    async with running(config) as pool:
+        hanging = [item("hang", trajectory_id=i, source="slow") for i in range(20)]
+        await pool.submit(hanging)
+        others = [item("7", trajectory_id=100 + i, source="fast") for i in range(50)]
+        scores = await score_all(pool, others)
+        assert {score.status for score in scores.values()} == {"ok"}
+        assert pool.held == 20
+
+
+async def test_a_source_that_keeps_failing_ends_the_worker_whatever_others_do() -> None:
+    bad = {"kind": "function", "function": BEHAVE}
+    config = RewardConfig.model_validate(
+        {"sources": {"bad": bad, "good": {"kind": "exact"}}, "max_consecutive_failures": 3}
+    )
+    pool = Pool(config)
+    for number in range(3):
+        await pool.submit([item("nan", trajectory_id=2 * number, source="bad")])
+        await pool.submit([item("7", trajectory_id=2 * number + 1, source="good")])
+    with pytest.raises(RunFailedError, match="3 scorings in a row failed"):
+        async with asyncio.timeout(DEADLINE_S):
+            await pool.run()
+    with pytest.raises(RunFailedError, match="no reward source 'other'"):
+        await pool.submit([item("7", source="other")])
+
+
+async def test_token_ids_and_chats_reach_the_function() -> None:
+    config = foreign_function("areal_gsm8k")
+    async with running(config) as pool:
+        items = [item("is 7", ids=True, trajectory_id=0), item("7", trajectory_id=1)]
+        scores = await score_all(pool, items)
+    assert [scores[i].status for i in (0, 1)] == ["ok", "invalid"]
+    async with running(foreign_function("trl_format")) as pool:
+        scores = await score_all(pool, [item("7", chat=True)])
+    assert (scores[0].status, scores[0].reward) == ("ok", 0.0)
+
+
+async def test_a_coroutine_has_the_deadline_of_all(tmp_path: Path) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import asyncio\nasync def score(completion):\n"
+        "    await asyncio.sleep(3600 if completion == 'hang' else 0)\n    return 1.0\n"
+    )
+    scores = await score_texts(user_function(function=f"{slow}:score"), "7", "hang", "7")
+    assert [score.status for score in scores] == ["ok", "timeout", "ok"]
+
+
+async def test_another_python_scores_too() -> None:
+    (score,) = await score_texts(user_function(python=sys.executable), "7")
+    assert score.reward == 1.0
+    with pytest.raises(RunFailedError, match="needs numpy, msgspec and pydantic"):
+        await Pool(user_function(python="/bin/false")).run()
 
 
 async def test_a_child_killed_between_batches_costs_nothing() -> None:

@@ -147,6 +147,13 @@ def test_a_prompts_code_is_found_whatever_stands_around_it(around: str) -> None:
     assert prompt_code("Write a function.", "doubled") == ""
 
 
+def test_a_head_without_a_body_is_gone_on_with() -> None:
+    test = "def check(candidate):\n    assert candidate(1, 2) == 3"
+    columns = {"test": test, "entry_point": "add"}
+    program = program_of("def add(a, b):", "    return a + b\n", columns)
+    assert program.source == "def add(a, b):\n    return a + b\n"
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(ValidationError):
         Options(seconds=0)

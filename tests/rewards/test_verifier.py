@@ -68,3 +68,9 @@ def test_an_answer_that_holds_the_marker_can_be_given(kind: str, answer: str) ->
     assert not verify(item("48 + 24\n#### 48", answer=answer)).correct
     with pytest.raises(ValueError, match="is empty"):
         verify(item("#### 72", answer="48 + 24 ####"))
+
+
+@pytest.mark.parametrize("kind", ["math", "exact"])
+def test_a_cut_response_needs_no_answer_to_be_wrong(kind: str) -> None:
+    verify = build_verifier(RewardConfig.model_validate({"kind": kind, "wrong_reward": -0.1}))
+    assert verify(item("7", answer="", finished=False)) == Verdict(-0.1, False, {"correct": 0.0})

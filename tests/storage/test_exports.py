@@ -72,7 +72,7 @@ def test_tokens(run_dir: Path, tmp_path: Path, fmt: str) -> None:
     assert {row["loss_weight"] for row in rows} == {1.0}
     wanted = "run_id prompt_id group_id attempt status finish trained_at_update learner_logprob "
     wanted += "advantage return mark turn sampled inserted correct reward rewards reward_parts "
-    wanted += "reward_seconds reward_error answer info"
+    wanted += "reward_seconds reward_error reward_source answer info"
     assert set(wanted.split()) <= set(rows[0])
 
 

@@ -24,7 +24,7 @@ def write_jsonl(path: Path, records: list[dict[str, Any]]) -> str:
 def test_jsonl(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [GSM8K_ROW])
     assert read_dataset(path) == [
-        Row("gsm8k/train/0", "48 and half as many?", "72", {"level": 1}),
+        Row("gsm8k/train/0", "48 and half as many?", "72", {"answer": "72", "level": 1}),
     ]
 
 
@@ -52,7 +52,9 @@ def test_parquet_of_verl_is_read_unchanged(tmp_path: Path) -> None:
     assert row.info == {key: value for key, value in record.items() if key != "prompt"}
 
 
-@pytest.mark.parametrize("key", ["answer", "ground_truth", "solution", "label"])
+@pytest.mark.parametrize(
+    "key", ["answer", "ground_truth", "final_answer", "expected_answer", "solution", "label"]
+)
 def test_answer_aliases(tmp_path: Path, key: str) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", key: "x"}])
     assert read_dataset(path)[0].answer == "x"
@@ -60,7 +62,7 @@ def test_answer_aliases(tmp_path: Path, key: str) -> None:
 
 def test_answer_comes_before_solution(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"prompt": "p", "solution": "long", "answer": "x"}])
-    assert read_dataset(path)[0] == Row("a.jsonl:1", "p", "x", {"solution": "long"})
+    assert read_dataset(path)[0] == Row("a.jsonl:1", "p", "x", {"solution": "long", "answer": "x"})
 
 
 def test_named_keys_reach_into_columns(tmp_path: Path) -> None:
@@ -108,7 +110,10 @@ def test_glob_and_limit(tmp_path: Path) -> None:
         ('{"prompt": "", "answer": "1"}\n', "row 1: no prompt"),
         ('{"prompt": "p", "answer": null}\n', "row 1: no answer"),
         ('{"prompt": [], "answer": "1"}\n', "row 1: no prompt"),
-        ('{"prompt": [{"role": "user"}], "answer": "1"}\n', "row 1: the prompt is neither"),
+        (
+            '{"prompt": [{"role": "user"}], "answer": "1"}\n',
+            "row 1: a message of the prompt has no",
+        ),
         ('{"prompt": 3, "answer": "1"}\n', "row 1: the prompt is neither"),
         ('{"prompt": "p", "answer": "1"}\n{"prompt"\n', "row 2: not JSON"),
         ("[1]\n", "row 1: expected a JSON object"),

@@ -145,6 +145,6 @@ def test_columns_for_reward_functions_are_those_of_the_first_row_of_every_file(
     del row["source"]
     held_out.write_text(json.dumps(row) + "\n")
     task = DatasetConfig(kind="dataset", path=str(training))
-    assert info_columns(task) == {"level", "source"}
-    assert info_columns(task.model_copy(update={"eval_path": str(held_out)})) == {"level"}
+    assert info_columns(task) == {"level", "source", "answer"}
+    assert info_columns(task.model_copy(update={"eval_path": str(held_out)})) == {"level", "answer"}
     assert info_columns(ChainSumsConfig(kind="chain_sums")) == {"terms"}

@@ -22,7 +22,8 @@ def _of(info: inspect.Type, annotation: Any = None) -> Any:
             values = {f.name: _of(f.type, hints[f.name]) for f in info.fields}
             return info.cls(**values)
         case inspect.UnionType():
-            return _of(next(t for t in info.types if not isinstance(t, inspect.NoneType)))
+            kind = next(t for t in info.types if not isinstance(t, inspect.NoneType))
+            return _of(kind, next((part for part in get_args(annotation) if get_args(part)), None))
         case inspect.LiteralType():
             return info.values[0]
         case inspect.ListType():

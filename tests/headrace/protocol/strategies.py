@@ -32,7 +32,9 @@ def of_type(info: inspect.Type, annotation: Any = None) -> Strategy:
         case inspect.StructType():
             return _struct(info)
         case inspect.UnionType():
-            return st.one_of(*map(of_type, info.types))
+            # One member at most is an array: msgspec allows no more.
+            array = next((kind for kind in get_args(annotation) if get_args(kind)), None)
+            return st.one_of(*(of_type(kind, array) for kind in info.types))
         case inspect.LiteralType():
             return st.sampled_from(info.values)
         case inspect.ListType():

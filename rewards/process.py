@@ -1,0 +1,116 @@
+"""One scoring process, seen from its worker.
+
+In: a source's configuration. Out: a `Child` that takes batches over a pipe and can be killed with
+all it started. `start` raises UserError where the source is the user's mistake, RunFailedError
+where the process cannot be had.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+import rewards
+from headrace.config.reward import SourceConfig
+from headrace.errors import RunFailedError, UserError
+from rewards.pipe import (
+    LENGTH,
+    MAX_ANSWER_BYTES,
+    Answer,
+    Batch,
+    Ready,
+    Setup,
+    Unfit,
+    answer_decoder,
+    pack,
+)
+
+START_TIMEOUT_S = 120.0
+"""Deadline for loading the verifier, and for a child to begin with a batch."""
+
+
+class ChildDiedError(Exception):
+    """The child's pipe closed, or it said something that is not an answer."""
+
+
+class Child:
+    """One scoring process and the pipe to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._to, self._from = process, process.stdin, process.stdout
+        self.ready = Ready()
+        """What its verifier needs."""
+
+    @classmethod
+    async def start(cls, source: SourceConfig) -> "Child":
+        """A child that is ready to score; UserError or RunFailedError when it cannot be."""
+        ours = str(Path(rewards.__file__).parent.parent)
+        paths = [ours, *filter(None, [os.environ.get("PYTHONPATH")])]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                source.python or sys.executable, "-m", "rewards.child", str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
+                process_group=0,
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(
+                f"reward.python={source.python!r} cannot be started: {error}"
+            ) from error
+        child = cls(process)
+        try:
+            await child.say(Setup(source.model_dump_json()))
+            answer = await child.hear(START_TIMEOUT_S)
+        except (ChildDiedError, TimeoutError) as error:
+            code = await child.kill()
+            needs = f"; {source.python} needs numpy, msgspec and pydantic" if source.python else ""
+            raise RunFailedError(
+                f"a scoring child did not start (exit code {code}): {error or 'deadline'}{needs}"
+            ) from error
+        except BaseException:
+            await child.kill()
+            raise
+        if isinstance(answer, Unfit):
+            await child.kill()
+            raise (UserError if answer.mistake else RunFailedError)(answer.error)
+        assert isinstance(answer, Ready)
+        child.ready = answer
+        return child
+
+    async def say(self, message: Setup | Batch) -> None:
+        """Write one frame; ChildDiedError when nobody reads."""
+        try:
+            self._to.write(pack(message))
+            await self._to.drain()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChildDiedError("the child closed its pipe") from error
+
+    async def hear(self, timeout_s: float) -> Answer:
+        """The next frame; TimeoutError after `timeout_s`, ChildDiedError at the pipe's end."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                (length,) = LENGTH.unpack(await self._from.readexactly(LENGTH.size))
+                if length > MAX_ANSWER_BYTES:
+                    raise ChildDiedError(f"an answer of {length} bytes is too long")
+                return answer_decoder.decode(await self._from.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionResetError) as error:
+            raise ChildDiedError("the child closed its pipe") from error
+        except msgspec.MsgspecError as error:
+            raise ChildDiedError(f"the child sent no answer: {error}") from error
+
+    async def kill(self) -> int:
+        """End the process and whatever it started; its exit code (negative: the signal)."""
+        # The group can outlive its leader, so it is signalled even when the child is dead.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._to.close()
+        # To its end, so that the pipes are closed too.
+        await self._from.read()
+        return await self._process.wait()

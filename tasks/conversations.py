@@ -1,0 +1,106 @@
+"""Prompts as datasets write them, in one form.
+
+In: a text, chat messages (`role` and `content`, or ShareGPT's `from` and `value`) whose content may
+be a list of parts, and the row's images. Out: a text, or messages; content is text, or, where there
+is more than text in it, its parts in order. A `<image>` in a text, and an image part without its
+image, take the next of the row's images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tasks.rows import Message, Part
+
+ROLES = {"human": "user", "gpt": "assistant"}
+"""ShareGPT's names of the roles."""
+PLACEHOLDER = "<image>"
+
+
+class NoPromptError(Exception):
+    """What a row has is no prompt; the text says why."""
+
+
+def read_prompt(prompt: Any, images: Any) -> str | list[Message]:
+    """The prompt in one form; NoPromptError where it is none, or where its images are not those of
+    the row."""
+    waiting = iter(images if isinstance(images, list) else [])
+    has_images = isinstance(images, list) and bool(images)
+    if isinstance(prompt, str) and not has_images:
+        return prompt
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(turns, list) or not turns:
+        raise NoPromptError("the prompt is neither text nor a list of messages")
+    messages = [_message(turn, waiting, placed=has_images) for turn in turns]
+    if next(waiting, None) is not None:
+        raise NoPromptError(f"the row has more images than its prompt has {PLACEHOLDER}")
+    return messages
+
+
+def _message(turn: Any, waiting: Iterator[Any], *, placed: bool) -> Message:
+    if not isinstance(turn, dict):
+        raise NoPromptError("the prompt is neither text nor a list of messages")
+    role = turn.get("role", turn.get("from"))
+    content = turn.get("content", turn.get("value"))
+    if not isinstance(role, str) or not isinstance(content, str | list):
+        raise NoPromptError("a message of the prompt has no role or no content")
+    role = ROLES.get(role, role)
+    if isinstance(content, str):
+        if not placed or PLACEHOLDER not in content:
+            return {"role": role, "content": content}
+        content = _split(content)
+    parts = [_part(part, waiting) for part in content]
+    if all(part["type"] == "text" for part in parts):
+        return {"role": role, "content": "".join(part["text"] for part in parts)}
+    return {"role": role, "content": parts}
+
+
+def _split(text: str) -> list[Part]:
+    """A text with placeholders as texts and images."""
+    parts: list[Part] = []
+    for index, piece in enumerate(text.split(PLACEHOLDER)):
+        if index:
+            parts.append({"type": "image"})
+        if piece:
+            parts.append({"type": "text", "text": piece})
+    return parts
+
+
+def _part(part: Any, waiting: Iterator[Any]) -> Part:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise NoPromptError("a part of a message has no type")
+    # Parquet gives every part the fields of all.
+    found = {key: value for key, value in part.items() if value is not None}
+    if found["type"] == "text" and not isinstance(found.get("text"), str):
+        raise NoPromptError("a part of type text has no text")
+    if found["type"] == "image" and set(found) == {"type"}:
+        image = next(waiting, None)
+        if image is None:
+            raise NoPromptError("the prompt has more images than the row")
+        found["image"] = image
+    return found
+
+
+def wrap_last_user(messages: list[Message], template: str) -> list[Message]:
+    """The messages with the content of the user's last one in a template, its parts as they are."""
+    wrapped = [dict(message) for message in messages]
+    for message in reversed(wrapped):
+        if message["role"] == "user":
+            content = message["content"]
+            if isinstance(content, str):
+                message["content"] = template.format(prompt=content)
+            else:
+                message["content"] = _around(content, template.format(prompt="\0").split("\0"))
+            break
+    return wrapped
+
+
+def _around(content: list[Part], texts: list[str]) -> list[Part]:
+    parts: list[Part] = []
+    for index, text in enumerate(texts):
+        parts += content if index else []
+        parts += [{"type": "text", "text": text}] if text else []
+    return parts

@@ -1,0 +1,142 @@
+"""Sources of rewards and the route to them: the short form, the long one, and mistakes in both."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.config.load import load_recipe
+from headrace.config.reward import RewardConfig, SourceConfig
+from headrace.config.reward_rules import reward_problems
+from headrace.errors import UserError
+
+TWO = {"math": {"kind": "math"}, "style": {"kind": "function", "function": "m:f"}}
+
+
+def reward(**section: Any) -> RewardConfig:
+    return RewardConfig.model_validate(section)
+
+
+def route(columns: dict[str, Any], task: str = "dataset", **section: Any) -> str | None:
+    return reward(sources=TWO, route=section).route_of(task, lambda: columns)
+
+
+def test_the_short_form_is_one_source() -> None:
+    short = reward(kind="exact", answer_marker="#", timeout_s=2.0, children=3)
+    source = SourceConfig(kind="exact", answer_marker="#", timeout_s=2.0, children=3)
+    assert short.each() == {"default": source}
+    assert short.route_of("dataset", dict) == "default"
+    assert list(reward_problems(short)) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "section", "found"),
+    [
+        ({"of": "math"}, {"column": "of"}, "math"),
+        ({"of": "gsm8k"}, {"column": "of", "values": {"gsm8k": "math"}}, "math"),
+        ({"of": "math"}, {"column": "of", "values": {"gsm8k": "math"}}, None),
+        ({"of": "art"}, {"column": "of"}, None),
+        ({"of": "art"}, {"column": "of", "default": "style"}, "style"),
+        ({}, {"column": "of", "default": "style"}, "style"),
+        ({"of": None}, {"column": "of", "default": "style"}, "style"),
+        ({"of": {"k": 1}}, {"column": "of.k", "values": {"1": "math"}}, "math"),
+        ({"of.k": True}, {"column": "of.k", "values": {"true": "math"}}, "math"),
+        ({}, {"tasks": {"dataset": "math"}, "default": "style"}, "math"),
+        ({}, {"tasks": {"tracking": "math"}, "default": "style"}, "style"),
+        ({"of": "math"}, {"column": "of", "tasks": {"dataset": "style"}}, "math"),
+        ({}, {}, None),
+    ],
+)
+def test_a_column_comes_before_the_task_and_the_task_before_the_default(
+    columns: dict[str, Any], section: dict[str, Any], found: str | None
+) -> None:
+    assert route(columns, **section) == found
+
+
+NAMES = st.sampled_from(["math", "style"])
+VALUES = st.sampled_from(["a", "b", "c", None])
+
+
+@given(VALUES, st.dictionaries(st.sampled_from("abc"), NAMES), NAMES | st.none())
+def test_a_route_leads_to_a_source_or_nowhere(
+    value: str | None, values: dict[str, str], default: str | None
+) -> None:
+    found = route({"of": value}, column="of", values=values, default=default)
+    assert found == values.get(str(value), default)
+    assert found is None or found in TWO
+
+
+def test_columns_are_asked_for_only_by_a_route_that_goes_by_one() -> None:
+    def never() -> dict[str, Any]:
+        raise AssertionError("asked")
+
+    assert reward().route_of("dataset", never) == "default"
+    by_default = reward(sources=TWO, route={"default": "math"})
+    assert by_default.route_of("dataset", never) == "math"
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"kind": "function"}, 'reward.function: goes together with reward.kind = "function"'),
+        (
+            {"kind": "function", "function": "m:f", "functions": [{"name": "m:g"}]},
+            "reward.functions: does not go with reward.function",
+        ),
+        ({"adapter": "trl"}, 'reward.adapter: goes together with reward.kind = "function"'),
+        (
+            {"sources": {"a": {"kind": "function"}}, "route": {"default": "a"}},
+            "reward.sources.a.function: goes together with reward.sources.a.kind",
+        ),
+        (
+            {"sources": {"a": {"wrong_reward": 2.0}}, "route": {"default": "a"}},
+            "reward.sources.a.wrong_reward: 2 is not less than reward.sources.a.correct_reward = 1",
+        ),
+        (
+            {"sources": TWO, "answer_marker": "#", "route": {"default": "math"}},
+            "reward.answer_marker: belongs to a source",
+        ),
+        (
+            {"sources": TWO, "route": {"default": "mth"}},
+            "reward.route: 'mth' is no source (there are math, style)",
+        ),
+        ({"sources": TWO, "route": {"values": {"x": "math"}}}, "reward.route.values: are values"),
+        ({"route": {"default": "math"}}, "reward.route: leads to reward.sources.NAME, and there"),
+    ],
+)
+def test_what_cannot_work_is_told_with_its_place(section: dict[str, Any], expected: str) -> None:
+    found = list(reward_problems(reward(**section)))
+    assert any(line.startswith(expected) for line in found), found
+
+
+def test_mistakes_in_a_recipe_name_the_key(recipe: Path) -> None:
+    head = recipe.read_text()
+    for text, expected in (
+        ("[reward.sources.a]\nkid = 'math'", "unknown key reward.sources.a.kid; did you mean rew"),
+        ("[reward.sources.a]\nkind = 'maths'", 'reward.sources.a.kind = "maths": should be'),
+        ("[[reward.functions]]\nwight = 1", "unknown key reward.functions.0.wight; did you mean"),
+        ("[reward.sources.'a b']\nkind = 'math'", "reward.sources.a b"),
+        ("[reward]\nreward_funcs = ['m:f']", "TRL's reward_funcs is reward.function or"),
+    ):
+        recipe.write_text(f"{head}\n{text}\n")
+        with pytest.raises(UserError, match=r"small\.toml") as caught:
+            load_recipe(recipe)
+        assert expected in str(caught.value)
+
+
+def test_a_recipe_with_two_sources(recipe: Path) -> None:
+    with recipe.open("a") as file:
+        file.write(
+            "[reward.sources.a]\nkind = 'exact'\n"
+            "[[reward.sources.b.functions]]\nname = 'm:f'\n"
+            "[[reward.sources.b.functions]]\nname = 'm:g'\nweight = 0.5\n"
+            "[reward.route]\ncolumn = 'of'\nvalues = { x = 'a' }\ndefault = 'b'\n"
+        )
+    config = load_recipe(
+        recipe, ["reward.sources.a.timeout_s=2.5", "reward.sources.b.kind=function"]
+    )
+    assert config.reward.sources["a"].timeout_s == 2.5
+    assert config.reward.sources["b"].names() == ("m:f", "m:g")
+    assert list(reward_problems(config.reward)) == []

@@ -1,0 +1,184 @@
+"""Files of other systems are read as they are: tiny ones in the schema of each."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.errors import UserError
+from tasks.datasets import read_dataset
+from tasks.rows import Row, other_than_text, prompt_hash
+
+USER = {"role": "user", "content": "1 + 1?"}
+PNG = {"bytes": b"\x89PNG", "path": "a.png"}
+
+
+def write(path: Path, records: list[Any]) -> str:
+    """A file of the kind that its name says."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(records, indent=1))
+    else:
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+PEERS: dict[str, tuple[str, Any]] = {
+    "trl": ("a.parquet", {"prompt": [USER], "solution": "2", "task": "math"}),
+    "verl": (
+        "a.parquet",
+        {
+            "data_source": "sums", "prompt": [USER], "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "2"}, "extra_info": {"index": 0},
+        },
+    ),
+    "openrlhf": ("a.jsonl", {"input": "1 + 1?", "label": "2"}),
+    "openrlhf, a list": ("a.json", {"context_messages": [USER], "label": "2"}),
+    "areal": ("a.jsonl", {"messages": [USER], "answer": "2"}),
+    "areal, boba": (
+        "a.jsonl", {"prompt": "1 + 1?", "task": "math", "query_id": "x", "solutions": ["2"]},
+    ),
+    "orz": (
+        "a.json",
+        [
+            {"from": "human", "value": "1 + 1?"},
+            {"from": "assistant", "ground_truth": {"value": "2"}},
+        ],
+    ),
+    "orz, lines": (
+        "a.jsonl",
+        [
+            {"from": "human", "value": "1 + 1?"},
+            {"from": "assistant", "ground_truth": {"value": "2"}},
+        ],
+    ),
+    "orz, held out": (
+        "a.json", {"prompt": [{"from": "user", "value": "1 + 1?"}], "final_answer": "2"},
+    ),
+    "open-instruct": ("a.parquet", {"messages": [USER], "ground_truth": "2", "dataset": "sums"}),
+    "slime": ("a.jsonl", {"prompt": [USER], "label": "2", "metadata": {"k": 1}}),
+    "skyrl": (
+        "a.parquet",
+        {"prompt": [USER], "env_class": "sums", "reward_spec": {"ground_truth": "2"}},
+    ),
+    "verifiers": ("a.jsonl", {"question": "1 + 1?", "answer": "2", "info": {"k": 1}}),
+    "deepscaler": ("a.json", {"problem": "1 + 1?", "answer": "2", "solution": "1 + 1 = 2"}),
+    "nemo": ("a.jsonl", {"problem": "1 + 1?", "expected_answer": "2"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_peers_file_is_read_unchanged(peer: str, tmp_path: Path) -> None:
+    name, record = PEERS[peer]
+    (row,) = read_dataset(write(tmp_path / name, [record]))
+    assert row.answer == "2"
+    assert row.prompt in ("1 + 1?", [USER])
+    if isinstance(record, dict):
+        kept = {key: value for key, value in record.items() if key in row.info}
+        assert kept.items() <= row.info.items()
+        assert len(record.keys() - row.info.keys()) == 1
+
+
+def test_lines_in_a_json_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('\n{"prompt": "p", "answer": "1"}\n{"prompt": "q", "answer": "2"}\n')
+    assert [row.prompt for row in read_dataset(str(path))] == ["p", "q"]
+    path.write_text('[{"from": "human", "value": "p"}, {"from": "gpt", "ground_truth": "1"}]\n' * 2)
+    assert [row.answer for row in read_dataset(str(path))] == ["1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"prompt": "p", "answer": "1"}, 3]', r"a\.json, row 2: expected a JSON object"),
+        ('[{"prompt": "p"\n, "answer": }]', r"a\.json, line 2: not JSON"),
+        ("[]", "has no rows"),
+        ('[{"prompt": "p"}]', "row 1: no answer"),
+    ],
+)
+def test_bad_lists_name_file_and_row(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_dataset(str(path))
+
+
+def test_several_accepted_answers_stay_a_list(tmp_path: Path) -> None:
+    (row,) = read_dataset(write(tmp_path / "a.jsonl", [{"prompt": "p", "solutions": ["2", "two"]}]))
+    assert row.answer == '["2", "two"]'
+    assert row.info["solutions"] == ["2", "two"]
+
+
+def of_images(prompt: Any, images: Any, tmp_path: Path) -> Row:
+    record = {"prompt": prompt, "answer": "2", "images": images}
+    (row,) = read_dataset(write(tmp_path / "a.parquet", [record]))
+    return row
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "<image>Which angle?",
+        [{"role": "user", "content": "<image>Which angle?"}],
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "image", "text": None},
+                    {"type": "text", "text": "Which angle?"},
+                ],
+            }
+        ],
+    ],
+    ids=["text", "verl", "trl"],
+)
+def test_images_are_parts_in_their_place(prompt: Any, tmp_path: Path) -> None:
+    row = of_images(prompt, [PNG], tmp_path)
+    parts = [{"type": "image", "image": PNG}, {"type": "text", "text": "Which angle?"}]
+    assert row.prompt == [{"role": "user", "content": parts}]
+    assert other_than_text(row.prompt) == "image"
+    other = of_images(prompt, [{"bytes": b"another", "path": "b.png"}], tmp_path)
+    assert prompt_hash(other.prompt) != prompt_hash(row.prompt)
+
+
+def test_parts_with_their_own_image_and_a_template(tmp_path: Path) -> None:
+    content = [{"type": "text", "text": "See "}, {"type": "image_url", "image_url": {"url": "u"}}]
+    path = write(
+        tmp_path / "a.jsonl",
+        [{"messages": [{"role": "user", "content": content}], "answer": "2"}],
+    )
+    (row,) = read_dataset(path, prompt_template="{prompt}\nBe brief.")
+    assert row.prompt == [
+        {"role": "user", "content": [*content, {"type": "text", "text": "\nBe brief."}]}
+    ]
+
+
+def test_parts_that_are_all_text_are_a_text(tmp_path: Path) -> None:
+    content = [{"type": "text", "text": "1 + "}, "1?"]
+    path = write(
+        tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": content}], "answer": "2"}]
+    )
+    (row,) = read_dataset(path)
+    assert row.prompt == [USER]
+    assert other_than_text(row.prompt) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images", "message"),
+    [
+        ("<image> and <image>", [PNG], "more images than the row"),
+        ("<image>", [PNG, PNG], "the row has more images"),
+        ([{"role": "user", "content": [{"text": "no type"}]}], [], "has no type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], [], "has no text"),
+        ([{"content": "who?"}], [], "has no role"),
+    ],
+)
+def test_bad_prompts_name_file_and_row(
+    prompt: Any, images: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=f"row 1: .*{message}"):
+        of_images(prompt, images, tmp_path)
