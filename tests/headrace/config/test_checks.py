@@ -126,8 +126,8 @@ CARRIED = "learner.context=carried"
         (["reward.kind=function"], "reward.function: goes together"),
         (
             ["reward.kind=function", "reward.function=m:f", "reward.correct_reward=0.9"],
-            "reward.correct_reward: a function says itself what it pays; which scores of a function "
-            "mean a right answer is reward.correct_threshold",
+            "reward.correct_reward: a function says itself what it pays; which scores of a "
+            "function mean a right answer is reward.correct_threshold",
         ),
         (["reward.correct_reward=0"], "reward.wrong_reward: 0 is not less than reward.correct_rew"),
         (["transport.host=0.0.0.0"], "make keys with `headrace keys DIR`"),
