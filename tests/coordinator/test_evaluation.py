@@ -9,8 +9,15 @@ import pytest
 
 from coordinator.evaluation import can_wait
 from headrace.config.reward import RewardConfig
+from headrace.config.run import RunConfig
 from headrace.protocol import messages as m
-from headrace.protocol.records import ChunkArrived, EvaluationDone, GroupIssued, RewardArrived
+from headrace.protocol.records import (
+    AnyRecord,
+    ChunkArrived,
+    EvaluationDone,
+    GroupIssued,
+    RewardArrived,
+)
 from learner.reads import is_right
 from rewards.verifier import build_verifier
 from tests.coordinator.peers import (
@@ -79,8 +86,8 @@ async def test_a_judge_that_scores_a_right_answer_with_nine_tenths(
     assert {is_right(w) for w in ends} == {right}
 
 
-async def test_the_longest_answers_of_the_last_evaluation_begin_the_next(tmp_path: Path) -> None:
-    config = run_config(stop={"updates": 2}, evaluation={"num_prompts": 9})
+async def whole_run(tmp_path: Path, config: RunConfig) -> list[AnyRecord]:
+    """What a run with one peer of each role wrote down, from its start to its end."""
     coordinator = CoordinatorProcess(tmp_path / "run-1", config)
     address = coordinator.start()
     peers = [
@@ -90,7 +97,12 @@ async def test_the_longest_answers_of_the_last_evaluation_begin_the_next(tmp_pat
     ]
     await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
     assert coordinator.wait() == 0
-    records = records_of(coordinator.run_dir)
+    return records_of(coordinator.run_dir)
+
+
+async def test_the_longest_answers_of_the_last_evaluation_begin_the_next(tmp_path: Path) -> None:
+    config = run_config(stop={"updates": 2}, evaluation={"num_prompts": 9})
+    records = await whole_run(tmp_path, config)
     length: Counter[int] = Counter()
     for record in records:
         if isinstance(record, ChunkArrived):
@@ -111,16 +123,8 @@ async def test_a_policy_that_has_not_moved_is_not_evaluated_again(tmp_path: Path
         evaluation={"num_prompts": 2, "every_updates": 1, "before": False},
         stop={"updates": 6},
     )
-    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
-    address = coordinator.start()
-    peers = [
-        ScriptedGenerator(address, "generator-0", capacity=4),
-        ScriptedReward(address, "reward-0"),
-        ScriptedLearner(address, "learner-0"),
-    ]
-    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
-    assert coordinator.wait() == 0
-    done = [r for r in records_of(coordinator.run_dir) if isinstance(r, EvaluationDone)]
+    records = await whole_run(tmp_path, config)
+    done = [r for r in records if isinstance(r, EvaluationDone)]
     assert [(r.update, r.label) for r in done] == [
         (1, "during"), (4, "during"), (5, "during"), (6, "after"),
     ]  # fmt: skip

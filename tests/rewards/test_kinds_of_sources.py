@@ -1,27 +1,14 @@
 """Every kind of verifier can be named by a source of rewards, with its options and its pay."""
 
-import json
 from typing import Any, get_args
 
 import pytest
 
 from headrace.config.reward import Kind, SourceConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import ScoreItem
 from rewards.kinds import KINDS
 from rewards.verifier import build_verifier
-
-
-def item(text: str, answer: str, *, finished: bool = True, **info: Any) -> ScoreItem:
-    return ScoreItem(
-        trajectory_id=0,
-        prompt="?",
-        text=text,
-        answer=answer,
-        finished=finished,
-        num_tokens=1,
-        info=json.dumps(info),
-    )
+from tests.rewards.kinds.rows import judged
 
 
 def source(**keys: Any) -> SourceConfig:
@@ -35,9 +22,9 @@ def test_a_recipe_knows_every_kind() -> None:
 def test_options_reach_the_kind_and_the_source_pays() -> None:
     near = source(kind="number", options={"relative": 0.1}, correct_reward=2.0, wrong_reward=-1.0)
     verifier = build_verifier(near)
-    assert verifier(item("about 10.5", "10")).reward == 2.0
-    assert verifier(item("about 12", "10")).reward == -1.0
-    assert verifier(item("about 10.5", "10", finished=False)).reward == -1.0
+    assert judged(verifier, "about 10.5", "10").reward == 2.0
+    assert judged(verifier, "about 12", "10").reward == -1.0
+    assert judged(verifier, "about 10.5", "10", finished=False).reward == -1.0
 
 
 def test_a_share_of_a_score_is_paid_between_wrong_and_right() -> None:
@@ -46,7 +33,7 @@ def test_a_share_of_a_score_is_paid_between_wrong_and_right() -> None:
         {"type": "length", "unit": "words", "max": 5},
         {"type": "starts_with", "text": "No"},
     ]
-    verdict = verifier(item("yes it is", "", checks=checks))
+    verdict = judged(verifier, "yes it is", "", checks=checks)
     assert (verdict.reward, verdict.correct) == (2.0, False)
 
 

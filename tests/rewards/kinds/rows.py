@@ -16,14 +16,16 @@ def verifier(kind: str, **options: Any) -> Verifier:
     return built
 
 
-def judged(verify: Verifier, text: str, answer: str, **columns: Any) -> Verdict:
-    """The verdict on a response."""
+def judged(
+    verify: Verifier, text: str, answer: str, *, finished: bool = True, **columns: Any
+) -> Verdict:
+    """The verdict on a response; `finished`: it has an end."""
     item = ScoreItem(
         trajectory_id=0,
         prompt="",
         text=text,
         answer=answer,
-        finished=True,
+        finished=finished,
         num_tokens=1,
         info=json.dumps(columns),
     )
