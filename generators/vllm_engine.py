@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 
 from generators.draws import mix
 from generators.engine import (
@@ -144,7 +145,7 @@ class VllmEngine:
             self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args()))
         except ValueError as error:
             raise UserError(
-                f"vLLM does not take these settings of [generator] and [model]: {error}"
+                f"vLLM does not take these settings of [generator] and [model]: {_in_short(error)}"
             ) from error
         # The first request with logprobs compiles a helper: seconds that no trajectory should wait.
         warm_up = GenerationRequest("warm-up", [1, 2, 3], max_tokens=2, seed=1)
@@ -363,6 +364,14 @@ class VllmEngine:
             if not engine.errored:
                 await engine.abort(list(self._live))
             engine.shutdown()
+
+
+def _in_short(error: ValueError) -> str:
+    """The first thing that vLLM has against its settings, on one line."""
+    text = str(error)
+    if isinstance(error, ValidationError):
+        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+    return text.strip().partition("\n")[0]
 
 
 def _deltas(live: _Live, completion: Any) -> list[TokenDelta]:
