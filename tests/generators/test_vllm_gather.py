@@ -125,7 +125,8 @@ def test_a_loop_without_the_methods_is_left_alone() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_every_token_arrives_once_and_in_order(seed: int) -> None:
     draw = random.Random(seed)
-    live, steps, wanted, number = [f"r{n}" for n in range(5)], [], {}, 0
+    live, steps, number = [f"r{n}" for n in range(5)], [], 0
+    wanted: dict[str, list[int]] = {}
     for _ in range(60):
         step = []
         for name in list(live):
