@@ -328,6 +328,11 @@ RULES: tuple[Rule, ...] = (
         "leaves out some of the evaluations of evaluation.every_updates, which is not set",
     ),
     Rule(
+        "evaluation.spacing_from_s",
+        lambda c: c.evaluation.spacing_from_s > 0 and not c.evaluation.spacing,
+        "is the time from which evaluation.spacing counts, which is 0",
+    ),
+    Rule(
         "learner.context",
         lambda c: c.learner.context == "carried" and _prefix_is_fresh(c),
         '"carried" goes with generators that keep keys and values as weights change; here they '
