@@ -35,7 +35,7 @@ def test_what_cannot_be_run_is_one_line(
     file.write_text("print(1)")
     assert main(["sandbox", "run", str(file), "--seconds", "0"]) == 2
 
-    async def none() -> str:
+    async def none(python: object) -> str:
         raise UserError("no sandbox for programs on this machine")
 
     monkeypatch.setattr("sandbox.pool.working_layer", none)
