@@ -161,10 +161,11 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     math_answer.load()
     cases = [case for path in options.files for case in read_cases(path)] or golden_cases()
-    result = compare(cases, others)
+    # Made before the measurement, so that it knows the commit that is measured.
+    rows, at = Rows(options.rows), round(time.time())
     files = [path.name for path in options.files]
-    at = round(time.time())
-    row = Rows(options.rows).add(f"math-verifier/{at}", {**result, "files": files})
+    result = compare(cases, others)
+    row = rows.add(f"math-verifier/{at}", {**result, "files": files})
     if options.json:
         print(json.dumps(row))
         return 0

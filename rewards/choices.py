@@ -26,8 +26,8 @@ _NEGATED = re.compile(
     re.IGNORECASE,
 )
 _REFUSED = re.compile(
-    r"\s*\)?[*_]*\s+(?:(?:is|are|was|must be)\s+(?:not|wrong|incorrect|false|out|eliminated|impossible"
-    r"|ruled out)|isn't|isn\u2019t|cannot|can't|can\u2019t|fails|does not|doesn't)\b",
+    r"\s*\)?[*_]*\s+(?:(?:is|are|was|must be)\s+(?:not|wrong|incorrect|false|out|eliminated"
+    r"|impossible|ruled out)|isn't|isn\u2019t|cannot|can't|can\u2019t|fails|does not|doesn't)\b",
     re.IGNORECASE,
 )
 _GOES_ON = re.compile(r" (?!because|since|as |is |and |which|with |so |or )[a-z]")
