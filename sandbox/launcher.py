@@ -22,10 +22,10 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sandbox import candidate, examiner, keeper, kernel, landlock, privileges, walls
+from sandbox.importer import Importer
 from sandbox.limits import ONE_THREAD, Limits
 from sandbox.peer import read_frame
 from sandbox.syscall_filter import instructions
-from sandbox.visible import Visible
 
 if __name__ == "__main__":
     del sys.path[0]
@@ -175,7 +175,7 @@ def _begin(cell: Cell, lock: Lock) -> None:
     os.close(cell.processes)
     if cell.paths or cell.modules:
         sys.path.extend(cell.paths)
-        sys.meta_path.append(Visible(cell.modules))
+        sys.meta_path.append(Importer(cell.modules))
         os.environ.update(ONE_THREAD)
     privileges.limit_processor(cell.limits)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

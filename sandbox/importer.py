@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 
 
-class Visible:
+class Importer:
     """Finds these modules for `import`, after everything else has not; put it into
     `sys.meta_path`."""
 
