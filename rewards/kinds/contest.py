@@ -31,7 +31,7 @@ def _same(given, wanted):
 """
 
 
-class Test(NamedTuple):
+class Exchange(NamedTuple):
     """What goes in and what has to come out."""
 
     given: Any
@@ -42,7 +42,7 @@ class Test(NamedTuple):
 class Contest:
     """The tests of a row."""
 
-    tests: tuple[Test, ...]
+    tests: tuple[Exchange, ...]
     function: str | None = None
     """What is called; None: the program reads and writes."""
 
@@ -70,11 +70,11 @@ def read_contest(columns: Mapping[str, Any], *, most: int) -> Contest | None:
     return _contest(tests, None, most) if groups else None
 
 
-def _contest(tests: Sequence[Test], function: str | None, most: int) -> Contest:
+def _contest(tests: Sequence[Exchange], function: str | None, most: int) -> Contest:
     if not tests:
         raise ValueError("the row has no tests: its lists of inputs and outputs are empty")
     if function is None:
-        tests = [Test(_text(test.given), _text(test.wanted)) for test in tests]
+        tests = [Exchange(_text(test.given), _text(test.wanted)) for test in tests]
     return Contest(tuple(tests[:most]), function)
 
 
@@ -88,7 +88,7 @@ def _parsed(value: Any) -> Any:
         return None
 
 
-def _grouped(group: Any) -> Iterator[Test]:
+def _grouped(group: Any) -> Iterator[Exchange]:
     """Tests of one column: two lists side by side, or a list of tests."""
     if isinstance(group, dict):
         yield from _paired(group.get("input", []), group.get("output", []))
@@ -99,12 +99,12 @@ def _grouped(group: Any) -> Iterator[Test]:
         raise ValueError("tests are an object with `input` and `output`, or a list of such objects")
 
 
-def _paired(inputs: Any, outputs: Any) -> list[Test]:
+def _paired(inputs: Any, outputs: Any) -> list[Exchange]:
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise ValueError("inputs and outputs of tests are lists")
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs of tests")
-    return [Test(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
+    return [Exchange(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
 
 
 def _text(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import UserError
-from rewards.kinds.contest import Contest, read_contest, same_output
+from rewards.kinds.contest import Contest, Exchange, read_contest, same_output
 from rewards.kinds.program import Options, build
 from rewards.verifier import Verifier
 from tests.rewards.items import item
@@ -39,12 +39,14 @@ def read(columns: dict[str, Any], most: int = 9) -> Contest:
     ],
 )  # fmt: skip
 def test_every_shape_is_the_same_tests(columns: dict[str, Any]) -> None:
-    assert read(columns) == Contest((("1 2\n", "3\n"), ("3 4", "7")))
-    assert read(columns, most=1) == Contest((("1 2\n", "3\n"),))
+    first, second = Exchange("1 2\n", "3\n"), Exchange("3 4", "7")
+    assert read(columns) == Contest((first, second))
+    assert read(columns, most=1) == Contest((first,))
 
 
 def test_a_row_of_another_shape_is_none() -> None:
-    for columns in ({}, {"answer": "7"}, {"answer": "[1]"}, {"test_list": ["assert f()"]}):
+    others: list[dict[str, Any]] = [{}, {"answer": "7"}, {"answer": "[1]"}, {"test_list": ["x"]}]
+    for columns in others:
         assert read_contest(columns, most=9) is None
 
 
