@@ -198,6 +198,13 @@ def _checking(command: Maker) -> None:
     )  # fmt: skip
     made.add_argument("file", type=Path, metavar="FILE.py")
     made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="deadline (10)")
+    made.add_argument(
+        "--python", metavar="PROGRAM", help="another environment's Python, with its packages"
+    )
+    made.add_argument(
+        "--package", action="append", default=[], metavar="NAME",
+        help="an installed package that the program may import; repeat for more",
+    )  # fmt: skip
     _json(made)
 
     keys = command("keys", "make key files for connections off this machine", "headrace keys k/")

@@ -2,26 +2,24 @@
 
 In: names such as `package.module:name` or `path/to/file.py:name` with weights. Out: verdicts. A
 name may be a function of any convention (`conventions.py`), plain or `async`, or a rubric of
-verifiers with functions of its own. What cannot be called is a UserError when it is loaded.
+verifiers with functions of its own, also that of an environment which its `load_environment` makes.
+What cannot be called is a UserError when it is loaded.
 """
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from headrace.config.reward import Adapter, SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards.conventions import Binding, bind
+from rewards.known import Chat, Known
+from rewards.modules import load_named
 from rewards.results import Result, read_result, weigh
 from rewards.signatures import read_signature
 from rewards.verdict import Verdict
@@ -36,13 +34,14 @@ class RewardFunction:
     binding: Binding
     weight: float = 1.0
 
-    def __call__(self, item: ScoreItem) -> Result | None:
-        """What the function says of one response; None: it does not apply."""
-        positional, named = self.binding.arguments(item)
+    def __call__(self, item: ScoreItem, known: Known | None = None) -> Result | None:
+        """What the function says of one response; None: it does not apply. `known`: what other
+        functions were told of it."""
+        positional, named = self.binding.arguments(item, known)
         result = self.function(*positional, **named)
         if inspect.isawaitable(result):
             result = _loop().run_until_complete(_awaited(result))
-        return read_result(result)
+        return read_result(result, self.binding.convention.returns)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,10 @@ class RewardFunctions:
 
     def __call__(self, item: ScoreItem, *, threshold: float) -> Verdict:
         """The verdict on one response."""
-        results = [(f.label, f.weight, f(item)) for f in self.functions]
+        known = {chat: Known(item, chat) for chat in get_args(Chat)}
+        results = [
+            (f.label, f.weight, f(item, known[f.binding.convention.chat])) for f in self.functions
+        ]
         return weigh(results, threshold=threshold)
 
     @property
@@ -83,11 +85,10 @@ def load_functions(config: SourceConfig) -> RewardFunctions:
 
 def _load(name: str, adapter: Adapter | None) -> Iterator[RewardFunction]:
     where = f"reward.function={name!r}"
-    place, colon, attribute = name.rpartition(":")
-    if not colon or not place or not attribute:
-        raise UserError(f"{where}: write package.module:name or path/to/file.py:name")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-    found = getattr(module, attribute, None)
+    place, _, attribute = name.rpartition(":")
+    found: Any = load_named(name)
+    if attribute == "load_environment" and inspect.isfunction(found):
+        found = found()
     rubrics = list(_rubrics(found))
     if not rubrics:
         if not callable(found):
@@ -147,29 +148,3 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 async def _awaited(result: Any) -> Any:
     return await result
-
-
-def _load_module(name: str) -> ModuleType:
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"reward.function: cannot import {name!r} ({error})") from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UserError(f"reward.function: no file {path}")
-    name = f"reward_function_{path.stem}"
-    known = sys.modules.get(name)
-    if known is not None and known.__file__ == str(path):
-        return known
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from headrace.config.base import StrictModel
 
-Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "plain"]
+Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "slime", "rllm", "plain"]
 Kind = Literal[
     "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code"
 ]
@@ -46,8 +46,8 @@ class SourceConfig(StrictModel):
     function: str | None = None
     """`package.module:name` or `path/to/file.py:name` of
     `(prompt, completion, answer, **info) -> float | dict` (a dict has `score` and perhaps
-    `correct`; the rest are parts), or of a function or rubric of TRL, verl, OpenRLHF, AReaL or
-    verifiers."""
+    `correct`; the rest are parts), or of a function or rubric of TRL, verl, OpenRLHF, AReaL,
+    verifiers, slime or rLLM."""
 
     functions: tuple[WeightedFunction, ...] = ()
     """Several functions, in the place of `function`. The first that applies to a response says

@@ -56,6 +56,7 @@ def test_a_signature_is_shown_without_what_may_be_long() -> None:
 
 def test_a_needed_column_that_the_task_lacks_is_told() -> None:
     check_columns("f", ["weight"], ["source", "weight"])
+    check_columns("f", ["data_sources"], ["data_source"])
     with pytest.raises(UserError, match=r"needs `weight`, which no column .* \(it has source\)"):
         check_columns("f", ["weight"], ["source"])
 
