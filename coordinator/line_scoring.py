@@ -69,7 +69,8 @@ class LineScoring:
         if first == last:
             return None
         if ends[last - 1] >= trajectory.lines_through:
-            return "waiting" if self._waits(window.window_id, trajectory) else "late"
+            is_open = trajectory.reward_status != "ok"
+            return "waiting" if is_open and self._waits(window.window_id, trajectory) else "late"
         known, at = trajectory.lines, _position
         scored = bisect_left(known, window.end, key=at) - bisect_left(known, window.start, key=at)
         return "scored" if scored == last - first else "failed"
@@ -146,7 +147,7 @@ class LineScoring:
     def _on_account(self, trajectory: Trajectory, lines: list[LineScore]) -> list[Reward]:
         """What lines earn at once: those in windows that may be trained before the outcome is
         known."""
-        if not self._by_window or trajectory.reward_status is not None:
+        if not self._by_window or trajectory.reward_status == "ok":
             return []
         early = set(_untrained(trajectory, lines, final=False))
         so_far = num_scored(trajectory.lines) + num_scored(lines)

@@ -39,6 +39,7 @@ class Scoring:
         self._asked_groups: set[Ask] = set()
         self._outcomes: dict[int, Score] = {}
         """Of answers whose lines are still being scored, by trajectory."""
+        self._rewarded: list[Trajectory] = []
         self._failures_in_a_row: Counter[str] = Counter()
         self.seconds = 0.0
 
@@ -139,7 +140,6 @@ class Scoring:
         for are ignored."""
         worker = self._hub.peers.rewards.get(name)
         touched: list[Trajectory] = []
-        rewarded: list[Trajectory] = []
         for score in map(sound_score, message.scores):
             ask = Ask(score.trajectory_id, score.source)
             if worker is None or ask not in worker.scoring:
@@ -148,29 +148,31 @@ class Scoring:
                 continue
             worker.scoring.remove(ask)
             self.seconds += score.seconds
-            for trajectory in self._take(ask, score):
-                touched.append(trajectory)
-                if trajectory.reward_status is not None:
-                    rewarded.append(trajectory)
+            touched += self._take(ask, score)
         self._hub.settle(touched)
         if touched:
             self._hub.progress()
-        return rewarded
+        return self._told()
 
     def expire(self) -> list[Trajectory]:
         """Wait no longer for lines whose deadline has passed; trajectories whose reward has come
         with that."""
         lines = self._hub.lines
         late = [] if lines is None else lines.expired()
-        rewarded = [t for t in late if self._note_held(t)]
+        for trajectory in late:
+            self._note_held(trajectory)
         self._hub.settle(late)
         if late:
             self._hub.progress()
+        return self._told()
+
+    def _told(self) -> list[Trajectory]:
+        """The trajectories whose reward has come since this was last asked."""
+        rewarded, self._rewarded = self._rewarded, []
         return rewarded
 
     def _take(self, ask: Ask, score: Score) -> list[Trajectory]:
-        """Note what a score says; the trajectories that it is about, of which those that were
-        rewarded before are left out."""
+        """Note what a score says; the trajectories that it says something new about."""
         lines, account = self._hub.lines, self._hub.account
         if lines is not None and ask.source == lines.source:
             score = lines.checked(score)
@@ -179,11 +181,10 @@ class Scoring:
             if trajectory is None:
                 lines.drop(ask.trajectory_id)
                 return []
-            before = trajectory.reward_status
             settles = ask.trajectory_id in self._outcomes
             self._hub.note(lines.answered(trajectory, score, settles=settles))
             self._note_held(trajectory)
-            return [trajectory] if before is None else []
+            return [trajectory]
         if self._sources[ask.source].unit == "group":
             self._asked_groups.discard(ask)
             siblings = self._siblings(ask)
@@ -205,15 +206,15 @@ class Scoring:
         self._outcomes[trajectory.trajectory_id] = msgspec.structs.replace(score, source=source)
         self._note_held(trajectory)
 
-    def _note_held(self, trajectory: Trajectory) -> bool:
+    def _note_held(self, trajectory: Trajectory) -> None:
         """Note an outcome that was kept, if there is one and nothing is missing any more."""
         lines, score = self._hub.lines, self._outcomes.get(trajectory.trajectory_id)
         if score is None:
-            return False
+            return
         ok, rewards = score.status == "ok", score.rewards
         if ok and lines is not None and trajectory.purpose == "train":
             if lines.awaits(trajectory):
-                return False
+                return
             at_end = [Reward(score.reward, trajectory.spans[-1].end - 1)]
             rewards = lines.settle(trajectory, passed=score.correct) + (rewards or at_end)
         del self._outcomes[trajectory.trajectory_id]
@@ -231,7 +232,7 @@ class Scoring:
                 source=score.source,
             )
         )
-        return True
+        self._rewarded.append(trajectory)
 
     def _count(self, ask: Ask, score: Score) -> None:
         """Count failures in a row and tell of one; the run ends where too many of its source

@@ -7,7 +7,8 @@ and nowhere else, and readers of the records need none of them; asking twice giv
 A window closes after `window` sampled tokens, or where its trajectory ends. It is ready as soon as
 what its training unit needs is there: `window` only the reward of the answer's last one,
 `trajectory` the reward, `group` the rewards of the whole group. Where a source scores lines, a
-window that goes on waits for those that end in it, until their deadline.
+window that goes on waits for those that end in it, until their deadline. Windows of a trajectory
+get ready in order.
 """
 
 import time
@@ -59,12 +60,16 @@ class Settlement:
         if lost:
             yield WindowsDropped(at=time.time(), window_ids=sorted(lost), reason="reward_failed")
         ready: dict[int, LinesState | None] = {}
+        held: set[int] = set()
         for trajectory, window in waiting:
             if window.state == "closed":
                 state = self._lines.state_of(window) if self._lines else None
-                if self._is_ready(trajectory, window, waits=state == "waiting"):
+                waits = state == "waiting" or trajectory.trajectory_id in held
+                if self._is_ready(trajectory, window, waits=waits):
                     # An outcome waits for lines itself: what it has not waited for came too late.
                     ready[window.window_id] = "late" if state == "waiting" else state
+                else:
+                    held.add(trajectory.trajectory_id)
         if ready:
             lines = {key: state for key, state in sorted(ready.items()) if state is not None}
             yield WindowsReady(at=time.time(), window_ids=sorted(ready), lines=lines)
@@ -139,7 +144,8 @@ class Settlement:
         return failed and (window.final or self._unit != "window")
 
     def _is_ready(self, trajectory: Trajectory, window: Window, *, waits: bool) -> bool:
-        """Whether the window has all it needs; `waits`: scores of its lines may still come."""
+        """Whether the window has all it needs; `waits`: scores of its lines, or of lines before it,
+        may still come."""
         if self._unit == "window" and not window.final:
             return not waits
         if trajectory.reward_status != "ok":
@@ -150,16 +156,15 @@ class Settlement:
         )
 
 
-def _closed(trajectory: Trajectory) -> Iterator[Window]:
-    """Its windows that are closed and not ready, the last ones first. One whose lines are scored
-    later may stand before others that wait for nothing."""
-    left = trajectory.closed
+def _closed(trajectory: Trajectory) -> list[Window]:
+    """Its windows that are closed and not ready, in order; they are among the last ones."""
+    found: list[Window] = []
     for window in reversed(trajectory.windows):
-        if not left:
-            return
+        if len(found) == trajectory.closed:
+            break
         if window.state == "closed":
-            left -= 1
-            yield window
+            found.append(window)
+    return found[::-1]
 
 
 def _recalls(trajectory: Trajectory) -> Iterator[Window]:

@@ -77,7 +77,7 @@ def _problem(trajectory: TrajectoryFacts, position: int, ends: list[int]) -> str
     """Why lines cannot earn something at a position; None where they can."""
     if position not in ends:
         return "where none of them ends"
-    if trajectory.reward_status is not None:
+    if trajectory.reward_status == "ok":
         return "after the outcome"
     states = (w.state for w in trajectory.windows if w.start <= position < w.end)
     return "which an update has had" if {"taken", "trained"} & set(states) else None

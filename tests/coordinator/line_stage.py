@@ -46,7 +46,8 @@ class LineStage:
         task = {"max_response_length": LENGTH}
         config = make_config(reward=reward, schedule=schedule, task=task, **changes)
         self.now = 0.0
-        self.world = World(config, letters(ends), clock=lambda: self.now)
+        tokens = None if process["source"] is None else letters(ends)
+        self.world = World(config, tokens, clock=lambda: self.now)
         self.config, self.lines = config, self.world.lines
         self.failed: str | None = None
         self.incidents: list[str] = []

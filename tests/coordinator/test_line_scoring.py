@@ -211,15 +211,33 @@ def test_an_outcome_that_failed_waits_for_nothing() -> None:
     assert stage.scored()[-1].rewards == []
 
 
-def test_windows_without_lines_wait_for_nothing_and_may_overtake() -> None:
-    stage = LineStage((1,))
+def test_windows_before_a_failed_outcome_still_get_what_their_lines_earn() -> None:
+    stage = LineStage(ENDS)
     trajectory = stage.begin()
     stage.grow(trajectory, 4)
+    stage.grow(trajectory, 2, "stop")
+    outcome, lines = stage.ask()
+    stage.answer(outcome, status="crashed")
+    assert [w.state for w in trajectory.windows] == ["closed", "dropped"]
+    stage.answer(lines, 1.0, 1.0, 1.0)
+    assert [w.state for w in trajectory.windows] == ["ready", "dropped"]
+    (window,) = taken(stage)
+    assert [r.position for r in window.rewards] == [1, 3]
+
+
+def test_windows_get_ready_in_order() -> None:
+    """One without lines waits for those before it, and for nothing else."""
+    stage = LineStage((5,))
+    trajectory = stage.begin()
     stage.grow(trajectory, 4)
-    assert [w.state for w in trajectory.windows] == ["closed", "ready"]
-    stage.wait(DEADLINE_S)
-    assert [w.state for w in trajectory.windows] == ["ready", "ready"]
-    assert states(stage) == {0: "late"}
+    assert [w.state for w in trajectory.windows] == ["ready"]
+    stage.grow(trajectory, 4)
+    stage.now += 1.0
+    stage.grow(trajectory, 4)
+    assert [w.state for w in trajectory.windows] == ["ready", "closed", "closed"]
+    stage.wait(DEADLINE_S - 1.0)
+    assert [w.state for w in trajectory.windows] == ["ready", "ready", "ready"]
+    assert states(stage) == {1: "late"}
 
 
 def test_one_question_about_a_trajectory_is_out_at_a_time() -> None:

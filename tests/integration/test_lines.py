@@ -3,7 +3,6 @@ sources of lines and of some outcomes hang now and then."""
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,7 +89,8 @@ def test_windows_of_unfinished_answers_are_trained_with_process_rewards(finished
     # Seen from the other side: a reward of lines at a position in a trained window that goes on.
     query = (
         "select l.trajectory_id, l.rewards, w.start, w.end from line_scores l join windows w "
-        "using (run, trajectory_id) where w.state = 'trained' and w.final = 0 and w.lines = 'scored'"
+        "using (run, trajectory_id) "
+        "where w.state = 'trained' and w.final = 0 and w.lines = 'scored'"
     )
     inside = [
         value
@@ -107,9 +107,7 @@ def test_what_hangs_is_late_or_failed_and_all_else_goes_on(finished: Run) -> Non
     assert statuses["ok"] > statuses.get("timeout", 0)
     fates = dict(rows(finished, "select lines, count(*) from windows group by 1"))
     assert fates["scored"] > 0
-    sources = rows(
-        finished, "select distinct reward_source, reward_status from trajectories"
-    )
+    sources = rows(finished, "select distinct reward_source, reward_status from trajectories")
     assert {("exact", "ok")} <= set(sources)
     assert not any(source == "lines" for source, _ in sources)
     audited = headrace("audit", "latest", "--json", "--root", str(finished.root))
