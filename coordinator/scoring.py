@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from coordinator.hub import Hub
+from coordinator.line_scoring import LineScoring
 from coordinator.peers import Ask, RewardPeer
 from coordinator.prompts import Prompts
 from coordinator.score_items import ScoreItems
@@ -173,33 +174,38 @@ class Scoring:
 
     def _take(self, ask: Ask, score: Score) -> list[Trajectory]:
         """Note what a score says; the trajectories that it says something new about."""
-        lines, account = self._hub.lines, self._hub.account
-        if lines is not None and ask.source == lines.source:
-            score = lines.checked(score)
-            self._count(ask, score)
-            trajectory = account.trajectories.get(ask.trajectory_id)
-            if trajectory is None:
-                lines.drop(ask.trajectory_id)
-                return []
-            settles = ask.trajectory_id in self._outcomes
-            self._hub.note(lines.answered(trajectory, score, settles=settles))
-            self._note_held(trajectory)
-            return [trajectory]
+        if (lines := self._hub.lines) is not None and ask.source == lines.source:
+            return self._take_lines(lines, ask, score)
         if self._sources[ask.source].unit == "group":
-            self._asked_groups.discard(ask)
-            siblings = self._siblings(ask)
-            score = _of_siblings(score, siblings)
-            self._count(ask, score)
-            each = score.siblings or [score] * len(siblings)
-            open_ones = [t for t in siblings if t.reward_status is None]
-            of = dict(zip((t.trajectory_id for t in siblings), each, strict=True))
-            for trajectory in open_ones:
-                self._outcome(trajectory, ask.source, of[trajectory.trajectory_id])
-            return open_ones
+            return self._take_group(ask, score)
         self._count(ask, score)
-        trajectory = account.trajectories[ask.trajectory_id]
+        trajectory = self._hub.account.trajectories[ask.trajectory_id]
         self._outcome(trajectory, ask.source, score)
         return [trajectory]
+
+    def _take_lines(self, lines: LineScoring, ask: Ask, score: Score) -> list[Trajectory]:
+        score = lines.checked(score)
+        self._count(ask, score)
+        trajectory = self._hub.account.trajectories.get(ask.trajectory_id)
+        if trajectory is None:
+            lines.drop(ask.trajectory_id)
+            return []
+        settles = ask.trajectory_id in self._outcomes
+        self._hub.note(lines.answered(trajectory, score, settles=settles))
+        self._note_held(trajectory)
+        return [trajectory]
+
+    def _take_group(self, ask: Ask, score: Score) -> list[Trajectory]:
+        self._asked_groups.discard(ask)
+        siblings = self._siblings(ask)
+        score = _of_siblings(score, siblings)
+        self._count(ask, score)
+        each = score.siblings if score.status == "ok" else [score] * len(siblings)
+        pairs = zip(siblings, each, strict=True)
+        new = [(t, own) for t, own in pairs if t.reward_status is None]
+        for trajectory, own in new:
+            self._outcome(trajectory, ask.source, own)
+        return [trajectory for trajectory, _ in new]
 
     def _outcome(self, trajectory: Trajectory, source: str, score: Score) -> None:
         """Note the score of a whole answer, or keep it until its lines are scored."""
