@@ -37,11 +37,18 @@ class RewardFunction:
     def __call__(self, item: ScoreItem, known: Known | None = None) -> Result | None:
         """What the function says of one response; None: it does not apply. `known`: what other
         functions were told of it."""
-        positional, named = self.binding.arguments(item, known)
+        return self.read(self.call(*self.binding.arguments(item, known)))
+
+    def call(self, positional: list[Any], named: dict[str, Any]) -> Any:
+        """What it returns, waited for where it is a coroutine."""
         result = self.function(*positional, **named)
         if inspect.isawaitable(result):
             result = _loop().run_until_complete(_awaited(result))
-        return read_result(result, self.binding.convention.returns)
+        return result
+
+    def read(self, returned: Any) -> Result | None:
+        """What it says of one response, by its convention."""
+        return read_result(returned, self.binding.convention.returns)
 
 
 @dataclass(frozen=True)
