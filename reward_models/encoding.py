@@ -26,16 +26,42 @@ class Encoded(NamedTuple):
         return [*self.prompt, *self.response]
 
 
+def plain_text(prompt: Prompt) -> str:
+    """A prompt as a text to read: the only message of a chat, or each with its role before it."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1:
+        return str(prompt[0]["content"])
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text that opens a sequence. What a chat template has rendered begins with the
+    opening token already, and gets no second one."""
+    opening = tokenizer.bos_token
+    special = not (opening and text.startswith(opening))
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
+    """Messages through the chat template, up to where the answer begins; UserError without one."""
+    if not tokenizer.chat_template:
+        raise UserError("the tokenizer has no chat template, which chat messages need")
+    return str(
+        tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True
+        )
+    )
+
+
 def prompt_ids(tokenizer: Any, prompt: Prompt, mode: ChatMode) -> list[int]:
     """Ids of a prompt; UserError for chat messages where the chat template is switched off."""
     if isinstance(prompt, str) and mode != "always":
-        return list(tokenizer(prompt)["input_ids"])
+        return text_ids(tokenizer, prompt)
     if mode == "never":
         raise UserError("a prompt has chat messages, but model.chat_template is 'never'")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if not tokenizer.chat_template:
-        raise UserError("a prompt has chat messages, and the tokenizer has no chat template")
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = chat_text(tokenizer, messages)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

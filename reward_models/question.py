@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from headrace.config.reward_model import SLOTS, PairwiseConfig
 from headrace.errors import UserError
+from reward_models.encoding import chat_text, text_ids
 
 _SLOT = re.compile("{(" + "|".join(SLOTS) + ")}")
 
@@ -27,42 +28,38 @@ def ask(template: str, *, question: str, rule: str, first: str, second: str) -> 
     return _SLOT.sub(lambda slot: values[slot[1]], template)
 
 
+def question_ids(tokenizer: Any, text: str, *, chat: bool) -> list[int]:
+    """Token ids of what is asked, as a user's message where `chat`."""
+    if not chat:
+        return text_ids(tokenizer, text)
+    return list(tokenizer(_shown(tokenizer, text), add_special_tokens=False)["input_ids"])
+
+
 def words_in_context(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> Words:
     """Ids of yes and no behind the template; UserError where one of them is not a single token
     there, or where both are the same one."""
     text = ask(config.template, question="q", rule=config.rule, first="a", second="b")
-    found = [_word(tokenizer, text, name, word, chat=chat) for name, word in _words(config)]
-    if found[0] == found[1]:
+    shown = _shown(tokenizer, text) if chat else text
+    words = Words(
+        _id_of(tokenizer, shown, "yes", config.yes), _id_of(tokenizer, shown, "no", config.no)
+    )
+    if words.yes == words.no:
         raise UserError(
             f"objective.yes = {config.yes!r} and objective.no = {config.no!r} are the same token "
             "for this tokenizer; choose words that it can tell apart"
         )
-    return Words(*found)
+    return words
 
 
-def question_ids(tokenizer: Any, text: str, *, chat: bool) -> list[int]:
-    """Token ids of what is asked, as a user's message where `chat`."""
-    if not chat:
-        return list(tokenizer(text)["input_ids"])
-    shown = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-    )
-    return list(tokenizer(shown, add_special_tokens=False)["input_ids"])
+def _shown(tokenizer: Any, text: str) -> str:
+    return chat_text(tokenizer, [{"role": "user", "content": text}])
 
 
-def _words(config: PairwiseConfig) -> tuple[tuple[str, str], tuple[str, str]]:
-    return ("yes", config.yes), ("no", config.no)
-
-
-def _word(tokenizer: Any, text: str, name: str, word: str, *, chat: bool) -> int:
+def _id_of(tokenizer: Any, shown: str, name: str, word: str) -> int:
     """The one token by which the text goes on with a word."""
-    shown = text
-    if chat:
-        shown = tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-        )
     before, after = (
-        list(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in (shown, shown + word)
+        list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        for text in (shown, shown + word)
     )
     added = after[len(before) :]
     if after[: len(before)] != before:
@@ -71,12 +68,11 @@ def _word(tokenizer: Any, text: str, name: str, word: str, *, chat: bool) -> int
             "with a line break, or write the word with the space before it"
         )
     if len(added) != 1:
-        pieces = tokenizer.convert_ids_to_tokens(added)
+        pieces = " ".join(map(repr, tokenizer.convert_ids_to_tokens(added)[:6]))
         raise UserError(
-            f"objective.{name} = {word!r} is {len(added)} tokens behind the template "
-            f"({' '.join(map(repr, pieces[:6]))}); choose a word that is one token there"
+            f"objective.{name} = {word!r} is {len(added)} tokens behind the template ({pieces}); "
+            "choose a word that is one token there"
         )
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if added[0] == unknown:
+    if added[0] == tokenizer.unk_token_id:
         raise UserError(f"objective.{name} = {word!r} is not in the tokenizer's vocabulary")
     return int(added[0])

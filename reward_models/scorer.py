@@ -2,8 +2,8 @@
 
 In: a folder that `headrace reward train` wrote. Out: `ScoreScorer` (one number for an answer),
 `PairScorer` (how likely one answer beats another) and `LineScorer` (one number for each line end).
-Promises: a model is asked in the form it was trained in; one forward pass a call, for a pair one of
-two rows; the same scores as transformers gives for the same folder. Imports nothing of ours but the
+Promises: a model is asked in the form it was trained in; one forward pass a call, two for a pair;
+the same scores as transformers gives for the same folder. Imports nothing of ours but the
 contract, so that reward workers and judges may load it.
 """
 
@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from headrace.config.reward_model import PairwiseConfig
 from headrace.errors import UserError
 from reward_models.card import Card, check_kind, check_tokenizer, read_card
-from reward_models.encoding import Prompt, encode
+from reward_models.encoding import Prompt, encode, plain_text
 from reward_models.question import ask, question_ids, words_in_context
 
 
@@ -180,18 +180,18 @@ class PairScorer(_Scorer):
         self._chat = self.card.chat_template == "always"
         self._words = words_in_context(self.tokenizer, self._config, chat=self._chat)
 
-    def pair(self, question: str, a: str, b: str, *, rule: str | None = None) -> PairScore:
+    def pair(self, prompt: Prompt, a: str, b: str, *, rule: str | None = None) -> PairScore:
         """How likely `a` beats `b`, both orders averaged. `rule`: what makes an answer better
         (None: the rule of the recipe)."""
-        front, back = self.yes(question, a, b, rule=rule), self.yes(question, b, a, rule=rule)
+        front, back = self.yes(prompt, a, b, rule=rule), self.yes(prompt, b, a, rule=rule)
         return pair_score(front, back)
 
     @torch.inference_mode()
-    def yes(self, question: str, first: str, second: str, *, rule: str | None = None) -> float:
+    def yes(self, prompt: Prompt, first: str, second: str, *, rule: str | None = None) -> float:
         """p(yes) in one order: the softmax over the two words, sigma(l_yes - l_no)."""
         text = ask(
             self._config.template,
-            question=question,
+            question=plain_text(prompt),
             rule=self._config.rule if rule is None else rule,
             first=first,
             second=second,
