@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from headrace.config.base import StrictModel
 from headrace.config.model import ModelConfig
@@ -62,15 +62,14 @@ class PairwiseConfig(StrictModel):
     consistency: float = Field(default=0.1, ge=0)
     """Weight of (p(a, b) + p(b, a) - 1)^2, zeta in the paper; with `swap` alone."""
 
-    @model_validator(mode="after")
-    def _slots(self) -> "PairwiseConfig":
-        wrong = [slot for slot in SLOTS if self.template.count(f"{{{slot}}}") > 1]
-        lacks = [slot for slot in SLOTS if slot != "rule" and f"{{{slot}}}" not in self.template]
-        if wrong or lacks:
-            raise ValueError(f"a template with {{{(wrong or lacks)[0]}}} exactly once")
-        if self.yes == self.no:
-            raise ValueError("two different words for yes and no")
-        return self
+    @field_validator("template")
+    @classmethod
+    def _slots(cls, text: str) -> str:
+        for slot in SLOTS:
+            count = text.count(f"{{{slot}}}")
+            if count > 1 or (count == 0 and slot != "rule"):
+                raise ValueError(f"a text with {{{slot}}} exactly once, not {count} times")
+        return text
 
 
 class LinesConfig(StrictModel):
