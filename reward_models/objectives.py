@@ -116,9 +116,7 @@ class Pairwise:
     def _row(self, example: Pair, first: str, second: str) -> Row:
         rule = self._config.rule if example.rule is None else example.rule
         question = plain_text(example.prompt)
-        text = ask(
-            self._config.template, question=question, rule=rule, first=first, second=second
-        )
+        text = ask(self._config.template, question=question, rule=rule, first=first, second=second)
         ids = question_ids(self._tokenizer, text, chat=self._chat)
         # One place, read for both words: the network scores given tokens.
         return Row(ids, [len(ids) - 1] * 2, list(self._words))

@@ -60,8 +60,8 @@ def _labelled(config: RewardModelConfig, separator: str) -> Examples[Labelled]:
                 return _apart(found, _labelled_in(data.eval_path, None, separator), 0)
         case RunDataConfig():
             raise UserError(
-                "objective.kind = 'lines' needs labelled lines, which a run has not: use data.kind = "
-                "'file' or 'task'"
+                "objective.kind = 'lines' needs labelled lines, which a run has not: use "
+                "data.kind = 'file' or 'task'"
             )
         case TaskDataConfig():
             if separator != slips.SEPARATOR:
@@ -102,9 +102,7 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[Pair]:
     from storage.queries import group_answers
 
     run_dir = find_run(root, data.run)
-    answers = (
-        Answer(str(a.group_id), a.prompt, a.text, a.correct) for a in group_answers(run_dir)
-    )
+    answers = (Answer(str(a.group_id), a.prompt, a.text, a.correct) for a in group_answers(run_dir))
     pairs = pairs_of(answers, per_group=data.pairs_per_group)
     if not pairs:
         raise UserError(

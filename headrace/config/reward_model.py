@@ -136,8 +136,9 @@ class TaskDataConfig(_DataConfig):
     kind: Literal["task"]
     """Nothing is read."""
 
-    task: Literal["chain_sums"] = "chain_sums"
-    """The task."""
+    task: Literal["chain_sums", "tracking"] = "tracking"
+    """The task. tracking: a slip is mostly seen by looking. chain_sums: it has to be computed, which
+    takes a tiny model many more steps."""
 
     examples: int = Field(default=4000, ge=16)
     """How many, those held out included."""
@@ -149,9 +150,7 @@ class TaskDataConfig(_DataConfig):
     """Most terms of a prompt."""
 
 
-DataConfig = Annotated[
-    FileDataConfig | RunDataConfig | TaskDataConfig, Field(discriminator="kind")
-]
+DataConfig = Annotated[FileDataConfig | RunDataConfig | TaskDataConfig, Field(discriminator="kind")]
 
 
 class TrainingConfig(StrictModel):

@@ -1,5 +1,6 @@
-"""Real trainings: fifty steps teach something, what is kept opens elsewhere, an interrupted one goes
-on as if it had not been."""
+"""Real trainings: fifty steps teach something, what is kept opens elsewhere, and an interrupted one
+goes on as if it had not been.
+"""
 
 import json
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_probabilities_are_those_of_transformers(pairwise: Trained) -> None:
 
 
 def test_a_scorer_refuses_what_it_was_not_trained_for(lines: Trained, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="was trained with objective.kind = 'lines'"):
+    with pytest.raises(UserError, match=r"was trained with objective\.kind = 'lines'"):
         ScoreScorer(lines.model)
     with pytest.raises(UserError, match="it is not a reward model"):
         LineScorer(lines.config.model.path)
@@ -205,5 +206,3 @@ def test_every_epoch_has_every_unit_once() -> None:
         assert sorted(lengths) == list(range(2, 12))
     assert seen[0] == batch_of(units, 0, 5, seed=3)
     assert [u.longest for u in seen[0]] != [u.longest for u in seen[2]]
-
-
