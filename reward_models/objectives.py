@@ -107,7 +107,7 @@ class Pairwise:
         """Both orders, the better answer first and then second; or one of them, drawn anew for
         each example, while training without `swap`."""
         texts = [(example.chosen, example.rejected), (example.rejected, example.chosen)]
-        answers = (1.0, 0.0)
+        answers: tuple[float, ...] = (1.0, 0.0)
         if training and not self._config.swap:
             place = 0 if self._rng.random() < self._config.first_share else 1
             texts, answers = [texts[place]], answers[place : place + 1]

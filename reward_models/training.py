@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -285,11 +286,18 @@ def steps_of(config: RewardModelConfig, examples: int) -> int:
 def batch_of(units: Sequence[Unit], step: int, size: int, seed: int) -> list[Unit]:
     """The units of a step (from 0 on): a stretch of an endless stream of epochs, each in an order
     of its own. No unit is twice in a step."""
-    first = step * size
-    epochs = range(first // len(units), (first + size - 1) // len(units) + 1)
-    stream = [i for e in epochs for i in np.random.default_rng([seed, e]).permutation(len(units))]
-    begin = first - epochs[0] * len(units)
-    return [units[i] for i in dict.fromkeys(stream[begin : begin + size])]
+    count, first = len(units), step * size
+    places = [
+        _order(seed, position // count, count)[position % count]
+        for position in range(first, first + size)
+    ]
+    return [units[place] for place in dict.fromkeys(places)]
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    order: list[int] = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+    return order
 
 
 @torch.no_grad()

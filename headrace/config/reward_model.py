@@ -143,10 +143,10 @@ class TaskDataConfig(_DataConfig):
     examples: int = Field(default=4000, ge=16)
     """How many, those held out included."""
 
-    min_terms: int = Field(default=3, ge=2)
+    min_terms: int = Field(default=2, ge=1)
     """Fewest terms of a prompt."""
 
-    max_terms: int = Field(default=6, ge=2)
+    max_terms: int = Field(default=4, ge=1)
     """Most terms of a prompt."""
 
 
