@@ -5,6 +5,7 @@ the bit in float32; what is saved is loadable by transformers as it is
 (`AutoModelForTokenClassification` with one label for scores, `AutoModelForCausalLM` for words).
 """
 
+import atexit
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -64,9 +65,10 @@ class Model:
         if config.engine.gradient_checkpointing:
             self.pretrained.gradient_checkpointing_enable({"use_reentrant": False})
             self.pretrained.train()
-        self._is_host = not torch.distributed.is_initialized()
-        if self._is_host:
+        if not torch.distributed.is_initialized():
             join_ranks(rank=0, world_size=1, port=free_port(), device=self.device)
+            # DeepSpeed remembers its groups: the next model of this process needs them as well.
+            atexit.register(torch.distributed.destroy_process_group)
         self.engine = DeepSpeedEngine(
             network,
             optimizer_config(config.training),
@@ -77,11 +79,6 @@ class Model:
             state = load_file(resumed / STATE / "engine.safetensors")
             torch.set_rng_state(state.pop("rng"))
             self.engine.load_state(state)
-
-    def close(self) -> None:
-        """Leave the group of ranks, of which this process is the only one."""
-        if self._is_host:
-            torch.distributed.destroy_process_group()
 
     def save(self, folder: Path, run_id: str) -> None:
         """Write the Hugging Face folder and its card."""

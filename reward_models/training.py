@@ -87,11 +87,7 @@ def train(
     status = status if status.started_at else replace_status(status, started_at=time.time())
     write_status(run_dir, status)
     try:
-        training = Training(config, run_dir, watch, status)
-        try:
-            return training.run(should_stop)
-        finally:
-            training.close()
+        return Training(config, run_dir, watch, status).run(should_stop)
     except BaseException as error:  # whatever ends it, the folder says so
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         last = replace_status(read_status(run_dir), status="failed", detail=line)
@@ -152,10 +148,6 @@ class Training:
         self._evaluate()
         self._checkpoint()
         return self._finished(before)
-
-    def close(self) -> None:
-        """Let go of the engine."""
-        self._model.close()
 
     def _first_figures(self) -> dict[str, float | None]:
         """Figures before the first step: measured now, or at the start of the run."""

@@ -1,23 +1,26 @@
-"""Small trainings of each objective, from the policy that ships with the project."""
+"""Small trainings of each objective, from a policy that ships with the project.
 
-from collections.abc import Callable
+What they learn is plain to see, so that fifty steps suffice: an answer that shows its working is
+better than one that does not, and a line of one term is good, one of two terms is not.
+"""
+
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
+from typing import Any
 
 from headrace.config.load import load_reward_model
-from headrace.config.reward_model import RewardModelConfig
+from headrace.config.reward_model import FileDataConfig, RewardModelConfig
 from headrace.reward_model_run import EvaluationLine, StepLine
 from headrace.run_folder import locked, make_run_folder
 from reward_models.training import Outcome, train
+from tasks.chain_sums import write_direct, write_fine, write_prompt, write_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes" / "reward-models"
 MODELS = ROOT / "recipes" / "models"
-SMALL = {
-    "bradley-terry": ("data.max_terms=3", "training.batch=16"),
-    "pairwise": ("data.max_terms=2", "training.batch=12"),
-    "lines": ("data.min_terms=2", "data.max_terms=3", "training.batch=24"),
-}
-"""What makes a recipe small enough for a test."""
+EXAMPLES = 400
 
 
 class Silence:
@@ -39,20 +42,52 @@ class Silence:
 
 
 def small(name: str, root: Path, *overrides: str, steps: int = 50) -> RewardModelConfig:
-    """The recipe of an objective, made small."""
-    return load_reward_model(
+    """The recipe of an objective with other data and fewer steps."""
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / "examples.jsonl"
+    rows = labels() if name == "lines" else preferences()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = load_reward_model(
         RECIPES / f"{name}.toml",
         [
-            f'root="{root}"',
-            "data.examples=1000",
-            "data.eval_limit=64",
+            f'root="{root}/runs"',
             f"training.steps={steps}",
-            "training.warmup_steps=3",
             f"training.evaluate_every={steps}",
-            *SMALL[name],
+            "training.batch=12",
+            "training.warmup_steps=3",
             *overrides,
         ],
     )
+    data = FileDataConfig(kind="file", path=str(path), eval_fraction=0.15, eval_limit=48)
+    return config.model_copy(update={"data": data})
+
+
+def preferences() -> Iterator[dict[str, Any]]:
+    """Answers with and without their working."""
+    for digits in _problems():
+        yield {
+            "prompt": write_prompt(digits),
+            "chosen": write_fine(digits),
+            "rejected": write_direct(digits),
+        }
+
+
+def labels() -> Iterator[dict[str, Any]]:
+    """Answers with a line of one term and a line of two, in either order."""
+    for number, digits in enumerate(_problems()):
+        jumps = [1, 2] if number % 2 else [2, 1]
+        first, second, last = write_steps(digits, jumps).split(";")
+        yield {
+            "prompt": write_prompt(digits),
+            "lines": [first, second, last],
+            "labels": [1 if jump == 1 else -1 for jump in jumps] + [None],
+        }
+
+
+def _problems() -> Iterator[list[int]]:
+    rng = Random(0)
+    for _ in range(EXAMPLES):
+        yield [rng.randint(1, 9) for _ in range(3)]
 
 
 def run(

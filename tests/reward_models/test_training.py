@@ -39,17 +39,17 @@ def lift(trained: Trained, figure: str = "accuracy") -> float:
 
 
 def test_fifty_steps_teach_which_answer_is_better(bradley_terry: Trained) -> None:
-    assert lift(bradley_terry) > 0.15
-    assert lift(bradley_terry, "loss") < -0.1
+    assert lift(bradley_terry) > 0.3
+    assert lift(bradley_terry, "loss") < -0.3
 
 
 def test_fifty_steps_teach_yes_and_no(pairwise: Trained) -> None:
-    assert lift(pairwise) > 0.15
+    assert lift(pairwise) > 0.2
     assert lift(pairwise, "loss") < -0.5
 
 
 def test_fifty_steps_teach_where_an_answer_goes_wrong(lines: Trained) -> None:
-    assert lift(lines) > 0.15
+    assert lift(lines) > 0.3
     auc = lines.watch.evaluations[-1].figures["auc"]
     assert auc is not None
     assert auc > 0.8
