@@ -170,7 +170,7 @@ def _checking(command: Maker) -> None:
         _root(made)
 
     reward = command(
-        "reward", "try the rewards of a recipe on finished answers",
+        "reward", "try the rewards of a recipe on finished answers, or label lines by them",
         "headrace reward try recipes/quickstart.toml answers.jsonl",
     )  # fmt: skip
     inner = reward.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -183,6 +183,31 @@ def _checking(command: Maker) -> None:
     _overrides(tried)
     tried.add_argument("--json", action="store_true", help="one JSON object a line")
     _root(tried)
+
+    labelled = command(
+        "label", "label the lines of answers, for training a line reward model",
+        "headrace reward label recipes/code-prm.toml --samples 2000 --k 8 --out labels.jsonl",
+        within=inner,
+    )  # fmt: skip
+    labelled.add_argument("recipe", metavar="RECIPE")
+    _overrides(labelled)
+    labelled.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
+    labelled.add_argument(
+        "--answers", metavar="FILE", help="rows of prompt, completion, answer, ..."
+    )
+    labelled.add_argument("--samples", type=int, metavar="N", help="sample so many answers instead")
+    labelled.add_argument("--k", type=int, default=8, help="completions of a prefix at most (8)")
+    labelled.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
+    labelled.add_argument(
+        "--revised-only", action="store_true",
+        help="keep only wrong answers that were good for a while",
+    )  # fmt: skip
+    labelled.add_argument(
+        "--fenced", action=argparse.BooleanOptionalAction, default=None,
+        help="only lines in a fenced code block count (default: where there is one)",
+    )  # fmt: skip
+    _json(labelled)
+    _root(labelled)
 
     doctor = command("doctor", "check the installation", "headrace doctor")
     _json(doctor)
@@ -277,9 +302,7 @@ def action(arguments: argparse.Namespace) -> Action:
 
             return export
         case "reward":
-            from headrace.commands.trial import try_rewards
-
-            return try_rewards
+            return _reward_action(arguments.action)
         case "doctor":
             from headrace.commands.installation import doctor
 
@@ -306,6 +329,16 @@ def action(arguments: argparse.Namespace) -> Action:
             }
             return each[arguments.action]
     raise AssertionError(f"the command {arguments.command!r} has no function")
+
+
+def _reward_action(name: str) -> Action:
+    if name == "label":
+        from headrace.commands.labels import label
+
+        return label
+    from headrace.commands.trial import try_rewards
+
+    return try_rewards
 
 
 def missing(error: ModuleNotFoundError) -> str:
