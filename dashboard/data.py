@@ -84,6 +84,18 @@ class RunData:
         """Newest values of the metrics whose name begins so."""
         return _latest(*self._at, prefix)
 
+    def reward_model_curves(self) -> pd.DataFrame:
+        """`storage.queries.reward_model_curves`, at most POINTS a name."""
+        return _reward_model_curves(*self._at)
+
+    def reward_model_report(self) -> dict[str, Any] | None:
+        """`storage.queries.reward_model_report`."""
+        return queries.reward_model_report(self.line.run_dir)
+
+    def reward_model_page(self) -> str | None:
+        """`storage.queries.reward_model_page`."""
+        return queries.reward_model_page(self.line.run_dir)
+
     def evaluations(self) -> pd.DataFrame:
         """Held-out evaluations in order."""
         return _evaluations(*self._at)
@@ -124,6 +136,11 @@ def _series(
     run_dir: str, stamp: str, names: tuple[str, ...], x: Axis, samples: bool
 ) -> pd.DataFrame:
     return queries.metric_series(Path(run_dir), names, x, samples=samples, points=POINTS)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _reward_model_curves(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.reward_model_curves(Path(run_dir), points=POINTS)
 
 
 @st.cache_data(max_entries=32, show_spinner=False)

@@ -6,11 +6,14 @@ Only weights in safetensors, the configuration and the tokenizer are taken.
 
 import re
 from pathlib import Path
+from typing import TypeVar
 
+from headrace.config.reward_model import RewardModelConfig
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+C = TypeVar("C", RunConfig, RewardModelConfig)
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -21,7 +24,7 @@ def is_hub_name(path: str) -> bool:
     return not Path(path.split("/")[0]).is_dir()
 
 
-def with_local_model(config: RunConfig, *, download: bool) -> RunConfig:
+def with_local_model(config: C, *, download: bool) -> C:
     """The configuration with `model.path` as a local folder, where it named a model on the hub.
 
     Without `download` only the local cache is asked, and a model that is not there stays a name.

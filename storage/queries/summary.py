@@ -5,8 +5,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
 
-from headrace.run_folder import read_config
+from headrace.run_folder import is_reward_model, read_config
 from storage.queries.metrics import latest_values
+from storage.queries.reward_models import reward_model_summary
 from storage.queries.runs import run_state
 from storage.reader import RunReader, open_run
 from storage.tables import (
@@ -36,8 +37,11 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     """Everything about a run that fits one screen; JSON types only, None where nothing is known.
 
     Token counts are the coordinator's ledger as of the newest update or sample; `recount_ledger`
-    counts them again from the journal.
+    counts them again from the journal. A reward model's run has other figures, see
+    `reward_model_summary`.
     """
+    if is_reward_model(run_dir):
+        return reward_model_summary(run_dir)
     reader = open_run(run_dir)
     state = run_state(reader)
     config = read_config(run_dir)
