@@ -5,8 +5,9 @@ what it needs (math-verify, the user's module), so that scoring starts warm.
 """
 
 import json
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
@@ -15,6 +16,9 @@ from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards import kinds
 from rewards.functions import load_functions
+from rewards.groups import load_group_functions
+from rewards.known import InvalidRewardError
+from rewards.line_functions import load_line_functions
 from rewards.verdict import Verdict
 
 Judge = Callable[[ScoreItem], Verdict]
@@ -37,28 +41,56 @@ class Verifier:
 
 def build_verifier(source: SourceConfig) -> Verifier:
     """The verifier of a source; UserError when it cannot be had."""
-    if source.kind == "function":
-        functions = load_functions(source)
+    found = _of_functions(source) if source.kind == "function" else _of_kind(source)
+    match source.unit:
+        case "trajectory":
+            judge = _of_finished(found.judge, source)
+        case "group":
+            judge = _of_siblings(found.judge, source)
+        case "line":
+            judge = _of_lines(found.judge)
+    return replace(found, judge=judge)
 
-        def scored(item: ScoreItem) -> Verdict:
-            return functions(item, threshold=source.correct_threshold)
 
-        unfinished = Verdict(source.wrong_reward, False)
-        judge = _of_finished(scored, unfinished, source)
-        return Verifier(judge, functions.needs, functions.asks_ids)
-    kind = _of_kind(source)
-
-    def paid(item: ScoreItem) -> Verdict:
-        verdict = kind(item)
-        return Verdict(_pay(source, verdict.reward), verdict.correct, verdict.parts)
-
-    unfinished = Verdict(source.wrong_reward, False, {"correct": 0.0})
-    return Verifier(_of_finished(paid, unfinished, source), kind.needs)
+def _of_functions(source: SourceConfig) -> Verifier:
+    """What functions say."""
+    match source.unit:
+        case "trajectory":
+            functions = load_functions(source)
+            threshold = source.correct_threshold
+            return Verifier(
+                lambda item: functions(item, threshold=threshold),
+                functions.needs,
+                functions.asks_ids,
+            )
+        case "group":
+            groups = load_group_functions(source)
+            needs, asks_ids = groups.functions.needs, groups.functions.asks_ids
+            return Verifier(lambda item: Verdict(siblings=tuple(groups(item))), needs, asks_ids)
+        case "line":
+            lines = load_line_functions(source)
+            return Verifier(lambda item: Verdict(lines=lines(item)), lines.needs)
 
 
 def _of_kind(source: SourceConfig) -> Verifier:
-    """What a kind of `rewards.kinds` says of a response, as a score from 0 to 1."""
+    """What a kind of `rewards.kinds` says, paid as the source says."""
+    kind = _load(source)
+
+    def paid(item: ScoreItem) -> Verdict:
+        verdict = kind(item)
+        siblings = tuple(each and _paid(source, each) for each in verdict.siblings)
+        return replace(_paid(source, verdict), siblings=siblings)
+
+    return kind if source.unit == "line" else replace(kind, judge=paid)
+
+
+def _load(source: SourceConfig) -> Verifier:
+    """A kind's verifier, whose scores go from 0 to 1."""
     module = kinds.load(source.kind)
+    units = getattr(module, "UNITS", ("trajectory",))
+    if source.unit not in units:
+        known = " and ".join(f'"{unit}"' for unit in units)
+        raise UserError(f'kind {source.kind!r} has no unit "{source.unit}" (it has {known})')
     told = dict(source.options)
     if source.answer_marker is not None:
         told["answer_marker"] = source.answer_marker
@@ -81,6 +113,10 @@ def _of_kind(source: SourceConfig) -> Verifier:
     return verifier
 
 
+def _paid(source: SourceConfig, verdict: Verdict) -> Verdict:
+    return replace(verdict, reward=_pay(source, verdict.reward))
+
+
 def _pay(source: SourceConfig, score: float) -> float:
     """What a score between a wrong answer's 0 and a right one's 1 earns."""
     if score in (0.0, 1.0):
@@ -88,8 +124,45 @@ def _pay(source: SourceConfig, score: float) -> float:
     return source.wrong_reward + (source.correct_reward - source.wrong_reward) * score
 
 
-def _of_finished(judge: Judge, unfinished: Verdict, source: SourceConfig) -> Judge:
+def _of_finished(judge: Judge, source: SourceConfig) -> Judge:
     """The judge of responses with an end; others have their verdict already."""
+    unfinished = _unfinished(source)
     if not source.require_finish:
         return judge
     return lambda item: judge(item) if item.finished else unfinished
+
+
+def _unfinished(source: SourceConfig) -> Verdict:
+    parts = {} if source.kind == "function" else {"correct": 0.0}
+    return Verdict(source.wrong_reward, False, parts)
+
+
+def _of_siblings(judge: Judge, source: SourceConfig) -> Judge:
+    """The judge of groups: it sees all siblings, and those without an end have their verdict
+    already."""
+    unfinished = _unfinished(source)
+
+    def judged(item: ScoreItem) -> Verdict:
+        given = judge(item).siblings
+        if len(given) != len(item.siblings):
+            raise InvalidRewardError(f"{len(given)} verdicts for {len(item.siblings)} siblings")
+        seen = [i.finished or not source.require_finish for i in item.siblings]
+        counts = (v if ends else unfinished for ends, v in zip(seen, given, strict=True))
+        return Verdict(siblings=tuple(counts))
+
+    return judged
+
+
+def _of_lines(judge: Judge) -> Judge:
+    """The judge of lines, which may be those of a response without an end."""
+
+    def judged(item: ScoreItem) -> Verdict:
+        verdict = judge(item)
+        if len(verdict.lines) != len(item.line_ends):
+            raise InvalidRewardError(f"{len(verdict.lines)} scores for {len(item.line_ends)} lines")
+        for score in verdict.lines:
+            if score is not None and not math.isfinite(score):
+                raise InvalidRewardError(f"the score of a line is {score}, not a finite number")
+        return verdict
+
+    return judged

@@ -67,6 +67,7 @@ def reward_problems(reward: RewardConfig) -> Iterator[str]:
             "their tables"
         )
     yield from _of_route(reward)
+    yield from _of_process(reward)
 
 
 def _of_route(reward: RewardConfig) -> Iterator[str]:
@@ -79,5 +80,34 @@ def _of_route(reward: RewardConfig) -> Iterator[str]:
         if target not in reward.sources:
             known = ", ".join(sorted(reward.sources))
             yield f"reward.route: {target!r} is no source (there are {known})"
+        elif reward.sources[target].unit == "line":
+            yield (
+                f"reward.route: {target!r} scores lines, and a prompt needs a score of its whole "
+                "answer: route it to another source, and name this one in reward.process.source"
+            )
     if route.values and route.column is None:
         yield "reward.route.values: are values of reward.route.column, which is not set"
+
+
+def _of_process(reward: RewardConfig) -> Iterator[str]:
+    """A source of lines is the one of `reward.process`, and stands beside another."""
+    named, sources = reward.process.source, reward.each()
+    if named is not None and named not in sources:
+        known = ", ".join(sorted(sources))
+        yield f"reward.process.source: {named!r} is no source (there are {known})"
+    elif named is not None and sources[named].unit != "line":
+        yield (
+            f'reward.process.source: {named!r} has the unit "{sources[named].unit}", and lines '
+            f'are scored by a source with unit = "line"'
+        )
+    for name, source in sources.items():
+        if source.unit == "line" and not reward.sources:
+            yield (
+                'reward.unit: "line" stands beside a source that scores whole answers: write both '
+                "as reward.sources.NAME, and name this one in reward.process.source"
+            )
+        elif source.unit == "line" and name != named:
+            yield (
+                f"reward.sources.{name}.unit: nobody asks for lines: name {name!r} in "
+                "reward.process.source"
+            )

@@ -19,6 +19,7 @@ from headrace.protocol.records import (
     GroupIssued,
     Incident,
     LeaseIssued,
+    LinesScored,
     MetricsSampled,
     ProcessChanged,
     Record,
@@ -44,6 +45,7 @@ from storage.projection.history import (
 )
 from storage.projection.rows import Placed
 from storage.projection.trajectories import (
+    add_line_scores,
     assign_leases,
     end_trajectories,
     extend_responses,
@@ -60,7 +62,8 @@ _PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (
     ((LeaseIssued,), assign_leases),
     ((ChunkArrived,), extend_responses),
     ((TrajectoryEnded,), end_trajectories),
-    ((RewardArrived,), score_trajectories),
+    ((LinesScored, RewardArrived), score_trajectories),
+    ((LinesScored,), add_line_scores),
     (WINDOWS, move_windows),
     (BATCHES, move_values),
     (BATCHES, move_updates),

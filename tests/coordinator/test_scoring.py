@@ -29,6 +29,7 @@ class Front:
         self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
         self.sent: list[ScoreItem] = []
         self.failed: Any = None
+        self.lines = None
         prompts: Any = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
         hub: Any = self
         self.scoring = Scoring(hub, prompts)
@@ -47,7 +48,10 @@ class Front:
 
     def score(self, trajectory_id: int, status: Any) -> None:
         """The worker answers."""
-        scores = Scores(scores=[Score(trajectory_id=trajectory_id, status=status, reward=1.0)])
+        asked = self.peers.rewards["reward-0"].scoring
+        (source,) = [ask.source for ask in asked if ask.trajectory_id == trajectory_id]
+        score = Score(trajectory_id=trajectory_id, status=status, reward=1.0, source=source)
+        scores = Scores(scores=[score])
         assert len(self.scoring.receive("reward-0", scores)) == 1
 
     async def send(self, name: str, message: ScoreRequest) -> None:

@@ -1,0 +1,117 @@
+"""Scoring of lines with everybody played by hand: a generator whose token ids are positions, a
+worker, a clock that stands still."""
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from coordinator.lines import LineTokens
+from coordinator.peers import RewardPeer
+from coordinator.scoring import Scoring
+from headrace.protocol.messages import Hello, Score, ScoreItem, ScoreRequest, Scores
+from headrace.protocol.records import LinesScored, Record
+from sequence.trajectories import Trajectory
+from tests.coordinator.world import World, make_config
+
+LENGTH = 64
+DEADLINE_S = 5.0
+SOURCES = {
+    "outcome": {"kind": "exact"},
+    "lines": {"kind": "function", "function": "m:f", "unit": "line", "timeout_s": DEADLINE_S},
+}
+
+
+def letters(ends: Sequence[int]) -> LineTokens:
+    """A vocabulary in which these ids end a line, and the last one has no text."""
+    texts = ["\n" if token in ends else "x" for token in range(LENGTH - 1)]
+    return LineTokens.of([*texts, ""], LENGTH)
+
+
+class LineStage:
+    """A hub with one worker, to whom lines go as well; keeps what is sent."""
+
+    def __init__(self, ends: Sequence[int], **changes: Any) -> None:
+        schedule = {
+            "mode": "streaming", "window": 4, "batch_windows": 1, "max_staleness": 8,
+            **changes.pop("schedule", {}),
+        }  # fmt: skip
+        process = {"source": "lines", "lines": 2, **changes.pop("process", {})}
+        sources = changes.pop("sources", SOURCES)
+        reward = {"sources": sources, "route": {"default": "outcome"}, "process": process}
+        task = {"max_response_length": LENGTH}
+        config = make_config(reward=reward, schedule=schedule, task=task, **changes)
+        self.now = 0.0
+        self.world = World(config, letters(ends), clock=lambda: self.now)
+        self.config, self.lines = config, self.world.lines
+        self.failed: str | None = None
+        self.incidents: list[str] = []
+        self.rejections = SimpleNamespace(count=lambda kind: None)
+        hello = Hello(role="reward", name="reward-0", pid=1, host="here")
+        self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
+        self.sent: list[ScoreItem] = []
+        prompts: Any = SimpleNamespace(decode=_decode)
+        hub: Any = self
+        self.scoring = Scoring(hub, prompts)
+
+    # -- the hub ----------------------------------------------------------------------------------
+
+    @property
+    def account(self) -> Any:
+        return self.world.account
+
+    def note(self, record: Record) -> None:
+        self.world.note(record)
+
+    def settle(self, trajectories: Sequence[Trajectory]) -> None:
+        self.world.settle(trajectories)
+
+    def incident(self, level: str, kind: str, text: str) -> None:
+        self.incidents.append(text)
+
+    def progress(self) -> None:
+        pass
+
+    async def send(self, name: str, message: ScoreRequest) -> None:
+        self.sent += message.items
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def begin(self) -> Trajectory:
+        """One more trajectory, leased."""
+        (trajectory,) = self.world.issue()
+        self.world.lease(trajectory)
+        return trajectory
+
+    def grow(self, trajectory: Trajectory, tokens: int, finish: str | None = None) -> None:
+        """Tokens arrive."""
+        self.world.chunk(trajectory, tokens, finish)
+        if trajectory.ended:
+            self.scoring.add(trajectory)
+
+    def ask(self) -> list[ScoreItem]:
+        """What goes out now."""
+        self.sent = []
+        asyncio.run(self.scoring.dispatch())
+        return self.sent
+
+    def answer(self, item: ScoreItem, *lines: float | None, **values: Any) -> list[Trajectory]:
+        """The worker scores an item."""
+        fields = {"status": "ok", "seconds": 0.25, "lines": list(lines), **values}
+        score = Score(trajectory_id=item.trajectory_id, source=item.source, **fields)
+        return self.scoring.receive("reward-0", Scores(scores=[score]))
+
+    def wait(self, seconds: float) -> list[Trajectory]:
+        """Time passes."""
+        self.now += seconds
+        return self.scoring.expire()
+
+    def scored(self) -> list[LinesScored]:
+        """Records of lines so far."""
+        return [r for r in self.world.records if isinstance(r, LinesScored)]
+
+
+def _decode(ids: np.ndarray[Any, Any]) -> str:
+    return " ".join(map(str, ids.tolist()))
