@@ -65,6 +65,10 @@ class Labelled:
         return 0 < self.boundary < self.counted
 
 
+Find = Callable[[int, Callable[[int], Awaitable[bool]]], Awaitable[int]]
+"""A way to look for the boundary: `search` is one."""
+
+
 class _Tried(NamedTuple):
     recoverable: bool
     completions: int
@@ -97,18 +101,27 @@ def labels_of(neutral: Sequence[bool], boundary: int) -> tuple[Label, ...]:
 class PrefixLabeler(Generic[R]):
     """Labels answers, any number of them at a time; what it learns of a prefix is kept."""
 
-    def __init__(self, complete: Complete, passes: Passes[R], *, k: int, at_once: int = 1) -> None:
+    def __init__(
+        self,
+        complete: Complete,
+        passes: Passes[R],
+        *,
+        k: int,
+        at_once: int = 1,
+        find: Find | None = None,
+    ) -> None:
         """Args:
         complete: the policy.
         passes: the judge.
         k: completions of a prefix before it is given up.
         at_once: how many of them are asked for together. 1 wastes none; more is quicker where few
             answers are labelled at a time.
+        find: how the boundary is looked for. None: `search`.
         """
         if not 1 <= at_once <= k:
             raise ValueError(f"1 to k = {k} completions can be asked for at once, not {at_once}")
         self._complete, self._passes = complete, passes
-        self._k, self._at_once = k, at_once
+        self._k, self._at_once, self._find = k, at_once, find or search
         self._tries: dict[Hashable, asyncio.Task[_Tried]] = {}
         self.calls = 0
         """Prefixes tried so far."""
@@ -154,7 +167,7 @@ class PrefixLabeler(Generic[R]):
                 return tried.recoverable
             return (await known).recoverable
 
-        boundary = await search(len(counted), recoverable)
+        boundary = await self._find(len(counted), recoverable)
         return Labelled(labels_of(neutral, boundary), len(counted), boundary, calls, completions)
 
     async def _try(self, row: R, prompt_ids: Sequence[int], prefix_ids: Sequence[int]) -> _Tried:

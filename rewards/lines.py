@@ -6,9 +6,9 @@ them end at the same token; how an answer is cut into tokens changes where its l
 what is neutral, but for lines that end at one token.
 
 A line ends at the token that holds its newline; several newlines in one token are one line end.
-What follows the last newline is a line that ends with the answer. Blank lines and comments are
-neutral: nothing is paid for them, so that nobody learns to write more of them. Where there is a
-fenced code block, so is everything outside of it (PSGPO, arXiv 2410.17621).
+What follows the last newline is a line that ends at the last token with a text. Blank lines and
+comments are neutral: nothing is paid for them, so that nobody learns to write more of them. Where
+there is a fenced code block, so is everything outside of it (PSGPO, arXiv 2410.17621).
 """
 
 import re
@@ -104,15 +104,15 @@ def neutral_ends(lines: Sequence[Line], ends: Sequence[int]) -> list[bool]:
 def _written(token_texts: Sequence[str]) -> list[tuple[str, int]]:
     """Every line as it is written, with the token at which it ends."""
     lines: list[tuple[str, int]] = []
-    begun = ""
+    begun, last = "", 0
     for place, text in enumerate(token_texts):
         *closed, rest = text.split("\n")
         for piece in closed:
             lines.append((f"{begun}{piece}\n", place))
             begun = ""
-        begun += rest
+        begun, last = begun + rest, place if rest else last
     if begun:
-        lines.append((begun, len(token_texts) - 1))
+        lines.append((begun, last))
     return lines
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -56,6 +56,13 @@ class Answer:
     seed: int = 0
 
 
+class RowFile(Protocol):
+    """Where rows go."""
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row."""
+
+
 class UnjudgedError(Exception):
     """A response that no judge could score: no label can follow from it."""
 
@@ -66,13 +73,13 @@ def label(arguments: argparse.Namespace) -> int:
         raise UserError("give the answers: --answers FILE, or --samples N to have them sampled")
     if arguments.k < 1 or (arguments.samples is not None and arguments.samples < 1):
         raise UserError("--k and --samples are at least 1")
-    config = _configured(arguments)
-    answers = list(_answers(config, arguments))
+    config = labelling_config(arguments)
+    answers = list(answers_of(config, arguments))
     settings = _settings(config, arguments, answers)
     file = LabelFile(arguments.out, settings)
     began = time.monotonic()
     todo = [answer for answer in answers if answer.index not in file.rows]
-    work = _Work(config, arguments.k, fenced=arguments.fenced)
+    work = Work(config, arguments.k, fenced=arguments.fenced)
     if todo:
         asyncio.run(work.label_all(todo, file, len(answers)))
     rows = file.rows
@@ -97,16 +104,31 @@ def label(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _configured(arguments: argparse.Namespace) -> RunConfig:
-    """The recipe, checked as far as it is used here, with the policy that is asked for."""
+def labelling_config(arguments: argparse.Namespace) -> RunConfig:
+    """The recipe, checked as far as it is used here, with the policy that is asked for. Its line
+    reward model may be what the labels are for: it is not asked, and neither is a value model."""
     if arguments.policy is not None:
         folder = Path(arguments.policy).expanduser()
         if not folder.is_dir() and not is_hub_name(arguments.policy):
             raise UserError(f"no model folder at {arguments.policy}")
         model = str(folder.resolve()) if folder.is_dir() else arguments.policy
         arguments.overrides = [*arguments.overrides, f"model.path={json.dumps(model)}"]
-    arguments.overrides = [*arguments.overrides, "dashboard.enabled=false"]
+    arguments.overrides = [
+        *arguments.overrides,
+        "model.critic_path=null",
+        "reward.process.source=null",
+        "dashboard.enabled=false",
+    ]
     config = configured(arguments)
+    sources = {n: s for n, s in config.reward.sources.items() if s.unit != "line"}
+    reward = config.reward.model_copy(update={"sources": sources})
+    config = config.model_copy(update={"reward": reward})
+    for name, source in reward.each().items():
+        if source.unit == "group":
+            raise UserError(
+                f"the source {name!r} scores groups, and a completion is judged by itself; label "
+                "with sources of the unit trajectory"
+            )
     check_recipe(config)
     config = with_local_model(config, download=True)
     check_model(config)
@@ -114,7 +136,7 @@ def _configured(arguments: argparse.Namespace) -> RunConfig:
     return check_reward(config)
 
 
-def _answers(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Answer]:
+def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Answer]:
     from coordinator.prompts import Prompts
 
     prompts = Prompts(config)
@@ -185,18 +207,21 @@ def _settings(
     }
 
 
-class _Work:
+class Work:
     """All searches of one command, side by side."""
 
-    def __init__(self, config: RunConfig, k: int, *, fenced: bool | None) -> None:
-        self._config, self._k, self._fenced = config, k, fenced
+    def __init__(
+        self, config: RunConfig, k: int, *, fenced: bool | None = None, find: Any = None
+    ) -> None:
+        """`find`: another way to look for the boundary than by halves."""
+        self._config, self._k, self._fenced, self._find = config, k, fenced, find
         self._tokenizer = load_tokenizer(config)
         self._special = frozenset(self._tokenizer.all_special_ids)
         self.failures: list[str] = []
         """Answers that could not be labelled, in words."""
         self.tokens = 0
 
-    async def label_all(self, answers: Sequence[Answer], file: LabelFile, total: int) -> None:
+    async def label_all(self, answers: Sequence[Answer], file: RowFile, total: int) -> None:
         """Put a row of every answer into the file, in the order in which they are done."""
         from rewards.desk import open_desk
         from rewards.line_labels import PrefixLabeler
@@ -218,7 +243,7 @@ class _Work:
             complete = self._completer(sampler)
             # Few answers leave room for several completions of a prefix at a time.
             at_once = min(self._k, max(1, capacity // len(answers)))
-            labeler = PrefixLabeler(complete, passes, k=self._k, at_once=at_once)
+            labeler = PrefixLabeler(complete, passes, k=self._k, at_once=at_once, find=self._find)
             places = asyncio.Semaphore(capacity)
 
             async def one(answer: Answer) -> None:

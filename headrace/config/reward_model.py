@@ -149,9 +149,7 @@ class TaskDataConfig(_DataConfig):
     """Most terms of a prompt."""
 
 
-DataConfig = Annotated[
-    FileDataConfig | RunDataConfig | TaskDataConfig, Field(discriminator="kind")
-]
+DataConfig = Annotated[FileDataConfig | RunDataConfig | TaskDataConfig, Field(discriminator="kind")]
 
 
 class TrainingConfig(StrictModel):

@@ -27,7 +27,6 @@ def check_value_model(folder: Path, policy: Path) -> None:
         for file in sorted(folder.glob("*.safetensors")):
             sizes |= tensor_sizes(file)
         shape, other = model_shape(folder), model_shape(policy)
-        ours, theirs = _vocabulary(folder), _vocabulary(policy)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{named}: cannot read it: {error}") from error
     if HEAD not in sizes:
@@ -45,10 +44,21 @@ def check_value_model(folder: Path, policy: Path) -> None:
             f"{named}: it knows {shape.vocabulary} tokens and the policy {other.vocabulary}; take "
             "a value model with the policy's tokenizer"
         )
+    check_tokens("model.critic_path", folder, policy)
+
+
+def check_tokens(key: str, folder: Path, policy: Path) -> None:
+    """UserError, with the key where the folder is named, where the tokenizers of a folder and of
+    the policy number tokens otherwise; a folder without one is taken at its word."""
+    named = f"{key} = {str(folder)!r}"
+    try:
+        ours, theirs = _vocabulary(folder), _vocabulary(policy)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{named}: cannot read it: {error}") from error
     if ours is not None and theirs is not None and ours != theirs:
         raise UserError(
             f"{named}: its tokenizer is not that of model.path = {str(policy)!r}, so the same ids "
-            "would be other texts; take a value model with the policy's tokenizer"
+            "would be other texts; take one with the policy's tokenizer"
         )
 
 

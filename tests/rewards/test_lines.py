@@ -17,7 +17,8 @@ answers = st.lists(pieces, max_size=30)
         (["x"], [0]),  # the last line is never ended
         (["x", "\n"], [1]),
         (["x", "\n", ""], [1]),  # an end token is no line
-        (["x", "\n", "y", ""], [1, 3]),  # what is unfinished ends with the answer
+        (["x", "\n", "y", ""], [1, 2]),  # what no newline ends, its last token does
+        (["x\ny", ""], [0]),
         (["x", "\n", "\n", "y\n"], [1, 2, 3]),
         (["x\n\n\n", "y"], [0, 1]),  # several newlines in a token are one line end
         (["x", ";\n  y", "=", "1"], [1, 3]),
@@ -89,7 +90,7 @@ def test_lines_end_to_end_are_the_answer(tokens: list[str]) -> None:
     assert "".join(line.text for line in lines) == "".join(tokens)
     ends = [line.end for line in lines]
     assert ends == sorted(set(ends)) == line_ends(tokens)
-    last = len(tokens) - 1
+    last = max((place for place, token in enumerate(tokens) if token), default=None)
     assert all("\n" in tokens[end] or end == last for end in ends)
     assert all("\n" not in token for i, token in enumerate(tokens) if i not in ends)
 

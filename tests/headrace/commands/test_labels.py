@@ -165,7 +165,7 @@ def test_rows_of_an_interrupted_file_are_kept_and_a_torn_one_is_not(tmp_path: Pa
 def test_answers_are_sampled_and_the_same_each_time(
     recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """However many are worked on at a time; the second time only those with both labels are kept."""
+    """However many are worked on at a time; then only those with both labels are kept."""
     words, outs = ["--samples", "12", "--k", "2"], [tmp_path / "all.jsonl", tmp_path / "some.jsonl"]
     told = labelled(capfd, recipe, outs[0], *words, "generator.max_num_seqs=4")
     only = labelled(capfd, recipe, outs[1], *words, "--revised-only")

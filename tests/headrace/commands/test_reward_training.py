@@ -109,9 +109,7 @@ def test_data_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert "/nowhere" in line
 
 
-def test_examples_that_are_all_too_long(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_examples_that_are_all_too_long(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     line = failed(capsys, tmp_path, str(LINES), "data.max_tokens=4", "data.examples=40")
     assert "0 examples to learn from" in line
     assert "data.max_tokens" in line

@@ -113,7 +113,7 @@ def test_columns_are_asked_for_only_by_a_route_that_goes_by_one() -> None:
         ),
         (
             {"sources": THREE, "route": {"default": "math"}, "process": {"source": "style"}},
-            'reward.process.source: \'style\' has the unit "trajectory", and lines',
+            "reward.process.source: 'style' has the unit \"trajectory\", and lines",
         ),
         (
             {"sources": THREE, "route": {"default": "lines"}, "process": {"source": "lines"}},
