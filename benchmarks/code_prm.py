@@ -20,7 +20,7 @@ import argparse
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -141,6 +141,26 @@ def part_key(part: str, seed: int) -> str:
     return f"{part}/{seed}/{hashlib.sha256(repr(said).encode()).hexdigest()[:8]}"
 
 
+def parts_table(rows: Mapping[str, Row]) -> str:
+    """Markdown of tests A and B, a line a figure; or how to get them."""
+    found = [
+        (part, [row for row in rows.values() if row["part"] == part]) for part in ("labels", "model")
+    ]
+    if not all(mine for _, mine in found):
+        return "Not measured yet: `headrace bench code-prm --part labels`, then `--part model`.\n"
+    lines = ["| test | figure | by seed |", "|---|---|---|"]
+    for part, mine in found:
+        for name in figure_names(mine[0]):
+            said = ", ".join(f"{row[name]:.3f}" for row in mine)
+            lines.append(f"| {part} | {name} | {said} |")
+    return "\n".join(lines) + "\n"
+
+
+def figure_names(row: Row) -> list[str]:
+    """The names of a row's figures."""
+    return [name for name, value in row.items() if isinstance(value, float) and name != "load"]
+
+
 def parts(argv: Sequence[str]) -> int:
     """Make the rows of test A or B that are missing, and print them."""
     parser = argparse.ArgumentParser(prog="headrace bench code-prm", allow_abbrev=False)
@@ -155,8 +175,7 @@ def parts(argv: Sequence[str]) -> int:
         if key not in rows.rows:
             rows.add(key, part_row(options.part, seed))
         found.append(rows.rows[key])
-    names = [n for n, value in found[0].items() if isinstance(value, float) and n != "load"]
-    for name in names:
+    for name in figure_names(found[0]):
         print(f"{name:<28} " + " ".join(f"{row[name]:8.3f}" for row in found))
     if options.json:
         print(result_line({"name": "code-prm", "part": options.part, "rows": found}))

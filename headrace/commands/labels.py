@@ -40,6 +40,8 @@ from headrace.errors import RunFailedError, UserError
 from headrace.processes.sampler import Sampler, open_sampler
 from headrace.protocol.messages import ScoreItem
 
+MAX_SKIPS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -137,54 +139,49 @@ def labelling_config(arguments: argparse.Namespace) -> RunConfig:
 
 
 def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Answer]:
-    from coordinator.prompts import Prompts
-
-    prompts = Prompts(config)
-    if arguments.answers is None:
-        yield from _sampled(config, prompts, arguments.samples)
-        return
+    """The answers of the file, or prompts whose answers are still to be sampled."""
+    from reward_models.encoding import prompt_ids
     from tasks.answers import read_answers
-    from tasks.rows import Row
 
-    task = config.task
-    keys = (task.prompt_key, task.answer_key) if isinstance(task, DatasetConfig) else (None, None)
-    rows = read_answers(arguments.answers, prompt_key=keys[0], answer_key=keys[1])
-    tokenizer = load_tokenizer(config)
+    tokenizer, task = load_tokenizer(config), config.task
+    sampled = arguments.answers is None
+    if sampled:
+        rows = list(_unanswered(config, tokenizer, arguments.samples))
+    else:
+        dataset = task if isinstance(task, DatasetConfig) else None
+        keys = (dataset.prompt_key, dataset.answer_key) if dataset else (None, None)
+        rows = read_answers(arguments.answers, prompt_key=keys[0], answer_key=keys[1])
     for index, (row, item) in enumerate(zip(rows, items_of(config, rows), strict=True)):
-        asked = row.prompt_ids
+        asked, ids = row.prompt_ids, row.completion_ids
         if asked is None:
-            asked = prompts.encode(Row(str(index), row.prompt, row.answer, row.info)).ids.tolist()
-        ids = row.completion_ids
-        if ids is None:
+            asked = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
+        if ids is None and not sampled:
             ids = tokenizer(row.completion, add_special_tokens=False)["input_ids"]
-        yield Answer(index, row.prompt, row.info, item, tuple(asked), tuple(ids), row.finished)
+        written = None if ids is None else tuple(ids)
+        seed = _seed(config.seed, asked, (), index)
+        yield Answer(index, row.prompt, row.info, item, tuple(asked), written, row.finished, seed)
 
 
-def _sampled(config: RunConfig, prompts: Any, samples: int) -> Iterator[Answer]:
-    """Answers to the first training prompts, still to be sampled."""
-    position = 0
-    for index in range(samples):
-        group = prompts.next_group(position, index, index)
-        position = group.position + 1
-        info = json.loads(group.info)
-        source = config.reward.route_of(config.task.kind, lambda info=info: info)
-        if source is None:
-            raise UserError(f"reward.route leaves prompt {group.prompt_id} without a source")
-        item = ScoreItem(
-            trajectory_id=index,
-            prompt=group.prompt,
-            text="",
-            answer=group.answer,
-            finished=False,
-            num_tokens=0,
-            info=group.info,
-            messages=group.messages,
-            prompt_ids=group.prompt_ids if config.reward.token_ids else None,
-            source=source,
-        )
-        prompt = json.loads(group.messages) if group.messages else group.prompt
-        ids = tuple(group.prompt_ids.tolist())
-        yield Answer(index, prompt, info, item, ids, None, seed=group.seeds[0])
+def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any]:
+    """The first training prompts of the task, those that are too long left out as in a run."""
+    from reward_models.encoding import prompt_ids
+    from tasks.answers import Answered
+    from tasks.source import build_source
+
+    source, longest = build_source(config.task, config.seed), config.task.max_prompt_length
+    position = skipped = 0
+    while samples:
+        row = source.row_at(position)
+        ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
+        position += 1
+        if len(ids) <= longest:
+            yield Answered(row.prompt, "", row.answer, row.info, finished=False, prompt_ids=ids)
+            samples, skipped = samples - 1, 0
+        elif (skipped := skipped + 1) == MAX_SKIPS:
+            raise UserError(
+                f"{MAX_SKIPS} prompts in a row are longer than task.max_prompt_length = {longest} "
+                "tokens; raise it or filter the dataset"
+            )
 
 
 def _settings(

@@ -5,18 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForTokenClassification
 
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from reward_models.card import Card, fingerprint, write_card
 from reward_models.scorer import LineScorer
 from rewards.kinds.prm import Options, build
 from rewards.verifier import build_verifier
 from tasks.character_tokenizer import build_tokenizer
 from tasks.cold_start import build_model
+from tests.rewards.line_models import write_line_model
 
 TOKENIZER = build_tokenizer("ab=1#\n`")
 PROMPT = "ab="
@@ -25,23 +23,10 @@ PROMPT = "ab="
 @pytest.fixture(name="folder", scope="module")
 def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A line reward model with random weights, as reward training leaves one."""
-    folder = tmp_path_factory.mktemp("prm")
-    build_model(TOKENIZER, 0, mlp_width=64).save_pretrained(folder / "base")
-    torch.manual_seed(0)
-    model: Any = AutoModelForTokenClassification.from_pretrained(folder / "base", num_labels=1)
-    torch.nn.init.normal_(model.score.weight)
-    model.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    card = {
-        "format": 1,
-        "objective": {"kind": "lines"},
-        "vocabulary": fingerprint(TOKENIZER),
-        "chat_template": "auto",
-        "max_tokens": 128,
-        "run_id": "none",
-    }
-    write_card(folder, Card.model_validate(card))
-    return folder
+    policy = tmp_path_factory.mktemp("policy")
+    build_model(TOKENIZER, 0, mlp_width=64).save_pretrained(policy)
+    TOKENIZER.save_pretrained(policy)
+    return write_line_model(policy, tmp_path_factory.mktemp("prm"))
 
 
 def item(text: str, ends: list[int], *, ids: bool = True) -> ScoreItem:
