@@ -97,8 +97,8 @@ def read_config(run_dir: Path) -> RunConfig:
     """The configuration a run was started with; UserError for the run of a reward model."""
     if is_reward_model(run_dir):
         raise UserError(
-            f"{run_dir.name} trained a reward model: look at it with `headrace show`, go on with it "
-            "by `headrace reward train --resume`"
+            f"{run_dir.name} trained a reward model: look at it with `headrace show`, go on with "
+            "it by `headrace reward train --resume`"
         )
     try:
         return RunConfig.model_validate_json((run_dir / RESOLVED).read_text())

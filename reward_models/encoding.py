@@ -48,9 +48,7 @@ def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
     if not tokenizer.chat_template:
         raise UserError("the tokenizer has no chat template, which chat messages need")
     return str(
-        tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True
-        )
+        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     )
 
 

@@ -105,7 +105,7 @@ def area(scores: Floats, positive: Floats) -> float | None:
     bad = len(positive) - good
     if not good or not bad:
         return None
-    values, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[places]
     wins = float(ranks[positive > 0].sum()) - good * (good + 1) / 2
     return wins / (good * bad)

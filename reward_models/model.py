@@ -117,9 +117,7 @@ def load_tokenizer(config: RewardModelConfig) -> Any:
     """The tokenizer of the model that is started from; UserError where there is none."""
     path = config.model.path
     try:
-        return AutoTokenizer.from_pretrained(
-            path, trust_remote_code=config.model.trust_remote_code
-        )
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
     except (OSError, ValueError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"model.path = {path!r} has no tokenizer: {line}") from error

@@ -107,7 +107,7 @@ class Pairwise:
         """Both orders, the better answer first and then second; or one of them, drawn anew for
         each example, while training without `swap`."""
         texts = [(example.chosen, example.rejected), (example.rejected, example.chosen)]
-        answers = (1.0, 0.0)
+        answers: tuple[float, ...] = (1.0, 0.0)
         if training and not self._config.swap:
             place = 0 if self._rng.random() < self._config.first_share else 1
             texts, answers = [texts[place]], answers[place : place + 1]
@@ -116,9 +116,7 @@ class Pairwise:
     def _row(self, example: Pair, first: str, second: str) -> Row:
         rule = self._config.rule if example.rule is None else example.rule
         question = plain_text(example.prompt)
-        text = ask(
-            self._config.template, question=question, rule=rule, first=first, second=second
-        )
+        text = ask(self._config.template, question=question, rule=rule, first=first, second=second)
         ids = question_ids(self._tokenizer, text, chat=self._chat)
         # One place, read for both words: the network scores given tokens.
         return Row(ids, [len(ids) - 1] * 2, list(self._words))

@@ -54,7 +54,9 @@ def _loss(axes: Axes, steps: Sequence[StepLine], evaluations: Sequence[Evaluatio
 
 def _accuracy(axes: Axes, evaluations: Sequence[EvaluationLine]) -> None:
     known = [
-        (e.step, e.figures["accuracy"]) for e in evaluations if e.figures.get("accuracy") is not None
+        (e.step, e.figures["accuracy"])
+        for e in evaluations
+        if e.figures.get("accuracy") is not None
     ]
     if known:
         axes.plot(*zip(*known, strict=True), "o-", color=_ORANGE, markersize=3)

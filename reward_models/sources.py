@@ -20,6 +20,7 @@ from headrace.run_folder import find_run
 from reward_models import files, slips
 from reward_models.examples import E, Examples, Labelled, Pair, split
 from reward_models.groups import Answer, pairs_of
+from tasks.rows import prompt_text
 
 PER_GROUP = 4
 """Pairs of one prompt that an export of answers gives, as `data.pairs_per_group` is by default."""
@@ -47,7 +48,7 @@ def _pairs(config: RewardModelConfig) -> Examples[Pair]:
     if not different:
         raise UserError(f"{_name(config)} has no two different answers to one prompt")
     if held_out is not None:
-        return _apart(different, held_out, ties)
+        return _apart(different, [p for p in held_out if p.chosen != p.rejected], ties)
     return split(different, fraction=data.eval_fraction, ties=ties)
 
 
@@ -60,8 +61,8 @@ def _labelled(config: RewardModelConfig, separator: str) -> Examples[Labelled]:
                 return _apart(found, _labelled_in(data.eval_path, None, separator), 0)
         case RunDataConfig():
             raise UserError(
-                "objective.kind = 'lines' needs labelled lines, which a run has not: use data.kind = "
-                "'file' or 'task'"
+                "objective.kind = 'lines' needs labelled lines, which a run has not: use "
+                "data.kind = 'file' or 'task'"
             )
         case TaskDataConfig():
             if separator != slips.SEPARATOR:
@@ -102,9 +103,7 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[Pair]:
     from storage.queries import group_answers
 
     run_dir = find_run(root, data.run)
-    answers = (
-        Answer(str(a.group_id), a.prompt, a.text, a.correct) for a in group_answers(run_dir)
-    )
+    answers = (Answer(str(a.group_id), a.prompt, a.text, a.correct) for a in group_answers(run_dir))
     pairs = pairs_of(answers, per_group=data.pairs_per_group)
     if not pairs:
         raise UserError(
@@ -115,8 +114,13 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[Pair]:
 
 
 def _apart(training: list[E], held_out: Iterable[E], ties: int) -> Examples[E]:
-    """The two sides of two files. A prompt on both would be no test."""
-    return Examples(training, list(held_out), ties)
+    """The two sides of two files. A prompt on both would be no test, and is taken out of the second;
+    UserError where nothing is left there."""
+    learned = {prompt_text(one.prompt) for one in training}
+    kept = [one for one in held_out if prompt_text(one.prompt) not in learned]
+    if not kept:
+        raise UserError("data.eval_path has no prompt that data.path has not: nothing is held out")
+    return Examples(training, kept, ties)
 
 
 def _not_empty(path: str, rows: list[Any]) -> None:

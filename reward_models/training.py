@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,7 +99,7 @@ def train(
         raise
 
 
-def replace_status(status: Status, **changes: Any) -> Status:
+def replace_status(status: Status, /, **changes: Any) -> Status:
     """The status with other values, as of now."""
     return msgspec.structs.replace(status, at=time.time(), **changes)
 
@@ -129,9 +130,7 @@ class Training:
             self._tokens, self._seconds = int(facts["tokens"]), float(facts["train_time_s"])
         forget_after(run_dir, self._step)
         self._figures: dict[str, Any] = {}
-        self._status = replace_status(
-            status, status="training", step=self._step, steps=self._steps
-        )
+        self._status = replace_status(status, status="training", step=self._step, steps=self._steps)
         self._kept_at = self._step if resumed is not None else -1
         watch.note(
             f"{len(self._data.training)} examples, {len(self._data.held_out)} held out, "
@@ -214,9 +213,7 @@ class Training:
         if self._kept_at == self._step:
             return
         facts = {"tokens": self._tokens, "train_time_s": self._seconds}
-        self._model.checkpoint(
-            self._run_dir / CHECKPOINTS, self._step, self._run_dir.name, facts
-        )
+        self._model.checkpoint(self._run_dir / CHECKPOINTS, self._step, self._run_dir.name, facts)
         self._kept_at = self._step
 
     def _interrupted(self) -> Outcome:
@@ -254,9 +251,7 @@ class Training:
         return Outcome(folder, self._step, self._figures)
 
     def _say(self, status: str, detail: str = "") -> None:
-        self._status = replace_status(
-            self._status, status=status, step=self._step, detail=detail
-        )
+        self._status = replace_status(self._status, status=status, step=self._step, detail=detail)
         write_status(self._run_dir, self._status)
 
 
@@ -271,8 +266,8 @@ def encode_examples(
     training = [u for u in found if fits(u, limit)]
     if not training or not kept_out:
         raise UserError(
-            f"{len(training)} examples to learn from and {len(kept_out)} held-out ones have at most "
-            f"{limit} tokens, which is data.max_tokens or all that the model has positions for"
+            f"{len(training)} examples to learn from and {len(kept_out)} held-out ones have at "
+            f"most {limit} tokens, which is data.max_tokens or all that the model has positions for"
         )
     return Data(training, kept_out, len(found) - len(training), examples.ties)
 
@@ -291,11 +286,18 @@ def steps_of(config: RewardModelConfig, examples: int) -> int:
 def batch_of(units: Sequence[Unit], step: int, size: int, seed: int) -> list[Unit]:
     """The units of a step (from 0 on): a stretch of an endless stream of epochs, each in an order
     of its own. No unit is twice in a step."""
-    first = step * size
-    epochs = range(first // len(units), (first + size - 1) // len(units) + 1)
-    stream = [i for e in epochs for i in np.random.default_rng([seed, e]).permutation(len(units))]
-    begin = first - epochs[0] * len(units)
-    return [units[i] for i in dict.fromkeys(stream[begin : begin + size])]
+    count, first = len(units), step * size
+    places = [
+        _order(seed, position // count, count)[position % count]
+        for position in range(first, first + size)
+    ]
+    return [units[place] for place in dict.fromkeys(places)]
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    order: list[int] = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+    return order
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
-"""A reward model's training: how it stands, its curves, its report. All pages show it alike, because
-such a run has no generators and no trajectories."""
+"""A reward model's training: how it stands, its curves, its report.
+
+All pages show it alike, because such a run has no generators and no trajectories.
+"""
 
 from functools import partial
 from html import escape
@@ -18,7 +20,8 @@ CHARTS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
      "Mean of the objective's loss, of each step and of the held-out examples. Healthy: falling; "
      "held out rising again means that it learns the examples by heart."),
     ("Held-out accuracy", ("held_out/accuracy",), "share",
-     "Share of held-out pairs, or of lines labelled 1 or -1, that come out right. Healthy: rising."),
+     "Share of held-out pairs, or of lines labelled 1 or -1, that come out right. Healthy: "
+     "rising."),
     ("Calibration error", ("held_out/ece",), "share",
      "Mean distance between what the model forecasts and what came true. Healthy: near 0."),
     ("Position bias", ("held_out/gap", "held_out/bias"), "share",
@@ -86,9 +89,7 @@ def _figures(summary: dict[str, Any]) -> None:
         border=True,
     )
     columns[1].metric("Loss", number(summary["loss"]), border=True)
-    columns[2].metric(
-        "Calibration error", number(after.get("ece", before.get("ece"))), border=True
-    )
+    columns[2].metric("Calibration error", number(after.get("ece", before.get("ece"))), border=True)
     columns[3].metric("Tokens trained", count(summary["tokens"]), border=True)
 
 

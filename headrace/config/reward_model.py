@@ -136,16 +136,17 @@ class TaskDataConfig(_DataConfig):
     kind: Literal["task"]
     """Nothing is read."""
 
-    task: Literal["chain_sums"] = "chain_sums"
-    """The task."""
+    task: Literal["chain_sums", "tracking"] = "tracking"
+    """The task. tracking: a slip is mostly seen by looking. chain_sums: it has to be computed, which
+    takes a tiny model many more steps."""
 
     examples: int = Field(default=4000, ge=16)
     """How many, those held out included."""
 
-    min_terms: int = Field(default=3, ge=2)
+    min_terms: int = Field(default=2, ge=1)
     """Fewest terms of a prompt."""
 
-    max_terms: int = Field(default=6, ge=2)
+    max_terms: int = Field(default=4, ge=1)
     """Most terms of a prompt."""
 
 

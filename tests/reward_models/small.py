@@ -11,11 +11,11 @@ from reward_models.training import Outcome, train
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes" / "reward-models"
-MODEL = ROOT / "recipes" / "models" / "chain-sums-cold"
+MODELS = ROOT / "recipes" / "models"
 SMALL = {
-    "bradley-terry": ("data.max_terms=2", "training.batch=16"),
+    "bradley-terry": ("data.max_terms=3", "training.batch=16"),
     "pairwise": ("data.max_terms=2", "training.batch=12"),
-    "lines": ("data.min_terms=2", "data.max_terms=3", "training.batch=16"),
+    "lines": ("data.min_terms=2", "data.max_terms=3", "training.batch=24"),
 }
 """What makes a recipe small enough for a test."""
 

@@ -3,15 +3,13 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from headrace.config.reward_model import PairwiseConfig, TaskDataConfig
+from headrace.config.reward_model import PairwiseConfig
 from headrace.errors import UserError
-from reward_models import slips
 from reward_models.card import fingerprint
 from reward_models.encoding import encode, line_ends, plain_text, prompt_ids, split_lines
 from reward_models.question import ask, words_in_context
 from tasks.chain_sums import CHAIN_SUMS
 from tasks.character_tokenizer import build_tokenizer
-from tasks.procedural import is_correct
 from tasks.shape_model import train_tokenizer
 
 CHARACTERS = build_tokenizer(CHAIN_SUMS.characters)
@@ -100,18 +98,3 @@ def test_tokenizers_have_fingerprints(pieces: PreTrainedTokenizerFast) -> None:
     same = build_tokenizer(CHAIN_SUMS.characters, 64)
     assert fingerprint(CHARACTERS) == fingerprint(same)
     assert fingerprint(CHARACTERS) != fingerprint(pieces)
-
-
-def test_slips_are_labelled_from_where_they_are() -> None:
-    config = TaskDataConfig(kind="task", examples=60, min_terms=2, max_terms=5)
-    for pair in slips.pairs(config, seed=0):
-        assert isinstance(pair.prompt, str)
-        answer = CHAIN_SUMS.solve(pair.prompt)
-        assert is_correct(pair.chosen, answer)
-        assert not is_correct(pair.rejected, answer)
-    for index, example in enumerate(slips.labelled(config, seed=0)):
-        assert isinstance(example.prompt, str)
-        right = is_correct("".join(example.lines), CHAIN_SUMS.solve(example.prompt))
-        assert right == (index % 2 == 0) == all(label == 1.0 for label in example.labels)
-        assert list(example.labels) == sorted(example.labels, key=lambda label: -(label or 0.0))
-    assert slips.pairs(config, seed=0) == slips.pairs(config, seed=0)

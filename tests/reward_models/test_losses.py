@@ -1,4 +1,4 @@
-"""The losses against worked examples: Pairwise-RL's reward and consistency, a line model's error."""
+"""The losses against worked examples: Pairwise-RL's reward and consistency, errors of lines."""
 
 import math
 

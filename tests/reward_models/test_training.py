@@ -1,5 +1,6 @@
-"""Real trainings: fifty steps teach something, what is kept opens elsewhere, an interrupted one goes
-on as if it had not been."""
+"""Real trainings: fifty steps teach something, what is kept opens elsewhere, and an interrupted one
+goes on as if it had not been.
+"""
 
 import json
 from pathlib import Path
@@ -19,7 +20,7 @@ from reward_models.scorer import LineScorer, PairScorer, ScoreScorer
 from reward_models.training import batch_of
 from storage import queries
 from tests.reward_models.conftest import Trained
-from tests.reward_models.small import Silence, run, small
+from tests.reward_models.small import MODELS, Silence, run, small
 
 CPU = torch.device("cpu")
 
@@ -91,10 +92,10 @@ def test_probabilities_are_those_of_transformers(pairwise: Trained) -> None:
     model = AutoModelForCausalLM.from_pretrained(pairwise.model, dtype=torch.float32).eval()
     good, bad = "a3+0=3;b5+3=8;#8", "a3+0=3;b5+3=9;#9"
     tokenizer = scorer.tokenizer
-    text = f"a3b5=A{good}B{bad}="
+    text = f"a3b5=P{good}Q{bad}="
     with torch.inference_mode():
         logits = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0, -1]
-    yes, no = tokenizer.convert_tokens_to_ids(["Y", "N"])
+    yes, no = tokenizer.convert_tokens_to_ids(["S", "T"])
     score = scorer.pair("a3b5=", good, bad)
     expected = torch.sigmoid(logits[yes] - logits[no]).item()
     assert score.p_front == pytest.approx(expected, abs=1e-5)
@@ -104,13 +105,13 @@ def test_probabilities_are_those_of_transformers(pairwise: Trained) -> None:
 
 
 def test_a_scorer_refuses_what_it_was_not_trained_for(lines: Trained, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="was trained with objective.kind = 'lines'"):
+    with pytest.raises(UserError, match=r"was trained with objective\.kind = 'lines'"):
         ScoreScorer(lines.model)
     with pytest.raises(UserError, match="it is not a reward model"):
         LineScorer(lines.config.model.path)
     with pytest.raises(UserError, match="no reward model at"):
         LineScorer(tmp_path / "nowhere")
-    other = Path(lines.config.model.path).parent / "graph-walk-cold"
+    other = MODELS / "graph-walk-cold"
     with pytest.raises(UserError, match="graph-walk-cold is not the one that the reward model"):
         LineScorer(lines.model, policy=other)
 
@@ -205,5 +206,3 @@ def test_every_epoch_has_every_unit_once() -> None:
         assert sorted(lengths) == list(range(2, 12))
     assert seen[0] == batch_of(units, 0, 5, seed=3)
     assert [u.longest for u in seen[0]] != [u.longest for u in seen[2]]
-
-

@@ -12,8 +12,8 @@ from headrace.config.keys import key_names, keys
 from headrace.config.load import load_reward_model
 from headrace.config.reward_model import RewardModelConfig
 from headrace.errors import UserError
-from headrace.reward_model_run import Status, append_line, forget_after, read_lines, write_status
 from headrace.reward_model_run import EvaluationLine as Evaluation
+from headrace.reward_model_run import Status, append_line, forget_after, read_lines, write_status
 from headrace.reward_model_run import StepLine as Step
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,7 +63,7 @@ def test_there_is_a_recipe_for_each_objective() -> None:
 def test_every_key_says_what_it_means_here_and_in_the_documentation() -> None:
     silent = [k.name for k in keys(RewardModelConfig) if not k.meaning]
     assert silent == []
-    page = (ROOT / "docs" / "reward-models.md").read_text()
+    page = (ROOT / "docs" / "configuration.md").read_text()
     for name in key_names(RewardModelConfig):
         if not name.startswith("model."):
             assert f"`{name}`" in page, name
