@@ -144,7 +144,8 @@ def part_key(part: str, seed: int) -> str:
 def parts_table(rows: Mapping[str, Row]) -> str:
     """Markdown of tests A and B, a line a figure; or how to get them."""
     found = [
-        (part, [row for row in rows.values() if row["part"] == part]) for part in ("labels", "model")
+        (part, [row for row in rows.values() if row["part"] == part])
+        for part in ("labels", "model")
     ]
     if not all(mine for _, mine in found):
         return "Not measured yet: `headrace bench code-prm --part labels`, then `--part model`.\n"

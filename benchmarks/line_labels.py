@@ -23,7 +23,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.cli import parse
-from headrace.commands.labels import Work, answers_of, labelling_config
+from headrace.commands.label_answers import answers_of
+from headrace.commands.labels import Work, labelling_config
 from headrace.errors import RunFailedError
 from headrace.install import ROOT
 from reward_models.figures import of_lines

@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,34 +28,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from headrace.commands.answers import items_of, load_tokenizer
+from headrace.commands.answers import load_tokenizer
+from headrace.commands.label_answers import Answer, answers_of, draw_seed
 from headrace.commands.label_file import LabelFile
 from headrace.commands.reward import check_reward
 from headrace.commands.training import configured
 from headrace.config.checks import check_dataset, check_model, check_recipe
 from headrace.config.hub import is_hub_name, with_local_model
 from headrace.config.run import RunConfig
-from headrace.config.task import DatasetConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.processes.sampler import Sampler, open_sampler
 from headrace.protocol.messages import ScoreItem
-
-MAX_SKIPS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An answer to be labelled. `item` is how a judge is asked about it; `ids` None: it is still to
-    be sampled, with `seed`."""
-
-    index: int
-    prompt: Any
-    info: dict[str, Any]
-    item: ScoreItem
-    prompt_ids: tuple[int, ...]
-    ids: tuple[int, ...] | None
-    finished: bool = True
-    seed: int = 0
 
 
 class RowFile(Protocol):
@@ -136,52 +119,6 @@ def labelling_config(arguments: argparse.Namespace) -> RunConfig:
     check_model(config)
     check_dataset(config)
     return check_reward(config)
-
-
-def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Answer]:
-    """The answers of the file, or prompts whose answers are still to be sampled."""
-    from reward_models.encoding import prompt_ids
-    from tasks.answers import read_answers
-
-    tokenizer, task = load_tokenizer(config), config.task
-    sampled = arguments.answers is None
-    if sampled:
-        rows = list(_unanswered(config, tokenizer, arguments.samples))
-    else:
-        dataset = task if isinstance(task, DatasetConfig) else None
-        keys = (dataset.prompt_key, dataset.answer_key) if dataset else (None, None)
-        rows = read_answers(arguments.answers, prompt_key=keys[0], answer_key=keys[1])
-    for index, (row, item) in enumerate(zip(rows, items_of(config, rows), strict=True)):
-        asked, ids = row.prompt_ids, row.completion_ids
-        if asked is None:
-            asked = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
-        if ids is None and not sampled:
-            ids = tokenizer(row.completion, add_special_tokens=False)["input_ids"]
-        written = None if ids is None else tuple(ids)
-        seed = _seed(config.seed, asked, (), index)
-        yield Answer(index, row.prompt, row.info, item, tuple(asked), written, row.finished, seed)
-
-
-def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any]:
-    """The first training prompts of the task, those that are too long left out as in a run."""
-    from reward_models.encoding import prompt_ids
-    from tasks.answers import Answered
-    from tasks.source import build_source
-
-    source, longest = build_source(config.task, config.seed), config.task.max_prompt_length
-    position = skipped = 0
-    while samples:
-        row = source.row_at(position)
-        ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
-        position += 1
-        if len(ids) <= longest:
-            yield Answered(row.prompt, "", row.answer, row.info, finished=False, prompt_ids=ids)
-            samples, skipped = samples - 1, 0
-        elif (skipped := skipped + 1) == MAX_SKIPS:
-            raise UserError(
-                f"{MAX_SKIPS} prompts in a row are longer than task.max_prompt_length = {longest} "
-                "tokens; raise it or filter the dataset"
-            )
 
 
 def _settings(
@@ -272,7 +209,7 @@ class Work:
         limit = self._config.task.max_response_length
 
         async def one(prompt: Sequence[int], prefix: Sequence[int], number: int) -> Completion:
-            seed = _seed(self._config.seed, prompt, prefix, number)
+            seed = draw_seed(self._config.seed, prompt, prefix, number)
             room = limit - len(prefix)
             if room < 1:
                 return Completion((), False)
@@ -327,7 +264,7 @@ class Work:
             "ends": [line.end for line in lines],
             "prompt_ids": list(answer.prompt_ids),
             "completion_ids": list(answer.ids),
-            "info": answer.info,
+            "info": json.dumps(answer.info, default=str),
         }
 
     def _item(self, answer: Answer, ids: Sequence[int], *, finished: bool) -> ScoreItem:
@@ -360,12 +297,6 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "calls": sum(row["calls"] for row in rows),
         "completions": sum(row["completions"] for row in rows),
     }
-
-
-def _seed(seed: int, prompt: Sequence[int], prefix: Sequence[int], number: int) -> int:
-    """Of one completion: a hash, so that it does not depend on what else is asked."""
-    text = f"{seed}/{list(prompt)}/{list(prefix)}/{number}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
 
 
 def _first(errors: BaseExceptionGroup[Any]) -> BaseException:

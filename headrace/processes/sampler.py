@@ -50,6 +50,11 @@ class Sampler:
         self.tokens = 0
         """Sampled so far."""
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     async def write(
         self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, max_tokens: int, seed: int
     ) -> Written:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field
 
 from headrace.config.base import StrictModel
+from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards.lines import COMMENTS, neutral_ends, split_lines
 from rewards.verdict import Verdict
@@ -22,8 +23,9 @@ UNITS = ("line",)
 class Options(StrictModel):
     """Which model, and what is neutral for it."""
 
-    model: str
-    """Folder of the line reward model (relative to the recipe or the working directory)."""
+    model: str | None = None
+    """Folder of the line reward model (relative to the recipe or the working directory). There is
+    no other: a recipe names one."""
 
     fenced: bool = False
     """Answers have their code in a fenced block, and lines outside of it are neutral. An answer
@@ -38,6 +40,11 @@ class Options(StrictModel):
 
 def build(options: Options) -> Verifier:
     """The verifier, with its model loaded; UserError where that is no line reward model."""
+    if options.model is None:
+        raise UserError(
+            "kind 'prm' needs a line reward model: name its folder in options.model; "
+            "`headrace reward train` makes one"
+        )
     # Torch takes seconds to load, and no other kind needs it.
     import torch
 

@@ -37,7 +37,8 @@ def labelled_row(index: int, completion: str, boundary: int, *, completions: int
 
 def test_the_labeler_is_held_against_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three wrong answers one has a boundary too early; a right one does not count."""
-    texts = [("a+1=4\nb+1=5\n", 2), ("a+1=4\nb+1=6\n", 1), ("a+1=4\nb+1=6\n", 0), ("a+1=5\nb+1=6\n", 0)]  # fmt: skip
+    wrong = "a+1=4\nb+1=6\n"
+    texts = [("a+1=4\nb+1=5\n", 2), (wrong, 1), (wrong, 0), ("a+1=5\nb+1=6\n", 0)]
 
     def rows(samples: int, seed: int, *, find: Any = None) -> list[dict[str, Any]]:
         del samples, seed

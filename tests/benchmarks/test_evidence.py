@@ -53,7 +53,7 @@ def rows_for(study: Study, path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "study", (*evidence.STUDIES, *evidence.NEW_STUDIES), ids=lambda study: study.name
+    "study", [*evidence.STUDIES, *evidence.NEW_STUDIES], ids=lambda study: study.name
 )
 def test_a_study_that_has_rows_has_its_plots_and_its_table(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

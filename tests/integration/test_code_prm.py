@@ -29,6 +29,7 @@ def test_windows_of_unfinished_answers_are_trained_with_rewards_of_their_lines(
     assert done.returncode == 0, done.stdout + done.stderr
     root = str(tmp_path / "runs")
     (run_dir,) = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+
     def total(name: str) -> float:
         return float(metric_series(run_dir, [name])["value"].sum())
 

@@ -80,7 +80,7 @@ def test_a_source_of_lines_is_built_from_its_table(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"unit": "line"}, "option model of kind 'prm'"),
+        ({"unit": "line"}, "kind 'prm' needs a line reward model"),
         ({"unit": "line", "options": {"model": "nowhere"}}, "no reward model at nowhere"),
         ({"options": {"model": "nowhere"}}, "has no unit"),
     ],
