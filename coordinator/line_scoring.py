@@ -77,7 +77,8 @@ class LineScoring:
     def awaits(self, trajectory: Trajectory) -> bool:
         """Whether an ended answer has lines whose scores may still come in time."""
         ends = self._line_ends(trajectory)
-        if not ends or ends[-1] < trajectory.lines_through:
+        is_settled = trajectory.reward_status is not None
+        if is_settled or not ends or ends[-1] < trajectory.lines_through:
             return False
         return self._waits(_answer(trajectory.trajectory_id), trajectory)
 
@@ -122,9 +123,11 @@ class LineScoring:
         error = f"{given} scores for {asked} lines"
         return msgspec.structs.replace(score, status="invalid", lines=[], error=error)
 
-    def answered(self, trajectory: Trajectory, score: Score) -> LinesScored:
-        """The record of a checked score."""
+    def answered(self, trajectory: Trajectory, score: Score, *, settles: bool) -> LinesScored:
+        """The record of a checked score; `settles`: the outcome waits for nothing but lines, so
+        that nothing is paid on account if these are the last ones."""
         asked = self._asked.pop(trajectory.trajectory_id)
+        settles = settles and asked[-1] == self._line_ends(trajectory)[-1]
         lines = [LineScore(*pair) for pair in zip(asked, score.lines, strict=False)]
         return LinesScored(
             at=time.time(),
@@ -133,7 +136,7 @@ class LineScoring:
             status=score.status,
             through=asked[-1] + 1,
             lines=lines,
-            rewards=self._on_account(trajectory, lines),
+            rewards=[] if settles else self._on_account(trajectory, lines),
             seconds=score.seconds,
             error=score.error,
         )

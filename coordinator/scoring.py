@@ -180,7 +180,8 @@ class Scoring:
                 lines.drop(ask.trajectory_id)
                 return []
             before = trajectory.reward_status
-            self._hub.note(lines.answered(trajectory, score))
+            settles = ask.trajectory_id in self._outcomes
+            self._hub.note(lines.answered(trajectory, score, settles=settles))
             self._note_held(trajectory)
             return [trajectory] if before is None else []
         if self._sources[ask.source].unit == "group":

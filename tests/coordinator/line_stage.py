@@ -2,6 +2,7 @@
 worker, a clock that stands still."""
 
 import asyncio
+import random
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,9 @@ from coordinator.peers import RewardPeer
 from coordinator.scoring import Scoring
 from headrace.protocol.messages import Hello, Score, ScoreItem, ScoreRequest, Scores
 from headrace.protocol.records import LinesScored, Record
+from headrace.protocol.streams import Reward
 from sequence.trajectories import Trajectory
-from tests.coordinator.world import World, make_config
+from tests.coordinator.world import World, make_config, policy_windows
 
 LENGTH = 64
 DEADLINE_S = 5.0
@@ -107,6 +109,51 @@ class LineStage:
         """Time passes."""
         self.now += seconds
         return self.scoring.expire()
+
+    def play(self, rng: random.Random, steps: int) -> dict[int, list[Reward]]:
+        """A run by chance: lines are scored in time, late, in vain or never, batches are trained,
+        given back, rolled back. What each window was last trained with."""
+        live: list[Trajectory] = []
+        out: list[ScoreItem] = []
+        trained: dict[int, list[Reward]] = {}
+        for _ in range(steps):
+            live = [t for t in live if not t.ended]
+            match rng.randrange(8):
+                case 0 if len(live) < 3:
+                    live.append(self.begin())
+                case 1 | 2 if live:
+                    self._grow_by_chance(rng.choice(live), rng)
+                case 3:
+                    out += self.ask()
+                case 4 if out:
+                    item = out.pop(rng.randrange(len(out)))
+                    scores = [rng.choice([None, -1.0, 0.5, 1.0]) for _ in item.line_ends]
+                    status, right = rng.choice(["ok", "ok", "ok", "timeout"]), rng.random() < 0.5
+                    if status != "ok":
+                        scores = []
+                    self.answer(item, *scores, status=status, reward=float(right), correct=right)
+                case 5:
+                    self.wait(rng.choice([0.5, DEADLINE_S]))
+                case 6:
+                    trained |= self._train_by_chance(rng)
+                case 7 if rng.random() < 0.2 and self.world.state.update > 0:
+                    self.world.roll_back(self.world.state.update - 1)
+        return trained
+
+    def _grow_by_chance(self, trajectory: Trajectory, rng: random.Random) -> None:
+        size = rng.randint(1, min(4 - trajectory.open_tokens, 60 - trajectory.length))
+        is_over = rng.random() < 0.15 or trajectory.length + size == 60
+        self.grow(trajectory, size, "stop" if is_over else None)
+
+    def _train_by_chance(self, rng: random.Random) -> dict[int, list[Reward]]:
+        prepared = self.world.take()
+        if prepared is None:
+            return {}
+        if rng.random() < 0.2:
+            self.world.give_back()
+            return {}
+        self.world.commit()
+        return {window.window_id: window.rewards for window in policy_windows(prepared)}
 
     def scored(self) -> list[LinesScored]:
         """Records of lines so far."""

@@ -11,7 +11,7 @@ from headrace.protocol.batches import PolicyWindow
 from headrace.protocol.records import LinesScored, Record, RewardArrived, WindowsReady
 from headrace.protocol.streams import Reward
 from sequence.trajectories import Trajectory
-from tests.coordinator.line_stage import DEADLINE_S, LineStage, letters
+from tests.coordinator.line_stage import DEADLINE_S, LineStage
 from tests.coordinator.world import policy_windows, value_trajectories
 
 ENDS = (1, 3, 6, 9)
@@ -83,12 +83,14 @@ def test_the_last_token_settles_and_the_critic_sees_all_of_it() -> None:
     assert stage.scoring.waiting() == 0
     # M = 3 lines that are not neutral, lambda = 0.025: 1/120 each for a score of 1.
     share = 0.025 / 3
-    # Window 1 was scored with the end already known, and is paid on account as it waited.
-    assert pairs(trajectory.paid) == [(1, 0.125), (6, 0.25 * 0.6 / 3)]
-    rest = share * (1.0 + 0.6) - 0.125 - 0.05
+    # Window 1 waited for its line, and the outcome was there when it came.
+    assert pairs(trajectory.paid) == [(1, 0.125)]
+    rest = share * 1.0 - 0.125
     record = outcome_of(trajectory, stage)
     assert (record.reward, record.correct, record.source) == (1.0, True, "outcome")
-    assert pairs(record.rewards) == [(9, -0.4 * share), (10, rest), (10, 1.0)]
+    assert pairs(record.rewards) == [
+        (6, 0.6 * share), (9, -0.4 * share), (10, rest), (10, 1.0),
+    ]  # fmt: skip
     assert fsum(r.value for r in trajectory.rewards) == pytest.approx(1.0 + share * 1.2)
     prepared = stage.world.take()
     assert prepared is not None
@@ -100,6 +102,19 @@ def test_the_last_token_settles_and_the_critic_sees_all_of_it() -> None:
     (value,) = value_trajectories(last)
     assert value.rewards == trajectory.rewards
     assert value.score == 1.0, "baselines and accuracy go by the outcome"
+
+
+def test_lines_that_are_scored_before_the_outcome_are_paid_on_account() -> None:
+    stage = LineStage(ENDS)
+    trajectory = stage.begin()
+    stage.grow(trajectory, 4)
+    stage.grow(trajectory, 3, "stop")
+    outcome, lines = stage.ask()
+    assert stage.answer(lines, 1.0, 1.0, -1.0) == []
+    # The last window is not trained before the outcome is known; its line is not paid yet.
+    assert pairs(trajectory.paid) == [(1, 0.25 / 3), (3, 0.25 / 3)]
+    assert stage.answer(outcome, reward=0.0) == [trajectory]
+    assert pairs(outcome_of(trajectory, stage).rewards) == [(6, -0.25 / 3), (6, 0.0)]
 
 
 def test_a_late_window_is_trained_without_and_its_lines_are_settled_at_the_end() -> None:
@@ -285,43 +300,15 @@ def test_whatever_happens_the_total_is_the_formulas_and_trained_rewards_stay(
     """Answers of chance, lines scored in time, late, failed or never, batches trained, given back,
     rolled back, a coordinator that dies: the replay agrees at every step's end."""
     rng = random.Random(seed)
-    stage = LineStage([], schedule={"unit": unit, "batch_windows": rng.choice([1, 2])})
-    tokens = letters([t for t in range(60) if rng.random() < 0.3])
+    ends = [token for token in range(60) if rng.random() < 0.3]
+    schedule = {"unit": unit, "batch_windows": rng.choice([1, 2])}
+    stage = LineStage(ends, schedule=schedule)
+    trained = stage.play(rng, rng.randrange(20, 60))
     world = stage.world
-    assert stage.lines is not None
-    world._line_tokens = stage.lines._tokens = tokens
-    live: list[Trajectory] = []
-    out = []
-    trained: dict[int, list[Reward]] = {}
-    for _ in range(rng.randrange(20, 60)):
-        live = [t for t in live if not t.ended]
-        match rng.randrange(7):
-            case 0 if len(live) < 3:
-                live.append(stage.begin())
-            case 1 | 2 if live:
-                chosen = rng.choice(live)
-                size = rng.randint(1, min(4 - chosen.open_tokens, 60 - chosen.length))
-                is_over = rng.random() < 0.15 or chosen.length + size == 60
-                stage.grow(chosen, size, "stop" if is_over else None)
-            case 3:
-                out += stage.ask()
-            case 4 if out:
-                item = out.pop(rng.randrange(len(out)))
-                status = rng.choice(["ok", "ok", "ok", "timeout"])
-                scores = [rng.choice([None, -1.0, 0.5, 1.0]) for _ in item.line_ends]
-                reward = float(rng.random() < 0.5)
-                stage.answer(item, *scores, status=status, reward=reward, correct=reward > 0.5)
-            case 5:
-                stage.wait(rng.choice([0.5, DEADLINE_S]))
-            case 6:
-                prepared = world.take()
-                if prepared is not None and rng.random() < 0.2:
-                    world.give_back()
-                elif prepared is not None:
-                    world.commit()
-                    trained |= {w.window_id: w.rewards for w in policy_windows(prepared)}
     for window_id, rewards in trained.items():
         window = world.account.window(window_id)
+        if window.state != "trained":  # rolled back
+            continue
         trajectory = world.account.trajectories[window.trajectory_id]
         inside = [r for r in trajectory.rewards if window.start <= r.position < window.end]
         assert inside == rewards, "what was trained with is what stands there"

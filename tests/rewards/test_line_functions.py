@@ -40,9 +40,7 @@ def test_one_score_a_line_and_none_for_a_neutral_one() -> None:
     assert scores(config("lines_of"), asked("7\n", "# 7\n", "8\n")) == (1.0, None, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"), [("by_name", (0.5, 0.5)), ("first_line", (1.0, 0.0))]
-)
+@pytest.mark.parametrize(("name", "wanted"), [("by_name", (0.5, 0.5)), ("first_line", (1.0, 0.0))])
 def test_lines_come_by_name_among_all_others_or_by_position(
     name: str, wanted: tuple[float, ...]
 ) -> None:
