@@ -185,7 +185,7 @@ def _checking(command: Maker) -> None:
         _root(made)
 
     reward = command(
-        "reward", "try the rewards of a recipe on finished answers, or train a reward model",
+        "reward", "try the rewards of a recipe, label lines by them, or train a reward model",
         "headrace reward try recipes/quickstart.toml answers.jsonl",
     )  # fmt: skip
     inner = reward.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -198,6 +198,7 @@ def _checking(command: Maker) -> None:
     _overrides(tried)
     tried.add_argument("--json", action="store_true", help="one JSON object a line")
     _root(tried)
+    _labelling(command, inner)
     _reward_training(command, inner)
 
     doctor = command("doctor", "check the installation", "headrace doctor")
@@ -231,6 +232,33 @@ def _checking(command: Maker) -> None:
     )
     bench.add_argument("name", nargs="?", metavar="NAME", help="none: list them")
     bench.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
+
+
+def _labelling(command: Maker, within: Any) -> None:
+    labelled = command(
+        "label", "label the lines of answers, for training a line reward model",
+        "headrace reward label recipes/code-prm.toml --samples 2000 --k 8 --out labels.jsonl",
+        within=within,
+    )  # fmt: skip
+    labelled.add_argument("recipe", metavar="RECIPE")
+    _overrides(labelled)
+    labelled.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
+    labelled.add_argument(
+        "--answers", metavar="FILE", help="rows of prompt, completion, answer, ..."
+    )
+    labelled.add_argument("--samples", type=int, metavar="N", help="sample so many answers instead")
+    labelled.add_argument("--k", type=int, default=8, help="completions of a prefix at most (8)")
+    labelled.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
+    labelled.add_argument(
+        "--revised-only", action="store_true",
+        help="keep only wrong answers that were good for a while",
+    )  # fmt: skip
+    labelled.add_argument(
+        "--fenced", action=argparse.BooleanOptionalAction, default=None,
+        help="only lines in a fenced code block count (default: where there is one)",
+    )  # fmt: skip
+    _json(labelled)
+    _root(labelled)
 
 
 def _reward_training(command: Maker, within: Any) -> None:
@@ -315,14 +343,8 @@ def action(arguments: argparse.Namespace) -> Action:
             from headrace.commands.runs import export
 
             return export
-        case "reward" if arguments.action == "train":
-            from headrace.commands.reward_training import train as train_reward_model
-
-            return train_reward_model
         case "reward":
-            from headrace.commands.trial import try_rewards
-
-            return try_rewards
+            return _reward_action(arguments.action)
         case "doctor":
             from headrace.commands.installation import doctor
 
@@ -349,6 +371,20 @@ def action(arguments: argparse.Namespace) -> Action:
             }
             return each[arguments.action]
     raise AssertionError(f"the command {arguments.command!r} has no function")
+
+
+def _reward_action(name: str) -> Action:
+    if name == "label":
+        from headrace.commands.labels import label
+
+        return label
+    if name == "train":
+        from headrace.commands.reward_training import train
+
+        return train
+    from headrace.commands.trial import try_rewards
+
+    return try_rewards
 
 
 def missing(error: ModuleNotFoundError) -> str:

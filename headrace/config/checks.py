@@ -13,6 +13,7 @@ from headrace.config.reward_rules import reward_problems
 from headrace.config.rules import RULES
 from headrace.config.run import RunConfig
 from headrace.config.task import DatasetConfig
+from headrace.config.value_model import check_value_model
 from headrace.errors import UserError
 from headrace.hardware import Hardware, port_is_free
 
@@ -78,6 +79,8 @@ def check_model(config: RunConfig) -> ModelShape:
             raise UserError(f"{key} = {path!r}: no *.safetensors weights in it")
     if not any((Path(config.model.path) / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"model.path = {config.model.path!r}: no tokenizer in it")
+    if config.model.critic_path is not None:
+        check_value_model(Path(config.model.critic_path), Path(config.model.path))
     try:
         return model_shape(Path(config.model.path))
     except (OSError, ValueError, KeyError) as error:

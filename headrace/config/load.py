@@ -8,7 +8,7 @@ datasets resolved against the recipe's folder, then the working directory. Every
 import difflib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -113,17 +113,30 @@ def deep_merge(base: Table, extra: Table) -> None:
 def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
     """Make paths absolute that exist in one of the folders; others stay as they are (a hub name, or
     a mistake that the checks name)."""
-    for dotted in PATH_KEYS:
-        section, key = dotted.split(".")
-        place = table.get(section)
-        value = place.get(key) if isinstance(place, dict) else None
+    for place, key in _paths(table):
+        value = place.get(key)
         if not isinstance(value, str) or value == NULL:
             continue
         for folder in folders:
             candidate = folder / Path(value).expanduser()
             if candidate.exists():
-                place[key] = str(candidate.resolve())  # type: ignore[index]
+                place[key] = str(candidate.resolve())
                 break
+
+
+def _paths(table: Table) -> Iterator[tuple[Table, str]]:
+    """Where paths stand: keys of sections, and the models of line reward models."""
+    for dotted in PATH_KEYS:
+        section, key = dotted.split(".")
+        if isinstance(place := table.get(section), dict):
+            yield place, key
+    reward = table.get("reward")
+    sources = reward.get("sources") if isinstance(reward, dict) else None
+    for source in sources.values() if isinstance(sources, dict) else ():
+        if isinstance(source, dict) and source.get("kind") == "prm":
+            options = source.get("options")
+            if isinstance(options, dict):
+                yield options, "model"
 
 
 def build(table: Table, *, source: str, overridden: dict[str, str] | None = None) -> RunConfig:

@@ -9,8 +9,9 @@ from headrace.config.base import StrictModel
 
 Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "slime", "rllm", "plain"]
 Kind = Literal[
-    "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code"
-]
+    "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code",
+    "prm",
+]  # fmt: skip
 Unit = Literal["trajectory", "group", "line"]
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 DEFAULT_SOURCE = "default"
@@ -38,8 +39,9 @@ class SourceConfig(StrictModel):
     """math: exact numbers first, then math-verify. exact: the answer string itself. function: the
     callable named by `function`, or those in `functions`. choice: multiple choice. text: strings,
     expressions, formats. instruction: checks of length, words, form. number: tolerance and units.
-    sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox. See
-    docs/verifiers.md and docs/sandbox.md."""
+    sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox.
+    prm: lines, by a line reward model. See docs/verifiers.md, docs/sandbox.md and
+    docs/process-rewards.md."""
 
     unit: Unit = "trajectory"
     """What is scored at once. trajectory: each response when it has ended. group: all responses to

@@ -26,6 +26,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "sql": "rewards.kinds.sql",
         "gym": "rewards.kinds.gym",
         "code": "rewards.kinds.program",
+        "prm": "rewards.kinds.prm",
     }
 )
 """Module of each kind, by its name."""
