@@ -41,7 +41,8 @@ def build_verifier(source: SourceConfig) -> Verifier:
         functions = load_functions(source)
 
         def scored(item: ScoreItem) -> Verdict:
-            return functions(item, threshold=source.correct_threshold)
+            verdict = functions(item, threshold=source.correct_threshold)
+            return verdict if source.score_range is None else _priced(source, verdict)
 
         unfinished = Verdict(source.wrong_reward, False)
         judge = _of_finished(scored, unfinished, source)
@@ -49,8 +50,7 @@ def build_verifier(source: SourceConfig) -> Verifier:
     kind = _of_kind(source)
 
     def paid(item: ScoreItem) -> Verdict:
-        verdict = kind(item)
-        return Verdict(_pay(source, verdict.reward), verdict.correct, verdict.parts)
+        return _priced(source, kind(item))
 
     unfinished = Verdict(source.wrong_reward, False, {"correct": 0.0})
     return Verifier(_of_finished(paid, unfinished, source), kind.needs)
@@ -79,6 +79,16 @@ def _of_kind(source: SourceConfig) -> Verifier:
         )
     verifier: Verifier = module.build(options)
     return verifier
+
+
+def _priced(source: SourceConfig, verdict: Verdict) -> Verdict:
+    """The verdict with what its score earns. A score that was put on another scale is a part."""
+    score, parts = verdict.reward, verdict.parts
+    if source.score_range is not None:
+        low, high = source.score_range
+        parts = {"score": score, **parts}
+        score = min(max((score - low) / (high - low), 0.0), 1.0)
+    return Verdict(_pay(source, score), verdict.correct, parts)
 
 
 def _pay(source: SourceConfig, score: float) -> float:
