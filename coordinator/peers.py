@@ -46,6 +46,8 @@ class RewardPeer(Peer):
 
     scoring: dict[int, str] = field(default_factory=dict)
     """The source of each trajectory that it has."""
+    auditing: set[int] = field(default_factory=set)
+    """Trajectories that it scores for the audit."""
 
 
 @dataclass

@@ -10,9 +10,11 @@ import json
 import time
 from collections import Counter, deque
 
+from coordinator.audits import Audits
 from coordinator.hub import Hub
 from coordinator.peers import RewardPeer
 from coordinator.prompts import Prompts
+from coordinator.spread import Spread
 from coordinator.values import sound_score
 from headrace.config.reward import DEFAULT_SOURCE
 from headrace.errors import UserError
@@ -31,12 +33,16 @@ class Scoring:
         self._queues: dict[str, deque[int]] = {name: deque() for name in self._sources}
         self._failures_in_a_row: Counter[str] = Counter()
         self.seconds = 0.0
+        self._audits = Audits(hub, self.source_of)
+        self.spread = Spread(prompts.decode, hub.monitors.spread, seed=hub.config.seed)
+        hub.monitors.queues = self.queues
 
     def add(self, trajectory: Trajectory) -> None:
-        """A complete trajectory waits for its reward."""
+        """A complete trajectory waits for its reward, or, where it has one, for its audit."""
         if trajectory.complete and trajectory.reward_status is None:
             source = self.source_of(self._hub.account.groups[trajectory.group_id])
             self._queues[source].append(trajectory.trajectory_id)
+        self._audits.add(trajectory)
 
     def source_of(self, group: Group) -> str:
         """The source of rewards of a prompt; UserError where the route leads nowhere."""
@@ -62,15 +68,25 @@ class Scoring:
         if worker:
             for trajectory_id, source in sorted(worker.scoring.items(), reverse=True):
                 self._queues[source].appendleft(trajectory_id)
+            self._audits.lose(worker)
+
+    def queues(self) -> dict[str, int]:
+        """Trajectories that wait for a score, by source, audits included."""
+        out = Counter(s for w in self._hub.peers.rewards.values() for s in w.scoring.values())
+        audits = self._audits.queued()
+        return {
+            name: len(queue) + out[name] + audits.get(name, 0)
+            for name, queue in self._queues.items()
+        }
 
     def waiting(self) -> int:
-        """Trajectories that wait for a reward."""
+        """Trajectories that wait for a reward; nobody waits for an audit."""
         queued = sum(len(queue) for queue in self._queues.values())
         return queued + sum(len(w.scoring) for w in self._hub.peers.rewards.values())
 
     async def dispatch(self) -> None:
         """Hand the queues to workers, at most two batches of a source out at each child."""
-        if not any(self._queues.values()):
+        if not any(self._queues.values()) and not self._audits.waits:
             return
         size = self._hub.config.reward.batch
         for name, worker in self._hub.peers.rewards.items():
@@ -83,6 +99,7 @@ class Scoring:
                     trajectories = (self._hub.account.trajectories[i] for i in ids)
                     items = [self._item(trajectory, source) for trajectory in trajectories]
                     await self._hub.send(name, ScoreRequest(items=items))
+            await self._audits.dispatch(name, worker, self._item)
 
     def _item(self, trajectory: Trajectory, source: str) -> ScoreItem:
         group = self._hub.account.groups[trajectory.group_id]
@@ -107,28 +124,31 @@ class Scoring:
         worker = self._hub.peers.rewards.get(name)
         scored: list[Trajectory] = []
         for score in map(sound_score, message.scores):
+            if score.audit:
+                self._audits.receive(worker, score)
+                continue
             if worker is None or score.trajectory_id not in worker.scoring:
                 # What a worker is asked before it is lost, it may answer after.
                 self._hub.rejections.count("score_not_asked")
                 continue
             source = worker.scoring.pop(score.trajectory_id)
             ok = score.status == "ok"
-            self._hub.note(
-                RewardArrived(
-                    at=time.time(),
-                    trajectory_id=score.trajectory_id,
-                    status=score.status,
-                    reward=score.reward if ok else None,
-                    rewards=score.rewards,
-                    correct=score.correct if ok else None,
-                    parts=score.parts,
-                    seconds=score.seconds,
-                    error=score.error,
-                    source=source,
-                )
+            arrived = RewardArrived(
+                at=time.time(),
+                trajectory_id=score.trajectory_id,
+                status=score.status,
+                reward=score.reward if ok else None,
+                rewards=score.rewards,
+                correct=score.correct if ok else None,
+                parts=score.parts,
+                seconds=score.seconds,
+                error=score.error,
+                source=source,
             )
+            self._hub.note(arrived)
             self.seconds += score.seconds
             scored.append(self._hub.account.trajectories[score.trajectory_id])
+            self._watch(scored[-1], arrived)
             self._failures_in_a_row[source] = 0 if ok else self._failures_in_a_row[source] + 1
             if not ok:
                 self._fail(score, source)
@@ -136,6 +156,13 @@ class Scoring:
         if scored:
             self._hub.progress()
         return scored
+
+    def _watch(self, trajectory: Trajectory, arrived: RewardArrived) -> None:
+        """What follows from a score for those who watch rewards."""
+        if trajectory.purpose == "train":
+            self._hub.monitors.scored(trajectory, arrived)
+            self.spread.add(arrived.source, self._hub.account.members(trajectory.group_id))
+            self._audits.add(trajectory)
 
     def _fail(self, score: Score, source: str) -> None:
         """Tell of a scoring that failed; the run ends where too many of its source did."""

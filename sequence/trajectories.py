@@ -40,6 +40,7 @@ class Trajectory:
         pieces: who wrote what; empty as long as the policy sampled everything.
         rewards: what was earned where; known once it is scored, or as the environment said.
         correct: whether the score says that it is right; None where that is not known.
+        audit_status: of the second source's score; None where there is none.
         value: where it is for the value model; None before it has a good reward.
         value_update: the update that has it or trained on it; -1 before.
         next_chunk: index of the next chunk.
@@ -55,6 +56,7 @@ class Trajectory:
     reward: float | None = None
     reward_status: str | None = None
     correct: bool | None = None
+    audit_status: str | None = None
     value: ValueState | None = None
     value_update: int = -1
     next_chunk: int = 0

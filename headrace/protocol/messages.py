@@ -227,7 +227,8 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     `finished` is False for one cut at the length limit; `info` is a JSON object as text, and
     `messages` a JSON list where the row's prompt is a chat and a function is to see it. Token ids
     come along only where one asks for them; the response's are those that were sampled. `source`
-    is the source of rewards that scores it."""
+    is the source of rewards that scores it; with `audit` it does so besides the prompt's own, and
+    nothing trains on what it says."""
 
     trajectory_id: int
     prompt: str
@@ -240,6 +241,7 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: Int32 | None = None
     completion_ids: Int32 | None = None
     source: str = "default"
+    audit: bool = False
 
 
 class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):
@@ -261,6 +263,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, float] = {}
     seconds: fields.Seconds = 0.0
     error: fields.Prose | None = None
+    audit: bool = False
+    """As in its ScoreItem."""
 
 
 class Scores(Message, frozen=True, kw_only=True, tag=True):

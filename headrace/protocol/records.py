@@ -112,6 +112,20 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     source: str = "default"
 
 
+class AuditArrived(Record, frozen=True, kw_only=True, tag=True):
+    """A trajectory of the audited share was scored by a second source, `source`. Nothing trains on
+    it; `reward` and `correct` are None where `status` is not ok."""
+
+    trajectory_id: int
+    source: str
+    status: Literal["ok", "timeout", "crashed", "invalid"]
+    reward: float | None
+    correct: bool | None = None
+    parts: dict[str, float] = {}
+    seconds: float = 0.0
+    error: str | None = None
+
+
 # -- the life of a window --------------------------------------------------------------------------
 
 
@@ -332,7 +346,7 @@ class RunPhase(Record, frozen=True, kw_only=True, tag=True):
 
 
 AnyRecord = (
-    GroupIssued | LeaseIssued | ChunkArrived | TrajectoryEnded | RewardArrived
+    GroupIssued | LeaseIssued | ChunkArrived | TrajectoryEnded | RewardArrived | AuditArrived
     | WindowsClosed | WindowsReady | WindowsRecalled | WindowsDropped
     | BatchTaken | BatchReturned | UpdateCommitted | TokensLost
     | LineageBegan | Forgotten | Restarted | VersionIssued | VersionPublished
