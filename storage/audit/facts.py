@@ -74,6 +74,9 @@ class TrajectoryFacts:
     reward: float | None = None
     reward_status: str | None = None
     reward_source: str | None = None
+    audit_status: str | None = None
+    audit_source: str | None = None
+    audit_reward: float | None = None
     windows: list[WindowFacts] = field(default_factory=list)
     value: str | None = None
     value_number: int | None = None

@@ -162,6 +162,9 @@ def _trajectory_row(t: TrajectoryFacts) -> Row:
         "reward": t.reward,
         "reward_status": t.reward_status,
         "reward_source": t.reward_source,
+        "audit_status": t.audit_status,
+        "audit_source": t.audit_source,
+        "audit_reward": t.audit_reward,
         "min_version": min(versions, default=None),
         "max_version": max(versions, default=None),
     }

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from headrace.protocol.records import (
     RECORD_FORMAT,
+    AuditArrived,
     CheckpointWritten,
     ChunkArrived,
     EvaluationDone,
@@ -45,6 +46,7 @@ from storage.projection.history import (
 from storage.projection.rows import Placed
 from storage.projection.trajectories import (
     assign_leases,
+    audit_trajectories,
     end_trajectories,
     extend_responses,
     issue_groups,
@@ -61,6 +63,7 @@ _PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (
     ((ChunkArrived,), extend_responses),
     ((TrajectoryEnded,), end_trajectories),
     ((RewardArrived,), score_trajectories),
+    ((AuditArrived,), audit_trajectories),
     (WINDOWS, move_windows),
     (BATCHES, move_values),
     (BATCHES, move_updates),

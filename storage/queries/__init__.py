@@ -16,6 +16,7 @@ from storage.queries.metrics import (
     metric_series,
 )
 from storage.queries.processes import events, process_table, supervisor_events
+from storage.queries.rewards import ALERT, reward_lengths, reward_sources
 from storage.queries.runs import RunLine, list_runs, resolve_run, run_config, run_line
 from storage.queries.summary import run_summary
 from storage.queries.timeline import timeline, weight_versions
@@ -30,6 +31,7 @@ from storage.queries.trajectories import (
 from storage.tokens import MARKS, REASONS, SOURCES
 
 __all__ = [
+    "ALERT",
     "MARKS",
     "REASONS",
     "SOURCES",
@@ -54,6 +56,8 @@ __all__ = [
     "process_table",
     "recount_ledger",
     "resolve_run",
+    "reward_lengths",
+    "reward_sources",
     "run_config",
     "run_line",
     "run_summary",

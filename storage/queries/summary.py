@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, func, select
 
 from headrace.run_folder import read_config
 from storage.queries.metrics import latest_values
+from storage.queries.rewards import alert_texts, source_rows
 from storage.queries.runs import run_state
 from storage.reader import RunReader, open_run
 from storage.tables import (
@@ -66,6 +67,8 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "last": rewards[-1] if rewards else None,
             "best": max(rewards, default=None),
         },
+        "rewards": {row["source"]: _source(row) for row in source_rows(reader)},
+        "alerts": alert_texts(reader),
         "response_length": {
             "first": before.get("response_length"),
             "last": after.get("response_length"),
@@ -93,6 +96,12 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
         },
         "checkpoints": _checkpoints(reader),
     }
+
+
+def _source(row: dict[str, Any]) -> dict[str, Any]:
+    """What a screen says of a source of rewards."""
+    names = ("answers", "reward", "correct", "seconds", "audits", "gap", "error")
+    return {"failed": row["answers"] - row["ok"], **{name: row[name] for name in names}}
 
 
 def _count(latest: dict[str, float | None], name: str) -> int:
