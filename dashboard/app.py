@@ -15,13 +15,14 @@ from dashboard import data, panels
 from dashboard.data import RunData
 from dashboard.palette import STYLE
 from dashboard.picker import pick_run
-from dashboard.views import learning, overview, pipeline, trajectories
+from dashboard.views import learning, overview, pipeline, rewards, trajectories
 
 _STATIC = Path(__file__).parent / "static"
 Render = Callable[[RunData, Path], None]
 PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Overview", ":material/water:", overview.render),
     ("Learning", ":material/trending_up:", learning.render),
+    ("Rewards", ":material/balance:", rewards.render),
     ("Pipeline", ":material/view_timeline:", pipeline.render),
     ("Trajectories", ":material/notes:", trajectories.render),
 )
