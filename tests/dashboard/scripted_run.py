@@ -326,7 +326,7 @@ class Script:
             reward = None if is_lost else float(self.correct[key])
             source = self.source_of(key)
             if source == "judge" and reward is not None:
-                reward = 0.6 * reward + 0.4 * self.skill
+                reward += 0.5 * self.skill  # what is paid for beside being right, ever more
             arrived = r.RewardArrived(
                 at=self.now,
                 trajectory_id=key,
