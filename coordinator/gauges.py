@@ -8,13 +8,15 @@ between.
 
 import statistics
 import time
+from collections import Counter
 
 from coordinator.hub import Hub
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages import GeneratorReport
 from headrace.protocol.records import BatchTaken
+from sequence.account import Account
 from sequence.trajectories import Trajectory
-from sequence.windows import trajectory_of
+from sequence.windows import Window, trajectory_of
 
 
 class Gauges:
@@ -55,6 +57,8 @@ class Gauges:
             metrics["schedule/unfinished_share"] = unfinished / len(taken.windows)
         else:
             ending = [account.trajectories[i] for i in taken.value_trajectories]
+        if self._hub.lines is not None:
+            metrics |= _process_rewards(account, [account.window(i) for i in ids])
         return metrics | _outcomes(ending)
 
     def at_commit(self, metrics: dict[str, Metric]) -> dict[str, float]:
@@ -138,6 +142,27 @@ class Gauges:
 
 def _seconds(report: GeneratorReport) -> float:
     return report.idle_s + report.busy_s + report.pause_s
+
+
+def _process_rewards(account: Account, windows: list[Window]) -> dict[str, float]:
+    """What tokens of windows earned before the last one of their answers, and what is missing."""
+    counts = Counter(f"reward/lines_{window.lines}" for window in windows)
+    tokens = unfinished = 0
+    for window in windows:
+        trajectory = account.trajectories[window.trajectory_id]
+        last = trajectory.spans[-1].end - 1 if trajectory.ended else trajectory.length
+        earned = {
+            reward.position
+            for reward in trajectory.rewards
+            if window.start <= reward.position < min(window.end, last) and reward.value
+        }
+        tokens += len(earned)
+        unfinished += len(earned) if not window.final else 0
+    return {
+        "reward/process_tokens": float(tokens),
+        "reward/process_unfinished": float(unfinished),
+        **{name: float(counts[name]) for name in ("reward/lines_late", "reward/lines_failed")},
+    }
 
 
 def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:

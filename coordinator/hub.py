@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from coordinator.leases import Leases
+from coordinator.line_scoring import LineScoring
 from coordinator.monitors import Monitors
 from coordinator.peers import Peers
 from coordinator.recorder import Recorder
@@ -92,6 +93,8 @@ class Hub:
     router: Router
     peers: Peers = field(default_factory=Peers)
     clock: Clock = field(default_factory=Clock)
+    lines: LineScoring | None = None
+    """Where a source scores lines: who waits for what, and what they earn."""
     progress_at: float = field(default_factory=time.monotonic)
     failed: str | None = None
     """The first cause for which the run cannot go on."""

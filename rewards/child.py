@@ -30,6 +30,7 @@ from rewards.pipe import (
     pack,
     read_question,
 )
+from rewards.verdict import Verdict
 from rewards.verifier import Verifier, build_verifier
 
 MEMORY_BYTES = 4 << 30
@@ -73,7 +74,22 @@ def score(verifier: Verifier, item: ScoreItem) -> Outcome:
     except (Exception, SystemExit) as error:
         return Outcome("crashed", time.perf_counter() - began, error=_describe(error))
     seconds = time.perf_counter() - began
-    return Outcome("ok", seconds, verdict.reward, verdict.correct, verdict.parts)
+    return _outcome(verdict, seconds)
+
+
+def _outcome(verdict: Verdict | None, seconds: float) -> Outcome:
+    if verdict is None:
+        error = "the function says None, so no reward applies to this response"
+        return Outcome("invalid", seconds, error=error)
+    return Outcome(
+        "ok",
+        seconds,
+        verdict.reward,
+        verdict.correct,
+        verdict.parts,
+        lines=list(verdict.lines),
+        siblings=[_outcome(sibling, seconds) for sibling in verdict.siblings],
+    )
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:

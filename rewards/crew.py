@@ -122,6 +122,8 @@ class Crew:
                 correct=answer.correct,
                 parts=answer.parts,
                 error=answer.error,
+                lines=answer.lines,
+                siblings=answer.siblings,
             )
         return True
 
@@ -135,6 +137,8 @@ class Crew:
         correct: bool = False,
         parts: dict[str, float] | None = None,
         error: str | None = None,
+        lines: Sequence[float | None] = (),
+        siblings: Sequence[Outcome] = (),
     ) -> None:
         self._idle_deaths = 0
         if not item.audit:
@@ -148,6 +152,9 @@ class Crew:
                 parts=parts or {},
                 seconds=seconds,
                 error=error,
+                source=item.source,
+                lines=list(lines),
+                siblings=list(map(_sibling, item.siblings, siblings)),
                 audit=item.audit,
             )
         )
@@ -168,3 +175,17 @@ class Crew:
             raise RunFailedError(
                 f"{self._idle_deaths} scoring children in a row died before they began: {error}"
             ) from error
+
+
+def _sibling(item: ScoreItem, outcome: Outcome) -> Score:
+    """The score of one of a group."""
+    return Score(
+        trajectory_id=item.trajectory_id,
+        status=outcome.status,
+        reward=outcome.reward,
+        correct=outcome.correct,
+        parts=outcome.parts,
+        seconds=outcome.seconds,
+        error=outcome.error,
+        source=item.source,
+    )

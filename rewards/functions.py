@@ -38,11 +38,14 @@ class RewardFunction:
 
     def __call__(self, item: ScoreItem) -> Result | None:
         """What the function says of one response; None: it does not apply."""
-        positional, named = self.binding.arguments(item)
+        return read_result(self.call(*self.binding.arguments(item)))
+
+    def call(self, positional: list[Any], named: dict[str, Any]) -> Any:
+        """What it returns, waited for where it is a coroutine."""
         result = self.function(*positional, **named)
         if inspect.isawaitable(result):
             result = _loop().run_until_complete(_awaited(result))
-        return read_result(result)
+        return result
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ def check_sources(
     exact, which have nothing to be told and take a while, are loaded too."""
     asks_ids = False
     for name, source in config.each().items():
-        if source.kind in ("math", "exact") and not source.options and not every:
+        plain = source.kind in ("math", "exact") and source.unit == "trajectory"
+        if plain and not source.options and not every:
             continue
         where = _place(name if config.sources else None, source)
         try:

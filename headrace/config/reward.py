@@ -12,6 +12,7 @@ Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "plain"]
 Kind = Literal[
     "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code"
 ]
+Unit = Literal["trajectory", "group", "line"]
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 DEFAULT_SOURCE = "default"
 """The name of a recipe's only source."""
@@ -40,6 +41,11 @@ class SourceConfig(StrictModel):
     expressions, formats. instruction: checks of length, words, form. number: tolerance and units.
     sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox. See
     docs/verifiers.md and docs/sandbox.md."""
+
+    unit: Unit = "trajectory"
+    """What is scored at once. trajectory: each response when it has ended. group: all responses to
+    a prompt when the last of them has ended. line: the complete lines of a response that may go on;
+    such a source stands beside the one that the route names: `reward.process`."""
 
     options: dict[str, Any] = Field(default={})
     """What the kind can be told besides: docs/verifiers.md."""
@@ -120,6 +126,25 @@ class RouteConfig(StrictModel):
         return (*self.values.values(), *self.tasks.values(), *last)
 
 
+class ProcessConfig(StrictModel):
+    """Rewards for the lines of an answer, beside its outcome: a line earns lambda x its score / the
+    number of lines that are not neutral (arXiv 2410.17621)."""
+
+    source: SourceName | None = None
+    """The source that scores lines (its `unit` is line). None: lines earn nothing."""
+
+    failing: float = Field(default=0.25, ge=0)
+    """lambda of an answer that is not right."""
+
+    passing: float = Field(default=0.025, ge=0)
+    """lambda of one that is right."""
+
+    lines: int | None = Field(default=None, ge=1)
+    """Lines that are not neutral in an answer, as far as one can say: what lines of an unfinished
+    answer are paid is divided by it, or by the lines so far where those are more. None: the mean of
+    the last answers."""
+
+
 class RewardConfig(SourceConfig):
     """What scores responses, and the processes that do it. With `[reward.sources.NAME]` several
     sources score, and the keys of a source stand in their tables; without, these keys are the only
@@ -137,6 +162,9 @@ class RewardConfig(SourceConfig):
 
     alerts: AlertConfig = AlertConfig()
     """When the monitors of rewards raise an alert."""
+
+    process: ProcessConfig = ProcessConfig()
+    """What lines earn beside the outcome."""
 
     token_ids: bool = False
     """Send token ids of prompts and responses to the reward workers. A function that takes them
@@ -157,6 +185,11 @@ class RewardConfig(SourceConfig):
             return self.sources
         own = {name: getattr(self, name) for name in SourceConfig.model_fields}
         return {DEFAULT_SOURCE: SourceConfig(**own)}
+
+    def line_source(self) -> SourceConfig | None:
+        """The source that scores lines, where there is one."""
+        name = self.process.source
+        return None if name is None else self.each().get(name)
 
     def strays(self) -> list[str]:
         """Keys of a source that stand beside `sources`, where nobody would read them."""
@@ -181,7 +214,7 @@ class RewardConfig(SourceConfig):
         found = None if route.column is None else _value(columns(), route.column)
         if found is not None:
             named = route.values.get(found) if route.values else found
-            if named in self.sources:
+            if named in self.sources and self.sources[named].unit != "line":
                 return named
         return route.tasks.get(task, route.default)
 

@@ -354,6 +354,12 @@ RULES: tuple[Rule, ...] = (
         "needs learner.zero_stage of 1 or more",
     ),
     Rule(
+        "reward.process.source",
+        lambda c: c.reward.process.source is not None and _group(c) is not None,
+        "advantages by group see the score of a whole answer alone, so lines would earn nothing: "
+        'use algorithm.advantages.kind = "egae", which has a critic',
+    ),
+    Rule(
         "transport.curve_keys",
         lambda c: not _loopback(c.transport.host) and c.transport.curve_keys is None,
         "missing: {c.transport.host} can be reached from other machines; make keys with `headrace "

@@ -174,6 +174,7 @@ class Sequences:
             self._say("tokens", f"{name} earned something outside its tokens")
         trajectory.reward, trajectory.reward_status = record.reward, record.status
         trajectory.reward_source = record.source
+        trajectory.rewards = [*(trajectory.rewards or []), *record.rewards]
         if record.status == "ok" and trajectory.purpose == "train" and self._has_value:
             trajectory.value = "waiting"
 

@@ -20,6 +20,7 @@ from headrace.protocol.records import (
     GroupIssued,
     Incident,
     LeaseIssued,
+    LinesScored,
     MetricsSampled,
     ProcessChanged,
     Record,
@@ -45,6 +46,7 @@ from storage.projection.history import (
 )
 from storage.projection.rows import Placed
 from storage.projection.trajectories import (
+    add_line_scores,
     assign_leases,
     audit_trajectories,
     end_trajectories,
@@ -62,7 +64,8 @@ _PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (
     ((LeaseIssued,), assign_leases),
     ((ChunkArrived,), extend_responses),
     ((TrajectoryEnded,), end_trajectories),
-    ((RewardArrived,), score_trajectories),
+    ((LinesScored, RewardArrived), score_trajectories),
+    ((LinesScored,), add_line_scores),
     ((AuditArrived,), audit_trajectories),
     (WINDOWS, move_windows),
     (BATCHES, move_values),

@@ -60,6 +60,7 @@ def _score(item: m.ScoreItem) -> m.Score:
         reward=truth if item.audit else 1.0,
         correct=True,
         audit=item.audit,
+        source=item.source,
         error="no judge" if failed else None,
     )
 

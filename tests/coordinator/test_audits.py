@@ -1,9 +1,11 @@
 """The audited share: a second source scores it too, and nothing waits for that or trains on it."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from coordinator.scoring import Scoring
 from coordinator.spread import chosen
 from headrace.protocol.messages import Score, ScoreItem, Scores
 from headrace.protocol.records import AuditArrived, RewardArrived
@@ -23,7 +25,7 @@ def say(front: Front, item: ScoreItem, reward: float, status: Any = "ok") -> lis
     """The worker's answer to an item."""
     score = Score(
         trajectory_id=item.trajectory_id, status=status, reward=reward, audit=item.audit,
-        correct=reward > 0.5, error="broken" if status != "ok" else None,
+        correct=reward > 0.5, error="broken" if status != "ok" else None, source=item.source,
     )  # fmt: skip
     return front.scoring.receive("reward-0", Scores(scores=[score]))
 
@@ -157,6 +159,9 @@ def test_a_coordinator_that_takes_over_audits_what_is_still_to_be_audited() -> N
     front.world.restart()
     again = audited(batch=64)
     again.world, again.account = front.world, front.world.account
+    hub: Any = again
+    prompts: Any = SimpleNamespace(decode=str)
+    again.scoring = Scoring(hub, prompts)
     for trajectory in again.account.trajectories.values():
         again.scoring.add(trajectory)
     (item,) = again.dispatch()

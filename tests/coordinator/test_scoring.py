@@ -34,6 +34,7 @@ class Front:
         self.incidents: list[str] = []
         self.monitors = Monitors(self.config.reward, lambda kind, text: None)
         self.rejections: Any = RejectionLog(lambda kind, text: None)
+        self.lines = None
         prompts: Any = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
         hub: Any = self
         self.scoring = Scoring(hub, prompts)
@@ -53,7 +54,10 @@ class Front:
 
     def score(self, trajectory_id: int, status: Any) -> None:
         """The worker answers."""
-        scores = Scores(scores=[Score(trajectory_id=trajectory_id, status=status, reward=1.0)])
+        asked = self.peers.rewards["reward-0"].scoring
+        (source,) = [ask.source for ask in asked if ask.trajectory_id == trajectory_id]
+        score = Score(trajectory_id=trajectory_id, status=status, reward=1.0, source=source)
+        scores = Scores(scores=[score])
         assert len(self.scoring.receive("reward-0", scores)) == 1
 
     async def send(self, name: str, message: ScoreRequest) -> None:

@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+revision = "0005"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 
@@ -20,14 +20,14 @@ _COLUMNS = {
 
 
 def upgrade() -> None:
-    """Bring the tables to the fourth format."""
+    """Bring the tables to the fifth format."""
     with op.batch_alter_table("trajectories") as batch_op:
         for name, kind in _COLUMNS.items():
             batch_op.add_column(sa.Column(name, kind, nullable=True))
 
 
 def downgrade() -> None:
-    """Back to the third format."""
+    """Back to the fourth format."""
     with op.batch_alter_table("trajectories") as batch_op:
         for name in reversed(_COLUMNS):
             batch_op.drop_column(name)
