@@ -1,4 +1,5 @@
-"""The coordinator's own metrics: ledger, lengths, rewards, rates, who waits for whom.
+"""The coordinator's own metrics: ledger, lengths, rewards and their sources, rates, who waits for
+whom.
 
 Comes in: the state and what ended since the last update. Goes out: metrics by name
 (headrace.metrics says what each means), for every committed update and about once a second in
@@ -63,6 +64,7 @@ class Gauges:
     def at_commit(self, metrics: dict[str, Metric]) -> dict[str, float]:
         """Metrics of the coordinator at an update's commit; counters start anew."""
         own = self._hub.account.ledger.as_metrics() | self._rates() | self.idle_shares()
+        own |= self._hub.monitors.at_commit()
         if self._arrived:
             own["rollout/finished_length"] = statistics.fmean(self._arrived)
         self._arrived = []
@@ -121,6 +123,7 @@ class Gauges:
             self._hub.account.ledger.as_metrics()
             | self.idle_shares()
             | self._heartbeats()
+            | self._hub.monitors.gauges()
             | {
                 "transport/rejected": float(self._hub.rejections.total),
                 "schedule/live": float(live),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from coordinator.leases import Leases
 from coordinator.line_scoring import LineScoring
+from coordinator.monitors import Monitors
 from coordinator.peers import Peers
 from coordinator.recorder import Recorder
 from coordinator.rejections import RejectionLog
@@ -98,9 +99,15 @@ class Hub:
     failed: str | None = None
     """The first cause for which the run cannot go on."""
     rejections: RejectionLog = field(init=False)
+    monitors: Monitors = field(init=False)
+    """Of rewards."""
 
     def __post_init__(self) -> None:
-        self.rejections = RejectionLog(lambda kind, text: self.incident("warning", kind, text))
+        def warn(kind: str, text: str) -> None:
+            self.incident("warning", kind, text)
+
+        self.rejections = RejectionLog(warn)
+        self.monitors = Monitors(self.config.reward, warn)
 
     @property
     def account(self) -> Account:

@@ -253,6 +253,7 @@ class Coordinator:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             self.hub.rejections.tell()
+            await self.parts.scoring.spread.measure()
             self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
             if now - beat >= transport.heartbeat_s:
                 beat = now

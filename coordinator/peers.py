@@ -53,6 +53,8 @@ class RewardPeer(Peer):
     """A reward worker and what it is scoring."""
 
     scoring: set[Ask] = field(default_factory=set)
+    auditing: set[int] = field(default_factory=set)
+    """Trajectories that it scores for the audit."""
 
 
 @dataclass

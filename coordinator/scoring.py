@@ -15,11 +15,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from coordinator.audits import Audits
 from coordinator.hub import Hub
 from coordinator.line_scoring import LineScoring
 from coordinator.peers import Ask, RewardPeer
 from coordinator.prompts import Prompts
 from coordinator.score_items import ScoreItems
+from coordinator.spread import Spread
 from coordinator.values import sound_score
 from headrace.config.reward import DEFAULT_SOURCE
 from headrace.errors import UserError
@@ -43,9 +45,13 @@ class Scoring:
         self._rewarded: list[Trajectory] = []
         self._failures_in_a_row: Counter[str] = Counter()
         self.seconds = 0.0
+        self._audits = Audits(hub, self.source_of)
+        self.spread = Spread(prompts.decode, hub.monitors.spread, seed=hub.config.seed)
+        hub.monitors.queues = self.queues
 
     def add(self, trajectory: Trajectory) -> None:
-        """A trajectory that ended waits for its reward, or its group does once all of it ended."""
+        """A trajectory that ended waits for its reward, or its group does once all of it ended;
+        one that has its reward waits for its audit."""
         if not trajectory.ended:
             return
         source = self.source_of(self._hub.account.groups[trajectory.group_id])
@@ -53,6 +59,7 @@ class Scoring:
             self._add_group(trajectory.group_id, source)
         elif trajectory.complete and trajectory.reward_status is None:
             self._queues[source].append(Ask(trajectory.trajectory_id, source))
+        self._audits.add(trajectory)
 
     def _add_group(self, group_id: int, source: str) -> None:
         members = self._hub.account.members(group_id)
@@ -88,9 +95,19 @@ class Scoring:
         if worker:
             for ask in sorted(worker.scoring, reverse=True):
                 self._queues[ask.source].appendleft(ask)
+            self._audits.lose(worker)
+
+    def queues(self) -> dict[str, int]:
+        """What waits for a score, by source, audits included."""
+        out = Counter(a.source for w in self._hub.peers.rewards.values() for a in w.scoring)
+        audits = self._audits.queued()
+        return {
+            name: len(queue) + out[name] + audits.get(name, 0)
+            for name, queue in self._queues.items()
+        }
 
     def waiting(self) -> int:
-        """Rewards that are waited for."""
+        """Rewards that are waited for; nobody waits for an audit."""
         queued = sum(len(queue) for queue in self._queues.values())
         out = sum(len(worker.scoring) for worker in self._hub.peers.rewards.values())
         return queued + out + len(self._outcomes)
@@ -99,7 +116,7 @@ class Scoring:
         """Hand the queues to workers, at most two batches of a source out at each child."""
         if (lines := self._hub.lines) is not None:
             self._queues[lines.source].extend(Ask(i, lines.source) for i in lines.wanted())
-        if not any(self._queues.values()):
+        if not any(self._queues.values()) and not self._audits.waits:
             return
         size = self._hub.config.reward.batch
         for name, worker in self._hub.peers.rewards.items():
@@ -110,6 +127,7 @@ class Scoring:
                 items = [item for ask in asks for item in self._asking(worker, ask)]
                 if items:
                     await self._hub.send(name, ScoreRequest(items=items))
+            await self._audits.dispatch(name, worker, self._items.whole)
 
     def _asking(self, worker: RewardPeer, ask: Ask) -> Iterator[ScoreItem]:
         """The item of a question that goes to a worker; none where there is nothing to ask."""
@@ -142,6 +160,9 @@ class Scoring:
         worker = self._hub.peers.rewards.get(name)
         touched: list[Trajectory] = []
         for score in map(sound_score, message.scores):
+            if score.audit:
+                self._audits.receive(worker, score)
+                continue
             ask = Ask(score.trajectory_id, score.source)
             if worker is None or ask not in worker.scoring:
                 # What a worker is asked before it is lost, it may answer after.
@@ -224,21 +245,28 @@ class Scoring:
             at_end = [Reward(score.reward, trajectory.spans[-1].end - 1)]
             rewards = lines.settle(trajectory, passed=score.correct) + (rewards or at_end)
         del self._outcomes[trajectory.trajectory_id]
-        self._hub.note(
-            RewardArrived(
-                at=time.time(),
-                trajectory_id=trajectory.trajectory_id,
-                status=score.status,
-                reward=score.reward if ok else None,
-                rewards=rewards,
-                correct=score.correct if ok else None,
-                parts=score.parts,
-                seconds=score.seconds,
-                error=score.error,
-                source=score.source,
-            )
+        arrived = RewardArrived(
+            at=time.time(),
+            trajectory_id=trajectory.trajectory_id,
+            status=score.status,
+            reward=score.reward if ok else None,
+            rewards=rewards,
+            correct=score.correct if ok else None,
+            parts=score.parts,
+            seconds=score.seconds,
+            error=score.error,
+            source=score.source,
         )
+        self._hub.note(arrived)
         self._rewarded.append(trajectory)
+        self._watch(trajectory, arrived)
+
+    def _watch(self, trajectory: Trajectory, arrived: RewardArrived) -> None:
+        """What follows from a score for those who watch rewards."""
+        if trajectory.purpose == "train":
+            self._hub.monitors.scored(trajectory, arrived)
+            self.spread.add(arrived.source, self._hub.account.members(trajectory.group_id))
+            self._audits.add(trajectory)
 
     def _count(self, ask: Ask, score: Score) -> None:
         """Count failures in a row and tell of one; the run ends where too many of its source

@@ -15,7 +15,7 @@ from dashboard import data, panels
 from dashboard.data import RunData
 from dashboard.palette import STYLE
 from dashboard.picker import pick_run
-from dashboard.views import learning, overview, pipeline, reward_model, trajectories
+from dashboard.views import learning, overview, pipeline, reward_model, rewards, trajectories
 
 _STATIC = Path(__file__).parent / "static"
 Render = Callable[[RunData, Path], None]
@@ -24,6 +24,7 @@ REWARD_MODEL = "reward model"
 PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Overview", ":material/water:", overview.render),
     ("Learning", ":material/trending_up:", learning.render),
+    ("Rewards", ":material/balance:", rewards.render),
     ("Pipeline", ":material/view_timeline:", pipeline.render),
     ("Trajectories", ":material/notes:", trajectories.render),
 )

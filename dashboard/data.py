@@ -96,6 +96,14 @@ class RunData:
         """`storage.queries.reward_model_page`."""
         return queries.reward_model_page(self.line.run_dir)
 
+    def reward_sources(self) -> pd.DataFrame:
+        """One row a source of rewards, see `storage.queries.reward_sources`."""
+        return _reward_sources(*self._at)
+
+    def reward_lengths(self) -> pd.DataFrame:
+        """Lengths and rewards of the newest answers."""
+        return _reward_lengths(*self._at)
+
     def evaluations(self) -> pd.DataFrame:
         """Held-out evaluations in order."""
         return _evaluations(*self._at)
@@ -109,9 +117,9 @@ class RunData:
         """One row a process."""
         return _processes(*self._at)
 
-    def events(self, limit: int = 40) -> pd.DataFrame:
+    def events(self, limit: int = 40, kind: str | None = None) -> pd.DataFrame:
         """Newest events. Those of the supervisor appear without a new record in the journal."""
-        return _events(self._at[0], limit)
+        return _events(self._at[0], limit, kind)
 
     def page(self, **wanted: Any) -> TrajectoryPage:
         """A page of trajectories, see `storage.queries.trajectory_page`."""
@@ -154,6 +162,16 @@ def _latest(run_dir: str, stamp: str, prefix: str) -> dict[str, float | None]:
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
+def _reward_sources(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.reward_sources(Path(run_dir))
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _reward_lengths(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.reward_lengths(Path(run_dir), newest=POINTS)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
 def _evaluations(run_dir: str, stamp: str) -> pd.DataFrame:
     return queries.evaluations(Path(run_dir))
 
@@ -169,8 +187,8 @@ def _processes(run_dir: str, stamp: str) -> pd.DataFrame:
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
-def _events(run_dir: str, limit: int) -> pd.DataFrame:
-    return queries.events(Path(run_dir), limit=limit)
+def _events(run_dir: str, limit: int, kind: str | None) -> pd.DataFrame:
+    return queries.events(Path(run_dir), limit=limit, kind=kind)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

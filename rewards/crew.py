@@ -26,7 +26,7 @@ Status = Literal["ok", "timeout", "crashed", "invalid"]
 
 class Crew:
     """`source.children` children, kept alive until `run` is cancelled. `settle` is called with each
-    score; `most_failures` of them in a row are a RunFailedError."""
+    score; `most_failures` of them in a row, audits apart, are a RunFailedError."""
 
     def __init__(
         self,
@@ -141,7 +141,8 @@ class Crew:
         siblings: Sequence[Outcome] = (),
     ) -> None:
         self._idle_deaths = 0
-        self._failures = 0 if status == "ok" else self._failures + 1
+        if not item.audit:
+            self._failures = 0 if status == "ok" else self._failures + 1
         self._settle_score(
             Score(
                 trajectory_id=item.trajectory_id,
@@ -154,12 +155,19 @@ class Crew:
                 source=item.source,
                 lines=list(lines),
                 siblings=list(map(_sibling, item.siblings, siblings)),
+                audit=item.audit,
             )
         )
         if self._failures >= self._most_failures:
             raise RunFailedError(
                 f"{self._failures} scorings in a row failed; the last: {status}, {error}"
             )
+
+    async def give_up(self, error: str) -> None:
+        """Everything that waits has failed."""
+        async with self._arrived:
+            while self._waiting:
+                self._settle(self._waiting.popleft(), "crashed", 0.0, error=error)
 
     def _count_idle_death(self, error: Exception) -> None:
         self._idle_deaths += 1

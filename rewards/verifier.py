@@ -42,11 +42,13 @@ class Verifier:
 def build_verifier(source: SourceConfig) -> Verifier:
     """The verifier of a source; UserError when it cannot be had."""
     found = _of_functions(source) if source.kind == "function" else _of_kind(source)
+    pays_itself = source.kind == "function" and source.score_range is None
+    paid = found.judge if pays_itself else _paid(found.judge, source)
     match source.unit:
         case "trajectory":
-            judge = _of_finished(found.judge, source)
+            judge = _of_finished(paid, source)
         case "group":
-            judge = _of_siblings(found.judge, source)
+            judge = _of_siblings(paid, source)
         case "line":
             judge = _of_lines(found.judge)
     return replace(found, judge=judge)
@@ -73,19 +75,7 @@ def _of_functions(source: SourceConfig) -> Verifier:
 
 
 def _of_kind(source: SourceConfig) -> Verifier:
-    """What a kind of `rewards.kinds` says, paid as the source says."""
-    kind = _load(source)
-
-    def paid(item: ScoreItem) -> Verdict:
-        verdict = kind(item)
-        siblings = tuple(each and _paid(source, each) for each in verdict.siblings)
-        return replace(_paid(source, verdict), siblings=siblings)
-
-    return kind if source.unit == "line" else replace(kind, judge=paid)
-
-
-def _load(source: SourceConfig) -> Verifier:
-    """A kind's verifier, whose scores go from 0 to 1."""
+    """What a kind of `rewards.kinds` says: scores from 0 to 1."""
     module = kinds.load(source.kind)
     units = getattr(module, "UNITS", ("trajectory",))
     if source.unit not in units:
@@ -113,8 +103,27 @@ def _load(source: SourceConfig) -> Verifier:
     return verifier
 
 
-def _paid(source: SourceConfig, verdict: Verdict) -> Verdict:
-    return replace(verdict, reward=_pay(source, verdict.reward))
+def _paid(judge: Judge, source: SourceConfig) -> Judge:
+    """The judge whose scores earn what the source says."""
+
+    def paid(item: ScoreItem) -> Verdict:
+        verdict = judge(item)
+        if item.unit == "group":
+            priced = tuple(each and _priced(source, each) for each in verdict.siblings)
+            return replace(verdict, siblings=priced)
+        return _priced(source, verdict)
+
+    return paid
+
+
+def _priced(source: SourceConfig, verdict: Verdict) -> Verdict:
+    """The verdict with what its score earns. A score that was put on another scale is a part."""
+    score, parts = verdict.reward, verdict.parts
+    if source.score_range is not None:
+        low, high = source.score_range
+        parts = {"score": score, **parts}
+        score = min(max((score - low) / (high - low), 0.0), 1.0)
+    return replace(verdict, reward=_pay(source, score), parts=parts)
 
 
 def _pay(source: SourceConfig, score: float) -> float:

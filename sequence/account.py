@@ -9,6 +9,7 @@ are dropped is written in the records (`sequence.moves`).
 from collections import OrderedDict
 
 from headrace.protocol.records import (
+    AuditArrived,
     BatchReturned,
     BatchTaken,
     ChunkArrived,
@@ -83,6 +84,10 @@ class Account:
                 self._end(record)
             case RewardArrived():
                 self._reward(record)
+            case AuditArrived():
+                # It may come when its trajectory is spent and forgotten.
+                if trajectory := self.trajectories.get(record.trajectory_id):
+                    trajectory.audit_status = record.status
             case LinesScored():
                 self._score_lines(record)
             case TokensLost():

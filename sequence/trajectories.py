@@ -43,6 +43,7 @@ class Trajectory:
         lines_through: a source has answered for the lines that end before this position.
         paid: those of the rewards that lines got before its outcome was known.
         correct: whether the score says that it is right; None where that is not known.
+        audit_status: of the second source's score; None where there is none.
         value: where it is for the value model; None before it has a good reward.
         value_update: the update that has it or trained on it; -1 before.
         next_chunk: index of the next chunk.
@@ -58,6 +59,7 @@ class Trajectory:
     reward: float | None = None
     reward_status: str | None = None
     correct: bool | None = None
+    audit_status: str | None = None
     value: ValueState | None = None
     value_update: int = -1
     next_chunk: int = 0

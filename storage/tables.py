@@ -191,7 +191,8 @@ class Trajectory(Base):
     """One answer. `status`: issued, running, finished, truncated, aborted, failed. `length` counts
     all its positions: `sampled` by the policy, `inserted` by others. `rewards` are [value,
     position] pairs, those of lines on account first; an empty list: all of `reward` at the last
-    sampled token. Its tokens are in the journal records from `first_offset` to `last_offset`."""
+    sampled token. `audit_...` is what a second source said of it, where its prompt is audited. Its
+    tokens are in the journal records from `first_offset` to `last_offset`."""
 
     __tablename__ = "trajectories"
     __table_args__ = (Index(None, "run", "group_id"), Index(None, "run", "status"))
@@ -212,6 +213,13 @@ class Trajectory(Base):
     reward_parts: Mapped[dict[str, Any] | None]
     reward_seconds: Mapped[float | None]
     reward_error: Mapped[str | None]
+    audit_source: Mapped[str | None]
+    audit_status: Mapped[str | None]
+    audit_reward: Mapped[float | None]
+    audit_correct: Mapped[bool | None]
+    audit_parts: Mapped[dict[str, Any] | None]
+    audit_seconds: Mapped[float | None]
+    audit_error: Mapped[str | None]
     length: Mapped[int]
     sampled: Mapped[int] = mapped_column(default=0)
     inserted: Mapped[int] = mapped_column(default=0)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from headrace.config.base import StrictModel
+from headrace.config.reward_monitors import AlertConfig, AuditConfig
 
 Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "slime", "rllm", "plain"]
 Kind = Literal[
@@ -71,11 +72,20 @@ class SourceConfig(StrictModel):
     require_finish: bool = True
     """A response without an end token counts as wrong."""
 
+    score_range: tuple[float, float] | None = None
+    """[low, high]: scores from low to high become rewards from `wrong_reward` to `correct_reward`,
+    those beyond are cut; the score itself is the part `score`. It puts sources on one scale. None:
+    a function's score is the reward, and other kinds score from 0 to 1."""
+
     correct_reward: float = 1.0
-    """What a right answer earns; not of a function, which says so itself."""
+    """What a right answer earns; not of a function without `score_range`, which says so itself."""
 
     wrong_reward: float = 0.0
     """What a wrong answer earns, and of every kind a response without its end."""
+
+    kl_coefficient: float | None = Field(default=None, ge=0)
+    """Weight of the divergence for answers to this source's prompts, unfinished ones too, in the
+    place of `algorithm.kl.coef`. 0: none, as for what a verifier checks."""
 
     correct_threshold: float = 0.5
     """A function's score from here on means a right answer, where it does not say `correct` itself.
@@ -148,6 +158,13 @@ class RewardConfig(SourceConfig):
     route: RouteConfig = RouteConfig()
     """Which prompt goes to which source."""
 
+    audit: AuditConfig | None = None
+    """A second source that scores a share of the prompts too, to see whether rewards still mean
+    what they should. None: nobody does."""
+
+    alerts: AlertConfig = AlertConfig()
+    """When the monitors of rewards raise an alert."""
+
     process: ProcessConfig = ProcessConfig()
     """What lines earn beside the outcome."""
 
@@ -182,6 +199,13 @@ class RewardConfig(SourceConfig):
             return []
         fields = SourceConfig.model_fields.items()
         return [name for name, field in fields if getattr(self, name) != field.default]
+
+    def audit_only(self) -> frozenset[str]:
+        """Sources that score for the audit and for no prompt's training."""
+        if self.audit is None or self.audit.source in self.route.targets():
+            return frozenset()
+        by_name = self.route.column is not None and not self.route.values
+        return frozenset() if by_name else frozenset({self.audit.source})
 
     def route_of(self, task: str, columns: Callable[[], Mapping[str, Any]]) -> str | None:
         """The name of the source for a prompt of a task; None where there is none. The row's

@@ -18,6 +18,11 @@ class SourceRule(NamedTuple):
     """A format string with the source as `s`, and `at`, where its keys stand."""
 
 
+def _pays_itself(source: SourceConfig) -> bool:
+    """Whether its scores are rewards as they are."""
+    return source.kind == "function" and source.score_range is None
+
+
 SOURCE_RULES = (
     SourceRule(
         "function",
@@ -41,13 +46,23 @@ SOURCE_RULES = (
     ),
     SourceRule(
         "correct_reward",
-        lambda s: s.kind == "function" and s.correct_reward != 1.0,
+        lambda s: _pays_itself(s) and s.correct_reward != 1.0,
         "a function says itself what it pays; which scores of a function mean a right answer is "
-        "{at}.correct_threshold",
+        "{at}.correct_threshold, and {at}.score_range prices its scores",
+    ),
+    SourceRule(
+        "score_range",
+        lambda s: s.score_range is not None and s.score_range[0] >= s.score_range[1],
+        "should be [low, high] with low below high, such as [-1, 1]",
+    ),
+    SourceRule(
+        "score_range",
+        lambda s: s.score_range is not None and s.unit == "line",
+        "does not go with lines: what they earn is reward.process.failing and passing",
     ),
     SourceRule(
         "wrong_reward",
-        lambda s: s.kind != "function" and s.wrong_reward >= s.correct_reward,
+        lambda s: not _pays_itself(s) and s.wrong_reward >= s.correct_reward,
         "{s.wrong_reward:g} is not less than {at}.correct_reward = {s.correct_reward:g}, so "
         "nothing can be learned from it",
     ),
@@ -67,6 +82,12 @@ def reward_problems(reward: RewardConfig) -> Iterator[str]:
             "their tables"
         )
     yield from _of_route(reward)
+    audit = reward.audit
+    if audit is not None and audit.source not in reward.sources:
+        known = f"there are {', '.join(sorted(reward.sources))}" if reward.sources else "none is"
+        yield f"reward.audit.source: {audit.source!r} is not among reward.sources ({known})"
+    elif audit is not None and reward.sources[audit.source].unit != "trajectory":
+        yield f"reward.audit.source: {audit.source!r} does not score answers one by one"
     yield from _of_process(reward)
 
 

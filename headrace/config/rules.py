@@ -272,6 +272,13 @@ RULES: tuple[Rule, ...] = (
         'not from the policy; use "loss", or leave generator.fire out',
     ),
     Rule(
+        "reward.kl_coefficient",
+        lambda c: c.algorithm.kl is None
+        and any(source.kl_coefficient is not None for source in c.reward.each().values()),
+        "is the weight of a divergence that nobody computes: add [algorithm.kl], whose coef holds "
+        "for the other sources",
+    ),
+    Rule(
         "algorithm.overlong.cache",
         lambda c: (long := c.algorithm.overlong) is not None
         and long.cache is not None

@@ -230,7 +230,9 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     rewards that scores it, and `unit` what it scores at once.
 
     line: the response may go on; it is here up to the last of `line_ends`, with its token ids.
-    group: `siblings` are the ended responses of a prompt, and the item's own response is empty."""
+    group: `siblings` are the ended responses of a prompt, and the item's own response is empty.
+    With `audit` the source scores it besides the prompt's own, and nothing trains on what it
+    says."""
 
     trajectory_id: int
     prompt: str
@@ -249,6 +251,7 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[str] = []
     """The texts of these lines."""
     siblings: list["ScoreItem"] = []
+    audit: bool = False
 
 
 class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):
@@ -275,6 +278,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """One score for each line that was asked for; None: it is neutral."""
     siblings: list["Score"] = []
     """One score for each sibling that was asked for."""
+    audit: bool = False
+    """As in its ScoreItem."""
 
 
 class Scores(Message, frozen=True, kw_only=True, tag=True):

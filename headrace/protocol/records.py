@@ -115,6 +115,20 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     source: str = "default"
 
 
+class AuditArrived(Record, frozen=True, kw_only=True, tag=True):
+    """A trajectory of the audited share was scored by a second source, `source`. Nothing trains on
+    it; `reward` and `correct` are None where `status` is not ok."""
+
+    trajectory_id: int
+    source: str
+    status: ScoreStatus
+    reward: float | None
+    correct: bool | None = None
+    parts: dict[str, float] = {}
+    seconds: float = 0.0
+    error: str | None = None
+
+
 class LineScore(msgspec.Struct, frozen=True, array_like=True):
     """What a source says of the line that ends at `position`; None: it is neutral."""
 
@@ -362,7 +376,8 @@ class RunPhase(Record, frozen=True, kw_only=True, tag=True):
 
 
 AnyRecord = (
-    GroupIssued | LeaseIssued | ChunkArrived | TrajectoryEnded | RewardArrived | LinesScored
+    GroupIssued | LeaseIssued | ChunkArrived | TrajectoryEnded | RewardArrived
+    | AuditArrived | LinesScored
     | WindowsClosed | WindowsReady | WindowsRecalled | WindowsDropped
     | BatchTaken | BatchReturned | UpdateCommitted | TokensLost
     | LineageBegan | Forgotten | Restarted | VersionIssued | VersionPublished

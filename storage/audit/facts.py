@@ -79,6 +79,9 @@ class TrajectoryFacts:
     reward: float | None = None
     reward_status: str | None = None
     reward_source: str | None = None
+    audit_status: str | None = None
+    audit_source: str | None = None
+    audit_reward: float | None = None
     rewards: list[Reward] | None = None
     line_ends: list[int] = field(default_factory=list)
     lines_through: int = 0

@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from headrace.protocol.records import (
     RECORD_FORMAT,
+    AuditArrived,
     CheckpointWritten,
     ChunkArrived,
     EvaluationDone,
@@ -47,6 +48,7 @@ from storage.projection.rows import Placed
 from storage.projection.trajectories import (
     add_line_scores,
     assign_leases,
+    audit_trajectories,
     end_trajectories,
     extend_responses,
     issue_groups,
@@ -64,6 +66,7 @@ _PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (
     ((TrajectoryEnded,), end_trajectories),
     ((LinesScored, RewardArrived), score_trajectories),
     ((LinesScored,), add_line_scores),
+    ((AuditArrived,), audit_trajectories),
     (WINDOWS, move_windows),
     (BATCHES, move_values),
     (BATCHES, move_updates),

@@ -212,3 +212,20 @@ def add_line_scores(connection: Connection, run: int, records: list[Placed]) -> 
         for offset, r in records
     ]
     insert_rows(connection, run, LineScore, rows)
+
+
+def audit_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
+    """What a second source said of trajectories."""
+    rows = {
+        r.trajectory_id: {
+            "audit_source": r.source,
+            "audit_status": r.status,
+            "audit_reward": finite(r.reward),
+            "audit_correct": r.correct,
+            "audit_parts": {name: finite(part) for name, part in r.parts.items()},
+            "audit_seconds": r.seconds,
+            "audit_error": clean_text(r.error),
+        }
+        for _, r in records
+    }
+    update_rows(connection, run, Trajectory.trajectory_id, rows)

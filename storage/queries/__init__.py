@@ -24,6 +24,7 @@ from storage.queries.reward_models import (
     reward_model_report,
     reward_model_summary,
 )
+from storage.queries.rewards import ALERT, reward_lengths, reward_sources
 from storage.queries.runs import RunLine, list_runs, resolve_run, run_config, run_line
 from storage.queries.summary import run_summary
 from storage.queries.timeline import timeline, weight_versions
@@ -38,6 +39,7 @@ from storage.queries.trajectories import (
 from storage.tokens import MARKS, REASONS, SOURCES
 
 __all__ = [
+    "ALERT",
     "MARKS",
     "REASONS",
     "SOURCES",
@@ -64,11 +66,13 @@ __all__ = [
     "process_table",
     "recount_ledger",
     "resolve_run",
+    "reward_lengths",
     "reward_model_config",
     "reward_model_curves",
     "reward_model_page",
     "reward_model_report",
     "reward_model_summary",
+    "reward_sources",
     "run_config",
     "run_line",
     "run_summary",

@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, func, select
 from headrace.run_folder import is_reward_model, read_config
 from storage.queries.metrics import latest_values
 from storage.queries.reward_models import reward_model_summary
+from storage.queries.rewards import alert_texts, source_rows
 from storage.queries.runs import run_state
 from storage.reader import RunReader, open_run
 from storage.tables import (
@@ -70,6 +71,8 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "last": rewards[-1] if rewards else None,
             "best": max(rewards, default=None),
         },
+        "rewards": {row["source"]: _source(row) for row in source_rows(reader)},
+        "alerts": alert_texts(reader),
         "response_length": {
             "first": before.get("response_length"),
             "last": after.get("response_length"),
@@ -97,6 +100,12 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
         },
         "checkpoints": _checkpoints(reader),
     }
+
+
+def _source(row: dict[str, Any]) -> dict[str, Any]:
+    """What a screen says of a source of rewards."""
+    names = ("answers", "reward", "correct", "seconds", "audits", "gap", "error")
+    return {"failed": row["answers"] - row["ok"], **{name: row[name] for name in names}}
 
 
 def _count(latest: dict[str, float | None], name: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.lines import LineTokens
+from coordinator.monitors import Monitors
 from coordinator.peers import RewardPeer
 from coordinator.scoring import Scoring
 from headrace.protocol.messages import Hello, Score, ScoreItem, ScoreRequest, Scores
@@ -52,6 +53,7 @@ class LineStage:
         self.failed: str | None = None
         self.incidents: list[str] = []
         self.rejections = SimpleNamespace(count=lambda kind: None)
+        self.monitors = Monitors(config.reward, lambda kind, text: None)
         hello = Hello(role="reward", name="reward-0", pid=1, host="here")
         self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
         self.sent: list[ScoreItem] = []

@@ -13,9 +13,7 @@ TOGETHER = {**SOURCES, "outcome": {"kind": "function", "function": "m:f", "unit"
 def stage_of(size: int = 3, ends: tuple[int, ...] = ()) -> tuple[LineStage, list[Trajectory]]:
     """A group under way."""
     process = {"source": "lines" if ends else None}
-    stage = LineStage(
-        ends, sources=TOGETHER, process=process, schedule={"num_generations": size}
-    )
+    stage = LineStage(ends, sources=TOGETHER, process=process, schedule={"num_generations": size})
     group = stage.world.issue()
     for trajectory in group:
         stage.world.lease(trajectory)

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -253,3 +254,26 @@ async def test_a_child_killed_between_batches_costs_nothing() -> None:
         await gone(child.pid)
         scores = await score_all(pool, [item("7", trajectory_id=i) for i in range(3)])
     assert {score.status for score in scores.values()} == {"ok"}
+
+
+async def test_audits_that_fail_end_no_worker() -> None:
+    """Neither many failures in a row, nor a source that cannot be built; what has a reward to give
+    goes on."""
+    bad = {"kind": "function", "function": BEHAVE}
+    unbuilt = {"kind": "function", "function": "tests.rewards.misbehaviour:nothing"}
+    for audit, status in ((bad, "invalid"), (unbuilt, "crashed")):
+        config = RewardConfig.model_validate(
+            {
+                "sources": {"audit": audit, "good": {"kind": "exact"}},
+                "route": {"default": "good"},
+                "audit": {"source": "audit"},
+                "max_consecutive_failures": 2,
+            }
+        )
+        async with running(config) as pool:
+            items = [item("nan", trajectory_id=i, source="audit") for i in range(5)]
+            audits = [msgspec.structs.replace(each, audit=True) for each in items]
+            scores = await score_all(pool, audits)
+            assert {(s.status, s.audit) for s in scores.values()} == {(status, True)}
+            scores = await score_all(pool, [item("7", source="good")])
+            assert [(s.status, s.audit) for s in scores.values()] == [("ok", False)]

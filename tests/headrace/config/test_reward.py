@@ -108,6 +108,15 @@ def test_columns_are_asked_for_only_by_a_route_that_goes_by_one() -> None:
         ({"sources": TWO, "route": {"values": {"x": "math"}}}, "reward.route.values: are values"),
         ({"route": {"default": "math"}}, "reward.route: leads to reward.sources.NAME, and there"),
         (
+            {"kind": "function", "function": "m:f", "correct_reward": 2.0},
+            "reward.correct_reward: a function says itself what it pays",
+        ),
+        ({"score_range": [1.0, 1.0]}, "reward.score_range: should be [low, high] with low below"),
+        ({"audit": {"source": "math"}}, "reward.audit.source: 'math' is not among reward.sources"),
+        (
+            {"sources": TWO, "route": {"default": "math"}, "audit": {"source": "truth"}},
+            "reward.audit.source: 'truth' is not among reward.sources (there are math, style)",
+        ),
             {"sources": THREE, "route": {"default": "math"}, "process": {"source": "prm"}},
             "reward.process.source: 'prm' is no source (there are lines, math, style)",
         ),
@@ -130,6 +139,24 @@ def test_columns_are_asked_for_only_by_a_route_that_goes_by_one() -> None:
 def test_what_cannot_work_is_told_with_its_place(section: dict[str, Any], expected: str) -> None:
     found = list(reward_problems(reward(**section)))
     assert any(line.startswith(expected) for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"default": "math"}, {"style"}),
+        ({"default": "style"}, set()),
+        ({"tasks": {"tracking": "style"}, "default": "math"}, set()),
+        ({"column": "of"}, set()),
+        ({"column": "of", "values": {"x": "math"}}, {"style"}),
+    ],
+)
+def test_a_source_that_no_prompt_is_routed_to_only_audits(
+    section: dict[str, Any], expected: set[str]
+) -> None:
+    config = reward(sources=TWO, route=section, audit={"source": "style"})
+    assert config.audit_only() == expected
+    assert list(reward_problems(config)) == []
 
 
 def test_mistakes_in_a_recipe_name_the_key(recipe: Path) -> None:
