@@ -114,8 +114,8 @@ def _pairs_of_run(data: RunDataConfig, root: Path) -> list[Pair]:
 
 
 def _apart(training: list[E], held_out: Iterable[E], ties: int) -> Examples[E]:
-    """The two sides of two files. A prompt on both would be no test, and is taken out of the second;
-    UserError where nothing is left there."""
+    """The two sides of two files. A prompt on both would be no test, and is taken out of the
+    second; UserError where nothing is left there."""
     learned = {prompt_text(one.prompt) for one in training}
     kept = [one for one in held_out if prompt_text(one.prompt) not in learned]
     if not kept:

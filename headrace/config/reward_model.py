@@ -137,8 +137,8 @@ class TaskDataConfig(_DataConfig):
     """Nothing is read."""
 
     task: Literal["chain_sums", "tracking"] = "tracking"
-    """The task. tracking: a slip is mostly seen by looking. chain_sums: it has to be computed, which
-    takes a tiny model many more steps."""
+    """The task. tracking: a slip is mostly seen by looking. chain_sums: it has to be computed,
+    which takes a tiny model many more steps."""
 
     examples: int = Field(default=4000, ge=16)
     """How many, those held out included."""

@@ -117,6 +117,7 @@ def test_columns_are_asked_for_only_by_a_route_that_goes_by_one() -> None:
             {"sources": TWO, "route": {"default": "math"}, "audit": {"source": "truth"}},
             "reward.audit.source: 'truth' is not among reward.sources (there are math, style)",
         ),
+        (
             {"sources": THREE, "route": {"default": "math"}, "process": {"source": "prm"}},
             "reward.process.source: 'prm' is no source (there are lines, math, style)",
         ),
