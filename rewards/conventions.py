@@ -180,8 +180,9 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Binding:
-    """How one function is called."""
+    """How one function is called: by the convention of `adapter`, as far as its names allow."""
 
+    adapter: Adapter
     convention: Convention
     signature: Signature
     sources: Mapping[str, Source]
@@ -247,6 +248,7 @@ def bind(
             wanted[name] = None
     sources = {n: _source(n, convention, response) for n in wanted if n not in ready}
     return Binding(
+        chosen,
         convention,
         signature,
         sources,

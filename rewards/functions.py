@@ -37,7 +37,8 @@ class RewardFunction:
     def __call__(self, item: ScoreItem, known: Known | None = None) -> Result | None:
         """What the function says of one response; None: it does not apply. `known`: what other
         functions were told of it."""
-        return self.read(self.call(*self.binding.arguments(item, known)))
+        returned = self.call(*self.binding.arguments(item, known))
+        return read_result(returned, self.binding.convention.returns)
 
     def call(self, positional: list[Any], named: dict[str, Any]) -> Any:
         """What it returns, waited for where it is a coroutine."""
@@ -45,10 +46,6 @@ class RewardFunction:
         if inspect.isawaitable(result):
             result = _loop().run_until_complete(_awaited(result))
         return result
-
-    def read(self, returned: Any) -> Result | None:
-        """What it says of one response, by its convention."""
-        return read_result(returned, self.binding.convention.returns)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards.conventions import CONVENTIONS, Binding, bind
+from rewards.conventions import Binding, bind
 from rewards.functions import RewardFunction, RewardFunctions, load_functions
 from rewards.known import RESPONSES, Known
 from rewards.listed import entries
-from rewards.results import Result, weigh
+from rewards.results import Result, read_result, weigh
 from rewards.verdict import Verdict
 
 _OWN = frozenset({"completion_ids", "state"})
@@ -54,7 +54,7 @@ def load_group_functions(source: SourceConfig) -> GroupFunctions:
 def _of_groups(function: RewardFunction) -> RewardFunction:
     """The function bound so that `completions` means all siblings, whoever else it means one to."""
     binding, where = function.binding, f"reward.function {function.label!r}"
-    if binding.convention is CONVENTIONS["areal"]:
+    if binding.adapter == "areal":
         binding = bind(binding.signature, where, adapter="plain", objects=binding.objects)
     for name, source in binding.sources.items():
         is_one = binding.convention.singular(name) in (*RESPONSES, "query")
@@ -69,7 +69,7 @@ def _of_groups(function: RewardFunction) -> RewardFunction:
 def _results(function: RewardFunction, siblings: Sequence[ScoreItem]) -> list[Result | None]:
     positional, named = group_arguments(function.binding, siblings)
     result = function.call(positional, named)
-    return [function.read(entry) for entry in entries(result, len(siblings), "siblings")]
+    return [read_result(entry) for entry in entries(result, len(siblings), "siblings")]
 
 
 def group_arguments(

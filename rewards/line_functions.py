@@ -11,9 +11,10 @@ from math import fsum
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards.conventions import CONVENTIONS, bind
+from rewards.conventions import bind
 from rewards.functions import RewardFunction, load_functions
 from rewards.listed import entries
+from rewards.results import read_result
 
 LINES = "lines"
 
@@ -47,9 +48,9 @@ def _of_lines(function: RewardFunction) -> RewardFunction:
             f'{where} takes {signature}: with unit = "line" it is handed `lines`, the texts of the '
             "lines to score; expected (prompt, completion, answer, lines, **info)"
         )
-    adapter = next(n for n, c in CONVENTIONS.items() if c is function.binding.convention)
     objects = {**function.binding.objects, LINES: None}
-    return replace(function, binding=bind(signature, where, adapter=adapter, objects=objects))
+    binding = bind(signature, where, adapter=function.binding.adapter, objects=objects)
+    return replace(function, binding=binding)
 
 
 def _scores(function: RewardFunction, item: ScoreItem) -> list[float | None]:
@@ -61,7 +62,7 @@ def _scores(function: RewardFunction, item: ScoreItem) -> list[float | None]:
     else:
         named[LINES] = list(item.lines)
     given = entries(function.call(positional, named), len(item.lines), LINES)
-    results = map(function.read, given)
+    results = map(read_result, given)
     return [None if result is None else function.weight * result.score for result in results]
 
 
