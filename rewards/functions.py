@@ -5,7 +5,6 @@ name may be a function of any convention (`conventions.py`), plain or `async`, o
 verifiers with functions of its own. What cannot be called is a UserError when it is loaded.
 """
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -13,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 from headrace.config.reward import Adapter, SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
+from rewards import coroutines
 from rewards.conventions import Binding, bind
 from rewards.results import Result, read_result, weigh
 from rewards.signatures import read_signature
@@ -41,8 +40,19 @@ class RewardFunction:
         positional, named = self.binding.arguments(item)
         result = self.function(*positional, **named)
         if inspect.isawaitable(result):
-            result = _loop().run_until_complete(_awaited(result))
+            result = coroutines.run(result)
         return read_result(result)
+
+    async def later(self, item: ScoreItem) -> Result | None:
+        """The same of a coroutine, while others run."""
+        positional, named = self.binding.arguments(item)
+        return read_result(await self.function(*positional, **named))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is a coroutine function."""
+        called = getattr(self.function, "__call__", None)  # noqa: B004
+        return any(map(inspect.iscoroutinefunction, (self.function, called)))
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,16 @@ class RewardFunctions:
         """The verdict on one response."""
         results = [(f.label, f.weight, f(item)) for f in self.functions]
         return weigh(results, threshold=threshold)
+
+    async def later(self, item: ScoreItem, *, threshold: float) -> Verdict:
+        """The same of coroutines, while others run."""
+        results = [(f.label, f.weight, await f.later(item)) for f in self.functions]
+        return weigh(results, threshold=threshold)
+
+    @property
+    def waits(self) -> bool:
+        """Whether all of them are coroutine functions."""
+        return all(f.waits for f in self.functions)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -137,16 +157,6 @@ def _with_own_labels(functions: list[RewardFunction]) -> Iterator[RewardFunction
         seen[f.label] += 1
         label = f"{f.label}_{seen[f.label]}" if f.label in shared else f.label
         yield RewardFunction(label, f.function, f.binding, f.weight)
-
-
-@lru_cache(maxsize=1)
-def _loop() -> asyncio.AbstractEventLoop:
-    """One loop for the life of the child: sessions that a function keeps stay usable."""
-    return asyncio.new_event_loop()
-
-
-async def _awaited(result: Any) -> Any:
-    return await result
 
 
 def _load_module(name: str) -> ModuleType:
