@@ -96,7 +96,7 @@ class Scoring:
             finished=trajectory.status == "finished",
             num_tokens=trajectory.sampled,
             info=group.info,
-            messages=group.messages if self._sources[source].kind == "function" else "",
+            messages=group.messages if self._sources[source].kind in ("function", "judge") else "",
             prompt_ids=trajectory.opening if with_ids else None,
             completion_ids=sampled if with_ids else None,
             source=source,

@@ -6,10 +6,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from headrace.config.base import StrictModel
+from headrace.config.judge import JudgeConfig
 
 Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "plain"]
 Kind = Literal[
-    "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code"
+    "math",
+    "exact",
+    "function",
+    "choice",
+    "text",
+    "instruction",
+    "number",
+    "sql",
+    "gym",
+    "code",
+    "judge",
 ]
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 DEFAULT_SOURCE = "default"
@@ -37,11 +48,11 @@ class SourceConfig(StrictModel):
     """math: exact numbers first, then math-verify. exact: the answer string itself. function: the
     callable named by `function`, or those in `functions`. choice: multiple choice. text: strings,
     expressions, formats. instruction: checks of length, words, form. number: tolerance and units.
-    sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox. See
-    docs/verifiers.md and docs/sandbox.md."""
+    sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox.
+    judge: another language model. See docs/verifiers.md, docs/sandbox.md and docs/judges.md."""
 
     options: dict[str, Any] = Field(default={})
-    """What the kind can be told besides: docs/verifiers.md."""
+    """What the kind can be told besides: docs/verifiers.md, docs/judges.md."""
 
     function: str | None = None
     """`package.module:name` or `path/to/file.py:name` of
@@ -70,7 +81,8 @@ class SourceConfig(StrictModel):
     """What a wrong answer earns, and of every kind a response without its end."""
 
     correct_threshold: float = 0.5
-    """A function's score from here on means a right answer, where it does not say `correct` itself.
+    """A function's or a judge's score from here on means a right answer, where a function does not
+    say `correct` itself.
     Accuracy and the likelihood of right answers go by it."""
 
     python: str | None = None
@@ -80,8 +92,13 @@ class SourceConfig(StrictModel):
     children: int = Field(default=1, ge=1)
     """Scoring child processes of one worker."""
 
+    concurrency: int | None = Field(default=None, ge=1)
+    """Responses that a child scores at a time, of kinds that wait for others: a judge (None: 32),
+    and functions that are coroutines (None: 1)."""
+
     timeout_s: float = Field(default=10.0, gt=0)
-    """Deadline of one response; a child that misses it is killed and replaced."""
+    """Deadline of one response. A child that misses it is killed and replaced; one that scores many
+    at a time gives the response up and goes on."""
 
     def names(self) -> tuple[str, ...]:
         """Names of the functions."""
@@ -120,6 +137,9 @@ class RewardConfig(SourceConfig):
 
     route: RouteConfig = RouteConfig()
     """Which prompt goes to which source."""
+
+    judges: dict[SourceName, JudgeConfig] = Field(default={})
+    """Models of our own that judge, by name. docs/judges.md."""
 
     token_ids: bool = False
     """Send token ids of prompts and responses to the reward workers. A function that takes them

@@ -1,9 +1,11 @@
 """Kinds of verifiers, one file each.
 
 A kind's module has `Options`, a strict model whose fields are the kind's settings, and
-`build(options)`, which gives the Verifier. Its verdicts pay a score from 0 to 1. A row that cannot
-be judged (no right answer, checks that nobody knows) raises ValueError with one line, which is that
-scoring's error and never a score. To add a kind: write its file, and name it in KINDS.
+`build(options)`, which gives the Verifier. Its verdicts pay a score from 0 to 1. One that waits for
+others has a coroutine (`verifier.waiting`), and its child scores many responses at a time. A row
+that cannot be judged (no right answer, checks that nobody knows) raises ValueError with one line,
+which is that scoring's error and never a score. To add a kind: write its file, and name it in
+KINDS.
 """
 
 import importlib
@@ -23,6 +25,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "sql": "rewards.kinds.sql",
         "gym": "rewards.kinds.gym",
         "code": "rewards.kinds.program",
+        "judge": "rewards.kinds.judge",
     }
 )
 """Module of each kind, by its name."""
