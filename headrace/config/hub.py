@@ -22,21 +22,32 @@ def is_hub_name(path: str) -> bool:
 
 
 def with_local_model(config: RunConfig, *, download: bool) -> RunConfig:
-    """The configuration with `model.path` as a local folder, where it named a model on the hub.
+    """The configuration with models as local folders, where it named some on the hub.
 
     Without `download` only the local cache is asked, and a model that is not there stays a name.
     """
-    path = config.model.path
+    policy = _local("model.path", config.model.path, download=download)
+    judges = {
+        name: judge.model_copy(
+            update={"path": _local(f"reward.judges.{name}.path", judge.path, download=download)}
+        )
+        for name, judge in config.reward.judges.items()
+    }
+    if policy == config.model.path and judges == config.reward.judges:
+        return config
+    model = config.model.model_copy(update={"path": policy})
+    reward = config.reward.model_copy(update={"judges": judges})
+    return config.model_copy(update={"model": model, "reward": reward})
+
+
+def _local(key: str, path: str, *, download: bool) -> str:
+    """The folder of a model, or the path as it is where there is none."""
     if Path(path).is_dir() or not is_hub_name(path):
-        return config
-    folder = _snapshot(path, download=download)
-    if folder is None:
-        return config
-    model = config.model.model_copy(update={"path": folder})
-    return config.model_copy(update={"model": model})
+        return path
+    return _snapshot(key, path, download=download) or path
 
 
-def _snapshot(name: str, *, download: bool) -> str | None:
+def _snapshot(key: str, name: str, *, download: bool) -> str | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -47,5 +58,5 @@ def _snapshot(name: str, *, download: bool) -> str | None:
             return None
         reason = str(error).strip().splitlines()[0][:120]
         raise UserError(
-            f"model.path = {name!r}: no such model folder here, and the hub has no answer: {reason}"
+            f"{key} = {name!r}: no such model folder here, and the hub has no answer: {reason}"
         ) from error

@@ -8,7 +8,7 @@ datasets resolved against the recipe's folder, then the working directory. Every
 import difflib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -25,6 +25,7 @@ NULL = "null"
 """TOML has no null: this word stands for it in files and overrides."""
 
 PATH_KEYS = ("model.path", "model.critic_path", "task.path", "task.eval_path")
+JUDGE_PATH_KEYS = ("path", "chat_template")
 Table = dict[str, Any]
 
 
@@ -97,17 +98,28 @@ def deep_merge(base: Table, extra: Table) -> None:
 def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
     """Make paths absolute that exist in one of the folders; others stay as they are (a hub name, or
     a mistake that the checks name)."""
-    for dotted in PATH_KEYS:
-        section, key = dotted.split(".")
-        place = table.get(section)
-        value = place.get(key) if isinstance(place, dict) else None
+    for place, key in _path_places(table):
+        value = place.get(key)
         if not isinstance(value, str) or value == NULL:
             continue
         for folder in folders:
             candidate = folder / Path(value).expanduser()
             if candidate.exists():
-                place[key] = str(candidate.resolve())  # type: ignore[index]
+                place[key] = str(candidate.resolve())
                 break
+
+
+def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
+    """Tables and keys in them where a path may stand."""
+    for dotted in PATH_KEYS:
+        section, key = dotted.split(".")
+        if isinstance(place := table.get(section), dict):
+            yield place, key
+    reward = table.get("reward")
+    judges = reward.get("judges") if isinstance(reward, dict) else None
+    for judge in judges.values() if isinstance(judges, dict) else ():
+        if isinstance(judge, dict):
+            yield from ((judge, key) for key in JUDGE_PATH_KEYS)
 
 
 def build(table: Table, *, source: str, overridden: dict[str, str] | None = None) -> RunConfig:

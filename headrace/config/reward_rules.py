@@ -61,12 +61,22 @@ def reward_problems(reward: RewardConfig) -> Iterator[str]:
         for rule in SOURCE_RULES:
             if rule.broken(source):
                 yield f"{at}.{rule.key}: {rule.advice.format(s=source, at=at)}"
+    yield from _of_judges(reward)
     if strays := reward.strays():
         yield (
             f"reward.{strays[0]}: belongs to a source, and there are reward.sources: write it into "
             "their tables"
         )
     yield from _of_route(reward)
+
+
+def _of_judges(reward: RewardConfig) -> Iterator[str]:
+    for name, source in reward.each().items():
+        judge = source.options.get("judge") if source.kind == "judge" else None
+        if isinstance(judge, str) and judge not in reward.judges:
+            at = f"reward.sources.{name}" if reward.sources else "reward"
+            known = ", ".join(sorted(reward.judges)) or "none"
+            yield f"{at}.options.judge: there is no reward.judges.{judge} (there are {known})"
 
 
 def _of_route(reward: RewardConfig) -> Iterator[str]:

@@ -1,0 +1,77 @@
+"""A run whose prompts go to a verifier and to a judge: a model of our own that the supervisor
+serves. The judge is killed in the middle."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from tests.integration.runs import REPOSITORY, Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
+
+MODEL = REPOSITORY / "recipes" / "models" / "chain-sums-cold"
+ASKS = 'judge="fair",api="completions",mode="pairwise",prompt="{first}{second}",yes="1",no="2"'
+
+
+def judged(run: Run) -> list[tuple[str, str | None]]:
+    """Status and parts of every response that the judge had."""
+    path = run.run_dir / "headrace.sqlite"
+    if not path.exists():
+        return []
+    engine = create_engine(f"sqlite:///{path}")
+    query = "select reward_status, reward_parts from trajectories where reward_source = 'judged'"
+    with engine.connect() as connection:
+        found = [(row[0], row[1]) for row in connection.execute(text(query)) if row[0]]
+    engine.dispose()
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    run = Run(
+        tmp_path_factory.mktemp("judges"),
+        "stop.updates=12",
+        "reward.answer_marker=null",
+        f'reward.judges.fair={{path="{MODEL}",kv_cache_gib=0.25}}',
+        'reward.sources.math={kind="math",answer_marker="#"}',
+        f'reward.sources.judged={{kind="judge",timeout_s=180,options={{{ASKS}}}}}',
+        'reward.route={column="terms",values={"3"="judged"},default="math"}',
+    )
+    try:
+        run.until(lambda: len(judged(run)) >= 8)
+        os.kill(run.supervised("judge-fair"), signal.SIGKILL)
+        assert run.wait(400.0) == 0, run.text()
+        yield run
+    finally:
+        run.end()
+
+
+def test_the_judge_scores_and_its_death_costs_no_response(finished: Run) -> None:
+    found = judged(finished)
+    assert {status for status, _ in found} == {"ok"}
+    parts = [json.loads(text or "{}") for _, text in found]
+    assert all(0.0 < part["judge"] < 1.0 for part in parts)
+    assert {part["judge_requests"] + part["judge_cached"] for part in parts} <= {2.0, 3.0}
+    assert sum(part["judge_tokens_in"] for part in parts) > 0
+
+
+def test_it_was_started_again_and_ended_with_the_run(finished: Run) -> None:
+    lines = (finished.run_dir / "supervisor.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    of_judge = [event["event"] for event in events if event["name"] == "judge-fair"]
+    assert of_judge[:3] == ["started", "died", "restarted"]
+    log = finished.run_dir / "logs" / "judge-fair.log"
+    assert "fair serves at http://127.0.0.1:" in log.read_text()
+
+
+def test_its_key_is_in_one_file_of_its_owner(finished: Run) -> None:
+    address = finished.run_dir / "judges" / "fair.json"
+    assert address.stat().st_mode & 0o777 == 0o600
+    key = json.loads(address.read_text())["key"]
+    for file in finished.run_dir.rglob("*"):
+        if file.is_file() and file != address:
+            assert key.encode() not in file.read_bytes(), file
