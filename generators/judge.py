@@ -73,7 +73,7 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
     parser = make_arg_parser(FlexibleArgumentParser())
     arguments = parser.parse_args(server_arguments(judge, name, on_gpu=on_gpu))
     validate_parsed_serve_args(arguments)
-    listening = create_server_socket((HOST, 0))
+    listening = create_server_socket((HOST, 0), reuse_port=False)
     arguments.port = listening.getsockname()[1]
     base = f"http://{HOST}:{arguments.port}"
     address = JudgeAddress(f"{base}/v1", name, key, os.getpid())

@@ -24,7 +24,7 @@ from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards.coroutines import event_loop
-from rewards.known import InvalidRewardError
+from rewards.known import InvalidRewardError, ScoringError
 from rewards.pipe import (
     MAX_ERROR,
     Answer,
@@ -107,7 +107,8 @@ def _failure(error: BaseException, began: float) -> Outcome:
     status: Literal["invalid", "crashed"] = "crashed"
     if isinstance(error, InvalidRewardError):
         status = "invalid"
-    return Outcome(status, time.perf_counter() - began, error=_describe(error))
+    parts = dict(error.parts) if isinstance(error, ScoringError) else {}
+    return Outcome(status, time.perf_counter() - began, parts=parts, error=_describe(error))
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:

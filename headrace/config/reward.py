@@ -25,6 +25,8 @@ Kind = Literal[
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 DEFAULT_SOURCE = "default"
 """The name of a recipe's only source."""
+JUDGES_CONCURRENCY = 32
+"""Responses that a child of a judge's source has in flight, where nothing else is said."""
 
 
 class WeightedFunction(StrictModel):

@@ -6,7 +6,7 @@ In: the section. Out: one line for every rule that it breaks, with the key where
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from headrace.config.reward import RewardConfig, SourceConfig
+from headrace.config.reward import JUDGES_CONCURRENCY, RewardConfig, SourceConfig
 
 
 class SourceRule(NamedTuple):
@@ -72,11 +72,26 @@ def reward_problems(reward: RewardConfig) -> Iterator[str]:
 
 def _of_judges(reward: RewardConfig) -> Iterator[str]:
     for name, source in reward.each().items():
-        judge = source.options.get("judge") if source.kind == "judge" else None
+        if source.kind != "judge":
+            continue
+        at = f"reward.sources.{name}" if reward.sources else "reward"
+        judge = source.options.get("judge")
         if isinstance(judge, str) and judge not in reward.judges:
-            at = f"reward.sources.{name}" if reward.sources else "reward"
             known = ", ".join(sorted(reward.judges)) or "none"
             yield f"{at}.options.judge: there is no reward.judges.{judge} (there are {known})"
+        rate = source.options.get("requests_per_minute")
+        if isinstance(rate, int) and (needed := _turns(source)) > rate * source.timeout_s / 60:
+            yield (
+                f"{at}.options.requests_per_minute: {needed} questions in flight take "
+                f"{60 * needed / max(rate, 1):.0f} s at this rate, and {at}.timeout_s is "
+                f"{source.timeout_s:g}: raise that, or lower {at}.concurrency"
+            )
+
+
+def _turns(source: SourceConfig) -> int:
+    """Questions that a child of a judge's source has in flight."""
+    orders = 2 if source.options.get("mode") == "pairwise" else 1
+    return orders * (source.concurrency or JUDGES_CONCURRENCY)
 
 
 def _of_route(reward: RewardConfig) -> Iterator[str]:

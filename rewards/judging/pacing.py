@@ -1,12 +1,11 @@
 """How often a server may be asked, and how long to wait after a failure.
 
-In: failures and a limit. Out: waits. `Pace` holds whoever asks until a minute has room; a server
+In: failures and a limit. Out: waits. `Pace` holds whoever asks until it is his turn; a server
 that asks for patience (`Retry-After`) gets it from all.
 """
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -38,7 +37,8 @@ def retry_after_s(header: str | None, now: datetime | None = None) -> float | No
 
 
 class Pace:
-    """At most `per_minute` entries in any minute; None: as many as come."""
+    """At most `per_minute` entries in any minute, evenly spaced, so that nobody waits for a minute
+    that others filled at its beginning; None: as many as come. First come, first served."""
 
     def __init__(
         self,
@@ -47,26 +47,23 @@ class Pace:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        self._per_minute, self._clock, self.sleep = per_minute, clock, sleep
-        self._entries: deque[float] = deque()
-        self._closed_until = float("-inf")
+        self._spacing_s = 0.0 if per_minute is None else MINUTE_S / per_minute
+        self._clock, self.sleep = clock, sleep
+        self._next = self._closed_until = float("-inf")
 
     async def enter(self) -> None:
         """Return when it is one's turn."""
-        while (wait := self._wait_s()) > 0:
+        while (wait := self._reserve() - self._clock()) > 0:
             await self.sleep(wait)
-        if self._per_minute is not None:
-            self._entries.append(self._clock())
+            if self._clock() >= self._closed_until:
+                return
 
     def hold(self, seconds: float) -> None:
         """Nobody enters for so long."""
         self._closed_until = max(self._closed_until, self._clock() + seconds)
 
-    def _wait_s(self) -> float:
-        now = self._clock()
-        while self._entries and now - self._entries[0] >= MINUTE_S:
-            self._entries.popleft()
-        wait = self._closed_until - now
-        if self._per_minute is not None and len(self._entries) >= self._per_minute:
-            wait = max(wait, self._entries[0] + MINUTE_S - now)
-        return wait
+    def _reserve(self) -> float:
+        """The next free turn, which is taken by this."""
+        turn = max(self._clock(), self._next, self._closed_until)
+        self._next = turn + self._spacing_s
+        return turn

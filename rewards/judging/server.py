@@ -18,6 +18,7 @@ from rewards.judging.options import Options
 from rewards.judging.pacing import Pace, backoff_s, retry_after_s
 from rewards.judging.readings import Reply
 from rewards.judging.wire import body_of, path_of, read_reply
+from rewards.known import ScoringError
 
 if TYPE_CHECKING:
     import httpx
@@ -28,7 +29,7 @@ PASSING = frozenset({408, 409, 425, 429})
 _SHOWN = 300
 
 
-class JudgeError(Exception):
+class JudgeError(ScoringError):
     """The judge gave no answer."""
 
 

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
+from headrace.config.reward import JUDGES_CONCURRENCY
 from headrace.errors import RunFailedError
 from headrace.protocol.messages import ScoreItem
 from rewards import coroutines
@@ -17,13 +18,12 @@ from rewards.judging.modes import columns_of, score
 from rewards.judging.options import Options, check_options
 from rewards.judging.selftest import check_server
 from rewards.judging.server import Server, Tally
+from rewards.known import ScoringError
 from rewards.verdict import Verdict
 from rewards.verifier import Verifier, waiting
 
 __all__ = ["Options", "build"]
 
-CONCURRENCY = 32
-"""Responses in flight, where the source does not say."""
 LOOK_EVERY_S = 1.0
 
 
@@ -37,6 +37,9 @@ def build(options: Options) -> Verifier:
         tally = Tally()
         try:
             value, parts = await score(item, options, lambda prompt: server.ask(prompt, tally))
+        except ScoringError as error:
+            error.parts = tally.parts(options)
+            raise
         except asyncio.CancelledError as error:
             if tally.problem:
                 error.add_note(tally.problem)
@@ -54,7 +57,7 @@ def build(options: Options) -> Verifier:
 
     return waiting(
         judge,
-        concurrency=CONCURRENCY,
+        concurrency=JUDGES_CONCURRENCY,
         needs=columns_of(options),
         graded=True,
         prepare=prepare,

@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, func, select
 
 from headrace.run_folder import read_config
 from storage.queries.metrics import latest_values
+from storage.queries.processes import supervisor_events
 from storage.queries.runs import run_state
 from storage.reader import RunReader, open_run
 from storage.tables import (
@@ -92,6 +93,16 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "generator": latest.get("idle/generator"),
         },
         "checkpoints": _checkpoints(reader),
+        "judges": {name: _lives(run_dir, name) for name in config.reward.judges},
+    }
+
+
+def _lives(run_dir: Path, name: str) -> dict[str, int]:
+    """How often a judge of the run was started, and died."""
+    own = [e.get("event") for e in supervisor_events(run_dir) if e.get("name") == f"judge-{name}"]
+    return {
+        "starts": own.count("started") + own.count("restarted"),
+        "deaths": own.count("died"),
     }
 
 

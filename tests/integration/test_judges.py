@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.integration.runs import REPOSITORY, Run
+from tests.integration.runs import REPOSITORY, Run, headrace
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -64,6 +64,8 @@ def test_it_was_started_again_and_ended_with_the_run(finished: Run) -> None:
     events = [json.loads(line) for line in lines]
     of_judge = [event["event"] for event in events if event["name"] == "judge-fair"]
     assert of_judge[:3] == ["started", "died", "restarted"]
+    shown = headrace("show", finished.run_dir.name, "--root", str(finished.root), "--json")
+    assert json.loads(shown.stdout)["judges"] == {"fair": {"starts": 2, "deaths": 1}}
     log = finished.run_dir / "logs" / "judge-fair.log"
     assert "fair serves at http://127.0.0.1:" in log.read_text()
 

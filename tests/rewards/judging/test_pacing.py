@@ -47,10 +47,10 @@ async def test_no_minute_has_more_than_the_limit(per_minute: int) -> None:
     for _ in range(4 * per_minute):
         await pace.enter()
         entries.append(clock.now)
-    assert entries[:per_minute] == [0.0] * per_minute
     for at in entries:
         assert sum(at <= other < at + MINUTE_S for other in entries) <= per_minute
-    assert clock.now == 3 * MINUTE_S
+    # Evenly spaced: the last one waits for those before it, and no longer.
+    assert entries == [MINUTE_S / per_minute * i for i in range(4 * per_minute)]
 
 
 async def test_whoever_is_asked_for_patience_holds_all() -> None:
@@ -62,3 +62,18 @@ async def test_whoever_is_asked_for_patience_holds_all() -> None:
     assert clock.now == 0.0
     await pace.enter()
     assert clock.now == 5.0
+
+
+async def test_who_waited_for_a_turn_waits_for_the_end_of_a_hold_too() -> None:
+    clock = Clock()
+
+    async def sleep(seconds: float) -> None:
+        await clock.sleep(seconds)
+        if clock.now == 60.0:
+            pace.hold(30.0)
+
+    pace = Pace(1, clock=clock, sleep=sleep)
+    await pace.enter()
+    await pace.enter()
+    # Its own turn was at 60; the one after the hold is the next of the pace.
+    assert clock.now == 120.0

@@ -133,6 +133,7 @@ async def test_no_answer_is_a_status_and_says_why() -> None:
     ]  # fmt: skip
     assert {score.reward for score in scores[:4]} == {0.0}
     assert "neither 'yes' nor 'no': 'I would rather not'" in str(found["mute"].error)
+    assert found["mute"].parts["judge_tokens_in"] == 10.0
     assert "400, trouble 400" in str(found["refused"].error)
     assert "no result within 2 s; " in str(found["down"].error)
     assert "503, trouble 503" in str(found["down"].error)
