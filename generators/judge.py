@@ -20,7 +20,7 @@ from generators.run import has_gpu
 from generators.vllm_engine import VllmSettings, prepare_environment
 from headrace.config.judge import JudgeConfig
 from headrace.errors import RunFailedError, UserError
-from headrace.protocol.judges import FOLDER, JudgeAddress, write_address
+from headrace.protocol.judges import FOLDER, JudgeAddress, forget_address, write_address
 from headrace.run_folder import read_config
 
 _LOG = logging.getLogger("headrace.judge")
@@ -56,6 +56,7 @@ def server_arguments(judge: JudgeConfig, name: str, *, on_gpu: bool) -> list[str
 
 async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
     """Serve until a signal; the exit code."""
+    forget_address(folder, name)
     on_gpu = has_gpu()
     key = secrets.token_urlsafe(32)
     os.environ["VLLM_API_KEY"] = key

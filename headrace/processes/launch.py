@@ -174,18 +174,18 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     ]  # fmt: skip
     specs += [
         spec(
+            f"judge-{name}", "judge", *judge_argv(name, run_dir)[2:],
+            cpus=spot.cpus, gpus=spot.gpus, restarts=Restarts(limit=5), leaves=False,
+        )
+        for name, spot in judges.items()
+    ]  # fmt: skip
+    specs += [
+        spec(
             f"reward-{index}", "reward", "rewards.run", "--connect", ADDRESS,
             "--name", f"reward-{index}", *keys, restarts=Restarts(limit=5),
             environment={JUDGES_VARIABLE: str(run_dir / FOLDER)} if judges else None,
         )
         for index in range(config.reward.workers)
-    ]  # fmt: skip
-    specs += [
-        spec(
-            f"judge-{name}", "judge", *judge_argv(name, run_dir)[2:],
-            cpus=spot.cpus, gpus=spot.gpus, restarts=Restarts(limit=5), leaves=False,
-        )
-        for name, spot in judges.items()
     ]  # fmt: skip
     if config.dashboard.enabled:
         specs.append(dashboard_process(config.dashboard.host, config.dashboard.port, run_dir))

@@ -36,6 +36,11 @@ def write_address(folder: Path, name: str, address: JudgeAddress) -> None:
     draft.replace(path)
 
 
+def forget_address(folder: Path, name: str) -> None:
+    """What an earlier process of this judge said holds no longer."""
+    (folder / f"{name}.json").unlink(missing_ok=True)
+
+
 def read_address(folder: Path, name: str) -> JudgeAddress | None:
     """Where a judge is; None while it has not said so."""
     try:

@@ -3,6 +3,7 @@
 In: the options of a recipe. Out: a strict model; `check_options` says in one line what cannot work.
 """
 
+import math
 import re
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -99,8 +100,9 @@ class Options(StrictModel):
     temperature: float = Field(default=0.0, ge=0)
     """Temperature of the judge."""
 
-    attempts: int = Field(default=8, ge=1)
-    """How often a question is asked before it is given up, within the source's deadline."""
+    attempts: int | None = Field(default=None, ge=1)
+    """How often a question is asked before it is given up, within the source's deadline. None: 8
+    times by url, and a judge of the run as often as the deadline allows."""
 
     backoff_s: float = Field(default=0.5, gt=0)
     """Longest wait after the first failure; it doubles with each."""
@@ -125,6 +127,12 @@ class Options(StrictModel):
 
     wait_s: float = Field(default=600.0, gt=0)
     """How long a child waits for a judge of the run before the first question."""
+
+    @property
+    def most_attempts(self) -> float:
+        """How often a question is asked."""
+        by_default = 8 if self.judge is None else math.inf
+        return by_default if self.attempts is None else self.attempts
 
     @property
     def reads_words(self) -> bool:

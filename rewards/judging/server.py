@@ -82,7 +82,7 @@ class Server:
             except PassingError as error:
                 failures += 1
                 tally.problem = str(error)
-                if failures >= self._options.attempts:
+                if failures >= self._options.most_attempts:
                     raise JudgeError(f"{error} ({failures} attempts)") from error
                 await self._wait(failures, error.after_s)
 

@@ -5,11 +5,12 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.integration.runs import REPOSITORY, Run, headrace
+from tests.integration.runs import QUICKSTART, REPOSITORY, Run, headrace
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -77,3 +78,18 @@ def test_its_key_is_in_one_file_of_its_owner(finished: Run) -> None:
     for file in finished.run_dir.rglob("*"):
         if file.is_file() and file != address:
             assert key.encode() not in file.read_bytes(), file
+
+
+def test_answers_are_tried_with_the_judge_of_a_recipe(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+2", "completion": "1+2#3", "answer": answer} for answer in ("3", "4")]
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = headrace(
+        "reward", "try", str(QUICKSTART), str(file), "--json",
+        "reward.answer_marker=null", "reward.kind=judge", f"reward.options={{{ASKS}}}",
+        "reward.timeout_s=60", f'reward.judges.fair={{path="{MODEL}",kv_cache_gib=0.25}}',
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    lines = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [line["status"] for line in lines] == ["ok", "ok"]
+    assert all(0.0 < line["score"] < 1.0 for line in lines)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from headrace.protocol.judges import JudgeAddress, read_address, write_address
+from headrace.protocol.judges import JudgeAddress, forget_address, read_address, write_address
 
 
 def test_an_address_is_for_its_owner_alone_and_is_replaced(tmp_path: Path) -> None:
@@ -16,3 +16,6 @@ def test_an_address_is_for_its_owner_alone_and_is_replaced(tmp_path: Path) -> No
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text("{")
     assert read_address(folder, "fair") is None
+    for _ in range(2):
+        forget_address(folder, "fair")
+    assert list(folder.iterdir()) == []
