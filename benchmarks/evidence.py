@@ -15,7 +15,16 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from benchmarks import dapo_parts, egae, egae_bias, staleness, untuned_race, vapo_parts, vcppo
+from benchmarks import (
+    code_prm,
+    dapo_parts,
+    egae,
+    egae_bias,
+    staleness,
+    untuned_race,
+    vapo_parts,
+    vcppo,
+)
 from benchmarks.archive import MONTH, measured_arms, rows_in, study_rows
 from benchmarks.censored import spread_text
 from benchmarks.crossings import interval_text
@@ -33,6 +42,8 @@ from headrace.install import ROOT
 PAGE = ROOT / "docs" / "evidence.md"
 IMAGES = ROOT / "docs" / "images" / "evidence"
 STUDIES = (vapo_parts.STUDY, vcppo.STUDY, staleness.STUDY, dapo_parts.STUDY)
+NEW_STUDIES = (code_prm.STUDY,)
+"""Nothing of them was measured before."""
 REFERENCES_THEN = {
     vapo_parts.STUDY.name: "vapo",
     vcppo.STUDY.name: "ppo",
@@ -165,10 +176,11 @@ def tables() -> dict[str, str]:
     return {
         **{f"race-{name}": race_table(name) for name in SETTINGS},
         untuned_race.STUDY.name: untuned_race_table(untuned),
-        **{study.name: study_part(study) for study in STUDIES},
+        **{study.name: study_part(study) for study in (*STUDIES, *NEW_STUDIES)},
         **{f"{study.name}-{MONTH}": table_then(study) for study in STUDIES},
         egae.STUDY.name: study_table(egae.STUDY, study_rows(egae.STUDY)),
         "egae-bias": bias_table(rows_in(egae_bias.ROWS.name)),
+        "code-prm-parts": code_prm.parts_table(read_rows(code_prm.PARTS_ROWS)),
     }
 
 
@@ -229,7 +241,8 @@ def draw(folder: Path) -> list[Path]:
         for name, draw_into in PLOTS.items():
             drawn.append(folder / f"{name}.svg")
             draw_into(drawn[-1])
-        measured = {study.name: arms_of(study, Rows(study.rows_path)) for study in STUDIES}
+        studies = (*STUDIES, *NEW_STUDIES)
+        measured = {study.name: arms_of(study, Rows(study.rows_path)) for study in studies}
         measured[egae.STUDY.name] = arms_of(egae.STUDY, study_rows(egae.STUDY))
         for study, arms in measured.items():
             for name, plot in STUDY_PLOTS[study].items() if arms else ():

@@ -1,22 +1,28 @@
 """Is our math verifier better than math-verify alone?
 
-`headrace bench math-verifier [FILE.jsonl ...] [--json]`. In: files with an object a line (`gold`,
-`prediction`, `expected`); without a file, the golden cases of our tests. Out: accuracy, false
-accepts, false rejects and milliseconds a case of ours, of math-verify as it stands, and of
-math-verify with the right answer in a box, which is how other trainers call it. A false accept of
-ours that math-verify alone would have rejected is counted apart: there should be none.
+`headrace bench math-verifier [FILE.jsonl ...] [--scorer FILE.py:NAME ...] [--json]`. In: files with
+an object a line (`gold`, `prediction`, `expected`); without a file, the golden cases of our tests.
+Out: accuracy, false accepts, false rejects and milliseconds a case of ours, of math-verify as it
+stands, of math-verify with the right answer in a box, which is how other trainers call it, and of
+every reward function that is named, of whatever system (docs/write-a-reward.md). A false accept of
+ours that math-verify alone would have rejected is counted apart: there should be none. Every
+measurement is a row of `benchmarks/results/math_verifier.jsonl`, or of the file `--rows`.
 """
 
 import argparse
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.rows import RESULTS, Rows
+from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
+from headrace.protocol.messages import ScoreItem
 from rewards import math_answer
+from rewards.functions import load_functions
 
 Judge = Callable[[str, str], bool]
 DEADLINE_S = 5
@@ -79,6 +85,20 @@ def judges() -> dict[str, Judge]:
     return {"ours": ours, "math_verify": plain, "math_verify_boxed": boxed}
 
 
+def scorer(name: str) -> Judge:
+    """A reward function as a judge: it accepts what it calls right, else what it pays half a point
+    for; UserError where it cannot be had or called."""
+    functions = load_functions(SourceConfig(kind="function", function=name))
+
+    def judge(gold: str, prediction: str) -> bool:
+        item = ScoreItem(
+            trajectory_id=0, prompt="", text=prediction, answer=gold, finished=True, num_tokens=0
+        )
+        return functions(item).correct
+
+    return judge
+
+
 def verdicts(judge: Judge, cases: Iterable[Case]) -> list[bool]:
     """What a judge says; one that raises says no."""
     said = []
@@ -101,11 +121,11 @@ def figures(cases: Sequence[Case], said: Sequence[bool]) -> dict[str, float]:
     }
 
 
-def compare(cases: Sequence[Case]) -> dict[str, object]:
+def compare(cases: Sequence[Case], others: Mapping[str, Judge]) -> dict[str, object]:
     """The figures of every judge."""
     result: dict[str, object] = {"name": "math-verifier", "cases": len(cases)}
     said = {}
-    for name, judge in judges().items():
+    for name, judge in {**judges(), **others}.items():
         began = time.perf_counter()
         said[name] = verdicts(judge, cases)
         result[name] = {
@@ -119,25 +139,42 @@ def compare(cases: Sequence[Case]) -> dict[str, object]:
     return result
 
 
+def _label(name: str) -> str:
+    """What a scorer is called in a row: the last folder, the file and the function."""
+    place, _, function = name.rpartition(":")
+    parts = Path(place.removesuffix(".py")).parts if place.endswith(".py") else place.split(".")
+    return ".".join([*parts[-2:], function])
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="headrace bench math-verifier")
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.jsonl")
+    parser.add_argument(
+        "--scorer", action="append", default=[], metavar="FILE.py:NAME",
+        help="a reward function to compare with; repeat for more",
+    )  # fmt: skip
+    parser.add_argument("--rows", type=Path, default=RESULTS / "math_verifier.jsonl")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     options = parser.parse_args(list(argv))
+    others = {_label(name): scorer(name) for name in options.scorer}
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     math_answer.load()
     cases = [case for path in options.files for case in read_cases(path)] or golden_cases()
-    result = compare(cases)
+    # Made before the measurement, so that it knows the commit that is measured.
+    rows, at = Rows(options.rows), round(time.time())
+    files = [path.name for path in options.files]
+    result = compare(cases, others)
+    row = rows.add(f"math-verifier/{at}", {**result, "files": files})
     if options.json:
-        print(json.dumps(result))
+        print(json.dumps(row))
         return 0
     print(f"{len(cases)} cases")
-    for name in judges():
+    for name in (*judges(), *others):
         row = result[name]
         assert isinstance(row, dict)
         print(
-            f"{name:18} right {row['right']:4} ({row['accuracy']:.1%})  false accepts "
+            f"{name:28} right {row['right']:4} ({row['accuracy']:.1%})  false accepts "
             f"{row['false_accepts']:3}  false rejects {row['false_rejects']:3}  "
             f"{row['ms_a_case']:.1f} ms a case"
         )

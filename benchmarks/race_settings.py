@@ -54,7 +54,8 @@ of two threads is not among them: the generator gives vLLM's engine one, whateve
 class Setting:
     """One task and its sizes. `tokens`: what the policy trains on; `train_time_s`: the most that a
     run may take for it, evaluations apart. `slots` and `in_play` are windows for each one of the
-    batch. `spacing`: share of the training time so far between two evaluations, in all arms.
+    batch. `spacing`: share of the training time so far between two evaluations, in all arms, and
+    `spacing_from_s`: where no arm crosses earlier, that of then.
     `tuning_target`: the accuracy that tuning races to; a run that came there ends.
     `windows` and `tails`: the factors that only this task can say."""
 
@@ -77,6 +78,7 @@ class Setting:
     tails: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     num_prompts: int = 1024
     spacing: float = 0.1
+    spacing_from_s: float = 20.0
 
 
 SETTINGS = {
@@ -240,6 +242,7 @@ def overrides(
         "evaluation.every_updates=1",
         f"evaluation.spacing={setting.spacing * coarse:g}",
         f"stop.accuracy={setting.tuning_target if tuning else 'null'}",
+        *([] if tuning else [f"evaluation.spacing_from_s={setting.spacing_from_s:g}"]),
         *ARMS[mode],
     )
 

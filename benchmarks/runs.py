@@ -18,6 +18,8 @@ from headrace.install import ROOT
 from storage.queries import metric_series
 
 Summary = dict[str, Any]
+INTERRUPTED = 130
+"""Exit code of a run that was interrupted."""
 
 
 def train(
@@ -33,7 +35,8 @@ def train(
     `watch` the watch over the machine meanwhile and as `machine_state` what a row says of it.
 
     `name` must be new in `root`: the run is found by it. `environment`: more variables. `tree`: the
-    source tree whose code runs and shows. RunFailedError when it ended badly.
+    source tree whose code runs and shows. RunFailedError when it ended badly, KeyboardInterrupt
+    when it was interrupted.
     """
     variables = {**os.environ, "PYTHONPATH": str(tree), **(environment or {})}
     root = root.resolve()
@@ -51,6 +54,9 @@ def train(
             stderr=subprocess.STDOUT,
             env=variables,
         ).returncode
+    if code == INTERRUPTED:
+        # Somebody stopped the run: that says nothing about its settings.
+        raise KeyboardInterrupt
     if code != 0:
         tail = log.read_text(errors="replace")[-2000:]
         raise RunFailedError(f"{' '.join(command)} ended with {code}:\n{tail}")

@@ -7,7 +7,8 @@ each with the tests of its row as the reward kind `code` runs them. The two file
 the project: JSON lines with the published columns. A missing one is said and its figure is null.
 One of MBPP's 974 solutions needs more than twenty seconds and misses the deadline.
 
-Needs some two minutes on two cores.
+Needs some two minutes on two cores. Every measurement is a row of the file `--rows`, by default
+`benchmarks/results/sandbox.jsonl`.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import result_line
+from benchmarks.rows import RESULTS, Rows
 from headrace.errors import RunFailedError
 from rewards.kinds.program import program_of
 from sandbox.layers import LAYERS, Trial, try_layer
@@ -116,11 +117,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="deadline of a solution")
     parser.add_argument("--humaneval", type=Path, default=Path("data/humaneval.jsonl"))
     parser.add_argument("--mbpp", type=Path, default=Path("data/mbpp.jsonl"))
+    parser.add_argument("--rows", type=Path, default=RESULTS / "sandbox.jsonl")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
-    found = asyncio.run(measure(options))
+    rows, at = Rows(options.rows), round(time.time())
+    row = rows.add(f"sandbox/{at}", {"name": "sandbox", **asyncio.run(measure(options))})
     if options.json:
-        print(result_line({"name": "sandbox", **found}))
+        print(json.dumps(row))
     return 0
 
 

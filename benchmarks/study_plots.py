@@ -10,7 +10,7 @@ from typing import NamedTuple
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from benchmarks import dapo_parts, egae, staleness, vapo_parts, vcppo
+from benchmarks import code_prm, dapo_parts, egae, staleness, vapo_parts, vcppo
 from benchmarks.plots import (
     accuracy_over_tokens,
     accuracy_over_updates,
@@ -129,6 +129,16 @@ def draw_dapo(arms: Arms, path: Path) -> None:
     save(figure, path)
 
 
+def draw_code_prm(arms: Arms, path: Path) -> None:
+    """Accuracy by updates and by generated tokens."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True)
+    curves(left, arms, accuracy_over_updates)
+    left.set(xlabel="updates of the policy", ylabel="held-out accuracy")
+    curves(right, arms, accuracy_over_tokens)
+    right.set(xlabel="tokens generated")
+    save(figure, path)
+
+
 def sweep(
     axes: Axes,
     arms: Arms,
@@ -163,6 +173,9 @@ PLOTS: dict[str, dict[str, Plot]] = {
     },
     dapo_parts.STUDY.name: {
         "dapo-parts": Plot("Entropy and accuracy", draw_dapo),
+    },
+    code_prm.STUDY.name: {
+        "code-prm": Plot("Accuracy with and without rewards for lines", draw_code_prm),
     },
 }
 """By study, then by the name of the file."""

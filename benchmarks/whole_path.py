@@ -42,6 +42,7 @@ async def raw_rate(recipe: str, overrides: list[str]) -> float:
         kv_cache_gib=generator.kv_cache_gib,
         stream_interval=generator.stream_interval,
         on_gpu=has_gpu(),
+        gathers=False,
     )
     engine = VllmEngine(settings, weight_layout(run.model.path, config))
     await engine.start()

@@ -28,7 +28,7 @@ from headrace.protocol.batches import (
     part_bytes,
 )
 from headrace.protocol.records import BatchTaken, TakenWindow
-from headrace.protocol.streams import Reward
+from headrace.protocol.streams import KL, Coefficient, Reward
 from sequence.trajectories import Trajectory
 from sequence.windows import Window
 
@@ -149,11 +149,12 @@ def _cut(items: Iterable[_Item], state: State, rules: BatchRules, max_bytes: int
 def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
     """One item as it stands in a shard, where its sequence has this number."""
     trajectory = item.trajectory
+    kl = rules.kl_of_prompt(state.account.groups[trajectory.group_id].info)
     compares = item.windows and rules.compares != "nobody"
     return Shard(
         sequences=[_sequence(trajectory, item.end, rules)],
-        windows=[_window(trajectory, window, masked, number) for window, masked in item.windows],
-        values=[_value(trajectory, number, rules)] if item.value else [],
+        windows=[_window(trajectory, w, masked, number, kl) for w, masked in item.windows],
+        values=[_value(trajectory, number, rules, kl)] if item.value else [],
         groups=[_scores(trajectory, state, rules)] if compares else [],
     )
 
@@ -168,7 +169,9 @@ def _sequence(trajectory: Trajectory, end: int, rules: BatchRules) -> BatchSeque
     )
 
 
-def _window(trajectory: Trajectory, window: Window, masked: Masked, sequence: int) -> PolicyWindow:
+def _window(
+    trajectory: Trajectory, window: Window, masked: Masked, sequence: int, kl: float | None
+) -> PolicyWindow:
     logprobs = trajectory.logprobs[window.start : window.end]
     length = sum(w.tokens for w in trajectory.windows[: window.index + 1])
     return PolicyWindow(
@@ -182,9 +185,7 @@ def _window(trajectory: Trajectory, window: Window, masked: Masked, sequence: in
         loss_weights=masked.weights,
         spans=trajectory.spans_between(window.start, window.end),
         rewards=_rewards(trajectory, window),
-        coefficients=[
-            c for c in trajectory.coefficients if c.start < window.end and c.end > window.start
-        ],
+        coefficients=_coefficients(trajectory, window.start, window.end, kl),
         marks=[m for m in trajectory.marks if m.start < window.end and m.end > window.start],
         finished=window.final,
         score=_score(trajectory) if window.final else 0.0,
@@ -203,16 +204,28 @@ def _rewards(trajectory: Trajectory, window: Window) -> list[Reward]:
     ]
 
 
-def _value(trajectory: Trajectory, sequence: int, rules: BatchRules) -> ValueTrajectory:
+def _value(
+    trajectory: Trajectory, sequence: int, rules: BatchRules, kl: float | None
+) -> ValueTrajectory:
     return ValueTrajectory(
         trajectory_id=trajectory.trajectory_id,
         sequence=sequence,
         length=trajectory.sampled,
         rewards=trajectory.rewards,
         score=_score(trajectory),
-        coefficients=trajectory.coefficients,
+        coefficients=_coefficients(trajectory, 0, trajectory.length, kl),
         logprobs=trajectory.logprobs if rules.value_logprobs else _NO_LOGPROBS,
     )
+
+
+def _coefficients(
+    trajectory: Trajectory, start: int, end: int, kl: float | None
+) -> list[Coefficient]:
+    """Those of positions [start, end). `kl` is that of the prompt's source and comes first, so that
+    what the stream says of single tokens holds for them."""
+    of_source = [] if kl is None else [Coefficient(KL, kl, start, end)]
+    own = (c for c in trajectory.coefficients if c.start < end and c.end > start)
+    return [*of_source, *own]
 
 
 def _scores(trajectory: Trajectory, state: State, rules: BatchRules) -> GroupScores:

@@ -18,10 +18,10 @@ from sequence.trajectories import Trajectory
 Label = Literal["before", "during", "after"]
 
 
-def can_wait(now: float, step: float, last: float, spacing: float) -> bool:
+def can_wait(now: float, step: float, last: float, spacing: float, *, begin: float = 0.0) -> bool:
     """Whether an evaluation in `step` seconds of training would still be near enough to the one at
-    `last`: no further away than `spacing` of the training time `now`."""
-    return now + step - last <= spacing * now
+    `last`: no further away than `spacing` of the training time `now`, or of `begin` before that."""
+    return now + step - last <= spacing * max(now, begin)
 
 
 class Evaluation:

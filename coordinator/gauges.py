@@ -1,4 +1,5 @@
-"""The coordinator's own metrics: ledger, lengths, rewards, rates, who waits for whom.
+"""The coordinator's own metrics: ledger, lengths, rewards and their sources, rates, who waits for
+whom.
 
 Comes in: the state and what ended since the last update. Goes out: metrics by name
 (headrace.metrics says what each means), for every committed update and about once a second in
@@ -7,13 +8,15 @@ between.
 
 import statistics
 import time
+from collections import Counter
 
 from coordinator.hub import Hub
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages import GeneratorReport
 from headrace.protocol.records import BatchTaken
+from sequence.account import Account
 from sequence.trajectories import Trajectory
-from sequence.windows import trajectory_of
+from sequence.windows import Window, trajectory_of
 
 
 class Gauges:
@@ -54,11 +57,14 @@ class Gauges:
             metrics["schedule/unfinished_share"] = unfinished / len(taken.windows)
         else:
             ending = [account.trajectories[i] for i in taken.value_trajectories]
+        if self._hub.lines is not None:
+            metrics |= _process_rewards(account, [account.window(i) for i in ids])
         return metrics | _outcomes(ending)
 
     def at_commit(self, metrics: dict[str, Metric]) -> dict[str, float]:
         """Metrics of the coordinator at an update's commit; counters start anew."""
         own = self._hub.account.ledger.as_metrics() | self._rates() | self.idle_shares()
+        own |= self._hub.monitors.at_commit()
         if self._arrived:
             own["rollout/finished_length"] = statistics.fmean(self._arrived)
         self._arrived = []
@@ -117,6 +123,7 @@ class Gauges:
             self._hub.account.ledger.as_metrics()
             | self.idle_shares()
             | self._heartbeats()
+            | self._hub.monitors.gauges()
             | {
                 "transport/rejected": float(self._hub.rejections.total),
                 "schedule/live": float(live),
@@ -135,6 +142,27 @@ class Gauges:
 
 def _seconds(report: GeneratorReport) -> float:
     return report.idle_s + report.busy_s + report.pause_s
+
+
+def _process_rewards(account: Account, windows: list[Window]) -> dict[str, float]:
+    """What tokens of windows earned before the last one of their answers, and what is missing."""
+    counts = Counter(f"reward/lines_{window.lines}" for window in windows)
+    tokens = unfinished = 0
+    for window in windows:
+        trajectory = account.trajectories[window.trajectory_id]
+        last = trajectory.spans[-1].end - 1 if trajectory.ended else trajectory.length
+        earned = {
+            reward.position
+            for reward in trajectory.rewards
+            if window.start <= reward.position < min(window.end, last) and reward.value
+        }
+        tokens += len(earned)
+        unfinished += len(earned) if not window.final else 0
+    return {
+        "reward/process_tokens": float(tokens),
+        "reward/process_unfinished": float(unfinished),
+        **{name: float(counts[name]) for name in ("reward/lines_late", "reward/lines_failed")},
+    }
 
 
 def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from coordinator.leases import Leases
+from coordinator.line_scoring import LineScoring
+from coordinator.monitors import Monitors
 from coordinator.peers import Peers
 from coordinator.recorder import Recorder
 from coordinator.rejections import RejectionLog
@@ -91,13 +93,21 @@ class Hub:
     router: Router
     peers: Peers = field(default_factory=Peers)
     clock: Clock = field(default_factory=Clock)
+    lines: LineScoring | None = None
+    """Where a source scores lines: who waits for what, and what they earn."""
     progress_at: float = field(default_factory=time.monotonic)
     failed: str | None = None
     """The first cause for which the run cannot go on."""
     rejections: RejectionLog = field(init=False)
+    monitors: Monitors = field(init=False)
+    """Of rewards."""
 
     def __post_init__(self) -> None:
-        self.rejections = RejectionLog(lambda kind, text: self.incident("warning", kind, text))
+        def warn(kind: str, text: str) -> None:
+            self.incident("warning", kind, text)
+
+        self.rejections = RejectionLog(warn)
+        self.monitors = Monitors(self.config.reward, warn)
 
     @property
     def account(self) -> Account:

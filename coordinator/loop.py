@@ -27,6 +27,7 @@ from coordinator.values import cut
 from headrace.protocol import messages as m
 from headrace.protocol.identity import name_of
 from headrace.protocol.records import MetricsSampled, ProcessChanged
+from sequence.trajectories import Trajectory
 
 TICK_S = 0.1
 NEWCOMER_S = 60.0
@@ -121,11 +122,7 @@ class Coordinator:
             case m.WeightsLoaded():
                 self.parts.generation.loaded(name, message)
             case m.Scores():
-                scored = self.parts.scoring.receive(name, message)
-                for trajectory in scored:
-                    if trajectory.purpose == "train":
-                        self.parts.gauges.scored(trajectory)
-                self.parts.training.admit(scored)
+                self._rewarded(self.parts.scoring.receive(name, message))
             case m.WeightNotice():
                 await self.parts.training.published(message)
             case m.UpdateDone():
@@ -136,6 +133,17 @@ class Coordinator:
                 await hub.send(name, status(hub, self.parts, self.phases.name))
             case m.Command():
                 self.phases.stop("stopped" if message.action == "stop" else "interrupted")
+
+    def expire(self) -> None:
+        """Wait no longer for what has passed its deadline."""
+        self._rewarded(self.parts.scoring.expire())
+
+    def _rewarded(self, trajectories: list[Trajectory]) -> None:
+        """Rewards have come."""
+        for trajectory in trajectories:
+            if trajectory.purpose == "train":
+                self.parts.gauges.scored(trajectory)
+        self.parts.training.admit(trajectories)
 
     async def _join(self, identity: str, hello: m.Hello) -> None:
         hub, name = self.hub, hello.name
@@ -245,6 +253,7 @@ class Coordinator:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             self.hub.rejections.tell()
+            await self.parts.scoring.spread.measure()
             self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
             if now - beat >= transport.heartbeat_s:
                 beat = now
@@ -266,6 +275,7 @@ class Coordinator:
                         ),
                     )
                 )
+            self.expire()
             if self.hub.recorder.disk_full:
                 self.hub.progress()  # Waiting for room is named, and no reason to give up.
             if now - self.hub.progress_at > transport.stall_timeout_s:

@@ -6,6 +6,7 @@ scoring, and the seconds each said it worked and waited.
 
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from headrace.protocol.messages import GeneratorReport, Hello
 
@@ -40,12 +41,20 @@ class GeneratorPeer(Peer):
         return max(0, self.hello.capacity - len(self.live))
 
 
+class Ask(NamedTuple):
+    """What a source is asked about: a trajectory, its lines, or its group."""
+
+    trajectory_id: int
+    source: str
+
+
 @dataclass
 class RewardPeer(Peer):
     """A reward worker and what it is scoring."""
 
-    scoring: dict[int, str] = field(default_factory=dict)
-    """The source of each trajectory that it has."""
+    scoring: set[Ask] = field(default_factory=set)
+    auditing: set[int] = field(default_factory=set)
+    """Trajectories that it scores for the audit."""
 
 
 @dataclass

@@ -145,9 +145,11 @@ class Phases:
         if state.evaluations:
             last = state.evaluations[-1]
             spacing = self.hub.config.evaluation.spacing
+            begin = self.hub.config.evaluation.spacing_from_s
             if last.version == state.versions.current:
                 return False
-            if can_wait(now, now * every / update, last.train_time_s, spacing):
+            step = now * every / update
+            if can_wait(now, step, last.train_time_s, spacing, begin=begin):
                 return False
         return not self._stop_reason()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.lines import LineTokens
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import Purpose
@@ -85,6 +86,14 @@ class Prompts:
     def decode(self, token_ids: Int32) -> str:
         """Response text without special tokens."""
         return str(self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
+
+    def line_tokens(self) -> LineTokens:
+        """The tokens that end lines; each id of the vocabulary is decoded once."""
+        ids = [[token] for token in range(len(self._tokenizer))]
+        texts = self._tokenizer.batch_decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return LineTokens.of(texts, self.vocabulary)
 
     def _check_labels(self, longest: str, terms: int) -> None:
         """A small vocabulary may lack the labels of the longest prompts."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from coordinator.hub import Clock, Hub
 from coordinator.leases import Leases
+from coordinator.line_scoring import LineScoring
 from coordinator.loop import Coordinator
 from coordinator.prompts import Prompts
 from coordinator.recorder import Recorder
@@ -68,6 +69,9 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
             state.apply(record)
     leases = Leases(state.account)
     kind = Stream if config.schedule.mode == "streaming" else Rounds
+    lines = None
+    if config.reward.line_source() is not None:
+        lines = LineScoring(config, state.account, prompts.line_tokens())
     recorder = Recorder(store, interval_s=config.storage.commit_interval_ms / 1000)
     hub = Hub(
         config=config,
@@ -75,12 +79,13 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         run_dir=str(run_dir),
         state=state,
         leases=leases,
-        settlement=Settlement(config, state.account),
+        settlement=Settlement(config, state.account, lines),
         scheduler=kind(config, state, leases),
         rules=batch_rules(config),
         recorder=recorder,
         router=router,
         clock=Clock(train_s=state.train_time_s),
+        lines=lines,
     )
     coordinator = Coordinator(hub, prompts)
     if resume:

@@ -6,16 +6,20 @@ and nowhere else, and readers of the records need none of them; asking twice giv
 
 A window closes after `window` sampled tokens, or where its trajectory ends. It is ready as soon as
 what its training unit needs is there: `window` only the reward of the answer's last one,
-`trajectory` the reward, `group` the rewards of the whole group.
+`trajectory` the reward, `group` the rewards of the whole group. Where a source scores lines, a
+window that goes on waits for those that end in it, until their deadline. Windows of a trajectory
+get ready in order.
 """
 
 import time
 from collections.abc import Iterable, Iterator
 
+from coordinator.line_scoring import LineScoring
 from headrace.config.run import RunConfig
 from headrace.protocol.records import (
     ClosedWindow,
     DropReason,
+    LinesState,
     Record,
     WindowsClosed,
     WindowsDropped,
@@ -30,10 +34,13 @@ from sequence.windows import Window, window_id
 class Settlement:
     """The rules, for one run's window size and training unit."""
 
-    def __init__(self, config: RunConfig, account: Account) -> None:
+    def __init__(
+        self, config: RunConfig, account: Account, lines: LineScoring | None = None
+    ) -> None:
         self._size = config.window
         self._unit = config.schedule.unit
         self._account = account
+        self._lines = lines
 
     def follow(self, trajectories: Iterable[Trajectory]) -> Iterator[Record]:
         """Records that follow from what these training trajectories are now."""
@@ -48,19 +55,24 @@ class Settlement:
             groups = {t.group_id for t in known.values()}
             members = (t for group in sorted(groups) for t in self._account.members(group))
             known = {t.trajectory_id: t for t in members}
-        waiting = [
-            (t, w)
-            for t in known.values()
-            if t.closed
-            for w in reversed(t.windows[-t.closed :] if self._unit == "window" else t.windows)
-            if w.state == "closed"
-        ]
+        waiting = [(t, w) for t in known.values() for w in _closed(t)]
         lost = [w.window_id for t, w in waiting if self._is_lost(t, w)]
         if lost:
             yield WindowsDropped(at=time.time(), window_ids=sorted(lost), reason="reward_failed")
-        ready = [w.window_id for t, w in waiting if w.state == "closed" and self._is_ready(t, w)]
+        ready: dict[int, LinesState | None] = {}
+        held: set[int] = set()
+        for trajectory, window in waiting:
+            if window.state == "closed":
+                state = self._lines.state_of(window) if self._lines else None
+                waits = state == "waiting" or trajectory.trajectory_id in held
+                if self._is_ready(trajectory, window, waits=waits):
+                    # An outcome waits for lines itself: what it has not waited for came too late.
+                    ready[window.window_id] = "late" if state == "waiting" else state
+                else:
+                    held.add(trajectory.trajectory_id)
         if ready:
-            yield WindowsReady(at=time.time(), window_ids=sorted(ready))
+            lines = {key: state for key, state in sorted(ready.items()) if state is not None}
+            yield WindowsReady(at=time.time(), window_ids=sorted(ready), lines=lines)
 
     def spend(self, trajectory_ids: Iterable[int]) -> Iterator[Record]:
         """Records that drop the windows of trajectories that a warm-up has used: the value model
@@ -131,16 +143,28 @@ class Settlement:
         failed = trajectory.reward_status not in (None, "ok")
         return failed and (window.final or self._unit != "window")
 
-    def _is_ready(self, trajectory: Trajectory, window: Window) -> bool:
-        """Whether the window has all it needs."""
+    def _is_ready(self, trajectory: Trajectory, window: Window, *, waits: bool) -> bool:
+        """Whether the window has all it needs; `waits`: scores of its lines, or of lines before it,
+        may still come."""
         if self._unit == "window" and not window.final:
-            return True
+            return not waits
         if trajectory.reward_status != "ok":
             return False
         return self._unit != "group" or all(
             member.reward_status is not None or member.status == "failed"
             for member in self._account.members(trajectory.group_id)
         )
+
+
+def _closed(trajectory: Trajectory) -> list[Window]:
+    """Its windows that are closed and not ready, in order; they are among the last ones."""
+    found: list[Window] = []
+    for window in reversed(trajectory.windows):
+        if len(found) == trajectory.closed:
+            break
+        if window.state == "closed":
+            found.append(window)
+    return found[::-1]
 
 
 def _recalls(trajectory: Trajectory) -> Iterator[Window]:

@@ -85,19 +85,22 @@ def _above_rounding(chunk: TrajectoryChunk) -> bool:
 def sound_score(score: Score) -> Score:
     """A score that can be journaled: texts are cut and parts limited in number, and a reward that
     is not finite, or too large, makes the score `invalid` instead of leaving the trajectory without
-    one."""
-    good = math.isfinite(score.reward) and abs(score.reward) <= LARGEST_REWARD
+    one. The same holds of a score for one of several lines."""
+    numbers = [score.reward, *(line for line in score.lines if line is not None)]
+    bad = [n for n in numbers if not math.isfinite(n) or abs(n) > LARGEST_REWARD]
     parts = {
         name.replace("\0", "\ufffd")[:_LONGEST_PART]: value
         for name, value in list(score.parts.items())[:_MOST_PARTS]
     }
     error = cut(score.error)
-    if score.status == "ok" and not good:
-        error = f"the reward {score.reward:g} is not between {-LARGEST_REWARD:g} and the opposite"
+    # A sibling has none of its own.
+    siblings = [sound_score(msgspec.structs.replace(s, siblings=[])) for s in score.siblings]
+    if score.status == "ok" and bad:
+        error = f"the reward {bad[0]:g} is not between {-LARGEST_REWARD:g} and the opposite"
         return msgspec.structs.replace(
-            score, status="invalid", reward=0.0, parts=parts, error=error
+            score, status="invalid", reward=0.0, parts=parts, error=error, lines=[], siblings=[]
         )
-    return msgspec.structs.replace(score, parts=parts, error=error)
+    return msgspec.structs.replace(score, parts=parts, error=error, siblings=siblings)
 
 
 def diagnostics_problem(diagnostics: list[TokenDiagnostics], windows: list[Window]) -> str | None:

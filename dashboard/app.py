@@ -15,13 +15,16 @@ from dashboard import data, panels
 from dashboard.data import RunData
 from dashboard.palette import STYLE
 from dashboard.picker import pick_run
-from dashboard.views import learning, overview, pipeline, trajectories
+from dashboard.views import learning, overview, pipeline, reward_model, rewards, trajectories
 
 _STATIC = Path(__file__).parent / "static"
 Render = Callable[[RunData, Path], None]
+REWARD_MODEL = "reward model"
+"""The kind of a run that all pages show alike."""
 PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Overview", ":material/water:", overview.render),
     ("Learning", ":material/trending_up:", learning.render),
+    ("Rewards", ":material/balance:", rewards.render),
     ("Pipeline", ":material/view_timeline:", pipeline.render),
     ("Trajectories", ":material/notes:", trajectories.render),
 )
@@ -53,7 +56,9 @@ def show(render: Render, root: Path) -> None:
             f"No run under {root} yet. Start one with: headrace train recipes/quickstart.toml"
         )
     else:
-        render(RunData(data.run_line(str(run_dir))), root)
+        line = data.run_line(str(run_dir))
+        draw = reward_model.render if line.kind == REWARD_MODEL else render
+        draw(RunData(line), root)
 
 
 if __name__ == "__main__":

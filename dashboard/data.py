@@ -84,6 +84,26 @@ class RunData:
         """Newest values of the metrics whose name begins so."""
         return _latest(*self._at, prefix)
 
+    def reward_model_curves(self) -> pd.DataFrame:
+        """`storage.queries.reward_model_curves`, at most POINTS a name."""
+        return _reward_model_curves(*self._at)
+
+    def reward_model_report(self) -> dict[str, Any] | None:
+        """`storage.queries.reward_model_report`."""
+        return queries.reward_model_report(self.line.run_dir)
+
+    def reward_model_page(self) -> str | None:
+        """`storage.queries.reward_model_page`."""
+        return queries.reward_model_page(self.line.run_dir)
+
+    def reward_sources(self) -> pd.DataFrame:
+        """One row a source of rewards, see `storage.queries.reward_sources`."""
+        return _reward_sources(*self._at)
+
+    def reward_lengths(self) -> pd.DataFrame:
+        """Lengths and rewards of the newest answers."""
+        return _reward_lengths(*self._at)
+
     def evaluations(self) -> pd.DataFrame:
         """Held-out evaluations in order."""
         return _evaluations(*self._at)
@@ -97,9 +117,9 @@ class RunData:
         """One row a process."""
         return _processes(*self._at)
 
-    def events(self, limit: int = 40) -> pd.DataFrame:
+    def events(self, limit: int = 40, kind: str | None = None) -> pd.DataFrame:
         """Newest events. Those of the supervisor appear without a new record in the journal."""
-        return _events(self._at[0], limit)
+        return _events(self._at[0], limit, kind)
 
     def page(self, **wanted: Any) -> TrajectoryPage:
         """A page of trajectories, see `storage.queries.trajectory_page`."""
@@ -126,6 +146,11 @@ def _series(
     return queries.metric_series(Path(run_dir), names, x, samples=samples, points=POINTS)
 
 
+@st.cache_data(max_entries=16, show_spinner=False)
+def _reward_model_curves(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.reward_model_curves(Path(run_dir), points=POINTS)
+
+
 @st.cache_data(max_entries=32, show_spinner=False)
 def _array(run_dir: str, stamp: str, name: str) -> pd.DataFrame:
     return queries.metric_arrays(Path(run_dir), name, points=POINTS // 4)
@@ -134,6 +159,16 @@ def _array(run_dir: str, stamp: str, name: str) -> pd.DataFrame:
 @st.cache_data(max_entries=32, show_spinner=False)
 def _latest(run_dir: str, stamp: str, prefix: str) -> dict[str, float | None]:
     return queries.latest_metrics(Path(run_dir), prefix)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _reward_sources(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.reward_sources(Path(run_dir))
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _reward_lengths(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.reward_lengths(Path(run_dir), newest=POINTS)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
@@ -152,8 +187,8 @@ def _processes(run_dir: str, stamp: str) -> pd.DataFrame:
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
-def _events(run_dir: str, limit: int) -> pd.DataFrame:
-    return queries.events(Path(run_dir), limit=limit)
+def _events(run_dir: str, limit: int, kind: str | None) -> pd.DataFrame:
+    return queries.events(Path(run_dir), limit=limit, kind=kind)
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

@@ -196,6 +196,33 @@ def lane_order(bars: pd.DataFrame) -> list[str]:
     return sorted(bars["lane"].unique(), key=lambda lane: (last.get(lane, 0), lane))
 
 
+def reliability_chart(bins: Sequence[Mapping[str, float]], height: int = HEIGHT) -> Chart:
+    """Forecasts against what came true: a dot a bin (forecast, share, count), and the line on which
+    a calibrated model lies."""
+    axis = alt.Axis(format=".0%", tickCount=5)
+    scale = alt.Scale(domain=[0, 1])
+    ideal = (
+        alt.Chart(pd.DataFrame({"forecast": [0.0, 1.0], "share": [0.0, 1.0]}))
+        .mark_line(color=GREY, strokeDash=[4, 4], strokeWidth=1.2)
+        .encode(x="forecast:Q", y="share:Q")
+    )
+    dots = (
+        alt.Chart(pd.DataFrame(list(bins)))
+        .mark_point(color=BLUE, filled=True, opacity=1)
+        .encode(
+            x=alt.X("forecast:Q", title="forecast", axis=axis, scale=scale),
+            y=alt.Y("share:Q", title="share that came true", axis=axis, scale=scale),
+            size=alt.Size("count:Q", legend=None),
+            tooltip=[
+                alt.Tooltip("forecast:Q", format=".1%"),
+                alt.Tooltip("share:Q", format=".1%"),
+                alt.Tooltip("count:Q", title="examples"),
+            ],
+        )
+    )
+    return _layered(ideal, dots).properties(height=height)
+
+
 def histogram(values: pd.DataFrame, column: str, *, title: str, height: int = 150) -> Chart:
     """How often each range of `column` comes, among the rows given."""
     chart: alt.Chart = (

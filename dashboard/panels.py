@@ -15,7 +15,7 @@ from dashboard.data import RunData
 from dashboard.figures import Chart, array_chart, series_chart
 from dashboard.palette import GREY, STATUSES
 from dashboard.words import metric_caption, number, share
-from headrace.metrics import METRICS
+from headrace.metrics import METRICS, info_of
 from storage.queries.metrics import Axis
 
 REFRESH_S = 2.0
@@ -89,7 +89,7 @@ def metric_card(
     """A card of metrics over an axis; the caption comes from the metrics' own table."""
     frame = run.series(tuple(names), x, samples=samples)
     known = frame.dropna(subset=["value"])
-    unit = METRICS[names[0]].unit
+    unit = info_of(names[0]).unit
     chart = None
     if not known.empty:
         chart = series_chart(known, x=x, names=names, unit=unit, bounds=bounds)
@@ -117,7 +117,7 @@ def newest_text(frame: pd.DataFrame, name: str) -> str:
     values = frame[frame["name"] == name]["value"]
     if values.empty:
         return ""
-    unit = METRICS[name].unit
+    unit = info_of(name).unit
     if unit == "share":
         return share(float(values.iloc[-1]))
     return f"{number(float(values.iloc[-1]))} {unit}".strip()

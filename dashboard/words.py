@@ -6,7 +6,7 @@ In: plain values and metric names. Out: short text. None is always "-".
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace.metrics import METRICS
+from headrace.metrics import info_of
 
 Write = Callable[[float | None], str]
 
@@ -46,7 +46,7 @@ def metric_caption(names: Sequence[str]) -> str:
     """What the metrics of one chart mean and what healthy looks like, in Markdown."""
     lines = []
     for name in names:
-        info = METRICS[name]
+        info = info_of(name)
         unit = f" ({info.unit})" if info.unit else ""
         healthy = f" Healthy: {info.healthy}." if info.healthy else ""
         label = f"**{metric_label(name)}**: " if len(names) > 1 else ""
@@ -62,6 +62,10 @@ LABELS = {
     "actor/grad_norm": "policy",
     "critic/grad_norm": "value model",
     "actor/pg_loss": "policy",
+    "loss": "training",
+    "held_out/loss": "held out",
+    "held_out/gap": "accuracy by order",
+    "held_out/bias": "forecast",
     "critic/vf_loss": "value model",
     "idle/learner": "learner",
     "idle/generator": "generators",
@@ -75,7 +79,9 @@ LABELS = {
 
 
 def metric_label(name: str) -> str:
-    """A metric's short name on a chart that has several."""
+    """A metric's short name on a chart that has several; of sources of rewards, the source's."""
+    if name.startswith("rewards/"):
+        return name.split("/", 1)[1].rpartition("/")[0]
     return LABELS.get(name, name.split("/")[-1].replace("_", " "))
 
 

@@ -1,5 +1,5 @@
 """Which cores the front of a generator uses. The front is the process beside vLLM's engine process:
-it takes in what the engine sampled and sends it on, with a fifth to a third of the engine's work.
+it takes in what the engine sampled and sends it on, with about a tenth of the engine's work.
 
 In: whether what it serves is training or an evaluation. Out: the calling thread's affinity. In
 training the front shares the engine's core, so that the learner has its own to itself. In an

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 
 from generators.draws import mix
 from generators.engine import (
@@ -48,7 +49,8 @@ _SEED_BITS = 63
 class VllmSettings:
     """What AsyncLLM is made from. `max_model_len`: prompt + response. `end_token_ids`: empty lets
     every response run to its limit (benchmarks). `kv_cache_gib` counts on a CPU only. `hot_tokens`:
-    load what requests with `fire` need."""
+    load what requests with `fire` need. `gathers`: the engine process sends a request's tokens by
+    `stream_interval`, which vLLM by itself does not."""
 
     model: str
     max_model_len: int
@@ -64,6 +66,7 @@ class VllmSettings:
     trust_remote_code: bool = False
     on_gpu: bool = False
     hot_tokens: bool = False
+    gathers: bool = True
 
 
 @dataclass(slots=True)
@@ -87,12 +90,14 @@ def cache_folder() -> Path:
 
 def prepare_environment(settings: VllmSettings) -> None:
     """Environment of vLLM and its engine process; the user's own values win where they may."""
+    from generators.vllm_gather import TOKENS_VARIABLE
     from generators.vllm_worker import OWNER_VARIABLE
 
     cache = cache_folder()
     # One pass over a step's outputs: boundaries are read between passes.
     os.environ["VLLM_V1_OUTPUT_PROC_CHUNK_SIZE"] = str(max(128, settings.max_num_seqs))
     os.environ[OWNER_VARIABLE] = str(os.getpid())
+    os.environ[TOKENS_VARIABLE] = str(settings.stream_interval if settings.gathers else 1)
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -140,7 +145,7 @@ class VllmEngine:
             self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args()))
         except ValueError as error:
             raise UserError(
-                f"vLLM does not take these settings of [generator] and [model]: {error}"
+                f"vLLM does not take these settings of [generator] and [model]: {_in_short(error)}"
             ) from error
         # The first request with logprobs compiles a helper: seconds that no trajectory should wait.
         warm_up = GenerationRequest("warm-up", [1, 2, 3], max_tokens=2, seed=1)
@@ -359,6 +364,14 @@ class VllmEngine:
             if not engine.errored:
                 await engine.abort(list(self._live))
             engine.shutdown()
+
+
+def _in_short(error: ValueError) -> str:
+    """The first thing that vLLM has against its settings, on one line."""
+    text = str(error)
+    if isinstance(error, ValidationError):
+        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+    return text.strip().partition("\n")[0]
 
 
 def _deltas(live: _Live, completion: Any) -> list[TokenDelta]:

@@ -1,8 +1,9 @@
 """Code that runs inside vLLM's engine process, imported there by name.
 
 Importing it ties that process's life to the generator's: when the generator dies, however it dies,
-the kernel kills the engine, which would otherwise stay as an orphan with its memory. `WeightLoader`
-is mixed into vLLM's worker class and replaces its weights from a safetensors file.
+the kernel kills the engine, which would otherwise stay as an orphan with its memory. It also has
+the engine gather the tokens that it sends (`vllm_gather`). `WeightLoader` is mixed into vLLM's
+worker class and replaces its weights from a safetensors file.
 """
 
 import ctypes
@@ -10,6 +11,9 @@ import os
 import signal
 from collections.abc import Iterator
 from typing import Any
+
+from generators.vllm_gather import TOKENS_VARIABLE
+from generators.vllm_gather import install as install_gatherer
 
 OWNER_VARIABLE = "HEADRACE_ENGINE_OWNER"
 _PR_SET_PDEATHSIG = 1
@@ -31,6 +35,7 @@ def die_with_owner() -> None:
 
 
 die_with_owner()
+install_gatherer(int(os.environ.get(TOKENS_VARIABLE, "1")))
 
 
 class WeightLoader:

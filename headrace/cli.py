@@ -24,6 +24,7 @@ first steps:
   headrace config explain recipes/quickstart.toml           what a recipe means in numbers
   headrace dashboard                                        look at all runs in a browser
   headrace reward try RECIPE answers.jsonl                  score finished answers without a run
+  headrace reward train recipes/reward-models/lines.toml    train a reward model
   headrace show latest --json                               one run's figures and its ledger
   headrace audit latest                                     count its tokens again, check it
   headrace export latest trajectories --format parquet --out trajectories.parquet
@@ -34,6 +35,20 @@ more than one machine:
 
 `headrace COMMAND --help` shows the options and examples of one command.
 """
+
+
+REWARD_EXAMPLES = """\
+headrace reward train recipes/reward-models/lines.toml --out models/prm
+  headrace reward train my-pairs.toml training.lr=5e-6        any key can be overridden
+  headrace reward train --resume latest                       after Ctrl-C
+
+The recipe says what is learned (objective.kind):
+  bradley_terry   a score of a whole answer, from pairs: rows of prompt, chosen, rejected
+  pairwise        yes or no to "is the first answer better", from the same pairs
+  lines           a score at the end of each line, from rows of prompt, lines, labels (1, 0, -1)
+and from what (data.kind): file, run (the groups of `headrace train`), or task (made on the spot).
+The model, its report and its curves are in the run folder; `headrace show RUN` and the dashboard
+know it, model.critic_path and reward sources take it."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -170,7 +185,7 @@ def _checking(command: Maker) -> None:
         _root(made)
 
     reward = command(
-        "reward", "try the rewards of a recipe on finished answers",
+        "reward", "try the rewards of a recipe, label lines by them, or train a reward model",
         "headrace reward try recipes/quickstart.toml answers.jsonl",
     )  # fmt: skip
     inner = reward.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -183,6 +198,8 @@ def _checking(command: Maker) -> None:
     _overrides(tried)
     tried.add_argument("--json", action="store_true", help="one JSON object a line")
     _root(tried)
+    _labelling(command, inner)
+    _reward_training(command, inner)
 
     doctor = command("doctor", "check the installation", "headrace doctor")
     _json(doctor)
@@ -198,6 +215,13 @@ def _checking(command: Maker) -> None:
     )  # fmt: skip
     made.add_argument("file", type=Path, metavar="FILE.py")
     made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="deadline (10)")
+    made.add_argument(
+        "--python", metavar="PROGRAM", help="another environment's Python, with its packages"
+    )
+    made.add_argument(
+        "--package", action="append", default=[], metavar="NAME",
+        help="an installed package that the program may import; repeat for more",
+    )  # fmt: skip
     _json(made)
 
     keys = command("keys", "make key files for connections off this machine", "headrace keys k/")
@@ -208,6 +232,49 @@ def _checking(command: Maker) -> None:
     )
     bench.add_argument("name", nargs="?", metavar="NAME", help="none: list them")
     bench.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
+
+
+def _labelling(command: Maker, within: Any) -> None:
+    labelled = command(
+        "label", "label the lines of answers, for training a line reward model",
+        "headrace reward label recipes/code-prm.toml --samples 2000 --k 8 --out labels.jsonl",
+        within=within,
+    )  # fmt: skip
+    labelled.add_argument("recipe", metavar="RECIPE")
+    _overrides(labelled)
+    labelled.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
+    labelled.add_argument(
+        "--answers", metavar="FILE", help="rows of prompt, completion, answer, ..."
+    )
+    labelled.add_argument("--samples", type=int, metavar="N", help="sample so many answers instead")
+    labelled.add_argument("--k", type=int, default=8, help="completions of a prefix at most (8)")
+    labelled.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
+    labelled.add_argument(
+        "--revised-only", action="store_true",
+        help="keep only wrong answers that were good for a while",
+    )  # fmt: skip
+    labelled.add_argument(
+        "--fenced", action=argparse.BooleanOptionalAction, default=None,
+        help="only lines in a fenced code block count (default: where there is one)",
+    )  # fmt: skip
+    _json(labelled)
+    _root(labelled)
+
+
+def _reward_training(command: Maker, within: Any) -> None:
+    trained = command(
+        "train", "train a reward model by a recipe, or go on with one", REWARD_EXAMPLES,
+        within=within,
+    )  # fmt: skip
+    trained.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file")
+    _overrides(trained)
+    trained.add_argument("--out", type=Path, metavar="DIR", help="folder of the trained model")
+    trained.add_argument(
+        "--resume", metavar="RUN", help="go on with this run (`latest`: the newest of its kind)"
+    )
+    trained.add_argument("--plain", action="store_true", help="plain lines, no live display")
+    _json(trained)
+    _root(trained)
 
 
 def _overrides(command: argparse.ArgumentParser) -> None:
@@ -277,9 +344,7 @@ def action(arguments: argparse.Namespace) -> Action:
 
             return export
         case "reward":
-            from headrace.commands.trial import try_rewards
-
-            return try_rewards
+            return _reward_action(arguments.action)
         case "doctor":
             from headrace.commands.installation import doctor
 
@@ -306,6 +371,20 @@ def action(arguments: argparse.Namespace) -> Action:
             }
             return each[arguments.action]
     raise AssertionError(f"the command {arguments.command!r} has no function")
+
+
+def _reward_action(name: str) -> Action:
+    if name == "label":
+        from headrace.commands.labels import label
+
+        return label
+    if name == "train":
+        from headrace.commands.reward_training import train
+
+        return train
+    from headrace.commands.trial import try_rewards
+
+    return try_rewards
 
 
 def missing(error: ModuleNotFoundError) -> str:

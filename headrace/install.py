@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 """Folder of the packages (the source tree, or site-packages)."""
 
 PACKAGES = (
-    "headrace", "coordinator", "generators", "rewards", "learner", "storage", "dashboard", "tasks",
-    "sandbox",
+    "headrace", "coordinator", "generators", "rewards", "reward_models", "learner", "storage",
+    "dashboard", "tasks", "sandbox",
 )  # fmt: skip
 
 

@@ -36,6 +36,8 @@ SECTIONS = {
     "perf": "Throughput, and how much of the computation was of use.",
     "response_length": "How long responses are. Early in a stream only short ones have ended.",
     "reward": "What the verifier said.",
+    "rewards": "Each source of rewards by itself, as its scores arrive; `NAME` is the source. See "
+    "[hybrid rewards](hybrid-rewards.md).",
     "rollout": "How far the generator's logprobs are from the learner's, and how far the policy "
     "has moved since the tokens were sampled.",
     "schedule": "What the scheduler counts when it lets windows begin and makes batches.",

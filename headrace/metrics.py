@@ -112,10 +112,28 @@ _ALL = (
     MetricInfo("response_length/max", "tokens", "longest response that ends in this batch"),
     MetricInfo("response_length/mean", "tokens", "mean length of responses that end in this batch"),
     MetricInfo("response_length/min", "tokens", "shortest response that ends in this batch"),
+    MetricInfo("reward/lines_failed", "windows", "of this batch, trained without rewards of lines because their scoring failed", "0"),
+    MetricInfo("reward/lines_late", "windows", "of this batch, ready before their lines were scored because the deadline of reward.process.source had passed", "0; few while a source hangs"),
     MetricInfo("reward/max", "", "largest reward of responses that end in this batch"),
     MetricInfo("reward/mean", "", "mean reward of responses that end in this batch", "rising"),
     MetricInfo("reward/min", "", "smallest reward of responses that end in this batch"),
+    MetricInfo("reward/process_tokens", "tokens", "of this batch that earned something before the last token of their response (line ends, mostly)", "above 0 where lines are scored"),
+    MetricInfo("reward/process_unfinished", "tokens", "those of them in windows whose response goes on", "above 0 in a stream of windows"),
     MetricInfo("reward/std", "", "standard deviation of those rewards", "above 0"),
+    MetricInfo("rewards/NAME/audited_mean", "", "mean audited reward of the newest audited answers of that source: what the audit's source says of them", "rises with rewards/NAME/mean"),
+    MetricInfo("rewards/NAME/audits", "answers", "of that source which the audit's source looked at since the last update"),
+    MetricInfo("rewards/NAME/audits_failed", "share", "audits since the last update that gave no score", "near 0"),
+    MetricInfo("rewards/NAME/count", "answers", "scored by that source since the last update, the scorings that failed included"),
+    MetricInfo("rewards/NAME/edit_distance", "characters", "largest edit distance between two answers of a group, mean over the groups that were looked at since the last update", "above 0; falls as answers of a prompt become one"),
+    MetricInfo("rewards/NAME/entropy_estimate", "nats", "mean negative logprob a sampled token of the answers scored since the last update: an estimate of the entropy of what the generators sample from", "falls slowly, does not collapse to 0"),
+    MetricInfo("rewards/NAME/failed", "share", "scorings since the last update that gave no score", "near 0"),
+    MetricInfo("rewards/NAME/gap", "reward", "mean reward less mean audited reward of the newest audited answers: what the source pays for and the audit does not find", "near its first value"),
+    MetricInfo("rewards/NAME/length", "tokens", "mean length of the answers scored since the last update"),
+    MetricInfo("rewards/NAME/length_correlation", "", "correlation of length and reward over the newest answers", "below 0.5, unless long answers are the right ones"),
+    MetricInfo("rewards/NAME/mean", "", "mean reward of the answers scored since the last update", "rising"),
+    MetricInfo("rewards/NAME/queue", "answers", "that wait for a score of that source, audits included", "a few batches at most"),
+    MetricInfo("rewards/NAME/seconds", "s", "mean seconds of a scoring", "far below the source's timeout_s"),
+    MetricInfo("rewards/NAME/std", "", "standard deviation of those rewards", "above 0"),
     MetricInfo("rollout/ess", "share", "effective sample size of the importance weights over trained tokens", "above 0.5"),
     MetricInfo("rollout/finished_length", "tokens", "mean length of responses that finished since the last update", "close to response_length/mean once the stream is warm"),
     MetricInfo("rollout/hot_over_cap", "share", "trained hot tokens (FIRE) whose weight was cut to generator.fire.ratio_cap", "below 0.5"),
@@ -169,3 +187,18 @@ _ALL = (
 # fmt: on
 
 METRICS: dict[str, MetricInfo] = {info.name: info for info in _ALL}
+"""By name; NAME in a name stands for that of a process or of a source of rewards."""
+
+
+def pattern_of(name: str) -> str:
+    """The name under which METRICS describes a metric: that of a process, or of a source of
+    rewards, is NAME there."""
+    prefix, _, rest = name.partition("/")
+    if prefix == "heartbeat":
+        return "heartbeat/NAME"
+    return f"rewards/NAME/{rest.rpartition('/')[2]}" if prefix == "rewards" else name
+
+
+def info_of(name: str) -> MetricInfo:
+    """What METRICS says of a metric; KeyError where it says nothing."""
+    return METRICS[pattern_of(name)]

@@ -1,7 +1,8 @@
 """Run folders: how they are made, found and locked, and which one `latest` names.
 
-In: a root folder and a run's name. Out: paths. `resolved.json` holds the configuration; the lock is
-held for the life of a supervisor, so that a run is never started twice.
+In: a root folder and a run's name. Out: paths. `resolved.json` holds the configuration (a reward
+model's run has `reward-model.json` instead); the lock is held for the life of a supervisor, so that
+a run is never started twice.
 """
 
 import difflib
@@ -17,11 +18,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from headrace.config.reward_model import RewardModelConfig
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 
 LATEST = "latest"
 RESOLVED = "resolved.json"
+REWARD_MODEL = "reward-model.json"
 
 
 def new_run_id(name: str) -> str:
@@ -30,8 +33,8 @@ def new_run_id(name: str) -> str:
     return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def make_run_folder(config: RunConfig) -> Path:
-    """A new folder with resolved.json in it, under the configuration's root; `latest` names it."""
+def make_run_folder(config: RunConfig | RewardModelConfig) -> Path:
+    """A new folder with its configuration, under the configuration's root; `latest` names it."""
     root = Path(config.root).resolve()
     run_dir = root / new_run_id(config.name)
     try:
@@ -58,13 +61,13 @@ def run_names(root: Path) -> list[str]:
     """Names of the runs under a root, oldest first."""
     if not root.is_dir():
         return []
-    found = [path.parent for path in root.glob(f"*/{RESOLVED}")]
+    found = [path.parent for name in (RESOLVED, REWARD_MODEL) for path in root.glob(f"*/{name}")]
     return [path.name for path in sorted(found, key=lambda path: path.stat().st_ctime)]
 
 
 def find_run(root: Path, name: str) -> Path:
     """The folder of a run by id, unique beginning, `latest`, or path; UserError for none."""
-    if (Path(name) / RESOLVED).is_file():
+    if (Path(name) / RESOLVED).is_file() or is_reward_model(Path(name)):
         return Path(name).resolve()
     root = root.resolve()
     names = run_names(root)
@@ -85,8 +88,18 @@ def find_run(root: Path, name: str) -> Path:
     raise UserError(f"no run {name!r} under {root}{hint if names else ' (it holds none)'}")
 
 
+def is_reward_model(run_dir: Path) -> bool:
+    """Whether a folder holds the training of a reward model."""
+    return (run_dir / REWARD_MODEL).is_file()
+
+
 def read_config(run_dir: Path) -> RunConfig:
-    """The configuration a run was started with."""
+    """The configuration a run was started with; UserError for the run of a reward model."""
+    if is_reward_model(run_dir):
+        raise UserError(
+            f"{run_dir.name} trained a reward model: look at it with `headrace show`, go on with "
+            "it by `headrace reward train --resume`"
+        )
     try:
         return RunConfig.model_validate_json((run_dir / RESOLVED).read_text())
     except (OSError, ValidationError) as error:
@@ -94,9 +107,23 @@ def read_config(run_dir: Path) -> RunConfig:
         raise UserError(f"{run_dir / RESOLVED} cannot be read by this version: {line}") from error
 
 
-def write_config(run_dir: Path, config: RunConfig) -> None:
-    """Write resolved.json."""
-    write_atomically(run_dir / RESOLVED, config.model_dump_json(indent=2) + "\n")
+def read_reward_model_config(run_dir: Path) -> RewardModelConfig:
+    """The recipe of a reward model's run; UserError for any other run."""
+    if not is_reward_model(run_dir):
+        raise UserError(f"{run_dir.name} did not train a reward model: it has no {REWARD_MODEL}")
+    try:
+        return RewardModelConfig.model_validate_json((run_dir / REWARD_MODEL).read_text())
+    except (OSError, ValidationError) as error:
+        line = str(error).splitlines()[0]
+        raise UserError(
+            f"{run_dir / REWARD_MODEL} cannot be read by this version: {line}"
+        ) from error
+
+
+def write_config(run_dir: Path, config: RunConfig | RewardModelConfig) -> None:
+    """Write resolved.json or, for a reward model, reward-model.json."""
+    name = REWARD_MODEL if isinstance(config, RewardModelConfig) else RESOLVED
+    write_atomically(run_dir / name, config.model_dump_json(indent=2) + "\n")
 
 
 def write_atomically(path: Path, text: str) -> None:

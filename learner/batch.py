@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headrace.protocol.batches import BatchSequence, PolicyWindow, Shard
-from headrace.protocol.streams import Coefficient, Float32, MarkName, Reward
+from headrace.protocol.streams import KL, Coefficient, Float32, MarkName, Reward
 from learner.groups import Groups
 from learner.place import Place
 from learner.reads import Reads, is_right, reads_of, sampled_answers, sampled_windows
@@ -24,8 +24,6 @@ from learner.segments import Segments, segments_of
 
 Shape = Callable[[Tensor, Tensor], Tensor]
 """(rewards [N] at the ends of answers, their sampled tokens [N]) -> rewards [N], shaped."""
-KL = "kl"
-"""The coefficient that overrides `algorithm.kl.coef` for a run of tokens."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ averaged, because they come normalised by the whole batch.
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -104,8 +104,14 @@ class DeepSpeedEngine:
     """An `Engine` on DeepSpeed: ZeRO 0 to 3, offload, bfloat16."""
 
     def __init__(
-        self, network: nn.Module, optimizer: OptimizerConfig, config: LearnerConfig
+        self,
+        network: nn.Module,
+        optimizer: OptimizerConfig,
+        config: LearnerConfig,
+        *,
+        decay: Callable[[int], float] = lambda done: 1.0,
     ) -> None:
+        """`decay`: factor of the learning rate after so many optimizer steps, besides warm-up."""
         self.network = network
         self.steps = 0
         self._zero = _zero_stage(config)
@@ -122,7 +128,7 @@ class DeepSpeedEngine:
         )
         warmup = optimizer.warmup_steps
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            adam, lambda done: min(1.0, (done + 1) / (warmup + 1))
+            adam, lambda done: min(1.0, (done + 1) / (warmup + 1)) * decay(done)
         )
         self._adam, self._schedule = adam, schedule
         self.engine, *_ = deepspeed.initialize(

@@ -1,7 +1,8 @@
 """Letters of multiple choice.
 
 In: an answer or a response. Out: the letter it chooses, or None. The article "A" and the pronoun
-"I" are no choices, and no more is a letter behind "not". Linear in the length of the text.
+"I" are no choices, and no more is a letter behind "not", or one of several that is called wrong.
+Linear in the length of the text.
 """
 
 import re
@@ -22,6 +23,11 @@ _LETTER = re.compile(
 )
 _NEGATED = re.compile(
     r"(?:\bnot|n't|n\u2019t|\bnor|\bneither|\u4e0d\u662f)[\s(*]*$|[-+^](?:\\text\w*\{)?\(?$",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(
+    r"\s*\)?[*_]*\s+(?:(?:is|are|was|must be)\s+(?:not|wrong|incorrect|false|out|eliminated"
+    r"|impossible|ruled out)|isn't|isn\u2019t|cannot|can't|can\u2019t|fails|does not|doesn't)\b",
     re.IGNORECASE,
 )
 _GOES_ON = re.compile(r" (?!because|since|as |is |and |which|with |so |or )[a-z]")
@@ -55,6 +61,8 @@ def said_letter(text: str, letters: str = LETTERS) -> str | None:
         for match in _LETTER.finditer(text)
         if match[1] in letters and _is_choice(text, match)
     ]
+    # Said to be wrong, unless nothing else is said of any: then that may be the question.
+    alone = [each for each in alone if not _REFUSED.match(text, each[0] + 1)] or alone
     if not alone:
         return None
     for announcement in (_ANSWER, _CHOICE):

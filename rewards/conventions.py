@@ -8,7 +8,7 @@ whatever it paid would say nothing.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from headrace.config.reward import Adapter
@@ -25,6 +25,7 @@ from rewards.known import (
     InvalidRewardError,
     Known,
 )
+from rewards.results import Form
 from rewards.signatures import EXPECTED, Signature
 
 
@@ -47,6 +48,8 @@ class Convention:
     aliases: Mapping[str, str] = field(default_factory=dict)
     rest: tuple[str, ...] = ()
     """Facts that it hands to `**kwargs`."""
+    returns: Form = "one"
+    """The form in which its functions return the reward."""
 
     def singular(self, name: str) -> str:
         """The name of what a parameter of this name holds, or lists."""
@@ -60,6 +63,7 @@ CONVENTIONS: dict[Adapter, Convention] = {
         chat="row",
         lists=True,
         rest=("prompts", "completions"),
+        returns="list",
     ),
     "verl": Convention(
         "verl",
@@ -67,6 +71,7 @@ CONVENTIONS: dict[Adapter, Convention] = {
         columns=frozenset({"data_source", "extra_info", "ground_truth"}),
         facts=frozenset({"extra_info"}),
         rest=("extra_info",),
+        returns="first",
     ),
     "openrlhf": Convention(
         "OpenRLHF",
@@ -79,7 +84,15 @@ CONVENTIONS: dict[Adapter, Convention] = {
     "areal": Convention(
         "AReaL",
         "(prompt, completions, prompt_ids, completion_ids, **data)",
-        aliases={"completions": "completion"},
+        aliases={
+            "completions": "completion",
+            "completions_str": "completion",
+            "completion_str": "completion",
+            "prompts": "prompt",
+            "prompt_str": "prompt",
+            "input_tokens": "prompt_ids",
+            "output_tokens": "completion_ids",
+        },
     ),
     "verifiers": Convention(
         "verifiers",
@@ -89,6 +102,21 @@ CONVENTIONS: dict[Adapter, Convention] = {
         own=frozenset({"state", "info"}),
         facts=frozenset({"state", "info", "task"}),
         rest=("prompt", "completion", "answer", "state", "task", "info"),
+    ),
+    "slime": Convention(
+        "slime",
+        "(args, sample)",
+        columns=frozenset(),
+        own=frozenset({"args", "sample"}),
+        facts=frozenset({"args", "sample"}),
+    ),
+    "rllm": Convention(
+        "rLLM",
+        "(task, episode)",
+        columns=frozenset(),
+        own=frozenset({"rllm_task", "episode"}),
+        facts=frozenset({"rllm_task", "episode"}),
+        aliases={"task": "rllm_task"},
     ),
     "plain": Convention(
         "Headrace",
@@ -100,12 +128,25 @@ CONVENTIONS: dict[Adapter, Convention] = {
 }
 
 
-def recognise(names: Collection[str]) -> Adapter:
-    """The convention of a function by the names of its arguments."""
+_TELLING: Mapping[Adapter, frozenset[str]] = {
+    "openrlhf": frozenset({"queries"}),
+    "slime": frozenset({"args", "sample"}),
+    "rllm": frozenset({"task", "episode"}),
+}
+"""Arguments that only one system has."""
+
+
+def recognise(names: Collection[str], texts: Collection[str] = ()) -> Adapter:
+    """The convention of a function by the names of its arguments; `texts` are annotated as one."""
     given = set(names)
-    if "queries" in given:
-        return "openrlhf"
-    if "completions" in given and "prompts" not in given and given & {"prompt", "prompt_ids"}:
+    for adapter, telling in _TELLING.items():
+        if telling <= given:
+            return adapter
+    if given & {"completion_str", "completions_str"}:
+        return "areal"
+    # AReaL's plural is one response, TRL's a list of them.
+    one = "completions" in texts or "prompt_ids" in given
+    if "completions" in given and (one or ("prompt" in given and "prompts" not in given)):
         return "areal"
     if given & {"completions", "prompts"}:
         return "trl"
@@ -152,10 +193,12 @@ class Binding:
     doubtful: frozenset[str] = frozenset()
     """Columns that would make the convention a wrong guess."""
 
-    def arguments(self, item: ScoreItem) -> tuple[list[Any], dict[str, Any]]:
+    def arguments(
+        self, item: ScoreItem, known: Known | None = None
+    ) -> tuple[list[Any], dict[str, Any]]:
         """Positional and named arguments for a response; InvalidRewardError where its row lacks
-        what the function needs."""
-        known = Known(item, self.convention.chat)
+        what the function needs. `known`: what other functions of the same form were told."""
+        known = known or Known(item, self.convention.chat)
         if self.doubtful & known.columns.keys():
             raise InvalidRewardError(
                 f"{', '.join(sorted(self.doubtful))} may be the row's column or an argument of "
@@ -187,8 +230,8 @@ def bind(
     """How a function with this signature is called: by the convention named, or the one that it
     fits. `objects` are arguments that the function's own system holds ready (a rubric's parser).
     UserError where the response would reach it under no known name."""
-    chosen = adapter or recognise(signature.names)
-    convention = CONVENTIONS[chosen]
+    chosen = adapter or recognise(signature.names, signature.texts)
+    convention = _without_clashes(CONVENTIONS[chosen], signature.names)
     response = _response(signature, convention)
     if response is None:
         raise UserError(
@@ -214,10 +257,18 @@ def bind(
     )
 
 
+def _without_clashes(convention: Convention, names: Collection[str]) -> Convention:
+    """The convention for a function with these arguments: a second name is only one where the
+    first is not taken too, and may else be a column."""
+    aliases = {name: of for name, of in convention.aliases.items() if of not in names}
+    return replace(convention, aliases=aliases)
+
+
 def _response(signature: Signature, convention: Convention) -> str | None:
     """The name under which the function is handed the response."""
     singular = {convention.singular(name) for name in signature.names}
-    carriers = (*RESPONSES, "query", "completion_ids", *(convention.facts & {"state"}))
+    objects = sorted(convention.facts & {"state", "sample", "episode"})
+    carriers = (*RESPONSES, "query", "completion_ids", *objects)
     return next((name for name in carriers if name in singular), None)
 
 

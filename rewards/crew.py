@@ -28,7 +28,7 @@ Status = Literal["ok", "timeout", "crashed", "invalid"]
 
 class Crew:
     """`source.children` children, kept alive until `run` is cancelled. `settle` is called with each
-    score; `most_failures` of them in a row are a RunFailedError."""
+    score; `most_failures` of them in a row, audits apart, are a RunFailedError."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Crew:
     def settle(self, item: ScoreItem, outcome: Outcome) -> None:
         """An item is done; RunFailedError when too many in a row failed."""
         self._tell(item, outcome)
-        self._count(outcome)
+        self._count([item], outcome)
 
     def lose(
         self,
@@ -138,30 +138,28 @@ class Crew:
         failures they are one."""
         for item, seconds in items:
             self._tell(item, Outcome(status, seconds, error=error))
-        if items:
-            self._count(Outcome(status, 0.0, error=error))
+        self._count([item for item, _ in items], Outcome(status, 0.0, error=error))
 
     def _tell(self, item: ScoreItem, outcome: Outcome) -> None:
         self._idle_deaths = 0
-        self._settle_score(
-            Score(
-                trajectory_id=item.trajectory_id,
-                status=outcome.status,
-                reward=outcome.reward,
-                correct=outcome.correct,
-                parts=outcome.parts,
-                seconds=outcome.seconds,
-                error=outcome.error,
-            )
-        )
+        self._settle_score(_score(item, outcome))
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, items: Sequence[ScoreItem], outcome: Outcome) -> None:
+        """What came of items at once counts as one, and an audit as none."""
+        if all(item.audit for item in items):
+            return
         self._failures = 0 if outcome.status == "ok" else self._failures + 1
         if self._failures >= self._most_failures:
             raise RunFailedError(
                 f"{self._failures} scorings in a row failed; the last: {outcome.status}, "
                 f"{outcome.error}"
             )
+
+    async def give_up(self, error: str) -> None:
+        """Everything that waits has failed."""
+        async with self._arrived:
+            while self._waiting:
+                self._tell(self._waiting.popleft(), Outcome("crashed", 0.0, error=error))
 
     def count_idle_death(self, error: Exception) -> None:
         """A child died that was scoring nothing; RunFailedError when that goes on."""
@@ -170,3 +168,20 @@ class Crew:
             raise RunFailedError(
                 f"{self._idle_deaths} scoring children in a row died before they began: {error}"
             ) from error
+
+
+def _score(item: ScoreItem, outcome: Outcome) -> Score:
+    """What came of an item, in the words of the coordinator."""
+    return Score(
+        trajectory_id=item.trajectory_id,
+        status=outcome.status,
+        reward=outcome.reward,
+        correct=outcome.correct,
+        parts=outcome.parts,
+        seconds=outcome.seconds,
+        error=outcome.error,
+        source=item.source,
+        lines=list(outcome.lines),
+        siblings=list(map(_score, item.siblings, outcome.siblings)),
+        audit=item.audit,
+    )

@@ -22,7 +22,8 @@ _BARE_BOX = re.compile(r"\\+(?:boxed|fbox)\s*([^\s{}\\$]{1,40})")
 _HASHES = re.compile(r"^####[ \t]*(\S.*)$", re.MULTILINE)
 _TAG = re.compile(r"<answer>\s*([^<]{1,2000}?)\s*</answer>", re.IGNORECASE)
 _TOLD = re.compile(
-    r"\b(?:is|are|equals|gets?|gives?|gave|has|have)\s+([^.=\n]{1,80}(?:\.[0-9]+)?)\.?\s*$"
+    r"\b(?:is|are|was|were|(?:will|would|must|should|has to|have to) be"
+    r"|equals|gets?|gives?|gave|has|have)\s+([^.=\n]{1,80}(?:\.[0-9]+)?)\.?\s*$"
 )
 _LAST_WORD = re.compile(r"final\s+answer\s*(?:is|are|:)", re.IGNORECASE)
 _ANNOUNCED = re.compile(

@@ -1,10 +1,10 @@
 """One scoring child that scores many responses at a time.
 
-In: a child whose verifier waits for others (a server, a coroutine), and a desk that has items. Out:
-outcomes to the desk in the order of completion, until the child has to be replaced. Promises: a
+In: a child whose verifier waits for others (a server, a coroutine), and an owner of items. Out:
+outcomes to the owner in the order of completion, until the child has to be replaced. Promises: a
 slow item holds nobody up; one that misses its deadline is a `timeout` of that item alone, which the
 child sees to itself; a child that cannot (it is stuck, and its deadlines with it) is given up a
-little later, and what is not over its deadline goes back to the desk. A child that dies costs what
+little later, and what is not over its deadline goes back to the owner. A child that dies costs what
 it was scoring.
 """
 
@@ -22,8 +22,8 @@ GRACE_S = 2.0
 """A child is stuck when an item is so long over its deadline."""
 
 
-class Desk(Protocol):
-    """Where items come from and outcomes go."""
+class Owner(Protocol):
+    """Whose items are in flight: it gives them, and takes their outcomes."""
 
     async def take(self, most: int) -> deque[ScoreItem]:
         """One item or more, as soon as there are some."""
@@ -51,9 +51,9 @@ class _Begun(NamedTuple):
     at: float
 
 
-async def fly(child: Child, desk: Desk, timeout_s: float) -> None:
+async def fly(child: Child, owner: Owner, timeout_s: float) -> None:
     """Keep up to `child.ready.concurrency` items in flight until the child has to be replaced."""
-    flight = _Flight(child, desk, timeout_s)
+    flight = _Flight(child, owner, timeout_s)
     jobs = [asyncio.create_task(job) for job in (flight.send(), flight.hear(), flight.watch())]
     try:
         try:
@@ -67,14 +67,14 @@ async def fly(child: Child, desk: Desk, timeout_s: float) -> None:
     except ChildDiedError as death:
         flight.lose_all(f"{death} (exit code {await child.kill()})", death)
     finally:
-        await desk.hand_back([begun.item for begun in flight.begun.values()])
+        await owner.hand_back([begun.item for begun in flight.begun.values()])
 
 
 class _Flight:
     """Three jobs that end together, with the first."""
 
-    def __init__(self, child: Child, desk: Desk, timeout_s: float) -> None:
-        self._child, self._desk, self._timeout_s = child, desk, timeout_s
+    def __init__(self, child: Child, owner: Owner, timeout_s: float) -> None:
+        self._child, self._owner, self._timeout_s = child, owner, timeout_s
         self._most = child.ready.concurrency
         self._next = self._read = 0
         self._landed = asyncio.Event()
@@ -87,7 +87,7 @@ class _Flight:
             while (free := self._most - len(self.begun)) <= 0:
                 self._landed.clear()
                 await self._landed.wait()
-            items = await self._desk.take(free)
+            items = await self._owner.take(free)
             first, now = self._next, time.monotonic()
             self._next += len(items)
             self.begun.update({first + i: _Begun(item, now) for i, item in enumerate(items)})
@@ -104,7 +104,7 @@ class _Flight:
                 raise ChildDiedError(f"{type(answer).__name__} where no such outcome belongs")
             begun = self.begun.pop(answer.number)
             self._landed.set()
-            self._desk.settle(begun.item, answer)
+            self._owner.settle(begun.item, answer)
 
     async def watch(self) -> None:
         """Return when the child is stuck; what is over its deadline then is lost."""
@@ -121,7 +121,7 @@ class _Flight:
         late = [number for number in late if number < self._read] or late
         lost = [self.begun.pop(number) for number in late]
         text = f"no result within {self._timeout_s:g} s, and the child is stuck"
-        self._desk.lose([(item, now - at) for item, at in lost], "timeout", text)
+        self._owner.lose([(item, now - at) for item, at in lost], "timeout", text)
 
     def lose_all(self, text: str, death: ChildDiedError) -> None:
         """The child died with all that it had taken in."""
@@ -129,6 +129,6 @@ class _Flight:
         taken = [number for number in self.begun if number < self._read]
         lost = [(begun.item, now - begun.at) for begun in map(self.begun.pop, taken)]
         if lost:
-            self._desk.lose(lost, "crashed", text)
+            self._owner.lose(lost, "crashed", text)
         else:
-            self._desk.count_idle_death(death)
+            self._owner.count_idle_death(death)

@@ -2,28 +2,44 @@
 
 In: names such as `package.module:name` or `path/to/file.py:name` with weights. Out: verdicts. A
 name may be a function of any convention (`conventions.py`), plain or `async`, or a rubric of
-verifiers with functions of its own. What cannot be called is a UserError when it is loaded.
+verifiers with functions of its own, also that of an environment which its `load_environment` makes.
+What cannot be called is a UserError when it is loaded.
 """
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 from headrace.config.reward import Adapter, SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards import coroutines
 from rewards.conventions import Binding, bind
+from rewards.known import Chat, Known
+from rewards.listed import entries
+from rewards.modules import load_named
 from rewards.results import Result, read_result, weigh
 from rewards.signatures import read_signature
 from rewards.verdict import Verdict
+
+
+class Call(NamedTuple):
+    """A function and what it is handed."""
+
+    function: Callable[..., Any]
+    positional: list[Any]
+    named: dict[str, Any]
+
+    def result(self) -> Any:
+        """What it returns, waited for where it is a coroutine."""
+        returned = self.function(*self.positional, **self.named)
+        return coroutines.run(returned) if inspect.isawaitable(returned) else returned
+
+    async def later(self) -> Any:
+        """The same of a coroutine function, while others run."""
+        return await self.function(*self.positional, **self.named)
 
 
 @dataclass(frozen=True)
@@ -35,18 +51,19 @@ class RewardFunction:
     binding: Binding
     weight: float = 1.0
 
-    def __call__(self, item: ScoreItem) -> Result | None:
-        """What the function says of one response; None: it does not apply."""
-        positional, named = self.binding.arguments(item)
-        result = self.function(*positional, **named)
-        if inspect.isawaitable(result):
-            result = coroutines.run(result)
-        return read_result(result)
+    def call(self, positional: list[Any], named: dict[str, Any]) -> Call:
+        """A call of it."""
+        return Call(self.function, positional, named)
 
-    async def later(self, item: ScoreItem) -> Result | None:
-        """The same of a coroutine, while others run."""
-        positional, named = self.binding.arguments(item)
-        return read_result(await self.function(*positional, **named))
+    def read(self, returned: Any) -> Result | None:
+        """What it says of one response, by its convention; None: it does not apply."""
+        return read_result(returned, self.binding.convention.returns)
+
+    def read_each(self, returned: Any, number: int, what: str) -> list[Result | None]:
+        """What it says of each of several things, whose list is what it returned."""
+        form = self.binding.convention.returns
+        each = entries(returned, number, what)
+        return [read_result(entry, "one" if form == "list" else form) for entry in each]
 
     @property
     def waits(self) -> bool:
@@ -57,19 +74,37 @@ class RewardFunction:
 
 @dataclass(frozen=True)
 class RewardFunctions:
-    """The functions of a recipe: a weighted sum."""
+    """The functions of a source: a weighted sum. An item becomes calls, and what they return, one
+    after the other, a verdict. Sources of groups and of lines do both in their own way."""
 
     functions: tuple[RewardFunction, ...]
+    threshold: float
+    """From this score on an answer is right, where a function does not say so itself."""
 
-    def __call__(self, item: ScoreItem, *, threshold: float) -> Verdict:
-        """The verdict on one response."""
-        results = [(f.label, f.weight, f(item)) for f in self.functions]
-        return weigh(results, threshold=threshold)
+    def __call__(self, item: ScoreItem) -> Verdict:
+        """The verdict on an item."""
+        return self.verdict(item, [call.result() for call in self.calls(item)])
 
-    async def later(self, item: ScoreItem, *, threshold: float) -> Verdict:
-        """The same of coroutines, while others run."""
-        results = [(f.label, f.weight, await f.later(item)) for f in self.functions]
-        return weigh(results, threshold=threshold)
+    async def later(self, item: ScoreItem) -> Verdict:
+        """The same of coroutine functions, while others run."""
+        return self.verdict(item, [await call.later() for call in self.calls(item)])
+
+    def calls(self, item: ScoreItem) -> list[Call]:
+        """A call of each function."""
+        known = {chat: Known(item, chat) for chat in get_args(Chat)}
+        return [
+            f.call(*f.binding.arguments(item, known[f.binding.convention.chat]))
+            for f in self.functions
+        ]
+
+    def verdict(self, item: ScoreItem, returned: Sequence[Any]) -> Verdict:
+        """What the functions say by what they returned."""
+        return self.weighed([f.read(r) for f, r in zip(self.functions, returned, strict=True)])
+
+    def weighed(self, results: Sequence[Result | None]) -> Verdict:
+        """One verdict from what each function says of a response."""
+        pairs = zip(self.functions, results, strict=True)
+        return weigh([(f.label, f.weight, r) for f, r in pairs], threshold=self.threshold)
 
     @property
     def waits(self) -> bool:
@@ -83,14 +118,15 @@ class RewardFunctions:
 
     @property
     def asks_ids(self) -> bool:
-        """Whether one of them takes token ids."""
+        """Whether one of them takes token ids that do not come by themselves."""
         return any(f.binding.asks_ids for f in self.functions)
 
 
 def load_functions(config: SourceConfig) -> RewardFunctions:
     """The functions that a recipe names; UserError where one cannot be had."""
+    threshold = config.correct_threshold
     if config.function is not None:
-        return RewardFunctions(tuple(_load(config.function, config.adapter)))
+        return RewardFunctions(tuple(_load(config.function, config.adapter)), threshold)
     found = [
         RewardFunction(f.label, f.function, f.binding, entry.weight * f.weight)
         for entry in config.functions
@@ -98,16 +134,15 @@ def load_functions(config: SourceConfig) -> RewardFunctions:
     ]
     if not found:
         raise UserError("reward.kind is `function`: name one with reward.function=module:name")
-    return RewardFunctions(tuple(_with_own_labels(found)))
+    return RewardFunctions(tuple(_with_own_labels(found)), threshold)
 
 
 def _load(name: str, adapter: Adapter | None) -> Iterator[RewardFunction]:
     where = f"reward.function={name!r}"
-    place, colon, attribute = name.rpartition(":")
-    if not colon or not place or not attribute:
-        raise UserError(f"{where}: write package.module:name or path/to/file.py:name")
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
-    found = getattr(module, attribute, None)
+    place, _, attribute = name.rpartition(":")
+    found: Any = load_named(name)
+    if attribute == "load_environment" and inspect.isfunction(found):
+        found = found()
     rubrics = list(_rubrics(found))
     if not rubrics:
         if not callable(found):
@@ -157,29 +192,3 @@ def _with_own_labels(functions: list[RewardFunction]) -> Iterator[RewardFunction
         seen[f.label] += 1
         label = f"{f.label}_{seen[f.label]}" if f.label in shared else f.label
         yield RewardFunction(label, f.function, f.binding, f.weight)
-
-
-def _load_module(name: str) -> ModuleType:
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise UserError(f"reward.function: cannot import {name!r} ({error})") from error
-
-
-def _load_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UserError(f"reward.function: no file {path}")
-    name = f"reward_function_{path.stem}"
-    known = sys.modules.get(name)
-    if known is not None and known.__file__ == str(path):
-        return known
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -7,11 +7,12 @@ chat messages. A fact is computed when it is asked for.
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
 from headrace.protocol.messages import ScoreItem
 from headrace.protocol.streams import Int32
+from rewards import rollouts
 
 Chat = Literal["never", "row", "always"]
 """When prompt and completion are lists of messages: where the row's prompt is a chat, or always."""
@@ -95,19 +96,29 @@ class Known:
         named = {"question": self.item.prompt, "ground_truth": self.truth}
         return {**named, **self.columns}
 
-    @property
+    @cached_property
     def state(self) -> dict[str, Any]:
-        """An ended rollout of one turn."""
-        return {
-            "prompt": self.prompt,
-            "completion": self.completion,
-            "answer": self.columns.get("answer", self.truth),
-            "task": self.columns.get("task", "default"),
-            "info": self.info,
-            "turn": 1,
-            "is_completed": True,
-            "is_truncated": not self.item.finished,
-        }
+        """An ended rollout of one turn. One for all functions of a rubric: what the first notes in
+        it, the next can read."""
+        return rollouts.state_of(
+            self.prompt,
+            self.completion,
+            self.truth,
+            self.columns,
+            self.info,
+            finished=self.item.finished,
+        )
+
+    @property
+    def sample(self) -> Any:
+        """slime's object of a response and its row."""
+        return rollouts.sample_of(
+            self.prompt,
+            self.item.text,
+            self.truth,
+            self.columns,
+            num_tokens=self.item.num_tokens,
+        )
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -152,6 +163,10 @@ FACTS: dict[str, Fact] = {
     "task": lambda known: "default",
     "state": lambda known: known.state,
     "task_info": lambda known: known.task_info,
+    "args": lambda known: SimpleNamespace(),
+    "sample": lambda known: known.sample,
+    "rllm_task": lambda known: rollouts.task_of(known.prompt, known.truth, known.columns),
+    "episode": lambda known: rollouts.episode_of(known.prompt, known.item.text),
     **dict.fromkeys(TRUTHS, lambda known: known.truth),
 }
 """What stands under a name where the row has no column of that name, or for a name that is its
@@ -163,5 +178,7 @@ PLURALS = {
     "queries": "query",
     "data_sources": "data_source",
     "extra_infos": "extra_info",
+    "states": "state",
+    "infos": "info",
 }
 """Names of lists with an entry a response."""

@@ -74,6 +74,8 @@ class Outcome(msgspec.Struct, frozen=True, tag=True):
     correct: bool = False
     parts: dict[str, float] = {}
     error: str | None = None
+    lines: list[float | None] = []
+    siblings: list["Outcome"] = []
     number: int = 0
 
 

@@ -6,12 +6,17 @@ when the scorings of a source keep failing and UserError when one cannot be buil
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 
 from headrace.config.reward import RewardConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import Score, ScoreItem
 from rewards.crew import Crew, Status
+
+AUDIT_RETRY_S = 10.0
+"""How long a source that only audits waits before it begins anew."""
+log = logging.getLogger("rewards")
 
 
 class Pool:
@@ -28,6 +33,7 @@ class Pool:
             for name, source in config.each().items()
         }
         self.scores: asyncio.Queue[Score] = asyncio.Queue()
+        self._audit_only = config.audit_only()
         self._idle = asyncio.Event()
         self._idle.set()
         self.held = 0
@@ -63,9 +69,22 @@ class Pool:
         try:
             async with asyncio.TaskGroup() as group:
                 for name, crew in self._crews.items():
-                    group.create_task(crew.run(), name=f"source {name}")
+                    group.create_task(self._keep(name, crew), name=f"source {name}")
         except* (UserError, RunFailedError) as errors:
             raise errors.exceptions[0] from None
+
+    async def _keep(self, name: str, crew: Crew) -> None:
+        """Run a crew. One that scores for the audit alone fails what it has and begins anew where
+        it cannot go on: an audit never ends a run."""
+        while True:
+            try:
+                return await crew.run()
+            except (UserError, RunFailedError) as error:
+                if name not in self._audit_only:
+                    raise
+                log.warning("audit source %s cannot score: %s", name, error)
+                await crew.give_up(str(error))
+                await asyncio.sleep(AUDIT_RETRY_S)
 
     def _settle(self, score: Score) -> None:
         self.held -= 1

@@ -24,7 +24,8 @@ def check_sources(
     exact, which have nothing to be told and take a while, are loaded too."""
     asks_ids = False
     for name, source in config.each().items():
-        if source.kind in ("math", "exact") and not source.options and not every:
+        plain = source.kind in ("math", "exact") and source.unit == "trajectory"
+        if plain and not source.options and not every:
             continue
         where = _place(name if config.sources else None, source)
         try:
@@ -44,7 +45,7 @@ def _check_own_judge(source: SourceConfig, judges: Mapping[str, JudgeConfig]) ->
     from rewards.judging.tokenizers import check_tokenizer
 
     options = Options.model_validate(source.options)
-    if options.judge in judges:
+    if options.judge is not None and options.judge in judges:
         check_tokenizer(options, judges[options.judge])
 
 

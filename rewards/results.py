@@ -8,12 +8,15 @@ InvalidRewardError, so that a mistake never becomes a reward of zero.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rewards.known import InvalidRewardError
 from rewards.verdict import Verdict
 
 MAX_PARTS = 64
+Form = Literal["one", "list", "first"]
+"""How a function returns the reward of one response: as it is, in a list as long as the lists that
+it was handed, or as the first entry of a tuple."""
 SCORES = ("score", "reward", "rewards")
 """The entry of a dict that is the reward."""
 JUDGEMENTS = ("correct", "acc", "is_correct")
@@ -29,8 +32,15 @@ class Result(NamedTuple):
     parts: dict[str, float]
 
 
-def read_result(result: object) -> Result | None:
+def read_result(result: object, form: Form = "one") -> Result | None:
     """The score in what a function returned; None where it returned None for this response."""
+    if form == "first" and isinstance(result, tuple) and result:
+        result = result[0]
+    if form == "list" and result is not None and not _is_listed(result):
+        raise InvalidRewardError(
+            f"the result is {type(result).__name__} for a list of responses, not a list: if the "
+            "function takes one response at a time, say whose it is with reward.adapter"
+        )
     value = _single(result, "the result")
     if value is None:
         return None
@@ -80,6 +90,13 @@ def _parts(name: str, entry: object) -> dict[str, float]:
     return {name: _finite(f"part {name!r}", entry)} if hasattr(entry, "__float__") else {}
 
 
+def _is_listed(value: object) -> bool:
+    """Whether it is a list, an array or a tensor with at least one dimension."""
+    if isinstance(value, Sequence):
+        return not isinstance(value, str | bytes)
+    return bool(getattr(value, "ndim", 0))
+
+
 def _single(value: object, what: str) -> object:
     """The one entry of a list, an array or a tensor; other values as they are."""
     if hasattr(value, "tolist"):
@@ -103,13 +120,13 @@ def _finite(what: str, value: object) -> float:
 
 def weigh(results: Sequence[tuple[str, float, Result | None]], *, threshold: float) -> Verdict:
     """One verdict from what (label, weight, result) say: the weighted sum of the functions that
-    apply. The first of them says whether the answer is right: by itself, else from a score of
-    `threshold` on. With several functions each one's score is a part under its label."""
+    apply. The first of them with a weight says whether the answer is right: by itself, else from a
+    score of `threshold` on. With several functions each one's score is a part under its label."""
     applied = [(label, weight, result) for label, weight, result in results if result is not None]
     if not applied:
         who = "the function says" if len(results) == 1 else "all functions say"
         raise InvalidRewardError(f"{who} None, so no reward applies to this response")
-    _, _, first = applied[0]
+    first = next((result for _, weight, result in applied if weight), applied[0][2])
     correct = first.correct if first.correct is not None else first.score >= threshold
     reward = math.fsum(weight * result.score for _, weight, result in applied)
     if len(results) == 1:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from headrace.errors import UserError
+from rewards.known import PLURALS
 
 EXPECTED = "(prompt, completion, answer, **info)"
 """The form of a function that was written for Headrace."""
@@ -25,6 +26,8 @@ class Signature(NamedTuple):
     """All named arguments, in order."""
     any_name: bool
     """Whether it takes further keyword arguments (`**info`)."""
+    texts: frozenset[str] = frozenset()
+    """Arguments that are annotated as one text."""
 
     def __str__(self) -> str:
         """The names on one line, without annotations and defaults, which may be long."""
@@ -47,12 +50,14 @@ def read_signature(function: Callable[..., Any], where: str) -> Signature:
         frozenset(p.name for p in named if p.default is p.empty),
         tuple(p.name for p in named),
         any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters),
+        frozenset(p.name for p in named if p.annotation in (str, "str")),
     )
 
 
 def check_columns(where: str, needs: Collection[str], columns: Collection[str]) -> None:
-    """UserError where a function needs what no column of the dataset gives."""
-    unknown = [n for n in needs if n not in columns]
+    """UserError where a function needs what no column of the dataset gives. A list with an entry a
+    response is given by the column of what it lists."""
+    unknown = [n for n in needs if not {n, PLURALS.get(n, n)} & set(columns)]
     if unknown:
         raise UserError(
             f"{where} needs {listed(unknown)}, which no column of the task gives (it has "

@@ -1,7 +1,8 @@
 """From configuration to a verifier.
 
-In: a source of rewards. Out: a verifier, which turns responses into verdicts. Building it loads
-what it needs (math-verify, the user's module), so that scoring starts warm.
+In: a source of rewards. Out: a verifier, which turns items into verdicts, one by one or, where it
+waits for others, many at a time. Building it loads what it needs (math-verify, the user's module),
+so that scoring starts warm.
 """
 
 import json
@@ -16,16 +17,25 @@ from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards import coroutines, kinds
 from rewards.functions import load_functions
+from rewards.groups import load_group_functions
+from rewards.line_functions import load_line_functions
+from rewards.pay import foregone, paid
 from rewards.verdict import Verdict
 
 Judge = Callable[[ScoreItem], Verdict]
 AsyncJudge = Callable[[ScoreItem], Awaitable[Verdict]]
 Prepare = Callable[[bool], Iterable[None]]
+_LOAD = {
+    "trajectory": load_functions,
+    "group": load_group_functions,
+    "line": load_line_functions,
+}
+"""What loads the functions of a source, by its unit."""
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """Judges responses, one by one or, where it waits for others, many at a time."""
+    """Judges responses, groups of them or lines."""
 
     judge: Judge
     needs: tuple[str, ...] = ()
@@ -33,7 +43,7 @@ class Verifier:
     asks_ids: bool = False
     """Whether it takes token ids."""
     judge_later: AsyncJudge | None = None
-    """The judge as a coroutine, of a verifier that scores many responses at a time."""
+    """The judge as a coroutine, of a verifier that scores many items at a time."""
     concurrency: int = 0
     """How many at a time; 0: one by one."""
     graded: bool = False
@@ -43,7 +53,7 @@ class Verifier:
     where it is not there, and do not wait."""
 
     def __call__(self, item: ScoreItem) -> Verdict:
-        """The verdict on one response."""
+        """The verdict on one item."""
         return self.judge(item)
 
 
@@ -58,44 +68,30 @@ def waiting(later: AsyncJudge, *, concurrency: int, **more: Any) -> Verifier:
 
 
 def build_verifier(source: SourceConfig) -> Verifier:
-    """The verifier of a source; UserError when it cannot be had."""
-    if source.kind == "function":
-        return _of_finished(_of_functions(source), Verdict(source.wrong_reward, False), source)
-    kind = _of_kind(source)
+    """The verifier of a source, whose verdicts earn what the source says; UserError when it cannot
+    be had."""
+    found = _of_functions(source) if source.kind == "function" else _of_kind(source)
+    later = found.judge_later
 
-    def paid(verdict: Verdict) -> Verdict:
-        correct, parts = verdict.correct, verdict.parts
-        if kind.graded:
-            correct = verdict.reward >= source.correct_threshold
-            parts = {"correct": float(correct), **parts}
-        return Verdict(_pay(source, verdict.reward), correct, parts)
+    def judge(item: ScoreItem) -> Verdict:
+        known = foregone(source, item)
+        return known or paid(source, item, found.judge(item), graded=found.graded)
 
-    later = kind.judge_later
-    paying = replace(
-        kind,
-        judge=lambda item: paid(kind.judge(item)),
-        judge_later=None if later is None else _then(later, paid),
-        concurrency=_concurrency(source, kind),
+    async def judge_later(item: ScoreItem) -> Verdict:
+        assert later is not None
+        known = foregone(source, item)
+        return known or paid(source, item, await later(item), graded=found.graded)
+
+    return replace(
+        found,
+        judge=judge,
+        judge_later=judge_later if later is not None else None,
+        concurrency=_concurrency(source, found),
     )
-    return _of_finished(paying, Verdict(source.wrong_reward, False, {"correct": 0.0}), source)
-
-
-def _of_functions(source: SourceConfig) -> Verifier:
-    functions, threshold = load_functions(source), source.correct_threshold
-
-    async def later(item: ScoreItem) -> Verdict:
-        return await functions.later(item, threshold=threshold)
-
-    found = Verifier(
-        lambda item: functions(item, threshold=threshold), functions.needs, functions.asks_ids
-    )
-    if (source.concurrency or 1) > 1 and functions.waits:
-        found = replace(found, judge_later=later)
-    return replace(found, concurrency=_concurrency(source, found))
 
 
 def _concurrency(source: SourceConfig, verifier: Verifier) -> int:
-    """How many responses a child scores at a time; 0: one by one."""
+    """How many items a child scores at a time; 0: one by one."""
     if verifier.judge_later is not None:
         return source.concurrency or verifier.concurrency
     if (source.concurrency or 1) > 1:
@@ -107,16 +103,25 @@ def _concurrency(source: SourceConfig, verifier: Verifier) -> int:
     return 0
 
 
-def _then(later: AsyncJudge, after: Callable[[Verdict], Verdict]) -> AsyncJudge:
-    async def judge(item: ScoreItem) -> Verdict:
-        return after(await later(item))
-
-    return judge
+def _of_functions(source: SourceConfig) -> Verifier:
+    """What functions say: scores on a scale of their own."""
+    functions = _LOAD[source.unit](source)
+    many = (source.concurrency or 1) > 1 and functions.waits
+    return Verifier(
+        functions,
+        functions.needs,
+        functions.asks_ids,
+        judge_later=functions.later if many else None,
+    )
 
 
 def _of_kind(source: SourceConfig) -> Verifier:
-    """What a kind of `rewards.kinds` says of a response, as a score from 0 to 1."""
+    """What a kind of `rewards.kinds` says: scores from 0 to 1."""
     module = kinds.load(source.kind)
+    units = getattr(module, "UNITS", ("trajectory",))
+    if source.unit not in units:
+        known = " and ".join(f'"{unit}"' for unit in units)
+        raise UserError(f'kind {source.kind!r} has no unit "{source.unit}" (it has {known})')
     told = dict(source.options)
     if source.answer_marker is not None:
         told["answer_marker"] = source.answer_marker
@@ -137,27 +142,3 @@ def _of_kind(source: SourceConfig) -> Verifier:
         )
     verifier: Verifier = module.build(options)
     return verifier
-
-
-def _pay(source: SourceConfig, score: float) -> float:
-    """What a score between a wrong answer's 0 and a right one's 1 earns."""
-    if score in (0.0, 1.0):
-        return source.correct_reward if score else source.wrong_reward
-    return source.wrong_reward + (source.correct_reward - source.wrong_reward) * score
-
-
-def _of_finished(verifier: Verifier, unfinished: Verdict, source: SourceConfig) -> Verifier:
-    """The verifier of responses with an end; others have their verdict already."""
-    if not source.require_finish:
-        return verifier
-    judge, later = verifier.judge, verifier.judge_later
-
-    async def judge_later(item: ScoreItem) -> Verdict:
-        assert later is not None
-        return await later(item) if item.finished else unfinished
-
-    return replace(
-        verifier,
-        judge=lambda item: judge(item) if item.finished else unfinished,
-        judge_later=judge_later if later is not None else None,
-    )

@@ -14,7 +14,6 @@ from dataclasses import asdict
 from typing import Any
 
 from headrace.errors import RunFailedError
-from sandbox.interpreter import interpreter
 from sandbox.limits import Limits, Program, Result, Status
 from sandbox.peer import LENGTH
 from sandbox.workshop import Workshop, is_closed
@@ -39,12 +38,14 @@ class Cell:
     @classmethod
     async def make(cls, workshop: Workshop, layer: str, limits: Limits) -> "Cell":
         """A cell in this layer; it gets ready while nobody waits."""
-        python = interpreter()
+        python = workshop.python
         settings = {
             "layer": layer,
             "limits": asdict(limits),
             "readable": python.readable,
             "covered": python.covered,
+            "paths": python.paths,
+            "modules": dict(python.modules),
         }
         pairs = {name: socket.socketpair() for name in LINES}
         try:

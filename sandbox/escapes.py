@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from sandbox.cell import Cell
+from sandbox.interpreter import Interpreter
 from sandbox.keeper import resident_bytes
 from sandbox.limits import MIB, Checks, Limits, Program, Result
 from sandbox.scene import Scene
@@ -67,10 +68,10 @@ def _first_code(lines: list[str]) -> int:
     return next(i for i, line in enumerate(lines) if not line.startswith("#"))
 
 
-async def try_all(layer: str) -> list[Outcome]:
+async def try_all(layer: str, python: Interpreter | None = None) -> list[Outcome]:
     """Try every escape; RunFailedError where the layer cannot be had."""
     free = asyncio.Semaphore(TOGETHER)
-    workshop = await Workshop.start()
+    workshop = await Workshop.start(python)
 
     async def one(name: str) -> Outcome:
         async with free:
@@ -88,7 +89,7 @@ async def attempt(name: str, layer: str, workshop: Workshop) -> Outcome:
     text = (FOLDER / f"{name}.txt").read_text(encoding="ascii")
     source, _, checks = text.partition(CHECKS_MARK)
     with Scene() as scene:
-        facts = scene.facts(LIMITS)
+        facts = scene.facts(LIMITS, workshop.python)
         program = Program(
             facts + source,
             stdin="",

@@ -22,7 +22,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sandbox import candidate, examiner, keeper, kernel, landlock, privileges, walls
-from sandbox.limits import Limits
+from sandbox.importer import Importer
+from sandbox.limits import ONE_THREAD, Limits
 from sandbox.peer import read_frame
 from sandbox.syscall_filter import instructions
 
@@ -43,6 +44,8 @@ class Cell:
         self.layer: str = settings["layer"]
         self.readable: list[str] = settings["readable"]
         self.covered: list[str] = settings["covered"]
+        self.paths: list[str] = settings["paths"]
+        self.modules: dict[str, str] = settings["modules"]
         for descriptor in range(3):
             os.dup2(sockets[descriptor], descriptor)
             os.close(sockets[descriptor])
@@ -170,6 +173,10 @@ def _populate(cell: Cell, lock: Lock, *, alone: bool = False) -> int:
 
 def _begin(cell: Cell, lock: Lock) -> None:
     os.close(cell.processes)
+    if cell.paths or cell.modules:
+        sys.path.extend(cell.paths)
+        sys.meta_path.append(Importer(cell.modules))
+        os.environ.update(ONE_THREAD)
     privileges.limit_processor(cell.limits)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, keeper.WAITED_FOR)

@@ -16,7 +16,7 @@ from pathlib import Path
 from headrace.errors import RunFailedError, UserError
 from sandbox import escapes, kernel
 from sandbox.cell import Cell
-from sandbox.interpreter import interpreter
+from sandbox.interpreter import Interpreter, interpreter
 from sandbox.limits import Checks, Limits, Program, Result
 from sandbox.workshop import Workshop
 
@@ -56,27 +56,27 @@ class Trial:
         return f"holds {self.tried} of {self.tried} escapes"
 
 
-async def try_layer(layer: str) -> Trial:
-    """Try every escape under a layer."""
+async def try_layer(layer: str, python: Interpreter | None = None) -> Trial:
+    """Try every escape under a layer, with the interpreter (None: ours) that programs will have."""
     if kernel.MACHINE is None:
         return Trial(layer, refused="needs Linux on x86-64 or AArch64")
     try:
-        ordinary = await _run_ordinary(layer)
+        ordinary = await _run_ordinary(layer, python)
         if ordinary.status != "ok":
             return Trial(
                 layer, refused=f"an ordinary program fails in it: {ordinary.stderr[-200:]}"
             )
-        outcomes = await escapes.try_all(layer)
+        outcomes = await escapes.try_all(layer, python)
     except RunFailedError as error:
         return Trial(layer, refused=str(error).partition(": ")[2] or str(error))
     escaped = tuple(f"{each.name}: {each.escaped[0]}" for each in outcomes if each.escaped)
     return Trial(layer, len(outcomes), escaped)
 
 
-async def _run_ordinary(layer: str) -> Result:
+async def _run_ordinary(layer: str, python: Interpreter | None) -> Result:
     """What comes of a program that does nothing special; where it fails, holding proves nothing."""
     source = "import decimal, json, re\ndef answer(x):\n    return [x, decimal.Decimal(1)]\n"
-    workshop = await Workshop.start()
+    workshop = await Workshop.start(python)
     try:
         cell = await Cell.make(workshop, layer, Limits())
         await cell.ready()
@@ -90,26 +90,31 @@ async def known_trials() -> list[Trial]:
     return [await _known_trial(layer) for layer in LAYERS]
 
 
-async def working_layer() -> str:
+async def working_layer(python: Interpreter | None = None) -> str:
     """The best layer that works; UserError where model-written code cannot be run."""
     trials = []
     for layer in LAYERS:
-        trials.append(await _known_trial(layer))
+        trials.append(await _known_trial(layer, python))
         if trials[-1].works:
             return layer
     reasons = "; ".join(f"{trial.layer} {trial}" for trial in trials)
     raise UserError(f"no sandbox for programs on this machine: {reasons}. {ADVICE}")
 
 
-async def _known_trial(layer: str) -> Trial:
+async def _known_trial(layer: str, python: Interpreter | None = None) -> Trial:
     """What came of trying a layer, now or earlier; only success is remembered."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "headrace")
-    file, key = folder / f"sandbox-{layer}.json", _fingerprint()
+    # One file for each interpreter, so that two that are used in turns are tried once.
+    known = python or interpreter()
+    of = (
+        "" if known == interpreter() else f"-{hashlib.sha256(repr(known).encode()).hexdigest()[:8]}"
+    )
+    file, key = folder / f"sandbox-{layer}{of}.json", _fingerprint(known)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(file.read_text())
         if kept["key"] == key:
             return Trial(layer, int(kept["tried"]))
-    trial = await try_layer(layer)
+    trial = await try_layer(layer, python)
     if trial.works:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -119,11 +124,11 @@ async def _known_trial(layer: str) -> Trial:
     return trial
 
 
-def _fingerprint() -> str:
+def _fingerprint(python: Interpreter) -> str:
     """What an answer depends on."""
     digest = hashlib.sha256()
     boot = Path("/proc/sys/kernel/random/boot_id")
-    facts = [platform.release(), str(os.geteuid()), repr(interpreter()), _capabilities()]
+    facts = [platform.release(), str(os.geteuid()), repr(python), _capabilities()]
     facts.append(boot.read_text() if boot.exists() else "")
     digest.update(json.dumps(facts).encode())
     folder = Path(__file__).parent

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 MIB = 1 << 20
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Environment of programs that see packages: libraries would start a thread for each core."""
 
 Status = Literal["ok", "failed", "timeout", "memory", "killed"]
 """ok: ended with exit code 0; with checks, all of them held. failed: another exit code, or a check

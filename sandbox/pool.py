@@ -14,6 +14,7 @@ from typing import Self
 
 from headrace.errors import RunFailedError
 from sandbox.cell import Cell
+from sandbox.interpreter import Interpreter
 from sandbox.layers import working_layer
 from sandbox.limits import Limits, Program, Result
 from sandbox.workshop import Workshop
@@ -23,12 +24,18 @@ class Sandbox:
     """Cells of one layer with the same limits. `async with Sandbox() as sandbox: ...`"""
 
     def __init__(
-        self, limits: Limits | None = None, *, parallel: int | None = None, layer: str | None = None
+        self,
+        limits: Limits | None = None,
+        *,
+        parallel: int | None = None,
+        layer: str | None = None,
+        python: Interpreter | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.parallel = parallel or len(os.sched_getaffinity(0))
         self.layer = layer
         """The layer it was given, or from `open` on the one that works here."""
+        self._python = python
         self._free = asyncio.Semaphore(self.parallel)
         self._workshop: Workshop | None = None
         self._starting = asyncio.Lock()
@@ -37,7 +44,7 @@ class Sandbox:
     async def open(self) -> Self:
         """Find a layer and begin to make cells; UserError where there is none."""
         if self.layer is None:
-            self.layer = await working_layer()
+            self.layer = await working_layer(self._python)
         while len(self._next) < self.parallel:
             self._make_one()
         return self
@@ -84,7 +91,7 @@ class Sandbox:
                 await self._workshop.close()
                 self._workshop = None
             if self._workshop is None:
-                self._workshop = await Workshop.start()
+                self._workshop = await Workshop.start(self._python)
         cell = await Cell.make(self._workshop, layer, self.limits)
         try:
             await cell.ready()

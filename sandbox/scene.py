@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sandbox.limits import Limits
+from sandbox.interpreter import Interpreter
+from sandbox.limits import ONE_THREAD, Limits
 
 CLOCK_SLACK_S = 30.0
 _CONTENT = "nobody wrote here\n"
@@ -91,8 +92,9 @@ class Scene:
                 each.listen()
         return made
 
-    def facts(self, limits: Limits) -> str:
-        """Lines that tell a program what there is to reach."""
+    def facts(self, limits: Limits, python: Interpreter) -> str:
+        """Lines that tell a program what there is to reach, and what it may see on purpose: modules
+        (VISIBLE), folders on the way to them (WAY), variables (GIVEN)."""
         values: dict[str, object] = {
             "TCP": self._sockets["TCP"].getsockname()[1],
             "UDP": self._sockets["UDP"].getsockname()[1],
@@ -106,6 +108,9 @@ class Scene:
             "MEMORY": limits.memory_bytes,
             "DISK": limits.disk_bytes,
             "FILES": limits.files,
+            "VISIBLE": sorted(_modules(python)),
+            "WAY": sorted({part for path in _shown(python) for part in Path(path).parts}),
+            "GIVEN": sorted(ONE_THREAD) if python.shows_packages else [],
         }
         return "; ".join(f"{name} = {value!r}" for name, value in values.items()) + "\n"
 
@@ -140,6 +145,17 @@ class Scene:
             "the machine's name": platform.node(),
             "the own limits": resource.getrlimit(resource.RLIMIT_NOFILE),
         }
+
+
+def _modules(python: Interpreter) -> set[str]:
+    """Names of what programs may import from visible packages."""
+    listed = {name.partition(".")[0] for folder in python.paths for name in os.listdir(folder)}
+    return listed | dict(python.modules).keys()
+
+
+def _shown(python: Interpreter) -> list[str]:
+    """Folders and files that are seen for the sake of packages."""
+    return [*python.paths, *dict(python.modules).values()]
 
 
 def _heard(listener: socket.socket) -> bool:

@@ -1,8 +1,9 @@
 """Plain data between the two processes of a cell, as JSON that neither side can turn into code.
 
 What arrives is made of Python's own types whatever was sent: a subclass of a number, a string or a
-container comes as its base type, so that no value brings its own idea of equality along. Anything
-else stays where it is and is named by a number (`export`, `find`).
+container comes as its base type, a scalar of numpy as the number that it is, so that no value
+brings its own idea of equality along. Anything else stays where it is and is named by a number
+(`export`, `find`).
 """
 
 from collections.abc import Callable
@@ -40,6 +41,8 @@ def encode(value: Any, export: Export) -> Json:
         return ["range", value.start, value.stop, value.step]
     if isinstance(value, type) and value in _TYPES:
         return ["type", value.__name__]
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return encode(value.item(), export)
     made = _from_library(value)
     return made if made is not None else export(value)
 

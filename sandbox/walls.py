@@ -48,17 +48,20 @@ def separate_everything(readable: list[str], covered: list[str], limits: Limits)
     os.mkdir(f"/tmp{_OLD}")
     kernel.pivot_root("/tmp", f"/tmp{_OLD}")
     os.chdir("/")
-    for source, path in zip(sources, readable, strict=True):
-        _bind(source, path, _SAFE)
-    for device in DEVICES:
-        _bind(device, device, kernel.MS_NOSUID | kernel.MS_NOEXEC)
-    for path in covered:
-        if os.path.isdir(path):
-            kernel.mount("tmpfs", path, "tmpfs", _SAFE, "size=4k,nr_inodes=2,mode=755")
     quiet = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     room = f"size={limits.disk_bytes},nr_inodes={limits.files},mode=1777"
+    # Before what is shown, some of which may lie below it.
     os.mkdir("/tmp")
     kernel.mount("tmpfs", "/tmp", "tmpfs", quiet, room)
+    shown = list(zip(sources, readable, strict=True))
+    for source, path in shown:
+        if not _is_within(path, covered):
+            _bind(source, path, _SAFE)
+    for device in DEVICES:
+        _bind(device, device, kernel.MS_NOSUID | kernel.MS_NOEXEC)
+    for folder in covered:
+        if os.path.isdir(folder):
+            _cover(folder, [(source, path) for source, path in shown if _is_within(path, [folder])])
     # POSIX semaphores live there; the same room, so that it is counted once.
     os.mkdir("/dev/shm")
     kernel.mount("/tmp", "/dev/shm", "", kernel.MS_BIND)
@@ -72,6 +75,19 @@ def separate_everything(readable: list[str], covered: list[str], limits: Limits)
     kernel.restrict_mount("/", _SAFE, recursive=False)
     os.chdir("/tmp")
     return processes
+
+
+def _is_within(path: str, folders: list[str]) -> bool:
+    return any(path.startswith(f"{folder}/") for folder in folders)
+
+
+def _cover(folder: str, shown: list[tuple[str, str]]) -> None:
+    """Hide what is in a folder, but for what is to be seen."""
+    room = f"size=4k,nr_inodes={2 + len(shown)},mode=755"
+    kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, room)
+    for source, path in shown:
+        _bind(source, path, _SAFE)
+    kernel.restrict_mount(folder, _SAFE, recursive=False)
 
 
 def _real(path: str) -> str:

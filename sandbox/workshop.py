@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headrace.errors import RunFailedError
 from sandbox import launcher
-from sandbox.interpreter import interpreter
+from sandbox.interpreter import Interpreter, interpreter
 
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2", "PYTHONUTF8": "1"}
 """A program's own is empty. Hashes, and so the order of sets, are the same in every cell."""
@@ -23,16 +23,21 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2", "PYTHONUTF8": "1
 class Workshop:
     """A running launcher."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, control: socket.socket, python: Interpreter
+    ) -> None:
         self._process, self._control = process, control
+        self.python = python
+        """What programs run with."""
 
     @classmethod
-    async def start(cls) -> "Workshop":
-        """Start one."""
+    async def start(cls, python: Interpreter | None = None) -> "Workshop":
+        """Start one, for programs of this interpreter (None: ours)."""
+        python = python or interpreter()
         control, inside = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with inside:
             process = await asyncio.create_subprocess_exec(
-                interpreter().executable, "-s", "-S", "-P",
+                python.executable, "-s", "-S", "-P",
                 str(Path(launcher.__file__).resolve()), str(inside.fileno()), str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
@@ -40,7 +45,7 @@ class Workshop:
                 env=_ENVIRONMENT | _library_path(),
                 cwd="/",
             )  # fmt: skip
-        return cls(process, control)
+        return cls(process, control, python)
 
     @property
     def works(self) -> bool:

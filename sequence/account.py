@@ -9,6 +9,7 @@ are dropped is written in the records (`sequence.moves`).
 from collections import OrderedDict
 
 from headrace.protocol.records import (
+    AuditArrived,
     BatchReturned,
     BatchTaken,
     ChunkArrived,
@@ -16,6 +17,7 @@ from headrace.protocol.records import (
     Forgotten,
     GroupIssued,
     LineageBegan,
+    LinesScored,
     Record,
     Restarted,
     RewardArrived,
@@ -82,6 +84,12 @@ class Account:
                 self._end(record)
             case RewardArrived():
                 self._reward(record)
+            case AuditArrived():
+                # It may come when its trajectory is spent and forgotten.
+                if trajectory := self.trajectories.get(record.trajectory_id):
+                    trajectory.audit_status = record.status
+            case LinesScored():
+                self._score_lines(record)
             case TokensLost():
                 self.ledger.lost[record.reason] += record.tokens
             case Forgotten():
@@ -152,6 +160,13 @@ class Account:
             trajectory.value = "waiting"
             self.values[trajectory.trajectory_id] = trajectory
 
+    def _score_lines(self, record: LinesScored) -> None:
+        trajectory = self.trajectories[record.trajectory_id]
+        trajectory.lines_through = record.through
+        trajectory.lines += record.lines
+        trajectory.paid += record.rewards
+        trajectory.rewards += record.rewards
+
     def _close(self, window: Window) -> None:
         trajectory = self.trajectories[window.trajectory_id]
         assert (window.index, window.start) == (len(trajectory.windows), trajectory.open_start)
@@ -168,6 +183,7 @@ class Account:
         window.final = window.final if move.final is None else move.final
         window.update = -1 if move.update is None else move.update
         window.reason = move.reason
+        window.lines = move.lines or window.lines
         if move.state != "trained":
             window.masked = move.masked
         self.ledger.enter(window)

@@ -14,6 +14,7 @@ from headrace.protocol.records import (
     BatchTaken,
     DropReason,
     LineageBegan,
+    LinesState,
     MaskedRun,
     Record,
     UpdateCommitted,
@@ -31,7 +32,8 @@ NO_MASK: list[MaskedRun] = []
 class Move(NamedTuple):
     """A window goes into `state`. `update` is set where an update takes, trains or skips it, and
     None where it belongs to no update (any more). `masked` is set where an update takes it. `final`
-    is True where the trajectory turns out to end with it, None where nothing changes."""
+    is True where the trajectory turns out to end with it, None where nothing changes. `lines` says
+    what became of the lines of a window that gets ready; None: there are none, or no news."""
 
     window_id: int
     state: WindowState
@@ -39,6 +41,7 @@ class Move(NamedTuple):
     masked: list[MaskedRun] = NO_MASK
     reason: DropReason | None = None
     final: bool | None = None
+    lines: LinesState | None = None
 
 
 class ValueMove(NamedTuple):
@@ -57,7 +60,7 @@ def moves(record: Record) -> Iterator[Move]:
                 yield Move(closed.window_id, "closed", final=closed.final)
         case WindowsReady():
             for window_id in record.window_ids:
-                yield Move(window_id, "ready")
+                yield Move(window_id, "ready", lines=record.lines.get(window_id))
         case WindowsRecalled():
             for window_id in record.window_ids:
                 yield Move(window_id, "closed", final=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.protocol.messages import Purpose
-from headrace.protocol.records import ChunkArrived, TrajectoryStatus
+from headrace.protocol.records import ChunkArrived, LineScore, TrajectoryStatus
 from headrace.protocol.streams import (
     Coefficient,
     Float32,
@@ -39,7 +39,11 @@ class Trajectory:
         spans: which weights sampled what.
         pieces: who wrote what; empty as long as the policy sampled everything.
         rewards: what was earned where; known once it is scored, or as the environment said.
+        lines: what a source has said of its lines.
+        lines_through: a source has answered for the lines that end before this position.
+        paid: those of the rewards that lines got before its outcome was known.
         correct: whether the score says that it is right; None where that is not known.
+        audit_status: of the second source's score; None where there is none.
         value: where it is for the value model; None before it has a good reward.
         value_update: the update that has it or trained on it; -1 before.
         next_chunk: index of the next chunk.
@@ -55,6 +59,7 @@ class Trajectory:
     reward: float | None = None
     reward_status: str | None = None
     correct: bool | None = None
+    audit_status: str | None = None
     value: ValueState | None = None
     value_update: int = -1
     next_chunk: int = 0
@@ -70,6 +75,9 @@ class Trajectory:
     rewards: list[Reward] = field(default_factory=list)
     coefficients: list[Coefficient] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    lines: list[LineScore] = field(default_factory=list)
+    lines_through: int = 0
+    paid: list[Reward] = field(default_factory=list)
     _tokens: list[Int32] = field(default_factory=list)
     _logprobs: list[Float32] = field(default_factory=list)
 

@@ -7,7 +7,7 @@ then trained or dropped. A batch that comes back makes its windows ready again.
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headrace.protocol.records import ClosedWindow, DropReason, MaskedRun
+from headrace.protocol.records import ClosedWindow, DropReason, LinesState, MaskedRun
 
 WindowState = Literal["closed", "ready", "taken", "trained", "dropped"]
 _INDEX_BITS = 16
@@ -35,6 +35,7 @@ class Window:
         update: the update that has it or trained it; -1 before.
         masked: sampled tokens that its update keeps out of the loss, and why.
         reason: why it was dropped.
+        lines: what had become of its lines when it got ready; None where no source scores any.
     """
 
     trajectory_id: int
@@ -50,6 +51,7 @@ class Window:
     update: int = -1
     masked: list[MaskedRun] = field(default_factory=list)
     reason: DropReason | None = None
+    lines: LinesState | None = None
 
     @classmethod
     def closed(cls, record: ClosedWindow) -> "Window":

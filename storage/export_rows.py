@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from sqlalchemy import and_, select
 
-from headrace.metrics import METRICS
+from headrace.metrics import METRICS, pattern_of
 from headrace.protocol.diagnostics import TOKEN_COLUMNS
 from storage.diagnostics import DiagnosticsReader
 from storage.filters import Filter, Junction, check_columns, columns_of, to_arrow, to_sql
@@ -258,8 +258,13 @@ class MetricRows:
         columns["source"] = [
             "sample" if lineage is None else "update" for lineage in columns["lineage"]
         ]
-        columns["unit"] = [METRICS[name].unit if name in METRICS else "" for name in names]
+        columns["unit"] = [_unit(name) for name in names]
         return _batch(columns, self.schema)
+
+
+def _unit(name: str) -> str:
+    info = METRICS.get(pattern_of(name))
+    return info.unit if info else ""
 
 
 KINDS: dict[str, Callable[[RunReader, Filter | None], Rows]] = {

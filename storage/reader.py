@@ -14,6 +14,7 @@ from sqlalchemy import Engine, select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from headrace.errors import UserError
+from headrace.run_folder import is_reward_model
 from storage.database import open_reader, read_file
 from storage.journal import run_id_of
 from storage.older_runs import is_current, rebuilt
@@ -74,6 +75,8 @@ def open_run(run_dir: Path) -> RunReader:
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The resolved configuration of a run as JSON."""
     path = run_dir / "resolved.json"
+    if is_reward_model(run_dir):
+        raise UserError(f"{run_dir.name} trained a reward model: it has no trajectories or updates")
     if not path.exists():
         raise UserError(f"{run_dir} is not a run folder: it has no resolved.json")
     values: dict[str, Any] = json.loads(path.read_text())

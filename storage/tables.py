@@ -190,8 +190,9 @@ class Group(Base):
 class Trajectory(Base):
     """One answer. `status`: issued, running, finished, truncated, aborted, failed. `length` counts
     all its positions: `sampled` by the policy, `inserted` by others. `rewards` are [value,
-    position] pairs; an empty list: all of `reward` at the last sampled token. Its tokens are in the
-    journal records from `first_offset` to `last_offset`."""
+    position] pairs, those of lines on account first; an empty list: all of `reward` at the last
+    sampled token. `audit_...` is what a second source said of it, where its prompt is audited. Its
+    tokens are in the journal records from `first_offset` to `last_offset`."""
 
     __tablename__ = "trajectories"
     __table_args__ = (Index(None, "run", "group_id"), Index(None, "run", "status"))
@@ -212,6 +213,13 @@ class Trajectory(Base):
     reward_parts: Mapped[dict[str, Any] | None]
     reward_seconds: Mapped[float | None]
     reward_error: Mapped[str | None]
+    audit_source: Mapped[str | None]
+    audit_status: Mapped[str | None]
+    audit_reward: Mapped[float | None]
+    audit_correct: Mapped[bool | None]
+    audit_parts: Mapped[dict[str, Any] | None]
+    audit_seconds: Mapped[float | None]
+    audit_error: Mapped[str | None]
     length: Mapped[int]
     sampled: Mapped[int] = mapped_column(default=0)
     inserted: Mapped[int] = mapped_column(default=0)
@@ -227,12 +235,33 @@ class Trajectory(Base):
     offset: Mapped[int]
 
 
+class LineScore(Base):
+    """One scoring of lines of a trajectory that perhaps went on. `lines` are [position, score] of
+    where they end (null: a neutral line), `rewards` [value, position] of what they earned on
+    account; `through`: the source has answered for all lines that end before this position."""
+
+    __tablename__ = "line_scores"
+    __table_args__ = (Index(None, "run", "trajectory_id"),)
+    run: Mapped[RunKey]
+    offset: Mapped[Key]
+    at: Mapped[float]
+    trajectory_id: Mapped[int]
+    source: Mapped[str]
+    status: Mapped[str]
+    through: Mapped[int]
+    lines: Mapped[list[Any]]
+    rewards: Mapped[list[Any]]
+    seconds: Mapped[float]
+    error: Mapped[str | None]
+
+
 class Window(Base):
     """One window from the moment it is complete. `state`: closed, ready, taken, trained, dropped,
     since `at`. `tokens` were sampled; `masked` lists [reason, start, end, tokens] of those that its
     update keeps out of the loss, `masked_tokens` together. `reason`: why all of it was dropped.
-    `update`, `lineage` and `version` (the newest weights when it was taken) are those of the update
-    that has it, and null where none has."""
+    `lines`: whether lines in it had been scored when it got ready (scored, late, failed); null
+    where no source scores any. `update`, `lineage` and `version` (the newest weights when it was
+    taken) are those of the update that has it, and null where none has."""
 
     __tablename__ = "windows"
     __table_args__ = (Index(None, "run", "trajectory_id"), Index(None, "run", "update"))
@@ -249,6 +278,7 @@ class Window(Base):
     state: Mapped[str]
     at: Mapped[float]
     reason: Mapped[str | None]
+    lines: Mapped[str | None]
     masked: Mapped[list[Any]]
     masked_tokens: Mapped[int]
     lineage: Mapped[int | None]

@@ -19,9 +19,12 @@ from tasks.graph_walk import GRAPH_WALK
 from tasks.procedural import ProceduralTask, Sizes, evaluation_rows, prompt_row
 from tasks.rows import Row, prompt_hash, prompt_text
 from tasks.shift_register import SHIFT_REGISTER
+from tasks.straight_line import STRAIGHT_LINE
 from tasks.tracking import TRACKING
 
-PROCEDURAL_TASKS = {task.name: task for task in (CHAIN_SUMS, TRACKING, GRAPH_WALK, SHIFT_REGISTER)}
+PROCEDURAL_TASKS = {
+    task.name: task for task in (CHAIN_SUMS, TRACKING, GRAPH_WALK, SHIFT_REGISTER, STRAIGHT_LINE)
+}
 
 
 class PromptSource(Protocol):
@@ -40,7 +43,9 @@ class ProceduralSettings(Protocol):
     """What is read of the configuration of a procedural task."""
 
     @property
-    def kind(self) -> Literal["chain_sums", "tracking", "graph_walk", "shift_register"]: ...
+    def kind(
+        self,
+    ) -> Literal["chain_sums", "tracking", "graph_walk", "shift_register", "straight_line"]: ...
     @property
     def min_terms(self) -> int: ...
     @property

@@ -18,6 +18,7 @@ PACKAGES = (
     "coordinator",
     "generators",
     "rewards",
+    "reward_models",
     "learner",
     "storage",
     "dashboard",

@@ -226,6 +226,7 @@ def run_rows(lines: list[RunLine]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "run": [line.run_id for line in lines],
+            "kind": [line.kind for line in lines],
             "status": [line.status for line in lines],
             "started": [
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(line.started_at or 0))

@@ -182,6 +182,9 @@ def _facts(detail: TrajectoryDetail) -> None:
     columns[2].metric("Status", row["status"])
     columns[3].metric("Weights", f"{number(row['min_version'])} to {number(row['max_version'])}")
     columns[4].metric("Expected answer", row["answer"] or "-")
+    if row["audit_status"] is not None:
+        said = number(row["audit_reward"]) if row["audit_status"] == "ok" else row["audit_status"]
+        st.caption(f"Audited by {row['audit_source']}: {said}. Nothing trains on that.")
 
 
 def _siblings(detail: TrajectoryDetail) -> None:

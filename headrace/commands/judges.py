@@ -1,4 +1,4 @@
-"""The judges of a recipe where no run serves them: for `headrace reward try`."""
+"""The judges of a recipe where no run serves them: for `headrace reward try` and `label`."""
 
 import asyncio
 import os

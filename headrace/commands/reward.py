@@ -1,19 +1,27 @@
 """The sources of rewards of a recipe, checked before anything starts."""
 
+from pathlib import Path
 from typing import Any
 
 from headrace.config.run import RunConfig
+from headrace.config.value_model import check_tokens
 from headrace.errors import UserError
 
 
 def check_reward(config: RunConfig, *, every: bool = False) -> RunConfig:
     """The configuration with what its reward functions ask for; UserError where one cannot be
     loaded, takes the response under no known name, or needs a column that the task does not have,
-    and where a prompt has no source. `every` kind is loaded, not functions alone."""
+    where a prompt has no source, and where a line reward model reads other tokens than the policy
+    writes. `every` kind is loaded, not functions alone."""
     from rewards.preflight import check_sources
     from tasks.source import info_columns
 
     check_route(config)
+    for name, source in config.reward.each().items():
+        model = source.options.get("model")
+        if source.kind == "prm" and isinstance(model, str):
+            key = f"reward.sources.{name}.options.model"
+            check_tokens(key, Path(model), Path(config.model.path))
     reward = check_sources(config.reward, lambda: info_columns(config.task), every=every)
     return config.model_copy(update={"reward": reward})
 

@@ -37,9 +37,10 @@ def runs(arguments: argparse.Namespace) -> int:
     for line in lines:
         found = [line["accuracy_before"], line["accuracy_after"]]
         accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found)
+        kind = "" if line["kind"] == "training" else f"  ({line['kind']})"
         print(
             f"{line['run_id']:<{width}}  {line['status']:<11} {line['updates']:>7}  "
-            f"{duration(line['wall_s']):>7}  {accuracy}"
+            f"{duration(line['wall_s']):>7}  {accuracy}{kind}"
         )
     return 0
 
@@ -94,6 +95,8 @@ def export(arguments: argparse.Namespace) -> int:
 def stop(arguments: argparse.Namespace) -> int:
     """Ask a run to drain, write a checkpoint and end; wait until its supervisor has left."""
     run_dir = run_folder.find_run(_root(arguments), arguments.name)
+    if run_folder.is_reward_model(run_dir):
+        raise UserError(f"{run_dir.name} trains a reward model: Ctrl-C where it runs ends it")
     found = coordinator_of(run_dir)
     if not run_folder.is_running(run_dir) or found is None:
         raise UserError(f"{run_dir.name} is not running on this machine")

@@ -19,7 +19,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{path} cannot be read as a program: {error}") from error
     if arguments.seconds <= 0:
         raise UserError("--seconds has to be more than 0")
-    result = asyncio.run(_run(source, arguments.seconds))
+    from sandbox.interpreter import interpreter_for
+
+    python = interpreter_for(arguments.python, arguments.package)
+    result = asyncio.run(_run(source, arguments.seconds, python))
     if arguments.json:
         print(json.dumps(result))
         return 0
@@ -29,11 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _run(source: str, seconds: float) -> dict[str, Any]:
+async def _run(source: str, seconds: float, python: Any) -> dict[str, Any]:
     from sandbox.limits import Limits, Program
     from sandbox.pool import Sandbox
 
-    async with Sandbox(Limits(seconds=seconds), parallel=1) as sandbox:
+    async with Sandbox(Limits(seconds=seconds), parallel=1, python=python) as sandbox:
         result = asdict(await sandbox.run(Program(source)))
     result["seconds"] = round(result["seconds"], 3)
     fields = ("status", "exit_code", "stdout", "stderr", "seconds", "cut")

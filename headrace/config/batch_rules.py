@@ -4,12 +4,23 @@ In: the configuration. Out: plain rules about masks and contents. Promise: this 
 outside the learner that knows what an algorithm is.
 """
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from headrace.config.algorithm import EgaeConfig, GroupAdvantageConfig
 from headrace.config.run import RunConfig
 from headrace.protocol.streams import MarkName
+
+KlOfPrompt = Callable[[str], float | None]
+"""From a row's columns as JSON to the KL coefficient of its source of rewards; None: none of its
+own."""
+
+
+def _none_of_its_own(info: str) -> float | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,7 @@ class BatchRules:
         mixed_groups: groups in which all scores are equal are not trained.
         masked_marks: tokens with such a mark are kept out of the loss.
         stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.
+        kl_of_prompt: which prompts have a KL coefficient of their own.
     """
 
     boundary_mask: int
@@ -37,6 +49,7 @@ class BatchRules:
     mixed_groups: bool
     masked_marks: frozenset[MarkName] = frozenset()
     stays_with_rank: bool = False
+    kl_of_prompt: KlOfPrompt = _none_of_its_own
 
 
 def batch_rules(config: RunConfig) -> BatchRules:
@@ -56,4 +69,20 @@ def batch_rules(config: RunConfig) -> BatchRules:
         mixed_groups=algorithm.admit == "mixed_groups",
         masked_marks=frozenset({"hot"}) if masks_hot else frozenset(),
         stays_with_rank=config.learner.context == "carried",
+        kl_of_prompt=_kl_of_prompt(config),
     )
+
+
+def _kl_of_prompt(config: RunConfig) -> KlOfPrompt:
+    """By the source that a prompt is routed to: what it is does not wait for its answer's end."""
+    every = {name: source.kl_coefficient for name, source in config.reward.each().items()}
+    own = {name: value for name, value in every.items() if value is not None}
+    if not own:
+        return _none_of_its_own
+
+    @lru_cache(maxsize=1024)
+    def kl_of_prompt(info: str) -> float | None:
+        source = config.reward.route_of(config.task.kind, lambda: json.loads(info))
+        return None if source is None else own.get(source)
+
+    return kl_of_prompt

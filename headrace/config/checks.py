@@ -13,6 +13,7 @@ from headrace.config.reward_rules import reward_problems
 from headrace.config.rules import RULES
 from headrace.config.run import RunConfig
 from headrace.config.task import DatasetConfig
+from headrace.config.value_model import check_value_model
 from headrace.errors import UserError
 from headrace.hardware import Hardware, port_is_free
 
@@ -81,6 +82,8 @@ def check_model(config: RunConfig) -> ModelShape:
     for key, spoken in speaking.items():
         if not any((Path(spoken) / name).is_file() for name in TOKENIZER_FILES):
             raise UserError(f"{key} = {spoken!r}: no tokenizer in it")
+    if config.model.critic_path is not None:
+        check_value_model(Path(config.model.critic_path), Path(config.model.path))
     try:
         return model_shape(Path(config.model.path))
     except (OSError, ValueError, KeyError) as error:

@@ -1,6 +1,7 @@
 """The page docs/configuration.md, made from the models themselves.
 
-In: `RunConfig`, the peers' names, the names that a dataset's columns may have. Out: Markdown.
+In: `RunConfig` and `RewardModelConfig`, the peers' names, the names that a dataset's columns may
+have. Out: Markdown.
 `scripts/docs.py --write` writes it, and a test compares it with the file.
 """
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from headrace.config.keys import Key, keys, kind_of, models_of
 from headrace.config.load import NULL
 from headrace.config.peers import PEER_KEYS
+from headrace.config.reward_model import RewardModelConfig
 from headrace.config.run import RunConfig
 
 HEAD = f"""\
@@ -35,6 +37,14 @@ what is wrong, `config explain` what it means in numbers. The resolved configura
 in its folder as `resolved.json`.
 """
 
+REWARD_MODELS = """\
+# Recipes of reward models
+
+What `headrace reward train` reads, see [reward models](reward-models.md). `[model]` is the section
+above: `model.path` is what a pairwise model starts from and the backbone of the others,
+`model.critic_path` a scalar model to go on from.
+"""
+
 
 def page(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
     """The whole page; the arguments are the column names that a dataset is searched for."""
@@ -42,8 +52,17 @@ def page(prompt_keys: Sequence[str], answer_keys: Sequence[str]) -> str:
     for name, field in RunConfig.model_fields.items():
         for model in models_of(field.annotation):
             parts += _section(name, model)
-    parts += [_columns(prompt_keys, answer_keys), _peers()]
+    parts += [_columns(prompt_keys, answer_keys), _peers(), *_reward_models()]
     return "\n".join(parts)
+
+
+def _reward_models() -> list[str]:
+    """The recipe of a reward model; its `[model]` is that of any other."""
+    parts = [REWARD_MODELS, _table("The root of a reward model", "", _own_keys(RewardModelConfig))]
+    for name, field in RewardModelConfig.model_fields.items():
+        if name != "model":
+            parts += [part for m in models_of(field.annotation) for part in _section(name, m)]
+    return parts
 
 
 def _section(name: str, model: type[BaseModel], *, many: bool = False) -> list[str]:

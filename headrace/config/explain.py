@@ -76,6 +76,7 @@ def facts(config: RunConfig) -> list[Fact]:
     found += _lambda(config)
     found += _groups(config)
     found += _overlong(config)
+    found += _units(config)
     if config.algorithm.value is not None and config.algorithm.value.warmup_updates:
         found.append(
             Fact(
@@ -186,6 +187,24 @@ def _overlong(config: RunConfig) -> list[Fact]:
         return []
     meaning = f"grows to {-overlong.factor:g} at {longest} tokens"
     return [Fact("overlong penalty from", longest - overlong.cache, "tokens", meaning)]
+
+
+def _units(config: RunConfig) -> list[Fact]:
+    """When sources that do not score one whole answer are asked, and what waits for them."""
+    reward, cuts = config.reward, config.schedule.unit == "window"
+    found = []
+    for name, source in reward.each().items():
+        if source.unit == "group":
+            meaning = "scored together when all siblings have ended"
+            if cuts:
+                meaning += "; earlier windows are trained by then (schedule.unit)"
+            found.append(Fact(f"source {name}", "groups", "", meaning))
+    source = reward.line_source()
+    if source is not None:
+        waits = "a window waits" if cuts else "an answer waits"
+        meaning = f"at most; {waits} for its lines' scores, then it is trained without"
+        found.append(Fact(f"source {reward.process.source}", source.timeout_s, "s", meaning))
+    return found
 
 
 def _stops(config: RunConfig) -> str:

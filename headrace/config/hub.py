@@ -5,12 +5,17 @@ Only weights in safetensors, the configuration and the tokenizer are taken.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
+from headrace.config.judge import JudgeConfig
+from headrace.config.reward_model import RewardModelConfig
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+C = TypeVar("C", RunConfig, RewardModelConfig)
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -21,23 +26,29 @@ def is_hub_name(path: str) -> bool:
     return not Path(path.split("/")[0]).is_dir()
 
 
-def with_local_model(config: RunConfig, *, download: bool) -> RunConfig:
+def with_local_model(config: C, *, download: bool) -> C:
     """The configuration with models as local folders, where it named some on the hub.
 
     Without `download` only the local cache is asked, and a model that is not there stays a name.
     """
-    policy = _local("model.path", config.model.path, download=download)
-    judges = {
-        name: judge.model_copy(
-            update={"path": _local(f"reward.judges.{name}.path", judge.path, download=download)}
-        )
-        for name, judge in config.reward.judges.items()
+    changed: dict[str, Any] = {}
+    path = _local("model.path", config.model.path, download=download)
+    if path != config.model.path:
+        changed["model"] = config.model.model_copy(update={"path": path})
+    if isinstance(config, RunConfig):
+        judges = _local_judges(config.reward.judges, download=download)
+        if judges != config.reward.judges:
+            changed["reward"] = config.reward.model_copy(update={"judges": judges})
+    return config.model_copy(update=changed) if changed else config
+
+
+def _local_judges(judges: Mapping[str, JudgeConfig], *, download: bool) -> dict[str, JudgeConfig]:
+    """The judges of a run with local folders."""
+    paths = {
+        name: _local(f"reward.judges.{name}.path", judge.path, download=download)
+        for name, judge in judges.items()
     }
-    if policy == config.model.path and judges == config.reward.judges:
-        return config
-    model = config.model.model_copy(update={"path": policy})
-    reward = config.reward.model_copy(update={"judges": judges})
-    return config.model_copy(update={"model": model, "reward": reward})
+    return {name: judges[name].model_copy(update={"path": path}) for name, path in paths.items()}
 
 
 def _local(key: str, path: str, *, download: bool) -> str:

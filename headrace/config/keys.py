@@ -4,6 +4,7 @@ In: a model class. Out: one `Key` for each leaf, in the order of the files, with
 default and meaning. Error messages, `config show`, the documentation and its tests all read this.
 """
 
+import json
 from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -95,5 +96,5 @@ def _default_text(field: FieldInfo) -> str:
     if isinstance(field.default, bool):
         return str(field.default).lower()
     if isinstance(field.default, str):
-        return f'"{field.default}"'
+        return json.dumps(field.default, ensure_ascii=False)
     return str(list(field.default) if isinstance(field.default, tuple) else field.default)

@@ -1,6 +1,6 @@
-"""From a TOML recipe and dotted overrides to a `RunConfig`.
+"""From a TOML recipe and dotted overrides to a `RunConfig`, or to a `RewardModelConfig`.
 
-In: a file, and `a.b.c=value` strings. Out: a frozen `RunConfig` with relative paths of models and
+In: a file, and `a.b.c=value` strings. Out: a frozen configuration with relative paths of models and
 datasets resolved against the recipe's folder, then the working directory. Every mistake is a
 `UserError` of one line that names the file (or the override), the key, and what to do.
 """
@@ -10,7 +10,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -18,23 +18,39 @@ from pydantic_core import ErrorDetails
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.keys import key_names, kind_of, models_of
 from headrace.config.peers import translate
+from headrace.config.reward_model import RewardModelConfig
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 
 NULL = "null"
 """TOML has no null: this word stands for it in files and overrides."""
 
-PATH_KEYS = ("model.path", "model.critic_path", "task.path", "task.eval_path")
+PATH_KEYS = (
+    "model.path", "model.critic_path", "task.path", "task.eval_path", "data.path", "data.eval_path",
+)  # fmt: skip
 JUDGE_PATH_KEYS = ("path", "chat_template")
 Table = dict[str, Any]
+C = TypeVar("C", bound=BaseModel)
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration in a recipe with overrides on top; UserError for any mistake in them."""
+    table, changed = _tables(path, overrides)
+    return build(table, source=str(path), overridden=changed)
+
+
+def load_reward_model(path: Path, overrides: Sequence[str] = ()) -> RewardModelConfig:
+    """The same of the recipe of a reward model."""
+    table, changed = _tables(path, overrides)
+    return validated(RewardModelConfig, _with_nulls(table), str(path), changed)
+
+
+def _tables(path: Path, overrides: Sequence[str]) -> tuple[Table, dict[str, str]]:
+    """The tables of a recipe with overrides on top, and what these changed."""
     table = read_toml(path)
     changed = merge_overrides(table, overrides)
     resolve_paths(table, [path.resolve().parent, Path.cwd()])
-    return build(table, source=str(path), overridden=changed)
+    return table, changed
 
 
 def read_toml(path: Path) -> Table:
@@ -116,21 +132,32 @@ def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
         if isinstance(place := table.get(section), dict):
             yield place, key
     reward = table.get("reward")
-    judges = reward.get("judges") if isinstance(reward, dict) else None
-    for judge in judges.values() if isinstance(judges, dict) else ():
-        if isinstance(judge, dict):
-            yield from ((judge, key) for key in JUDGE_PATH_KEYS)
+    for judge in _tables_in(reward, "judges"):
+        yield from ((judge, key) for key in JUDGE_PATH_KEYS)
+    for source in _tables_in(reward, "sources"):
+        if source.get("kind") == "prm" and isinstance(options := source.get("options"), dict):
+            yield options, "model"
+
+
+def _tables_in(section: object, key: str) -> list[Table]:
+    """The tables under the names of a table of tables; empty where that is none."""
+    named = section.get(key) if isinstance(section, dict) else None
+    return [t for t in named.values() if isinstance(t, dict)] if isinstance(named, dict) else []
 
 
 def build(table: Table, *, source: str, overridden: dict[str, str] | None = None) -> RunConfig:
     """Validate tables; the first mistake becomes one line."""
-    data = _with_kinds(_with_nulls(table))
+    return validated(RunConfig, _with_kinds(_with_nulls(table)), source, overridden or {})
+
+
+def validated(root: type[C], data: Table, source: str, overridden: dict[str, str]) -> C:
+    """The configuration of a kind; UserError of one line for the first mistake in it."""
     try:
-        return RunConfig.model_validate_json(json.dumps(data, default=str), strict=True)
+        return root.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
-        line = _describe(problems[0], data, source, overridden or {})
+        line = _describe(root, problems[0], data, source, overridden)
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(line + more) from None
 
@@ -152,7 +179,13 @@ def _with_kinds(data: Table) -> Table:
     return data
 
 
-def _describe(problem: ErrorDetails, data: Table, source: str, overridden: dict[str, str]) -> str:
+def _describe(
+    root: type[BaseModel],
+    problem: ErrorDetails,
+    data: Table,
+    source: str,
+    overridden: dict[str, str],
+) -> str:
     key = _dotted(problem["loc"], data)
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "extra_forbidden":
@@ -163,18 +196,19 @@ def _describe(problem: ErrorDetails, data: Table, source: str, overridden: dict[
     prefixes = [name for name in overridden if key == name or key.startswith(f"{name}.")]
     where = f"override {overridden[prefixes[0]]!r}" if prefixes else source
     if kind == "extra_forbidden":
-        return f"{where}: unknown key {key}{_hint(key, data)}"
+        return f"{where}: unknown key {key}{_hint(root, key, data)}"
     if kind == "missing":
         return f"{where}: {key} is missing; it has no default"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        known = str(context.get("expected_tags", "")) or _tags(key)
+        known = str(context.get("expected_tags", "")) or _tags(root, key)
         return f"{where}: {key}.kind must be one of {known}"
     got = json.dumps(problem["input"], default=str)
     return f"{where}: {key} = {got[:80]}: {_wanted(problem['msg'])}"
 
 
 def _wanted(text: str) -> str:
-    text = text.removeprefix("Input should be ").replace("a valid integer", "an integer")
+    text = text.removeprefix("Input should be ").removeprefix("Value error, ")
+    text = text.replace("a valid integer", "an integer")
     return f"should be {text.replace('a valid ', 'a ')}"
 
 
@@ -194,9 +228,9 @@ def _dotted(location: tuple[int | str, ...], data: Table) -> str:
     return ".".join(parts)
 
 
-def _section(dotted: str, data: Table) -> list[type[BaseModel]]:
+def _section(root: type[BaseModel], dotted: str, data: Table) -> list[type[BaseModel]]:
     """Model classes that may stand at a dotted place, the one that `kind` names first."""
-    models: list[type[BaseModel]] = [RunConfig]
+    models: list[type[BaseModel]] = [root]
     place: Any = data
     named = False
     for part in dotted.split(".") if dotted else []:
@@ -218,25 +252,25 @@ def _section(dotted: str, data: Table) -> list[type[BaseModel]]:
     return models
 
 
-def _tags(dotted: str) -> str:
-    return ", ".join(f"{kind_of(model)!r}" for model in _section(dotted, {}))
+def _tags(root: type[BaseModel], dotted: str) -> str:
+    return ", ".join(f"{kind_of(model)!r}" for model in _section(root, dotted, {}))
 
 
-def _hint(key: str, data: Table) -> str:
+def _hint(root: type[BaseModel], key: str, data: Table) -> str:
     """What was probably meant: a peer's key, a neighbour, a key elsewhere, another kind's key."""
     parent, _, name = key.rpartition(".")
-    models = _section(parent, data)
+    models = _section(root, parent, data)
     neighbours = [field for model in models for field in model.model_fields]
     if translation := translate(key):
         return f"; {translation}"
     if near := difflib.get_close_matches(name, neighbours, n=1, cutoff=0.75):
         return f"; did you mean {f'{parent}.' if parent else ''}{near[0]}?"
-    root = key.split(".")[0]
-    if parent and root not in RunConfig.model_fields:
-        sections = difflib.get_close_matches(root, list(RunConfig.model_fields), n=1, cutoff=0.75)
+    first = key.split(".")[0]
+    if parent and first not in root.model_fields:
+        sections = difflib.get_close_matches(first, list(root.model_fields), n=1, cutoff=0.75)
         if sections:
             return f"; did you mean {sections[0]}.{key.partition('.')[2]}?"
-    everything = key_names(RunConfig)
+    everything = key_names(root)
     if key in everything:
         return f"; it does not go with {parent}.kind = {models[0] and kind_of(models[0])!r}"
     elsewhere = [other for other in everything if other.rsplit(".", 1)[-1] == name]

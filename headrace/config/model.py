@@ -15,8 +15,9 @@ class ModelConfig(StrictModel):
     name; its tokenizer is used everywhere."""
 
     critic_path: str | None = None
-    """Value model: a folder saved by an earlier run (`checkpoints/step_N/critic`). None: a copy of
-    the policy with a new scalar head of zeros."""
+    """Value model: a folder saved by an earlier run (`checkpoints/step_N/critic`), or a reward
+    model with a scalar head, such as a line reward model; all of its weights are taken. None: a
+    copy of the policy with a new scalar head of zeros."""
 
     chat_template: Literal["auto", "always", "never"] = "auto"
     """Whether prompts pass through the tokenizer's chat template. auto: chat messages do, plain

@@ -55,7 +55,7 @@ def model_shape(folder: Path) -> ModelShape:
     heads = int(config.get("num_attention_heads", 1))
     tensors: dict[str, int] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        tensors |= _tensor_sizes(file)
+        tensors |= tensor_sizes(file)
     shape = ModelShape(
         parameters=sum(tensors.values()),
         hidden=hidden,
@@ -81,7 +81,7 @@ def _parameters(shape: ModelShape, *, tied: bool) -> int:
     return shape.layers * layer + shape.vocabulary * shape.hidden * (1 if tied else 2)
 
 
-def _tensor_sizes(file: Path) -> dict[str, int]:
+def tensor_sizes(file: Path) -> dict[str, int]:
     """How many numbers each tensor of a safetensors file has, from its header alone."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))

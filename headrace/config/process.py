@@ -33,6 +33,10 @@ class EvaluationConfig(StrictModel):
     a curve crossed something is known to a tenth, with as few evaluations as that takes. 0: none
     is left out."""
 
+    spacing_from_s: float = Field(default=0.0, ge=0)
+    """Seconds of training before which nothing is expected to be crossed: until then evaluations
+    may lie as far apart as they may at that time."""
+
     only: bool = False
     """Evaluate `model.path` and end: no learner, no training (what `headrace eval` runs)."""
 

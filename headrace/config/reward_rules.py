@@ -41,13 +41,23 @@ SOURCE_RULES = (
     ),
     SourceRule(
         "correct_reward",
-        lambda s: s.kind == "function" and s.correct_reward != 1.0,
+        lambda s: s.pays_itself() and s.correct_reward != 1.0,
         "a function says itself what it pays; which scores of a function mean a right answer is "
-        "{at}.correct_threshold",
+        "{at}.correct_threshold, and {at}.score_range prices its scores",
+    ),
+    SourceRule(
+        "score_range",
+        lambda s: s.score_range is not None and s.score_range[0] >= s.score_range[1],
+        "should be [low, high] with low below high, such as [-1, 1]",
+    ),
+    SourceRule(
+        "score_range",
+        lambda s: s.score_range is not None and s.unit == "line",
+        "does not go with lines: what they earn is reward.process.failing and passing",
     ),
     SourceRule(
         "wrong_reward",
-        lambda s: s.kind != "function" and s.wrong_reward >= s.correct_reward,
+        lambda s: not s.pays_itself() and s.wrong_reward >= s.correct_reward,
         "{s.wrong_reward:g} is not less than {at}.correct_reward = {s.correct_reward:g}, so "
         "nothing can be learned from it",
     ),
@@ -68,6 +78,13 @@ def reward_problems(reward: RewardConfig) -> Iterator[str]:
             "their tables"
         )
     yield from _of_route(reward)
+    audit = reward.audit
+    if audit is not None and audit.source not in reward.sources:
+        known = f"there are {', '.join(sorted(reward.sources))}" if reward.sources else "none is"
+        yield f"reward.audit.source: {audit.source!r} is not among reward.sources ({known})"
+    elif audit is not None and reward.sources[audit.source].unit != "trajectory":
+        yield f"reward.audit.source: {audit.source!r} does not score answers one by one"
+    yield from _of_process(reward)
 
 
 def _of_judges(reward: RewardConfig) -> Iterator[str]:
@@ -104,5 +121,34 @@ def _of_route(reward: RewardConfig) -> Iterator[str]:
         if target not in reward.sources:
             known = ", ".join(sorted(reward.sources))
             yield f"reward.route: {target!r} is no source (there are {known})"
+        elif reward.sources[target].unit == "line":
+            yield (
+                f"reward.route: {target!r} scores lines, and a prompt needs a score of its whole "
+                "answer: route it to another source, and name this one in reward.process.source"
+            )
     if route.values and route.column is None:
         yield "reward.route.values: are values of reward.route.column, which is not set"
+
+
+def _of_process(reward: RewardConfig) -> Iterator[str]:
+    """A source of lines is the one of `reward.process`, and stands beside another."""
+    named, sources = reward.process.source, reward.each()
+    if named is not None and named not in sources:
+        known = ", ".join(sorted(sources))
+        yield f"reward.process.source: {named!r} is no source (there are {known})"
+    elif named is not None and sources[named].unit != "line":
+        yield (
+            f'reward.process.source: {named!r} has the unit "{sources[named].unit}", and lines '
+            f'are scored by a source with unit = "line"'
+        )
+    for name, source in sources.items():
+        if source.unit == "line" and not reward.sources:
+            yield (
+                'reward.unit: "line" stands beside a source that scores whole answers: write both '
+                "as reward.sources.NAME, and name this one in reward.process.source"
+            )
+        elif source.unit == "line" and name != named:
+            yield (
+                f"reward.sources.{name}.unit: nobody asks for lines: name {name!r} in "
+                "reward.process.source"
+            )

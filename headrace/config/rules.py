@@ -272,6 +272,13 @@ RULES: tuple[Rule, ...] = (
         'not from the policy; use "loss", or leave generator.fire out',
     ),
     Rule(
+        "reward.kl_coefficient",
+        lambda c: c.algorithm.kl is None
+        and any(source.kl_coefficient is not None for source in c.reward.each().values()),
+        "is the weight of a divergence that nobody computes: add [algorithm.kl], whose coef holds "
+        "for the other sources",
+    ),
+    Rule(
         "algorithm.overlong.cache",
         lambda c: (long := c.algorithm.overlong) is not None
         and long.cache is not None
@@ -328,6 +335,11 @@ RULES: tuple[Rule, ...] = (
         "leaves out some of the evaluations of evaluation.every_updates, which is not set",
     ),
     Rule(
+        "evaluation.spacing_from_s",
+        lambda c: c.evaluation.spacing_from_s > 0 and not c.evaluation.spacing,
+        "is the time from which evaluation.spacing counts, which is 0",
+    ),
+    Rule(
         "learner.context",
         lambda c: c.learner.context == "carried" and _prefix_is_fresh(c),
         '"carried" goes with generators that keep keys and values as weights change; here they '
@@ -345,6 +357,12 @@ RULES: tuple[Rule, ...] = (
         "learner.offload_optimizer",
         lambda c: c.learner.offload_optimizer and c.learner.zero_stage == 0,
         "needs learner.zero_stage of 1 or more",
+    ),
+    Rule(
+        "reward.process.source",
+        lambda c: c.reward.process.source is not None and _group(c) is not None,
+        "advantages by group see the score of a whole answer alone, so lines would earn nothing: "
+        'use algorithm.advantages.kind = "egae", which has a critic',
     ),
     Rule(
         "transport.curve_keys",

@@ -77,6 +77,23 @@ class ShiftRegisterConfig(ProceduralConfig):
     """Exponent of the Pareto law of the number of steps; smaller is a heavier tail."""
 
 
+class StraightLineConfig(ProceduralConfig):
+    """Procedural programs without branches, one register value a line, of which the reward looks at
+    the last alone: the task of process rewards. A term is an operation;
+    `reward.function = "tasks.straight_line:score"`."""
+
+    kind: Literal["straight_line"]
+
+    min_terms: int = Field(default=2, ge=1)
+    """Fewest operations of a program."""
+
+    max_terms: int = Field(default=8, ge=1, le=9)
+    """Most operations of a program; each takes 6 tokens, and a comment 2."""
+
+    tail_exponent: float = Field(default=1.0, gt=0)
+    """Exponent of the Pareto law of the number of operations; smaller is a heavier tail."""
+
+
 class DatasetConfig(TaskBase):
     """Rows of a JSONL (also .gz), JSON or Parquet file with a prompt and an answer."""
 
@@ -105,6 +122,11 @@ class DatasetConfig(TaskBase):
 
 
 TaskConfig = Annotated[
-    ChainSumsConfig | TrackingConfig | GraphWalkConfig | ShiftRegisterConfig | DatasetConfig,
+    ChainSumsConfig
+    | TrackingConfig
+    | GraphWalkConfig
+    | ShiftRegisterConfig
+    | StraightLineConfig
+    | DatasetConfig,
     Field(discriminator="kind"),
 ]

@@ -135,7 +135,8 @@ def longest_part_bytes(*, opening: int, length: int, window: int, members: int) 
     """
     # One object stands for all of a list's entries: their sizes are the same.
     rewards = [Reward(0.0, 0)] * length
-    coefficients = [Coefficient("k" * 16, 0.0, 0, 0)] * length
+    # One more than tokens: that of the prompt's source holds for all of them.
+    coefficients = [Coefficient("k" * 16, 0.0, 0, 0)] * (length + 1)
     sequence = BatchSequence(
         trajectory_id=0,
         group_id=0,
@@ -154,7 +155,7 @@ def longest_part_bytes(*, opening: int, length: int, window: int, members: int) 
         loss_weights=np.zeros(window, np.float32),
         spans=[Span(0, 0, 0)] * window,
         rewards=rewards[:window],
-        coefficients=coefficients[:window],
+        coefficients=coefficients[: window + 1],
         marks=[Mark("hot", 0, 0)] * window,
     )
     value = ValueTrajectory(

@@ -223,11 +223,16 @@ class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
 
 
 class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished response to score. `text` is the decoded response without special tokens,
-    `finished` is False for one cut at the length limit; `info` is a JSON object as text, and
-    `messages` a JSON list where the row's prompt is a chat and a function is to see it. Token ids
-    come along only where one asks for them; the response's are those that were sampled. `source`
-    is the source of rewards that scores it."""
+    """One response to score. `text` is the decoded response without special tokens, `finished` is
+    False for one cut at the length limit; `info` is a JSON object as text, and `messages` a JSON
+    list where the row's prompt is a chat and a function or a judge is to see it. Token ids come
+    along only where one asks for them; the response's are those that were sampled. `source` is the
+    source of rewards that scores it, and `unit` what it scores at once.
+
+    line: the response may go on; it is here up to the last of `line_ends`, with its token ids.
+    group: `siblings` are the ended responses of a prompt, and the item's own response is empty.
+    With `audit` the source scores it besides the prompt's own, and nothing trains on what it
+    says."""
 
     trajectory_id: int
     prompt: str
@@ -240,6 +245,13 @@ class ScoreItem(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: Int32 | None = None
     completion_ids: Int32 | None = None
     source: str = "default"
+    unit: Literal["trajectory", "group", "line"] = "trajectory"
+    line_ends: list[int] = []
+    """Which of `completion_ids`, counted from 0, end the lines to score."""
+    lines: list[str] = []
+    """The texts of these lines."""
+    siblings: list["ScoreItem"] = []
+    audit: bool = False
 
 
 class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):
@@ -249,8 +261,8 @@ class ScoreRequest(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one scoring; `reward` and `correct` mean something only where `status` is ok.
-    `correct` says whether the answer is right, whatever number the reward is."""
+    """The outcome of one scoring by `source`; the other fields mean something only where `status`
+    is ok. `correct` says whether the answer is right, whatever number the reward is."""
 
     trajectory_id: fields.Count
     status: Literal["ok", "timeout", "crashed", "invalid"]
@@ -261,6 +273,13 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, float] = {}
     seconds: fields.Seconds = 0.0
     error: fields.Prose | None = None
+    source: fields.Name = "default"
+    lines: list[float | None] = []
+    """One score for each line that was asked for; None: it is neutral."""
+    siblings: list["Score"] = []
+    """One score for each sibling that was asked for."""
+    audit: bool = False
+    """As in its ScoreItem."""
 
 
 class Scores(Message, frozen=True, kw_only=True, tag=True):

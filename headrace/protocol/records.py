@@ -30,6 +30,8 @@ DropReason = Literal[
 ]
 RECORD_FORMAT = 2
 TrajectoryStatus = Literal["running", "finished", "truncated", "aborted", "failed"]
+ScoreStatus = Literal["ok", "timeout", "crashed", "invalid"]
+LinesState = Literal["scored", "late", "failed"]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -100,16 +102,54 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     ok. `source` is the source of rewards that its prompt was routed to."""
 
     trajectory_id: int
-    status: Literal["ok", "timeout", "crashed", "invalid"]
+    status: ScoreStatus
     reward: float | None
     rewards: list[Reward] = []
-    """What was earned where; empty: all of it at the last sampled token."""
+    """What was earned where, besides what `LinesScored` has paid; empty: all of it at the last
+    sampled token."""
     correct: bool | None = None
     """Whether the answer is right. Records from before scores said so have None."""
     parts: dict[str, float] = {}
     seconds: float = 0.0
     error: str | None = None
     source: str = "default"
+
+
+class AuditArrived(Record, frozen=True, kw_only=True, tag=True):
+    """A trajectory of the audited share was scored by a second source, `source`. Nothing trains on
+    it; `reward` and `correct` are None where `status` is not ok."""
+
+    trajectory_id: int
+    source: str
+    status: ScoreStatus
+    reward: float | None
+    correct: bool | None = None
+    parts: dict[str, float] = {}
+    seconds: float = 0.0
+    error: str | None = None
+
+
+class LineScore(msgspec.Struct, frozen=True, array_like=True):
+    """What a source says of the line that ends at `position`; None: it is neutral."""
+
+    position: int
+    score: float | None
+
+
+class LinesScored(Record, frozen=True, kw_only=True, tag=True):
+    """A source answered for lines of a trajectory, perhaps of one that goes on: all that end before
+    position `through` and that it was not asked for before. `lines` is empty where `status` is not
+    ok. `rewards` are what lines earn on account, in windows that no update has had yet; those of
+    the last window wait for the outcome."""
+
+    trajectory_id: int
+    source: str
+    status: ScoreStatus
+    through: int
+    lines: list[LineScore] = []
+    rewards: list[Reward] = []
+    seconds: float = 0.0
+    error: str | None = None
 
 
 # -- the life of a window --------------------------------------------------------------------------
@@ -140,6 +180,10 @@ class WindowsReady(Record, frozen=True, kw_only=True, tag=True):
     """Nothing is missing any more: these windows can be trained, the first ones first."""
 
     window_ids: list[int]
+    lines: dict[int, LinesState] = {}
+    """What became of the lines that end in a window, where a source was to score them: all were
+    scored, their deadline had passed (late), or their scoring failed. What the latter two lack
+    their tokens are trained without."""
 
 
 class WindowsRecalled(Record, frozen=True, kw_only=True, tag=True):
@@ -333,6 +377,7 @@ class RunPhase(Record, frozen=True, kw_only=True, tag=True):
 
 AnyRecord = (
     GroupIssued | LeaseIssued | ChunkArrived | TrajectoryEnded | RewardArrived
+    | AuditArrived | LinesScored
     | WindowsClosed | WindowsReady | WindowsRecalled | WindowsDropped
     | BatchTaken | BatchReturned | UpdateCommitted | TokensLost
     | LineageBegan | Forgotten | Restarted | VersionIssued | VersionPublished

@@ -26,6 +26,8 @@ Speaker = Literal["system", "user", "assistant", "tool"]
 """The role in a conversation."""
 MarkName = Literal["hot"]
 """hot: drawn by FIRE's high temperature instead of the regular sampler."""
+KL = "kl"
+"""The coefficient that stands in the place of `algorithm.kl.coef` for a run of tokens."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):

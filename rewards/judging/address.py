@@ -36,7 +36,7 @@ def whereabouts(options: Options) -> Whereabouts:
 
     def now() -> Address | None:
         found = read_address(Path(folder), name) if folder else None
-        return found and Address(found.base, found.model, found.key)
+        return None if found is None else Address(found.base, found.model, found.key)
 
     return now
 

@@ -1,8 +1,9 @@
 """`gym`: tasks of reasoning-gym, scored by the package's own scorers.
 
 The row's metadata name the generator of the question (`source_dataset`), as reasoning-gym writes
-it. The score may lie between 0 and 1. The package is none of Headrace's: it is installed by whoever
-uses this kind.
+it. The score may lie between 0 and 1. An answer that makes the task's scorer raise is wrong, and
+the part `unreadable` is 1, unless the scorer raises at the row's own answer too. The package is
+none of Headrace's: it is installed by whoever uses this kind.
 """
 
 import importlib
@@ -51,13 +52,32 @@ def build(options: Options) -> Verifier:
         if not isinstance(metadata, dict) or not isinstance(metadata.get("source_dataset"), str):
             raise ValueError(f"column {options.metadata_column!r} has no `source_dataset`")
         score_answer: Callable[..., Any] = scorer(metadata["source_dataset"])
-        question = columns(item).get("question", item.prompt)
-        entry = {"question": question, "answer": item.answer, "metadata": metadata}
-        score = float(score_answer(answer=_answer(item.text, options.answer_tag), entry=entry))
+        row = columns(item)
+        entry = {
+            "question": row.get("question", item.prompt),
+            "answer": row.get("answer", item.answer),
+            "metadata": metadata,
+        }
+        answer = _answer(item.text, options.answer_tag)
+        score, read = _scored(score_answer, answer, entry)
         right = score >= options.correct_from
-        return Verdict(score, right, {"correct": float(right)})
+        return Verdict(score, right, {"correct": float(right), "unreadable": float(not read)})
 
     return Verifier(judge, (options.metadata_column,))
+
+
+def _scored(
+    score_answer: Callable[..., Any], answer: str | None, entry: dict[str, Any]
+) -> tuple[float, bool]:
+    """The score of an answer, and whether the task's scorer could read it. A scorer that raises at
+    this answer and not at the row's own calls it wrong: many convert what they are given."""
+    try:
+        return float(score_answer(answer=answer, entry=entry)), True
+    except Exception:
+        if entry["answer"] is None or answer == entry["answer"]:
+            raise
+        score_answer(answer=entry["answer"], entry=entry)
+        return 0.0, False
 
 
 def _answer(text: str, tag: str | None) -> str | None:

@@ -1,9 +1,10 @@
-"""The kind `code`: a response's program, judged by the unit tests of its row, in the sandbox.
+"""The kind `code`: a response's program, judged by the tests of its row, in the sandbox.
 
 Rows are those of HumanEval (`test` with a function `check`, `entry_point`; the prompt is code that
-goes on in the response) and of MBPP (`test_list`, perhaps `test_setup_code`, `test_imports`,
-`challenge_test_list`). A column that the task takes for the answer is looked up there as well. The
-program is the response's last fenced block that has what is asked for, else the whole response.
+goes on in the response), of MBPP (`test_list`, perhaps `test_setup_code`, `test_imports`,
+`challenge_test_list`) and of programming contests (inputs with outputs, see `contest.py`). A column
+that the task takes for the answer is looked up there as well. The program is the response's last
+fenced block that has what is asked for, else the whole response.
 
 Right is a program whose tests all hold; they run in a process of their own (see
 `sandbox/examiner.py`). One that ends early, or takes too long or too much memory, is wrong. A
@@ -23,14 +24,18 @@ from pydantic import Field
 
 from headrace.config.base import StrictModel
 from headrace.protocol.messages import ScoreItem
+from rewards.kinds.contest import Played, called, played, read_contest
 from rewards.verdict import Verdict
 from rewards.verifier import Verifier
 from sandbox.examiner import foreign_names
+from sandbox.interpreter import interpreter_for
 from sandbox.limits import MIB, Checks, Limits, Program, Result
 from sandbox.pool import Sandbox
 
 _BLOCK = re.compile(r"^```[ \t]*\w*[ \t]*\r?\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
 _CODE_BEGINS = re.compile(r"^(?:from|import|def|async|class|@)", re.MULTILINE)
+OUTPUT_BYTES = 4 * MIB
+"""Kept of a program's output: a test with more of it cannot be passed."""
 
 
 class Options(StrictModel):
@@ -45,6 +50,15 @@ class Options(StrictModel):
     processes: int = Field(default=16, ge=1)
     """Processes and threads of a program at a time."""
 
+    max_tests: int = Field(default=100, ge=1)
+    """Most inputs with outputs of a row that a program is tried on: the first ones."""
+
+    packages: tuple[str, ...] = ()
+    """Installed packages that programs and tests may import, with what these require."""
+
+    python: str | None = None
+    """The Python that programs run with, with all its packages. None: ours, without packages."""
+
     partial: bool = False
     """Pay the share of tests that hold instead of all or nothing."""
 
@@ -55,20 +69,31 @@ def build(options: Options) -> Verifier:
         seconds=options.seconds,
         memory_bytes=options.memory_mib * MIB,
         processes=options.processes,
+        output_bytes=OUTPUT_BYTES,
     )
+    python = interpreter_for(options.python, options.packages)
     runner = asyncio.Runner()
-    sandbox = runner.run(Sandbox(limits, parallel=1).open())
+    sandbox = runner.run(Sandbox(limits, parallel=1, python=python).open())
     atexit.register(lambda: runner.run(sandbox.close()))
+
+    def run(program: Program) -> Result:
+        return runner.run(sandbox.run(program))
 
     def judge(item: ScoreItem) -> Verdict:
         columns = {"answer": item.answer, **json.loads(item.info)}
-        program = program_of(item.prompt, item.text, columns)
-        return _verdict(runner.run(sandbox.run(program)), options)
+        contest = read_contest(columns, most=options.max_tests)
+        if contest is None:
+            return _verdict(run(program_of(item.prompt, item.text, columns)), options)
+        code = code_of(item.text, contest.function)
+        if contest.function is not None:
+            return _verdict(run(called(code, contest, _defines)), options)
+        done = played(code, contest, run, seconds=options.seconds, to_end=options.partial)
+        return _verdict(done, options)
 
     return Verifier(judge)
 
 
-def _verdict(result: Result, options: Options) -> Verdict:
+def _verdict(result: Result | Played, options: Options) -> Verdict:
     right = result.status == "ok" and result.passed == result.total > 0
     share = result.passed / result.total if result.total else 0.0
     parts = {
@@ -87,7 +112,10 @@ def program_of(prompt: str, text: str, columns: Mapping[str, Any]) -> Program:
         return _continued(prompt, text, entry, test)
     tests = _texts(columns.get("test_list", columns.get("answer")))
     if not tests:
-        raise ValueError("the row has no tests: neither `test` and `entry_point` nor `test_list`")
+        raise ValueError(
+            "the row has no tests: neither `test` and `entry_point` nor `test_list`, "
+            "`input_output` or `public_tests`"
+        )
     setup = [*_texts(columns.get("test_imports")), str(columns.get("test_setup_code") or "")]
     each = (*tests, *_texts(columns.get("challenge_test_list")))
     names = tuple(builtin_names(tests, str(columns.get("code") or "")))

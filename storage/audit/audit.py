@@ -21,6 +21,7 @@ from storage.audit.facts import Facts
 from storage.audit.figures import LedgerFigures
 from storage.audit.files import check_checkpoints, check_diagnostics
 from storage.audit.findings import Finding, Findings
+from storage.audit.lines import Lines
 from storage.audit.masks import check_masks
 from storage.audit.reading import UNREADABLE, Records, Survey, survey
 from storage.audit.recount import check_tokens, count, surplus
@@ -123,7 +124,7 @@ def _gather(
     done."""
     has_value = config["algorithm"]["value"] is not None
     sequences = Sequences(facts, findings, has_value=has_value)
-    updates = Updates(facts, findings)
+    lines, updates = Lines(facts, findings), Updates(facts, findings)
     last = -1
     journaled = Records(run_dir, journal.end)
     for read in journaled:
@@ -131,6 +132,7 @@ def _gather(
             yield last + 1
         last = read.offset
         sequences.see(read)
+        lines.see(read)
         updates.see(read)
         if figures is not None:
             figures.see(read)

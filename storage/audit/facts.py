@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.protocol.records import BatchTaken, CheckpointWritten, MaskedRun
-from headrace.protocol.streams import Span
+from headrace.protocol.streams import Reward, Span
 
 Mask = npt.NDArray[np.bool_]
 
@@ -24,6 +24,7 @@ class WindowFacts:
     Attributes:
         lineage, update, version: of the batch that has it or trained it; None: none has.
         trained: (lineage, update) of every commit in the surviving weights that trained it.
+        lines: what had become of its lines when it got ready; None: nobody scored any.
     """
 
     window_id: int
@@ -42,6 +43,7 @@ class WindowFacts:
     update: int | None = None
     version: int | None = None
     trained: list[tuple[int, int]] = field(default_factory=list)
+    lines: str | None = None
 
     @property
     def name(self) -> str:
@@ -56,6 +58,9 @@ class TrajectoryFacts:
     Attributes:
         ended_at: journal offset of its end; -1 while it runs.
         received: sampled tokens, added up chunk by chunk.
+        rewards: what was earned where, as SQL has it; None: nothing yet.
+        line_ends: where the lines end that have a score.
+        lines_through: a source has answered for the lines before this position.
         value: where it is for the value model; None: it has no good reward.
         value_number: the record format of the batch that took it for the value model.
         value_trained: (lineage, update) as for windows.
@@ -74,6 +79,12 @@ class TrajectoryFacts:
     reward: float | None = None
     reward_status: str | None = None
     reward_source: str | None = None
+    audit_status: str | None = None
+    audit_source: str | None = None
+    audit_reward: float | None = None
+    rewards: list[Reward] | None = None
+    line_ends: list[int] = field(default_factory=list)
+    lines_through: int = 0
     windows: list[WindowFacts] = field(default_factory=list)
     value: str | None = None
     value_number: int | None = None

@@ -3,9 +3,10 @@
 Kinds: `damaged` (bytes of a file are not what was written), `unusable` (a record that no
 coordinator can apply or no database can hold), `journal` (offsets leave a gap), `tokens` (chunks
 and ends), `versions`, `window` (borders and lives), `batch` (updates in their order), `rollback`,
-`trained_twice`, `value` (what the value model was given), `critic_saw_outcome` (a window was
-trained after the critic had learnt how its answer ends), `ledger` (the coordinator's own count),
-`sql`, `mask` (the trained mask that pages and exports show), `checkpoint`, `diagnostics`.
+`lines` (their scores and rewards), `trained_twice`, `value` (what the value model was given),
+`critic_saw_outcome` (a window was trained after the critic had learnt how its answer ends),
+`ledger` (the coordinator's own count), `sql`, `mask` (the trained mask that pages and exports
+show), `checkpoint`, `diagnostics`.
 """
 
 from collections import Counter
@@ -22,6 +23,7 @@ Kind = Literal[
     "window",
     "batch",
     "rollback",
+    "lines",
     "trained_twice",
     "value",
     "critic_saw_outcome",

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.protocol.records import ChunkArrived, Record, RewardArrived
+from headrace.protocol.records import ChunkArrived, LinesScored, Record, RewardArrived
 
 MOST = 2**63 - 1
 """The largest number of a 64-bit column."""
@@ -24,12 +24,22 @@ def problem_of(record: Record) -> str | None:
         return _problem_of_chunk(record)
     if isinstance(record, RewardArrived) and not _is_scored(record):
         return f"the reward is {record.reward}"
+    if isinstance(record, LinesScored | RewardArrived) and not _is_finite(record):
+        return "a reward or the score of a line is not finite"
     return _too_large(record, type(record).__name__)
 
 
 def _is_scored(record: RewardArrived) -> bool:
     """Whether a score whose status is ok has a reward to train on."""
     return record.status != "ok" or (record.reward is not None and math.isfinite(record.reward))
+
+
+def _is_finite(record: LinesScored | RewardArrived) -> bool:
+    """Whether whatever was earned somewhere can be trained on."""
+    numbers = [reward.value for reward in record.rewards]
+    if isinstance(record, LinesScored):
+        numbers += [line.score for line in record.lines if line.score is not None]
+    return all(map(math.isfinite, numbers))
 
 
 def _problem_of_chunk(chunk: ChunkArrived) -> str | None:

@@ -162,6 +162,10 @@ def _trajectory_row(t: TrajectoryFacts) -> Row:
         "reward": t.reward,
         "reward_status": t.reward_status,
         "reward_source": t.reward_source,
+        "audit_status": t.audit_status,
+        "audit_source": t.audit_source,
+        "audit_reward": t.audit_reward,
+        "rewards": None if t.rewards is None else [[r.value, r.position] for r in t.rewards],
         "min_version": min(versions, default=None),
         "max_version": max(versions, default=None),
     }
@@ -179,6 +183,7 @@ def _window_row(w: WindowFacts) -> Row:
         "final": w.final,
         "state": w.state,
         "reason": w.reason,
+        "lines": w.lines,
         "masked": [[m.reason, m.start, m.end, m.tokens] for m in w.masked],
         "masked_tokens": sum(m.tokens for m in w.masked),
         "lineage": w.lineage,

@@ -10,6 +10,7 @@ last one ended, a version is given out once and published before it samples.
 from collections.abc import Iterable
 
 from headrace.protocol.records import (
+    AuditArrived,
     ChunkArrived,
     ClosedWindow,
     GroupIssued,
@@ -54,6 +55,8 @@ class Sequences:
                 self._end(record, read.offset)
             case RewardArrived() as record:
                 self._reward(record)
+            case AuditArrived() as record:
+                self._audit(record)
             case WindowsClosed() as record:
                 for window in record.windows:
                     self._close(window)
@@ -171,8 +174,21 @@ class Sequences:
             self._say("tokens", f"{name} earned something outside its tokens")
         trajectory.reward, trajectory.reward_status = record.reward, record.status
         trajectory.reward_source = record.source
+        trajectory.rewards = [*(trajectory.rewards or []), *record.rewards]
         if record.status == "ok" and trajectory.purpose == "train" and self._has_value:
             trajectory.value = "waiting"
+
+    def _audit(self, record: AuditArrived) -> None:
+        trajectory = self._trajectory(record.trajectory_id)
+        if trajectory is None:
+            return
+        name = f"trajectory {record.trajectory_id}"
+        if trajectory.reward_status != "ok" or trajectory.purpose != "train":
+            self._say("tokens", f"{name} was audited and has no reward to audit")
+        if trajectory.audit_status is not None:
+            self._say("tokens", f"{name} was audited before")
+        trajectory.audit_status, trajectory.audit_source = record.status, record.source
+        trajectory.audit_reward = record.reward
 
     # -- windows ----------------------------------------------------------------------------------
 

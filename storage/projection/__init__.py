@@ -13,12 +13,14 @@ from sqlalchemy import Connection, delete, select, update
 
 from headrace.protocol.records import (
     RECORD_FORMAT,
+    AuditArrived,
     CheckpointWritten,
     ChunkArrived,
     EvaluationDone,
     GroupIssued,
     Incident,
     LeaseIssued,
+    LinesScored,
     MetricsSampled,
     ProcessChanged,
     Record,
@@ -44,7 +46,9 @@ from storage.projection.history import (
 )
 from storage.projection.rows import Placed
 from storage.projection.trajectories import (
+    add_line_scores,
     assign_leases,
+    audit_trajectories,
     end_trajectories,
     extend_responses,
     issue_groups,
@@ -60,7 +64,9 @@ _PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (
     ((LeaseIssued,), assign_leases),
     ((ChunkArrived,), extend_responses),
     ((TrajectoryEnded,), end_trajectories),
-    ((RewardArrived,), score_trajectories),
+    ((LinesScored, RewardArrived), score_trajectories),
+    ((LinesScored,), add_line_scores),
+    ((AuditArrived,), audit_trajectories),
     (WINDOWS, move_windows),
     (BATCHES, move_values),
     (BATCHES, move_updates),

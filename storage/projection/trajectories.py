@@ -1,7 +1,10 @@
 """Prompts, groups and trajectories: issued, growing, ended, scored."""
 
-from sqlalchemy import Connection, bindparam, case, func, or_, update
+from typing import Any
 
+from sqlalchemy import Connection, bindparam, case, func, or_, select, update
+
+from headrace.protocol.records import LinesScored, RewardArrived
 from storage.projection.rows import (
     Placed,
     Prepared,
@@ -12,7 +15,9 @@ from storage.projection.rows import (
     update_rows,
     upsert_rows,
 )
-from storage.tables import Group, Prompt, Trajectory
+from storage.tables import Group, LineScore, Prompt, Trajectory
+
+Scored = LinesScored | RewardArrived
 
 
 def _extend() -> Prepared:
@@ -155,18 +160,71 @@ def end_trajectories(connection: Connection, run: int, records: list[Placed]) ->
 
 
 def score_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
-    """Rewards, their parts, times and errors."""
+    """Rewards, their parts, times and errors. What lines earned on account before stays."""
+    rows: dict[int, Row] = {}
+    earned = _earned(connection, run, [r for _, r in records if r.rewards or r.status != "ok"])
+    for _, r in records:
+        row = rows.setdefault(r.trajectory_id, {})
+        if r.rewards or isinstance(r, RewardArrived):
+            row["rewards"] = earned.setdefault(r.trajectory_id, [])
+            row["rewards"] += [[finite(reward.value), reward.position] for reward in r.rewards]
+        if isinstance(r, RewardArrived):
+            row |= {
+                "reward": finite(r.reward),
+                "correct": r.correct,
+                "reward_source": r.source,
+                "reward_status": r.status,
+                "reward_parts": {name: finite(part) for name, part in r.parts.items()},
+                "reward_seconds": r.seconds,
+                "reward_error": clean_text(r.error),
+                "rewarded_at": r.at,
+            }
+    scored = {key: row for key, row in rows.items() if row}
+    update_rows(connection, run, Trajectory.trajectory_id, scored)
+
+
+def _earned(connection: Connection, run: int, records: list[Scored]) -> dict[int, list[Any]]:
+    """What the trajectories of some records have earned already."""
+    keys = list({r.trajectory_id for r in records})
+    if not keys:
+        return {}
+    query = select(Trajectory.trajectory_id, Trajectory.rewards).where(
+        Trajectory.run == run, Trajectory.trajectory_id.in_(keys)
+    )
+    return {key: list(rewards or []) for key, rewards in connection.execute(query)}
+
+
+def add_line_scores(connection: Connection, run: int, records: list[Placed]) -> None:
+    """Scorings of lines, one row each."""
+    rows = [
+        {
+            "offset": offset,
+            "at": r.at,
+            "trajectory_id": r.trajectory_id,
+            "source": r.source,
+            "status": r.status,
+            "through": r.through,
+            "lines": [[line.position, line.score] for line in r.lines],
+            "rewards": [[reward.value, reward.position] for reward in r.rewards],
+            "seconds": r.seconds,
+            "error": clean_text(r.error),
+        }
+        for offset, r in records
+    ]
+    insert_rows(connection, run, LineScore, rows)
+
+
+def audit_trajectories(connection: Connection, run: int, records: list[Placed]) -> None:
+    """What a second source said of trajectories."""
     rows = {
         r.trajectory_id: {
-            "reward": finite(r.reward),
-            "correct": r.correct,
-            "rewards": [[finite(reward.value), reward.position] for reward in r.rewards],
-            "reward_source": r.source,
-            "reward_status": r.status,
-            "reward_parts": {name: finite(part) for name, part in r.parts.items()},
-            "reward_seconds": r.seconds,
-            "reward_error": clean_text(r.error),
-            "rewarded_at": r.at,
+            "audit_source": r.source,
+            "audit_status": r.status,
+            "audit_reward": finite(r.reward),
+            "audit_correct": r.correct,
+            "audit_parts": {name: finite(part) for name, part in r.parts.items()},
+            "audit_seconds": r.seconds,
+            "audit_error": clean_text(r.error),
         }
         for _, r in records
     }

@@ -42,6 +42,8 @@ def move_windows(connection: Connection, run: int, records: list[Placed]) -> Non
             row["at"], row["offset"] = record.at, offset
             if move.final is not None:
                 row["final"] = move.final
+            if move.lines is not None:
+                row["lines"] = move.lines
             if isinstance(record, BatchTaken):
                 row["lineage"], row["version"] = record.lineage, record.version
                 row["masked"] = [[m.reason, m.start, m.end, m.tokens] for m in move.masked]
@@ -80,4 +82,5 @@ def _row(window: ClosedWindow) -> Row:
         "min_version": window.min_version,
         "max_version": window.max_version,
         "final": window.final,
+        "lines": None,
     }

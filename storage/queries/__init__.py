@@ -6,6 +6,7 @@ pandas frames, are bounded, and never write. A run may be alive, finished, or cu
 
 from storage.audit import recount_ledger
 from storage.exports import ExportKind, ExportSummary, export
+from storage.queries.answers import GroupAnswer, group_answers
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
 from storage.queries.evaluations import evaluation_answers, evaluations
 from storage.queries.metrics import (
@@ -16,6 +17,14 @@ from storage.queries.metrics import (
     metric_series,
 )
 from storage.queries.processes import events, process_table, supervisor_events
+from storage.queries.reward_models import (
+    reward_model_config,
+    reward_model_curves,
+    reward_model_page,
+    reward_model_report,
+    reward_model_summary,
+)
+from storage.queries.rewards import ALERT, reward_lengths, reward_sources
 from storage.queries.runs import RunLine, list_runs, resolve_run, run_config, run_line
 from storage.queries.summary import run_summary
 from storage.queries.timeline import timeline, weight_versions
@@ -30,11 +39,13 @@ from storage.queries.trajectories import (
 from storage.tokens import MARKS, REASONS, SOURCES
 
 __all__ = [
+    "ALERT",
     "MARKS",
     "REASONS",
     "SOURCES",
     "ExportKind",
     "ExportSummary",
+    "GroupAnswer",
     "RunLine",
     "TrajectoryDetail",
     "TrajectoryPage",
@@ -44,6 +55,7 @@ __all__ = [
     "evaluations",
     "events",
     "export",
+    "group_answers",
     "latest_metrics",
     "list_runs",
     "losses_by_length",
@@ -54,6 +66,13 @@ __all__ = [
     "process_table",
     "recount_ledger",
     "resolve_run",
+    "reward_lengths",
+    "reward_model_config",
+    "reward_model_curves",
+    "reward_model_page",
+    "reward_model_report",
+    "reward_model_summary",
+    "reward_sources",
     "run_config",
     "run_line",
     "run_summary",

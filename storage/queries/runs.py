@@ -10,8 +10,9 @@ from typing import Any
 from sqlalchemy import func, select
 
 from headrace.errors import UserError
-from headrace.run_folder import find_run
+from headrace.run_folder import REWARD_MODEL, find_run, is_reward_model
 from storage.projection.history import FINAL_PHASES
+from storage.queries.reward_models import reward_model_config, reward_model_summary
 from storage.reader import RunReader, open_run, read_config
 from storage.tables import Evaluation, Metric, Projection, Run, Update
 
@@ -20,7 +21,8 @@ _SILENCE_S = 30.0
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in a list of runs. Accuracies are held-out; None: not evaluated."""
+    """One run in a list of runs. Accuracies are held-out; None: not evaluated. `kind` is training,
+    or reward model, whose updates are optimizer steps."""
 
     run_id: str
     run_dir: Path
@@ -33,6 +35,7 @@ class RunLine:
     accuracy_before: float | None
     accuracy_after: float | None
     reward: float | None
+    kind: str = "training"
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,19 @@ class RunState:
 def list_runs(root: Path) -> list[RunLine]:
     """Runs under a root, newest first; folders that are no readable runs are left out."""
     lines = []
-    for config in root.glob("*/resolved.json"):
-        try:
-            lines.append(_line(open_run(config.parent)))
-        except UserError:
-            continue
+    for name in ("resolved.json", REWARD_MODEL):
+        for config in root.glob(f"*/{name}"):
+            try:
+                lines.append(run_line(config.parent))
+            except UserError:
+                continue
     return sorted(lines, key=lambda line: line.started_at or 0.0, reverse=True)
 
 
 def run_line(run_dir: Path) -> RunLine:
     """The line of one run; UserError where the folder holds none."""
+    if is_reward_model(run_dir):
+        return _reward_model_line(run_dir)
     return _line(open_run(run_dir))
 
 
@@ -72,7 +78,7 @@ def resolve_run(root: Path, run: str) -> Path:
 
 def run_config(run_dir: Path) -> dict[str, Any]:
     """The resolved configuration of a run."""
-    return read_config(run_dir)
+    return reward_model_config(run_dir) if is_reward_model(run_dir) else read_config(run_dir)
 
 
 def run_state(reader: RunReader) -> RunState:
@@ -137,4 +143,23 @@ def _line(reader: RunReader) -> RunLine:
         accuracy_before=accuracies.get("before"),
         accuracy_after=accuracies.get("after"),
         reward=reward[0][0] if reward else None,
+    )
+
+
+def _reward_model_line(run_dir: Path) -> RunLine:
+    run_dir = run_dir.resolve()
+    row = reward_model_summary(run_dir)
+    return RunLine(
+        run_id=row["run_id"],
+        run_dir=run_dir,
+        name=row["recipe"],
+        status=row["status"],
+        started_at=row["started_at"],
+        wall_s=row["wall_s"],
+        updates=row["steps"],
+        trained_tokens=row["tokens"],
+        accuracy_before=row["held_out"]["before"].get("accuracy"),
+        accuracy_after=row["held_out"]["after"].get("accuracy"),
+        reward=None,
+        kind=row["kind"],
     )

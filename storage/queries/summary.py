@@ -5,9 +5,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
 
-from headrace.run_folder import read_config
+from headrace.run_folder import is_reward_model, read_config
 from storage.queries.metrics import latest_values
 from storage.queries.processes import supervisor_events
+from storage.queries.reward_models import reward_model_summary
+from storage.queries.rewards import alert_texts, source_rows
 from storage.queries.runs import run_state
 from storage.reader import RunReader, open_run
 from storage.tables import (
@@ -37,8 +39,11 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     """Everything about a run that fits one screen; JSON types only, None where nothing is known.
 
     Token counts are the coordinator's ledger as of the newest update or sample; `recount_ledger`
-    counts them again from the journal.
+    counts them again from the journal. A reward model's run has other figures, see
+    `reward_model_summary`.
     """
+    if is_reward_model(run_dir):
+        return reward_model_summary(run_dir)
     reader = open_run(run_dir)
     state = run_state(reader)
     config = read_config(run_dir)
@@ -67,6 +72,8 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "last": rewards[-1] if rewards else None,
             "best": max(rewards, default=None),
         },
+        "rewards": {row["source"]: _source(row) for row in source_rows(reader)},
+        "alerts": alert_texts(reader),
         "response_length": {
             "first": before.get("response_length"),
             "last": after.get("response_length"),
@@ -104,6 +111,12 @@ def _lives(run_dir: Path, name: str) -> dict[str, int]:
         "starts": own.count("started") + own.count("restarted"),
         "deaths": own.count("died"),
     }
+
+
+def _source(row: dict[str, Any]) -> dict[str, Any]:
+    """What a screen says of a source of rewards."""
+    names = ("answers", "reward", "correct", "seconds", "audits", "gap", "error")
+    return {"failed": row["answers"] - row["ok"], **{name: row[name] for name in names}}
 
 
 def _count(latest: dict[str, float | None], name: str) -> int:

@@ -48,10 +48,13 @@ def rows_for(study: Study, path: Path) -> None:
         row = race_row(arm.name, seed, rising(0.1, until=10), mean=0.5, dropped={"stale": 51})
         row["series"]["actor/entropy"] = [0.5] * row["updates"]
         row["early_positions"] = {"all": {"value": tenths, "advantage": tenths[::-1]}}
+        row["written"] = {"after": dict.fromkeys(("short", "long", "lines", "neutral"), 0.5)}
         rows.add(key(arm, seed), row)
 
 
-@pytest.mark.parametrize("study", evidence.STUDIES, ids=lambda study: study.name)
+@pytest.mark.parametrize(
+    "study", [*evidence.STUDIES, *evidence.NEW_STUDIES], ids=lambda study: study.name
+)
 def test_a_study_that_has_rows_has_its_plots_and_its_table(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

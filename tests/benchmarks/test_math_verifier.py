@@ -29,8 +29,18 @@ def test_a_file_of_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         {"gold": "-2,1", "prediction": "\\boxed{1,-2}", "expected": True},
     ]
     path.write_text("\n".join(map(json.dumps, rows)))
-    assert main([str(path), "--json"]) == 0
+    scorer = tmp_path / "scorer.py"
+    scorer.write_text(
+        "def score(solution_str, ground_truth):\n"
+        "    return {'score': -1.0, 'acc': ground_truth in solution_str}\n"
+    )
+    kept = tmp_path / "rows.jsonl"
+    asked = ["--scorer", f"{scorer}:score", "--rows", str(kept), "--json"]
+    assert main([str(path), *asked]) == 0
     result = json.loads(capsys.readouterr().out)
+    assert [json.loads(line) for line in kept.read_text().splitlines()] == [result]
+    assert result["files"] == ["cases.jsonl"]
+    assert result[f"{tmp_path.name}.scorer.score"]["right"] == 1
     assert result["cases"] == 2
     assert result["ours"]["accuracy"] == 1.0
     assert result["false_accepts_math_verify_rejects"] == 0

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks import dapo_parts, egae, schedule, staleness, untuned_race, vapo_parts, vcppo
+from benchmarks import (
+    code_prm,
+    dapo_parts,
+    egae,
+    schedule,
+    staleness,
+    untuned_race,
+    vapo_parts,
+    vcppo,
+)
 from benchmarks.archive import measured_arms, study_rows
 from benchmarks.censored import at_least, exactly
 from benchmarks.rows import Rows
@@ -39,7 +48,7 @@ from headrace.config.checks import problems
 from headrace.config.load import load_recipe
 from headrace.install import ROOT
 
-MODULES = (untuned_race, vapo_parts, vcppo, egae, staleness, dapo_parts)
+MODULES = (untuned_race, vapo_parts, vcppo, egae, staleness, dapo_parts, code_prm)
 STUDIES = [module.STUDY for module in MODULES]
 
 

@@ -95,7 +95,11 @@ class Stage:
         if not given:
             return None
         score = m.Score(
-            trajectory_id=given[0], status="ok", reward=0.5, parts={"form": 1.0}, seconds=0.1
+            trajectory_id=given[0].trajectory_id,
+            status="ok",
+            reward=0.5,
+            parts={"form": 1.0},
+            seconds=0.1,
         )
         return m.Scores(scores=[score])
 

@@ -132,19 +132,21 @@ async def test_a_policy_that_has_not_moved_is_not_evaluated_again(tmp_path: Path
 
 @pytest.mark.parametrize("step", [0.3, 2.0, 9.0])
 @pytest.mark.parametrize("spacing", [0.05, 0.1, 0.4])
+@pytest.mark.parametrize("begin", [0.0, 6.0])
 def test_spaced_evaluations_are_as_dense_as_asked_and_no_denser(
-    step: float, spacing: float
+    step: float, spacing: float, begin: float
 ) -> None:
     """Of evaluations that may be made every `step` seconds: the gap before each is at most that
-    share of its time, or a single step, and with the next step it would have been too long."""
+    share of its time, or of where it begins to count, or a single step, and with the next step it
+    would have been too long."""
     times = [0.0]
     for n in range(1, 200):
-        if not can_wait(n * step, step, times[-1], spacing):
+        if not can_wait(n * step, step, times[-1], spacing, begin=begin):
             times.append(n * step)
     assert len(times) > 3
     for last, at in pairwise(times):
-        assert at - last <= max(spacing * at, step) + 1e-9
-        assert at + step - last > spacing * at
+        assert at - last <= max(spacing * max(at, begin), step) + 1e-9
+        assert at + step - last > spacing * max(at, begin)
 
 
 def test_only_the_window_that_ends_a_right_answer_says_so() -> None:

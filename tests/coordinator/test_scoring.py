@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.monitors import Monitors
 from coordinator.peers import RewardPeer
+from coordinator.rejections import RejectionLog
 from coordinator.scoring import Scoring
 from headrace.errors import UserError
 from headrace.protocol.messages import Hello, Score, ScoreItem, ScoreRequest, Scores
-from headrace.protocol.records import GroupIssued, RewardArrived
+from headrace.protocol.records import GroupIssued, Record, RewardArrived
 from sequence.trajectories import Trajectory
 from tests.coordinator.world import World, make_config
 
@@ -29,15 +31,20 @@ class Front:
         self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
         self.sent: list[ScoreItem] = []
         self.failed: Any = None
+        self.incidents: list[str] = []
+        self.monitors = Monitors(self.config.reward, lambda kind, text: None)
+        self.rejections: Any = RejectionLog(lambda kind, text: None)
+        self.lines = None
         prompts: Any = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
         hub: Any = self
         self.scoring = Scoring(hub, prompts)
 
-    def note(self, record: RewardArrived) -> None:
+    def note(self, record: Record) -> None:
         self.world.note(record)
 
     def incident(self, level: str, kind: str, text: str) -> None:
-        assert (level, kind) == ("warning", "reward_failed")
+        assert level == "warning"
+        self.incidents.append(kind)
 
     def settle(self, trajectories: list[Trajectory]) -> None:
         self.world.settle(trajectories)
@@ -47,7 +54,10 @@ class Front:
 
     def score(self, trajectory_id: int, status: Any) -> None:
         """The worker answers."""
-        scores = Scores(scores=[Score(trajectory_id=trajectory_id, status=status, reward=1.0)])
+        asked = self.peers.rewards["reward-0"].scoring
+        (source,) = [ask.source for ask in asked if ask.trajectory_id == trajectory_id]
+        score = Score(trajectory_id=trajectory_id, status=status, reward=1.0, source=source)
+        scores = Scores(scores=[score])
         assert len(self.scoring.receive("reward-0", scores)) == 1
 
     async def send(self, name: str, message: ScoreRequest) -> None:

@@ -1,7 +1,7 @@
 """A scripted world for the coordinator's pure parts: trajectories of given lengths, no sockets."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,8 @@ import numpy as np
 from coordinator.admission import Admission
 from coordinator.batches import Prepared, prepare
 from coordinator.leases import Leases
+from coordinator.line_scoring import LineScoring
+from coordinator.lines import LineTokens
 from coordinator.rounds import Rounds
 from coordinator.schedule import Scheduler
 from coordinator.settle import Settlement
@@ -73,8 +75,14 @@ class World:
     """State, leases and scheduler with a generator and a learner played by hand; keeps every
     record."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        line_tokens: LineTokens | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
+        self._line_tokens, self._clock = line_tokens, clock
         self.records: list[Record] = []
         self._build(State(config))
         self.publish(0, update=0)
@@ -82,7 +90,11 @@ class World:
     def _build(self, state: State) -> None:
         self.state = state
         self.leases = Leases(state.account)
-        self.settlement = Settlement(self.config, state.account)
+        self.lines: LineScoring | None = None
+        if self._line_tokens is not None:
+            tokens, clock = self._line_tokens, self._clock
+            self.lines = LineScoring(self.config, state.account, tokens, clock)
+        self.settlement = Settlement(self.config, state.account, self.lines)
         kind = Stream if self.config.schedule.mode == "streaming" else Rounds
         self.scheduler: Scheduler = kind(self.config, state, self.leases)
         self.admission = Admission(state.account)

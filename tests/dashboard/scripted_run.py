@@ -23,6 +23,7 @@ from tokenizers.pre_tokenizers import Split
 
 from coordinator.batches import Prepared, prepare
 from coordinator.leases import Leases
+from coordinator.monitors import Monitors
 from coordinator.settle import Settlement
 from coordinator.state import State
 from coordinator.stream import Stream
@@ -45,6 +46,7 @@ MARKUP_ID = 7
 TICK_S = 0.5
 SLOTS = 24
 TOKENS_A_TICK = 9
+QUIET = ("gap_rise", "length_correlation", "edit_distance", "entropy")
 EVALUATIONS = {"before": 0.28125, "after": 0.90625}
 
 
@@ -68,6 +70,7 @@ def make_config(root: Path, **sections: Any) -> RunConfig:
             "max_staleness": 2,
         },
         "stop": {"updates": 24},
+        "reward": {"alerts": dict.fromkeys(QUIET)},
     }
     for name, values in sections.items():
         base[name] = base.get(name, {}) | values
@@ -117,6 +120,7 @@ class Script:
         self.settlement = Settlement(self.config, self.account)
         self.scheduler = Stream(self.config, self.state, self.leases)
         self.started = self.now
+        self.monitors = Monitors(self.config.reward, self.alert)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -214,6 +218,9 @@ class Script:
         return 1 / (
             1 + math.exp(-(self.state.update - self.updates * 0.45) / (self.updates * 0.12))
         )
+
+    def alert(self, kind: str, text: str) -> None:
+        self.note(r.Incident(at=self.now, level="warning", kind=kind, text=text))
 
     # -- playing -----------------------------------------------------------------------------------
 
@@ -317,20 +324,48 @@ class Script:
             key = trajectory.trajectory_id
             is_lost = key == 40
             reward = None if is_lost else float(self.correct[key])
-            self.note(
-                r.RewardArrived(
-                    at=self.now,
-                    trajectory_id=key,
-                    status="timeout" if is_lost else "ok",
-                    reward=reward,
-                    correct=None if reward is None else reward > 0,
-                    parts={} if reward is None else {"correct": reward},
-                    seconds=0.002,
-                )
+            source = self.source_of(key)
+            if source == "judge" and reward is not None:
+                reward += 0.5 * self.skill  # what is paid for beside being right, ever more
+            arrived = r.RewardArrived(
+                at=self.now,
+                trajectory_id=key,
+                status="timeout" if is_lost else "ok",
+                reward=reward,
+                correct=None if reward is None else self.correct[key],
+                parts={} if reward is None else {"correct": float(self.correct[key])},
+                seconds=0.002,
+                error="no result within 10 s" if is_lost else None,
+                source=source,
             )
+            self.note(arrived)
+            self.monitors.scored(trajectory, arrived)
+            if source == "judge":
+                self.audit(trajectory)
             self.follow(self.settlement.follow([trajectory]))
             if reward is not None:
                 self.scored.append(trajectory)
+
+    def source_of(self, key: int) -> str:
+        """Who scores a trajectory: where there are sources, every third one is the judge's."""
+        if not self.config.reward.sources:
+            return "default"
+        return "sums" if key % 3 else "judge"
+
+    def audit(self, trajectory: Trajectory) -> None:
+        """What the verifier says of an answer that the judge scored; one audit fails."""
+        key = trajectory.trajectory_id
+        status: Literal["ok", "crashed"] = "crashed" if key == 9 else "ok"
+        arrived = r.AuditArrived(
+            at=self.now,
+            trajectory_id=key,
+            source="sums",
+            status=status,
+            reward=float(self.correct[key]) if status == "ok" else None,
+            error=None if status == "ok" else "<b>no verdict",
+        )
+        self.note(arrived)
+        self.monitors.audited("judge", trajectory.reward, arrived)
 
     def learn(self) -> None:
         """Take a batch when there is one; commit what has been with the learner long enough."""
@@ -452,6 +487,7 @@ class Script:
             "idle/learner": 0.18,
             "idle/generator": 0.03,
         }
+        own |= self.monitors.at_commit()
         if self.scored:
             lengths = [t.length for t in self.scored]
             rewards = [t.reward or 0.0 for t in self.scored]

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import dashboard
 from dashboard.picker import LATEST
 from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.views.overview import process_rows
+from dashboard.views.rewards import CHARTS as REWARD_CHARTS
 from dashboard.views.trajectories import range_filter
 from dashboard.words import count, share
 from headrace.protocol.records import RunPhase
@@ -181,7 +183,7 @@ def test_an_unknown_trajectory_is_said_to_be_unknown(open_page: Callable[..., Ap
     assert "has no trajectory 999999" in html_of(test)
 
 
-@pytest.mark.parametrize("name", ["overview", "learning", "pipeline", "trajectories"])
+@pytest.mark.parametrize("name", ["overview", "learning", "rewards", "pipeline", "trajectories"])
 def test_a_run_that_has_only_begun_says_what_it_waits_for(
     open_page: Callable[..., AppTest], tmp_path: Path, name: str
 ) -> None:
@@ -219,3 +221,52 @@ def test_heartbeats_grow_older_while_nothing_is_written(run_dir: Path) -> None:
 def test_ranges_become_filters() -> None:
     assert range_filter("length", 10, None) == ["length >= 10"]
     assert range_filter("reward", -0.5, 1) == ["reward >= -0.5", "reward <= 1"]
+
+
+SOURCES = {
+    "sources": {"sums": {"kind": "math"}, "judge": {"kind": "function", "function": "m:f"}},
+    "route": {"default": "sums"},
+    "audit": {"source": "sums", "share": 1.0},
+    "alerts": {"answers": 16, "gap_rise": 0.05},
+}
+
+
+def test_rewards_of_every_source(open_page: Callable[..., AppTest], tmp_path: Path) -> None:
+    run = write_run(tmp_path, updates=8, roll_back_after=None, reward=SOURCES)
+    test = open_page("rewards", run).run()
+    assert not test.exception
+    shown = test.dataframe[0].value.set_index("source")
+    rows = queries.reward_sources(run).set_index("source")
+    assert list(shown.index) == ["judge", "sums"]
+    assert list(shown["kind"]) == ["function", "math"]
+    assert list(shown["answers"]) == list(rows["answers"])
+    assert shown.loc["judge", "audits"] == f"{count(rows.loc['judge', 'audits'])} (1 failed)"
+    assert shown.loc["sums", "gap"] == "-"
+    assert 0 < rows.loc["judge", "gap"] < 0.5
+    html = html_of(test)
+    assert "last failed audit of judge:</span> &lt;b&gt;no verdict" in html
+    assert "last failure of sums:</span> no result within 10 s" in html
+    told = [text for text in queries.run_summary(run)["alerts"] if "exceed the audited" in text]
+    assert len(told) == 1
+    assert escape(told[0]) in html
+    charts = test.get("arrow_vega_lite_chart") or test.get("vega_lite_chart")
+    assert len(charts) >= len(REWARD_CHARTS)
+    read = open_page("trajectories", run)
+    read.query_params["trajectory"] = "9"
+    read.run()
+    assert not read.exception
+    assert any("Audited by sums: crashed" in caption.value for caption in read.caption)
+
+
+def test_a_run_with_one_source_has_its_page_too(
+    open_page: Callable[..., AppTest], run_dir: Path
+) -> None:
+    test = open_page("rewards").run()
+    assert not test.exception
+    shown = test.dataframe[0].value
+    assert list(shown["source"]) == ["default"]
+    assert list(shown["kind"]) == ["math"]
+    assert "The monitors are quiet." in html_of(test)
+    points = queries.reward_lengths(run_dir, newest=50)
+    assert len(points) == 50
+    assert set(points.columns) == {"source", "length", "reward", "correct"}

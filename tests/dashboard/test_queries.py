@@ -52,3 +52,13 @@ def test_the_line_of_a_run_is_that_of_the_list(run_dir: Path) -> None:
 def test_rows_after_a_rollback_are_those_of_the_surviving_lineage(run_dir: Path) -> None:
     frame: pd.DataFrame = queries.metric_series(run_dir, ["reward/mean", "actor/entropy"])
     assert not frame.duplicated(["x", "name"]).any()
+
+
+def test_answers_of_groups_as_texts(run_dir: Path) -> None:
+    found = list(queries.group_answers(run_dir))
+    page = queries.trajectory_page(run_dir, filters={"purpose": "train"}, limit=100_000).rows
+    scored = page[page["correct"].notna() & (page["length"] > 0)]
+    assert len(found) == len(scored) > 0
+    texts = {queries.trajectory_detail(run_dir, int(key)).text for key in scored["trajectory_id"]}
+    assert {answer.text for answer in found} == texts
+    assert {answer.group_id for answer in found} == set(scored["group_id"])

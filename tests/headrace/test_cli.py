@@ -73,6 +73,7 @@ def test_every_command_has_a_function() -> None:
     }
     lines = [[command, *words.get(command, [])] for command in COMMANDS if command != "config"]
     lines += [["config", word, "r.toml"] for word in ("show", "check", "explain")]
+    lines.append(["reward", "train", "r.toml"])
     found = [action(parse(line)) for line in lines]
     assert len({(function.__module__, function.__qualname__) for function in found}) == len(lines)
 

@@ -112,6 +112,12 @@ def verl_extra(solution_str: str, ground_truth: str, extra_info: dict[str, Any])
     return float(extra_info.get("index", -1))
 
 
+def verl_tuple(model_output: str, ground_truth: str) -> tuple[bool, bool, str]:
+    """Right, well formed, and what was found."""
+    found = model_output.rpartition(" ")[2]
+    return found == ground_truth, "=" in model_output, found
+
+
 def verl_batch(
     data_sources: list[str],
     solution_strs: list[str],
@@ -161,6 +167,39 @@ async def areal_async(
     return float(data["level"]) * float(completions == data["answer"])
 
 
+def areal_doc(completions: str, answer: str) -> float:
+    """By its annotation the plural is one text."""
+    return float(completions.upper().endswith(answer))
+
+
+def areal_solutions(
+    prompts: str,
+    completions: str,
+    prompt_ids: list[int],
+    completion_ids: list[int],
+    solutions: list[str],
+    **kwargs: Any,
+) -> float:
+    """Any of several solutions; the plurals are what AReaL hands over by position."""
+    return float(any(completions.endswith(s) for s in solutions) and prompts == "3+4")
+
+
+def areal_agent(
+    prompt_str: str,
+    completion_str: str,
+    input_tokens: list[int],
+    output_tokens: list[int],
+    **data: Any,
+) -> float:
+    """The names that its workflow has for the same."""
+    return float(len(output_tokens)) * float(completion_str == data["answer"])
+
+
+def areal_bare(completions, answer):  # type: ignore[no-untyped-def]
+    """Nothing says that it takes one text."""
+    return 1.0 if answer in completions else 0.0
+
+
 # -- rLLM and slime --------------------------------------------------------------------------------
 
 
@@ -190,6 +229,28 @@ async def slime_own(args: Any, sample: Any, **kwargs: Any) -> float:
     return float(sample.response == sample.label)
 
 
+async def slime_level(args: Any, sample: Any) -> dict[str, float]:
+    level = sample.metadata["level"] if getattr(args, "rm_type", None) is None else 0
+    return {"score": level * float(sample.response.endswith(sample.label))}
+
+
+def slime_arguments(args: Any, sample: Any) -> float:
+    return float(args.eps_clip)
+
+
+def rllm_evaluate(task: Any, episode: Any) -> RewardOutput:
+    output = episode.trajectories[-1].output or ""
+    right = output.strip() == str(task.metadata["ground_truth"])
+    return RewardOutput(float(right), {}, right)
+
+
+def rllm_artifacts(task: Any, episode: Any) -> RewardOutput:
+    """Reads another place of the same, and a column."""
+    steps = episode.trajectories[0].steps
+    right = task.metadata["of"] in episode.artifacts["answer"]
+    return RewardOutput(0.5 * len(steps), {}, right)
+
+
 # -- verifiers -------------------------------------------------------------------------------------
 
 
@@ -210,6 +271,16 @@ def verifiers_turns(state: dict[str, Any], **kwargs: Any) -> float:
     return float(state["turn"])
 
 
+def verifiers_notes(completion: Messages, state: dict[str, Any]) -> float:
+    """Leaves a note to those after it."""
+    state["length"] = len(completion[-1]["content"])
+    return 0.0
+
+
+def verifiers_reads(state: dict[str, Any]) -> float:
+    return float(state["length"] > 3 and len(state["trajectory"]) == 1)
+
+
 class Parser:
     def parse_answer(self, completion: Messages) -> str:
         return completion[-1]["content"].rpartition(" ")[2]
@@ -223,6 +294,13 @@ def _rubric(functions: list[Any], weights: list[float]) -> SimpleNamespace:
 rubric = _rubric([verifiers_parsed, verifiers_turns], [1.0, 0.0])
 group = SimpleNamespace(rubrics=[rubric, _rubric([verifiers_answer], [0.5])])
 environment = SimpleNamespace(rubric=group)
+noting = _rubric([verifiers_notes, verifiers_reads], [0.0, 1.0])
+
+
+def load_environment(difficulty: str = "easy") -> SimpleNamespace:
+    """What an environment of verifiers is made by."""
+    return environment
+
 
 # -- ours, and what is nobody's --------------------------------------------------------------------
 

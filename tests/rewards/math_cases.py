@@ -112,6 +112,7 @@ RIGHT = {
         (r"\text{neither}", r"\boxed{\mathrm{neither}}"),
         ("odd", "Therefore the function is $\\text{odd}$."),
         (r"\text{no solution}", r"\boxed{\text{No solution}}"),
+        (r"\text{Thursday}", "Then the day it falls on will be a Thursday."),
     ],
     "letters": [
         ("B", r"\boxed{B}"),
@@ -125,6 +126,9 @@ RIGHT = {
         ("A", "It is not B or C, so the answer must be A."),
         ("F", "F. The rest have an even number of sides."),
         ("(B) Rome", "B"),
+        ("B", "Option A is wrong, so B."),
+        ("D", "(B) cannot be, and C isn't even. That leaves (D)."),
+        ("B", "B is false, all others hold."),
     ],
     "formulas": [
         (r"(x+2)(x-5)", r"\boxed{x^2 - 3x - 10}"),
@@ -261,6 +265,7 @@ WRONG = {
         (r"\text{(D)}", r"\boxed{\text{(D)}0}"),
         (r"\text{(D)}", r"The answer is $-\text{(D)}$."),
         ("d", r"\boxed{\text{E}}"),
+        ("B", "Option A is correct, B is wrong."),
     ],
     "formulas": [
         (r"(x+2)(x-5)", r"\boxed{x^2 + 3x - 10}"),

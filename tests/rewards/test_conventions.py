@@ -20,6 +20,10 @@ from tests.rewards.items import foreign_function, foreign_functions, item, row
 THOUGHT = "<think>3 and 4</think><answer>7</answer>"
 
 
+def row_with_ids(text: str, **columns: Any) -> ScoreItem:
+    return item(text, info=json.dumps(columns), ids=True)
+
+
 def convention_of(name: str) -> str:
     (function,) = load_functions(foreign_function(name)).functions
     return function.binding.convention.system
@@ -48,14 +52,25 @@ def verdict(name: str, scored: ScoreItem, **settings: object) -> Verdict:
         ("verl_verify", "verl", item("it is 7"), 1.0),
         ("verl_extra", "verl", row("7", extra_info={"index": 3}), 3.0),
         ("verl_extra", "verl", item("7"), -1.0),
+        ("verl_tuple", "verl", item("= 7"), 1.0),
         ("verl_batch", "verl", row("7", data_source="x", extra_info={}), 1.0),
         ("openrlhf", "OpenRLHF", item("7"), 1.0),
         ("openrlhf", "OpenRLHF", item("8"), 0.0),
         ("areal_gsm8k", "AReaL", item("is 7", ids=True), 1.0),
+        ("areal_doc", "AReaL", item("is 7"), 1.0),
+        ("areal_solutions", "AReaL", row_with_ids("is 8", solutions=["7", "8"]), 1.0),
+        ("areal_solutions", "AReaL", row_with_ids("is 9", solutions=["7", "8"]), 0.0),
+        ("areal_agent", "AReaL", row_with_ids("7", answer="7"), 1.0),
         ("rllm_math", "verl", row("7", data_source="x"), 1.0),
+        ("rllm_evaluate", "rLLM", item("7"), 1.0),
+        ("rllm_artifacts", "rLLM", row("seven", of="even"), 0.5),
+        ("slime_own", "slime", item("7", chat=True), 1.0),
+        ("slime_level", "slime", row("is 7", level=2), 2.0),
+        ("slime_level", "slime", row("is 7", metadata={"level": 3}), 3.0),
         ("slime_rule", "Headrace", item("<think>3 + 4</think> 7"), 1.0),
         ("verifiers_state", "verifiers", item("7"), 1.0),
         ("verifiers_state", "verifiers", item("8", chat=True), 0.0),
+        ("verifiers_turns", "verifiers", item("7"), 1.0),
         ("later", "Headrace", item("7"), 1.0),
         ("by_position", "Headrace", item("7"), 1.0),
         ("in_another_order", "Headrace", item("7"), 1.0),
@@ -127,7 +142,7 @@ def test_a_rubric_is_its_functions() -> None:
     assert verdict("rubric", scored) == Verdict(
         2.0, True, {"verifiers_parsed": 2.0, "verifiers_turns": 1.0}
     )
-    for name in ("group", "environment"):
+    for name in ("group", "environment", "load_environment"):
         assert verdict(name, scored).reward == 2.5
 
 
@@ -136,6 +151,36 @@ def test_a_rubrics_function_alone_is_forced() -> None:
     assert verdict("verifiers_answer", item("7"), adapter="verifiers").reward == 1.0
     with pytest.raises(TypeError, match="string indices"):
         verdict("verifiers_answer", item("7"))
+
+
+def test_functions_of_a_rubric_share_a_state_and_the_first_with_a_weight_says_what_is_right() -> (
+    None
+):
+    assert verdict("noting", item("seven")) == Verdict(
+        1.0, True, {"verifiers_notes": 0.0, "verifiers_reads": 1.0}
+    )
+    assert verdict("noting", item("7")).reward == 0.0
+
+
+def test_a_number_for_a_list_is_never_a_score() -> None:
+    """A function of AReaL that nothing tells from TRL's is handed lists, and would pay 0."""
+    with pytest.raises(InvalidRewardError, match="float for a list of responses, not a list"):
+        verdict("areal_bare", item("is 7"))
+    assert verdict("areal_bare", item("is 7"), adapter="areal").reward == 1.0
+
+
+def test_what_a_system_has_and_a_run_has_not_is_told_by_its_name() -> None:
+    with pytest.raises(AttributeError, match="eps_clip"):
+        verdict("slime_arguments", item("7"))
+
+
+def test_a_second_name_of_the_response_may_be_a_column() -> None:
+    def takes(completions: str, completion_ids: list[int], output_tokens: int) -> float:
+        return float(output_tokens)
+
+    binding = bind(read_signature(takes, "f"), "f")
+    _, given = binding.arguments(row_with_ids("is 7", output_tokens=5))
+    assert (given["completions"], given["output_tokens"]) == ("is 7", 5)
 
 
 def test_a_column_that_makes_the_guess_doubtful_is_told() -> None:
@@ -149,7 +194,6 @@ def test_a_column_that_makes_the_guess_doubtful_is_told() -> None:
     [
         ("other_names", r"takes \(question, output, target\), and none of these is the response"),
         ("anything", r"takes \(\*\*\), and none of these is the response"),
-        ("slime_own", r"takes \(args, sample, \*\*\), and none"),
         ("RewardOutput", "is a class: name a function"),
     ],
 )

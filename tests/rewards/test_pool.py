@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -15,6 +15,7 @@ from headrace.config.reward import RewardConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import Score, ScoreItem
 from rewards.pool import Pool
+from tests.rewards.environments import make_environment
 from tests.rewards.items import BEHAVE, foreign_function, item, user_function
 
 DEADLINE_S = 60.0
@@ -217,9 +218,28 @@ async def test_a_coroutine_has_the_deadline_of_all(tmp_path: Path) -> None:
     assert [score.status for score in scores] == ["ok", "timeout", "ok"]
 
 
-async def test_another_python_scores_too() -> None:
-    (score,) = await score_texts(user_function(python=sys.executable), "7")
+async def test_another_python_scores_with_its_own_packages(tmp_path: Path) -> None:
+    """Its packages are other versions of ours, and ours are not seen."""
+    python = make_environment(tmp_path / "env", sympy="VERSION = 'older than ours'\n")
+    scorer = tmp_path / "scorer.py"
+    scorer.write_text(
+        "import sympy\n"
+        "def version(completion):\n    return float(sympy.VERSION == 'older than ours')\n"
+        "def ours(completion):\n    import psutil\n    return 1.0\n"
+    )
+    named = {"function": f"{scorer}:version", "python": python}
+    (score,) = await score_texts(user_function(**named), "7")
     assert score.reward == 1.0
+    (score,) = await score_texts(user_function(**named | {"function": f"{scorer}:ours"}), "7")
+    assert (score.status, score.error) == (
+        "crashed", "ModuleNotFoundError: No module named 'psutil'",
+    )  # fmt: skip
+
+
+async def test_another_python_without_what_children_need_is_told(tmp_path: Path) -> None:
+    python = make_environment(tmp_path / "env", needed=False)
+    with pytest.raises(RunFailedError, match="needs numpy, msgspec and pydantic"):
+        await Pool(user_function(python=python)).run()
     with pytest.raises(RunFailedError, match="needs numpy, msgspec and pydantic"):
         await Pool(user_function(python="/bin/false")).run()
 
@@ -234,3 +254,26 @@ async def test_a_child_killed_between_batches_costs_nothing() -> None:
         await gone(child.pid)
         scores = await score_all(pool, [item("7", trajectory_id=i) for i in range(3)])
     assert {score.status for score in scores.values()} == {"ok"}
+
+
+async def test_audits_that_fail_end_no_worker() -> None:
+    """Neither many failures in a row, nor a source that cannot be built; what has a reward to give
+    goes on."""
+    bad = {"kind": "function", "function": BEHAVE}
+    unbuilt = {"kind": "function", "function": "tests.rewards.misbehaviour:nothing"}
+    for audit, status in ((bad, "invalid"), (unbuilt, "crashed")):
+        config = RewardConfig.model_validate(
+            {
+                "sources": {"audit": audit, "good": {"kind": "exact"}},
+                "route": {"default": "good"},
+                "audit": {"source": "audit"},
+                "max_consecutive_failures": 2,
+            }
+        )
+        async with running(config) as pool:
+            items = [item("nan", trajectory_id=i, source="audit") for i in range(5)]
+            audits = [msgspec.structs.replace(each, audit=True) for each in items]
+            scores = await score_all(pool, audits)
+            assert {(s.status, s.audit) for s in scores.values()} == {(status, True)}
+            scores = await score_all(pool, [item("7", source="good")])
+            assert [(s.status, s.audit) for s in scores.values()] == [("ok", False)]

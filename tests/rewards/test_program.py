@@ -157,3 +157,17 @@ def test_a_head_without_a_body_is_gone_on_with() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ValidationError):
         Options(seconds=0)
+
+
+@pytest.mark.slow
+def test_packages_are_there_where_the_options_name_them() -> None:
+    text = "import numpy\ndef total(values):\n    return numpy.sum(values)\n"
+    scored = item(text, {"test_list": ["assert total([1, 2]) == 3"]})
+    try:
+        seeing, bare = build(Options(seconds=8, packages=("numpy",))), build(Options(seconds=8))
+    except UserError as error:
+        pytest.skip(str(error))
+    assert seeing(scored).correct
+    assert not bare(scored).correct
+    with pytest.raises(UserError, match="is not installed beside Headrace"):
+        build(Options(packages=("no-such-package",)))

@@ -93,3 +93,14 @@ def test_none_does_not_apply(result: object) -> None:
 def test_what_is_no_finite_number_is_invalid(result: object) -> None:
     with pytest.raises(InvalidRewardError):
         read_result(result)
+
+
+def test_a_convention_says_in_what_form_a_reward_comes() -> None:
+    assert read_result((True, False, "7"), "first") == Result(1.0, None, {})
+    assert read_result({"score": 0.5}, "first") == Result(0.5, None, {})
+    for listed in ([0.5], (0.5,), np.array([0.5]), torch.tensor([0.5])):
+        assert read_result(listed, "list") == Result(0.5, None, {})
+    for single in (0.5, True, "0.5", np.float64(0.5), torch.tensor(0.5), {"score": 0.5}):
+        with pytest.raises(InvalidRewardError, match="for a list of responses, not a list"):
+            read_result(single, "list")
+    assert read_result(None, "list") is None

@@ -21,7 +21,8 @@ RIGHT = Result(1.0, None, {})
 
 def call(function: Callable[..., Any]) -> Result | None:
     """What it says of a right answer."""
-    return RewardFunction("f", function, bind(read_signature(function, "f"), "f"))(item("7"))
+    bound = RewardFunction("f", function, bind(read_signature(function, "f"), "f"))
+    return bound.read(bound.call(*bound.binding.arguments(item("7"))).result())
 
 
 def test_partial_and_wrapped_functions_have_the_signature_of_what_they_hold() -> None:
@@ -56,6 +57,7 @@ def test_a_signature_is_shown_without_what_may_be_long() -> None:
 
 def test_a_needed_column_that_the_task_lacks_is_told() -> None:
     check_columns("f", ["weight"], ["source", "weight"])
+    check_columns("f", ["data_sources"], ["data_source"])
     with pytest.raises(UserError, match=r"needs `weight`, which no column .* \(it has source\)"):
         check_columns("f", ["weight"], ["source"])
 

@@ -74,3 +74,19 @@ def test_an_answer_that_holds_the_marker_can_be_given(kind: str, answer: str) ->
 def test_a_cut_response_needs_no_answer_to_be_wrong(kind: str) -> None:
     verify = build_verifier(RewardConfig.model_validate({"kind": kind, "wrong_reward": -0.1}))
     assert verify(item("7", answer="", finished=False)) == Verdict(-0.1, False, {"correct": 0.0})
+
+
+def test_a_range_puts_scores_on_the_scale_of_the_rewards() -> None:
+    """A verifier of -1 and 1 becomes one of 0 and 1; what lies beyond the range is cut."""
+    verify = build_verifier(user_function(score_range=[-1.0, 1.0]))
+    assert verify(item("7")) == Verdict(1.0, True, {"score": 1.0})
+    parts = {"score": 0.5, "format": 1.0, "length": 5.0}
+    assert verify(item("parts")) == Verdict(0.75, True, parts)
+    low = build_verifier(user_function(score_range=[0.6, 0.8]))
+    assert low(item("parts")).reward == 0.0
+    assert low(item("7")).reward == 1.0
+    paid = build_verifier(
+        user_function(score_range=[0.0, 1.0], wrong_reward=-1.0, correct_reward=2.0)
+    )
+    assert paid(item("parts")).reward == pytest.approx(0.5)
+    assert paid(item("7", finished=False)) == Verdict(-1.0, False)

@@ -34,8 +34,15 @@ def test_what_cannot_be_run_is_one_line(
     file = tmp_path / "program.py"
     file.write_text("print(1)")
     assert main(["sandbox", "run", str(file), "--seconds", "0"]) == 2
+    capsys.readouterr()
+    for option, value, reason in (
+        ("--package", "no-such-package", "is not installed beside Headrace"),
+        ("--python", "/no/such/python", "cannot be asked where its library is"),
+    ):
+        assert main(["sandbox", "run", str(file), option, value]) == 2
+        assert reason in capsys.readouterr().err
 
-    async def none() -> str:
+    async def none(python: object) -> str:
         raise UserError("no sandbox for programs on this machine")
 
     monkeypatch.setattr("sandbox.pool.working_layer", none)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from sandbox import escapes
+from sandbox.interpreter import interpreter
 from sandbox.limits import Limits
 from sandbox.scene import Scene
 from tests.sandbox.layers import each_layer, need
@@ -29,7 +30,7 @@ def test_harm_is_noticed() -> None:
     """Each program is run here, where nothing holds it, by what it says it does."""
     with Scene() as scene:
         space: dict[str, object] = {}
-        exec(scene.facts(Limits()), space)
+        exec(scene.facts(Limits(), interpreter()), space)
         assert scene.harm() == []
         for name, does in (
             ("files_write", "__import__('os').truncate(VICTIM, 1)"),

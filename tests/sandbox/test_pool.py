@@ -212,7 +212,7 @@ def test_without_a_layer_programs_are_refused(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    async def no_layer(layer: str) -> layers.Trial:
+    async def no_layer(layer: str, python: object) -> layers.Trial:
         if layer == "landlock":
             return layers.Trial(layer, tried=3, escaped=("mount: ESCAPED",))
         return layers.Trial(layer, refused="not here")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from headrace.cli import main
 from headrace.errors import UserError
 from headrace.protocol.records import (
+    AuditArrived,
     BatchReturned,
     BatchTaken,
     ChunkArrived,
@@ -235,6 +236,10 @@ def outcome_first(records: Records) -> None:
     records.append(batch)
 
 
+def audit(key: int) -> AuditArrived:
+    return AuditArrived(at=30.0, trajectory_id=key, source="truth", status="ok", reward=1.0)
+
+
 BREACHES: list[tuple[str, str, Change]] = [
     ("a chunk is missing", "tokens", without(ChunkArrived, 1)),
     ("a chunk came twice", "tokens", again(ChunkArrived, 1)),
@@ -244,6 +249,9 @@ BREACHES: list[tuple[str, str, Change]] = [
     ("an end at another length", "tokens", change(TrajectoryEnded, 0, length=11)),
     ("two ends", "tokens", again(TrajectoryEnded)),
     ("two scores", "tokens", again(RewardArrived)),
+    ("an audit of what has no reward", "tokens", lambda r: r.append(audit(20))),
+    ("an audit of an evaluation", "tokens", lambda r: r.append(audit(40))),
+    ("two audits", "tokens", lambda r: r.extend([audit(10), audit(10)])),
     ("spans too short", "tokens", change(ChunkArrived, 3, spans=[Span(0, 0, 3)])),
     ("a version nobody published", "versions", change(ChunkArrived, 3, spans=[Span(9, 0, 4)])),
     ("a version given out twice", "versions", again(VersionIssued, 1)),

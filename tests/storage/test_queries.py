@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import UserError
-from headrace.protocol.records import MetricsSampled, RunPhase, TokensLost
+from headrace.protocol.records import AuditArrived, MetricsSampled, RunPhase, TokensLost
 from storage import queries
 from storage.run_store import RunStore
 from storage.tokens import REASONS, names_of
@@ -282,3 +282,34 @@ def test_queries_on_postgresql(tmp_path: Path, postgresql_url: str) -> None:
     assert page.total == 2
     detail = queries.trajectory_detail(run_dir, 10)
     assert detail.tokens.token_ids.tolist() == list(range(20))
+
+
+def test_sources_of_rewards(tmp_path: Path) -> None:
+    """One good score of two answers; the good one is audited in vain, then not again."""
+    store = RunStore.create(tmp_path / "run", "run", run_config())
+    for records in small_run():
+        store.append(records)
+    audited = AuditArrived(
+        at=8.5, trajectory_id=10, source="truth", status="ok", reward=0.25, seconds=1.0
+    )
+    store.append([audited])
+    store.close()
+    (row,) = queries.reward_sources(tmp_path / "run").to_dict("records")
+    counts = {name: row[name] for name in ("answers", "ok", "timeout", "crashed", "invalid")}
+    assert counts == {"answers": 2, "ok": 1, "timeout": 1, "crashed": 0, "invalid": 0}
+    assert (row["source"], row["reward"], row["correct"]) == ("default", 1.0, 1.0)
+    assert (row["error"], row["audit_error"]) == ("5 s", None)
+    assert (row["audits"], row["audits_failed"], row["gap"]) == (1, 0, 0.75)
+    assert row["slowest"] == 5.0
+    points = queries.reward_lengths(tmp_path / "run")
+    assert points.to_dict("records") == [
+        {"source": "default", "length": 20, "reward": 1.0, "correct": True}
+    ]
+    summary = queries.run_summary(tmp_path / "run")
+    assert summary["alerts"] == []
+    assert summary["rewards"]["default"] == {
+        "failed": 1, "answers": 2, "reward": 1.0, "correct": 1.0, "seconds": 2.6, "audits": 1,
+        "gap": 0.75, "error": "5 s",
+    }  # fmt: skip
+    detail = queries.trajectory_detail(tmp_path / "run", 10)
+    assert (detail.row["audit_source"], detail.row["audit_reward"]) == ("truth", 0.25)

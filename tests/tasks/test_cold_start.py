@@ -25,6 +25,7 @@ from tasks.cold_start import (
 from tasks.policy_check import check_policy, sample
 from tasks.procedural import Sizes, default_sizes, is_held_out, prompt_row
 from tasks.shift_register import SHIFT_REGISTER, read_lines
+from tasks.straight_line import STRAIGHT_LINE, right_lines
 from tasks.tracking import TRACKING, wrong_steps
 
 MODELS = Path(__file__).parents[2] / "recipes" / "models"
@@ -200,6 +201,22 @@ def test_the_shipped_register_slips_checks_and_is_right_now_and_then_on_long_ans
         model, tokenizer, SHIFT_REGISTER, prompts=384, seed=0, max_tokens=600, sizes=sizes,
         greedy=True,
     )  # fmt: skip
+    assert greedy.accuracy() >= 0.85
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 2**20
+
+
+def test_the_shipped_programs_slip_in_every_fourth_line() -> None:
+    folder = MODELS / "straight-line-cold"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    check = check_policy(model, tokenizer, STRAIGHT_LINE, prompts=512, seed=0)
+    first = [right_lines(str(one.row.prompt), one.text) > 0 for one in check.answers]
+    assert 0.68 <= sum(first) / len(first) <= 0.82
+    assert 0.05 <= check.accuracy(terms=range(6, 9)) <= 0.3
+    assert 0.4 <= check.accuracy(terms=range(2, 3)) <= 0.7
+    assert check.share("other") <= 0.02
+    # It knows better: the likeliest answer has hardly a wrong line.
+    greedy = check_policy(model, tokenizer, STRAIGHT_LINE, prompts=512, seed=0, greedy=True)
     assert greedy.accuracy() >= 0.85
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 2**20
 

@@ -12,6 +12,7 @@ from headrace.config.task import (
     DatasetConfig,
     GraphWalkConfig,
     ShiftRegisterConfig,
+    StraightLineConfig,
     TrackingConfig,
 )
 from headrace.errors import UserError
@@ -19,6 +20,7 @@ from tasks.graph_walk import score
 from tasks.rows import Row
 from tasks.shift_register import SHIFT_REGISTER
 from tasks.source import DatasetSource, build_source, info_columns, split_by_hash
+from tasks.straight_line import STRAIGHT_LINE
 from tasks.tracking import solve
 
 
@@ -66,6 +68,18 @@ def test_the_shift_register_from_the_configuration() -> None:
     row = source.row_at(0)
     assert row.answer == task.solve(str(row.prompt))
     assert {source.row_at(position).info["terms"] for position in range(100)} == {3, 4, 5, 6}
+
+
+def test_straight_lines_from_the_configuration() -> None:
+    settings = StraightLineConfig(kind="straight_line")
+    task = STRAIGHT_LINE
+    assert (settings.min_terms, settings.max_terms) == (task.min_terms, task.max_terms)
+    assert settings.tail_exponent == task.tail_exponent
+    assert StraightLineConfig(kind="straight_line", max_terms=task.most_terms)
+    with pytest.raises(ValueError, match="less than or equal to 9"):
+        StraightLineConfig(kind="straight_line", max_terms=task.most_terms + 1)
+    source = build_source(StraightLineConfig(kind="straight_line", max_terms=3), seed=5)
+    assert {source.row_at(position).info["terms"] for position in range(100)} == {2, 3}
 
 
 @pytest.mark.parametrize(("low", "high"), [(5, 4), (3, 53), (1, 1)])

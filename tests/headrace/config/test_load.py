@@ -47,7 +47,7 @@ from headrace.errors import UserError
         ("task.path=x", "task.path; it does not go with task.kind = 'chain_sums'"),
         (
             "task.kind=sums",
-            "task.kind must be one of 'chain_sums', 'tracking', 'graph_walk', 'shift_register'",
+            "task.kind must be one of 'chain_sums', 'tracking', 'graph_walk', 'shift_register', ",
         ),
         ("name", "override 'name' is not of the form section.key=value"),
         ("algorithm.penalties.entropy_coef=-0.1", "entropy_coef = -0.1: should be greater than or"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from headrace.config.load import load_recipe
 from headrace.config.reward import RewardConfig, SourceConfig
@@ -13,6 +14,8 @@ from headrace.config.reward_rules import reward_problems
 from headrace.errors import UserError
 
 TWO = {"math": {"kind": "math"}, "style": {"kind": "function", "function": "m:f"}}
+LINES = {"kind": "function", "function": "m:g", "unit": "line"}
+THREE = {**TWO, "lines": LINES}
 
 
 def reward(**section: Any) -> RewardConfig:
@@ -104,11 +107,57 @@ def test_columns_are_asked_for_only_by_a_route_that_goes_by_one() -> None:
         ),
         ({"sources": TWO, "route": {"values": {"x": "math"}}}, "reward.route.values: are values"),
         ({"route": {"default": "math"}}, "reward.route: leads to reward.sources.NAME, and there"),
+        (
+            {"kind": "function", "function": "m:f", "correct_reward": 2.0},
+            "reward.correct_reward: a function says itself what it pays",
+        ),
+        ({"score_range": [1.0, 1.0]}, "reward.score_range: should be [low, high] with low below"),
+        ({"audit": {"source": "math"}}, "reward.audit.source: 'math' is not among reward.sources"),
+        (
+            {"sources": TWO, "route": {"default": "math"}, "audit": {"source": "truth"}},
+            "reward.audit.source: 'truth' is not among reward.sources (there are math, style)",
+        ),
+        (
+            {"sources": THREE, "route": {"default": "math"}, "process": {"source": "prm"}},
+            "reward.process.source: 'prm' is no source (there are lines, math, style)",
+        ),
+        (
+            {"sources": THREE, "route": {"default": "math"}, "process": {"source": "style"}},
+            "reward.process.source: 'style' has the unit \"trajectory\", and lines",
+        ),
+        (
+            {"sources": THREE, "route": {"default": "lines"}, "process": {"source": "lines"}},
+            "reward.route: 'lines' scores lines, and a prompt needs a score of its whole answer",
+        ),
+        (
+            {"sources": THREE, "route": {"default": "math"}},
+            "reward.sources.lines.unit: nobody asks for lines: name 'lines' in reward.process.sou",
+        ),
+        ({"unit": "line"}, 'reward.unit: "line" stands beside a source that scores whole answers'),
+        ({"process": {"source": "lines"}}, "reward.process.source: 'lines' is no source (there a"),
     ],
 )
 def test_what_cannot_work_is_told_with_its_place(section: dict[str, Any], expected: str) -> None:
     found = list(reward_problems(reward(**section)))
     assert any(line.startswith(expected) for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"default": "math"}, {"style"}),
+        ({"default": "style"}, set()),
+        ({"tasks": {"tracking": "style"}, "default": "math"}, set()),
+        ({"column": "of"}, set()),
+        ({"column": "of", "values": {"x": "math"}}, {"style"}),
+    ],
+)
+def test_a_source_that_no_prompt_is_routed_to_only_audits(
+    section: dict[str, Any], expected: set[str]
+) -> None:
+    config = reward(sources=TWO, route=section, audit={"source": "style"})
+    assert config.audit_only() == expected
+    assert list(reward_problems(config)) == []
 
 
 def test_mistakes_in_a_recipe_name_the_key(recipe: Path) -> None:
@@ -140,3 +189,23 @@ def test_a_recipe_with_two_sources(recipe: Path) -> None:
     assert config.reward.sources["a"].timeout_s == 2.5
     assert config.reward.sources["b"].names() == ("m:f", "m:g")
     assert list(reward_problems(config.reward)) == []
+
+
+def test_lines_have_their_source_beside_the_outcomes() -> None:
+    whole = reward(sources=THREE, route={"column": "of"}, process={"source": "lines"})
+    assert list(reward_problems(whole)) == []
+    assert whole.line_source() == SourceConfig(**LINES)
+    assert whole.route_of("dataset", lambda: {"of": "math"}) == "math"
+    # A column's value names no source that does not score whole answers.
+    assert whole.route_of("dataset", lambda: {"of": "lines"}) is None
+    assert reward(sources=TWO, route={"default": "math"}).line_source() is None
+
+
+def test_a_group_is_the_unit_of_any_function() -> None:
+    assert list(reward_problems(reward(kind="function", function="m:f", unit="group"))) == []
+
+
+@pytest.mark.parametrize("key", ["failing", "passing"])
+def test_lambdas_are_not_negative(key: str) -> None:
+    with pytest.raises(ValidationError):
+        reward(process={key: -0.1})

@@ -46,6 +46,9 @@ class Sums:
         """Half of it for the right sum written badly."""
         if answer is None:
             return 0.0
+        if entry["answer"] == "broken":
+            raise TypeError("the task's own answer")
+        int(answer.removeprefix("="))
         return 1.0 if answer == entry["answer"] else 0.5 * (entry["answer"] in answer)
 
 
@@ -65,6 +68,12 @@ def test_gym_with_the_scorer_of_the_task(monkeypatch: pytest.MonkeyPatch) -> Non
     for text, score in (("so <answer> 7 </answer>", 1.0), ("<answer>=7</answer>", 0.5), ("7", 0.0)):
         verdict = judged(verify, text, "7", metadata=task)
         assert (verdict.reward, verdict.correct) == (score, score == 1.0)
+        assert verdict.parts["unreadable"] == 0.0
+    # The task's scorer raises: at this answer, which is wrong, or at any.
+    verdict = judged(verify, "<answer>seven</answer>", "7", metadata=task)
+    assert (verdict.reward, verdict.parts["unreadable"]) == (0.0, 1.0)
+    with pytest.raises(TypeError, match="the task's own answer"):
+        judged(verify, "<answer>7</answer>", "broken", metadata=task)
     assert made == ["sums"]
     assert judged(verifier("gym", answer_tag=None), "\\boxed{7}", "7", metadata=task).correct
     with pytest.raises(ValueError, match="column 'metadata' has no `source_dataset`"):

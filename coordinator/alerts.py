@@ -1,0 +1,114 @@
+"""When the monitors of rewards are worth a word.
+
+Comes in: what was seen of a source at an update. Goes out: the texts of the alerts that it crosses.
+Promises: one alert for each crossing, not for each update; another one only after the figure was
+back on the good side.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from headrace.config.reward_monitors import AlertConfig
+
+
+class Estimate(NamedTuple):
+    """A mean, its standard error, and of how many."""
+
+    mean: float
+    error: float
+    number: int
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of values as an estimate; of one value nothing is known of its error."""
+    number = len(values)
+    error = statistics.stdev(values) / math.sqrt(number) if number > 1 else math.inf
+    return Estimate(statistics.fmean(values), error, number)
+
+
+class Seen(NamedTuple):
+    """What was seen of a source; None where there is not enough of it."""
+
+    gap: Estimate | None = None
+    first_gap: Estimate | None = None
+    length: Estimate | None = None
+    first_length: Estimate | None = None
+    length_correlation: float | None = None
+    edit_distance: float | None = None
+    entropy: float | None = None
+
+
+def _gap(config: AlertConfig, seen: Seen) -> str | None:
+    if config.gap_rise is None or seen.gap is None or seen.first_gap is None:
+        return None
+    rise = seen.gap.mean - seen.first_gap.mean
+    # A rise within the noise of so few audited answers is none.
+    noise = 2 * math.hypot(seen.gap.error, seen.first_gap.error)
+    if rise < config.gap_rise or rise <= noise:
+        return None
+    return (
+        f"its rewards exceed the audited ones by {seen.gap.mean:.3f}, and did by "
+        f"{seen.first_gap.mean:.3f} at first (over {seen.gap.number} audited answers): the policy "
+        "learns what is paid for, and not what is meant"
+    )
+
+
+def _length(config: AlertConfig, seen: Seen) -> str | None:
+    bound, correlation = config.length_correlation, seen.length_correlation
+    if bound is None or correlation is None or seen.length is None or seen.first_length is None:
+        return None
+    grown = seen.length.mean - seen.first_length.mean
+    if correlation <= bound or grown <= config.length_rise * seen.first_length.mean:
+        return None
+    return (
+        f"reward and length go together ({correlation:.2f}) while answers grow, from "
+        f"{seen.first_length.mean:.0f} to {seen.length.mean:.0f} tokens: length may be what is paid"
+    )
+
+
+def _spread(config: AlertConfig, seen: Seen) -> str | None:
+    bound, distance = config.edit_distance, seen.edit_distance
+    if bound is None or distance is None or distance > bound:
+        return None
+    return (
+        f"the answers of a group differ in {distance:.1f} characters at most, on average: answers "
+        "of a prompt have become one"
+    )
+
+
+def _entropy(config: AlertConfig, seen: Seen) -> str | None:
+    bound, entropy = config.entropy, seen.entropy
+    if bound is None or entropy is None or entropy >= bound:
+        return None
+    return f"the entropy of its answers is {entropy:.4f} nats a token: the policy hardly tries"
+
+
+_RULES: tuple[Callable[[AlertConfig, Seen], str | None], ...] = (_gap, _length, _spread, _entropy)
+
+
+class Alerts:
+    """Which alerts stand."""
+
+    def __init__(self, config: AlertConfig) -> None:
+        self._config = config
+        self._standing: set[tuple[str, int]] = set()
+
+    def judge(self, source: str, seen: Seen) -> Iterator[str]:
+        """Texts of the alerts that are new."""
+        for number, rule in enumerate(_RULES):
+            text = rule(self._config, seen)
+            if text is None:
+                # What was not seen at this update is not back on the good side.
+                if _knows(number, seen):
+                    self._standing.discard((source, number))
+            elif (source, number) not in self._standing:
+                self._standing.add((source, number))
+                yield f"{source}: {text}"
+
+
+def _knows(number: int, seen: Seen) -> bool:
+    """Whether what a rule looks at was seen."""
+    figures = (seen.gap, seen.length_correlation, seen.edit_distance, seen.entropy)
+    return figures[number] is not None

@@ -1,0 +1,116 @@
+"""A reward model's training: how it stands, its curves, its report.
+
+All pages show it alike, because such a run has no generators and no trajectories.
+"""
+
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from dashboard import panels
+from dashboard.data import RunData
+from dashboard.figures import reliability_chart, series_chart
+from dashboard.words import count, duration, number, share
+
+CHARTS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
+    ("Loss", ("loss", "held_out/loss"), "",
+     "Mean of the objective's loss, of each step and of the held-out examples. Healthy: falling; "
+     "held out rising again means that it learns the examples by heart."),
+    ("Held-out accuracy", ("held_out/accuracy",), "share",
+     "Share of held-out pairs, or of lines labelled 1 or -1, that come out right. Healthy: "
+     "rising."),
+    ("Calibration error", ("held_out/ece",), "share",
+     "Mean distance between what the model forecasts and what came true. Healthy: near 0."),
+    ("Position bias", ("held_out/gap", "held_out/bias"), "share",
+     "Accuracy with the better answer first against second, and |E[p(a,b) + p(b,a)] - 1|. "
+     "Healthy: both near 0."),
+    ("Area under the curve", ("held_out/auc",), "share",
+     "Share of (good, bad) lines in which the good one scores more. Healthy: rising to 1."),
+    ("Gradient norm", ("grad_norm",), "", "Before clipping. Healthy: no jumps."),
+    ("Learning rate", ("lr",), "", "Of each step."),
+)  # fmt: skip
+
+
+def render(run: RunData, root: Path) -> None:
+    """The page."""
+    panels.live(run, _run)
+
+
+def _run(run: RunData) -> None:
+    summary = run.summary()
+    _headline(summary)
+    _figures(summary)
+    curves = run.reward_model_curves()
+    known = set(curves.dropna(subset=["value"])["name"])
+    drawn = [chart for chart in CHARTS if known & set(chart[1])]
+    cards = [partial(_card, run, curves, *chart) for chart in drawn]
+    report = run.reward_model_report()
+    if report is not None:
+        cards.append(partial(_reliability, report["after"]["calibration"]["bins"]))
+    if not cards:
+        panels.empty(panels.awaited(run, "the first look at the held-out examples"))
+    panels.grid(cards)
+    page = run.reward_model_page()
+    if page is not None:
+        with st.expander("The report"):
+            # The picture beside it is drawn above, from the same numbers.
+            st.markdown("\n".join(line for line in page.splitlines() if not line.startswith("![")))
+
+
+def _headline(summary: dict[str, Any]) -> None:
+    facts = [
+        "reward model", summary["objective"], f"seed {summary['seed']}",
+        duration(summary["wall_s"]),
+    ]  # fmt: skip
+    text = escape("  \u00b7  ".join(facts))
+    st.html(
+        f'<div class="hr-line"><h1>{escape(summary["run_id"])}</h1>'
+        f"{panels.status_pill(summary['status'])}"
+        f'<span class="hr-soft">{text}</span></div>'
+    )
+    if summary["detail"] and summary["status"] in ("failed", "lost", "interrupted"):
+        st.error(escape(summary["detail"]), icon=":material/error:")
+    if summary["of_steps"]:
+        part = min(1.0, summary["steps"] / summary["of_steps"])
+        text = f"step {count(summary['steps'])} of {count(summary['of_steps'])}"
+        st.progress(part, text=text)
+
+
+def _figures(summary: dict[str, Any]) -> None:
+    before, after = summary["held_out"]["before"], summary["held_out"]["after"]
+    columns = st.columns(4)
+    columns[0].metric(
+        "Held-out accuracy",
+        share(after.get("accuracy", before.get("accuracy"))),
+        _change(before.get("accuracy"), after.get("accuracy")),
+        border=True,
+    )
+    columns[1].metric("Loss", number(summary["loss"]), border=True)
+    columns[2].metric("Calibration error", number(after.get("ece", before.get("ece"))), border=True)
+    columns[3].metric("Tokens trained", count(summary["tokens"]), border=True)
+
+
+def _change(before: float | None, after: float | None) -> str | None:
+    if before is None or after is None:
+        return None
+    return f"{100 * (after - before):+.1f} points"
+
+
+def _card(
+    run: RunData, curves: Any, title: str, names: tuple[str, ...], unit: str, caption: str
+) -> None:
+    found = curves[curves["name"].isin(names)].dropna(subset=["value"])
+    chart = None if found.empty else series_chart(found, x="step", names=names, unit=unit)
+    panels.card(title, chart, caption)
+
+
+def _reliability(bins: list[dict[str, Any]]) -> None:
+    panels.card(
+        "Calibration",
+        reliability_chart(bins) if bins else None,
+        "What the model forecasts against the share that came true, on the held-out examples; the "
+        "size of a dot is how many there are. Healthy: on the line.",
+    )

@@ -1,0 +1,58 @@
+"""What a sampler and whoever started it say to each other: a generator's engine without a run.
+
+One JSON object a line over the sampler's stdin and stdout. In: the run's configuration (`RunConfig`
+as JSON) on the first line, then `Ask`s. Out: `Ready` or `Unfit`, then one `Written` (or `Refused`)
+an `Ask`, in the order in which they end.
+"""
+
+import msgspec
+
+MAX_LINE_BYTES = 1 << 26
+"""Longest line that either side reads."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Go on from `prompt_ids`, of which the last `position` belong to the response already, with at
+    most `max_tokens` tokens."""
+
+    number: int
+    prompt_ids: list[int]
+    position: int
+    max_tokens: int
+    seed: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The engine is up."""
+
+
+class Unfit(msgspec.Struct, frozen=True, tag=True):
+    """There is no engine, by the user's mistake."""
+
+    error: str
+
+
+class Written(msgspec.Struct, frozen=True, tag=True):
+    """The tokens that were sampled for an `Ask`; `finished`: the last of them is an end token."""
+
+    number: int
+    ids: list[int]
+    finished: bool
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """An `Ask` that cannot be served."""
+
+    number: int
+    error: str
+
+
+Answer = Ready | Unfit | Written | Refused
+
+answer_decoder: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+ask_decoder: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
+
+
+def line_of(message: Ask | Answer) -> bytes:
+    """A message as a line."""
+    return msgspec.json.encode(message) + b"\n"

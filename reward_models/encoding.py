@@ -1,0 +1,101 @@
+"""Texts to token ids, the way a policy's trajectories have them.
+
+In: a prompt (a text or chat messages) and a response. Out: ids of both, the response's with the end
+token, and the tokens at which its lines end. Promise: a prompt has the ids that a run gives it with
+the same `chat_template`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from headrace.errors import UserError
+
+Prompt = str | list[dict[str, Any]]
+ChatMode = Literal["auto", "always", "never"]
+
+
+class Encoded(NamedTuple):
+    """Token ids of a prompt and of a response to it."""
+
+    prompt: list[int]
+    response: list[int]
+
+    @property
+    def ids(self) -> list[int]:
+        """Both, one after the other."""
+        return [*self.prompt, *self.response]
+
+
+def plain_text(prompt: Prompt) -> str:
+    """A prompt as a text to read: the only message of a chat, or each with its role before it."""
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) == 1:
+        return str(prompt[0]["content"])
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Ids of a text that opens a sequence. What a chat template has rendered begins with the
+    opening token already, and gets no second one."""
+    opening = tokenizer.bos_token
+    special = not (opening and text.startswith(opening))
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
+    """Messages through the chat template, up to where the answer begins; UserError without one."""
+    if not tokenizer.chat_template:
+        raise UserError("the tokenizer has no chat template, which chat messages need")
+    return str(
+        tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    )
+
+
+def prompt_ids(tokenizer: Any, prompt: Prompt, mode: ChatMode) -> list[int]:
+    """Ids of a prompt; UserError for chat messages where the chat template is switched off."""
+    if isinstance(prompt, str) and mode != "always":
+        return text_ids(tokenizer, prompt)
+    if mode == "never":
+        raise UserError("a prompt has chat messages, but model.chat_template is 'never'")
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    text = chat_text(tokenizer, messages)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def encode(
+    tokenizer: Any, prompt: Prompt, response: str, mode: ChatMode, *, ended: bool = True
+) -> Encoded:
+    """Ids of a prompt and a response; `ended`: with the end token."""
+    ids = list(tokenizer(response, add_special_tokens=False)["input_ids"])
+    if ended and tokenizer.eos_token_id is not None:
+        ids.append(int(tokenizer.eos_token_id))
+    return Encoded(prompt_ids(tokenizer, prompt, mode), ids)
+
+
+def split_lines(text: str, separator: str) -> list[str]:
+    """The lines of a text, each with its separator; the last may lack it."""
+    pieces = text.split(separator)
+    lines = [piece + separator for piece in pieces[:-1]]
+    return [*lines, pieces[-1]] if pieces[-1] else lines
+
+
+def line_ends(tokenizer: Any, lines: Sequence[str]) -> tuple[list[int], list[int]]:
+    """(ids of the lines end to end, for each line the index of the token with its last character).
+    Several lines may end in one token. UserError for a tokenizer that cannot say where its tokens
+    are in the text."""
+    if not tokenizer.is_fast:
+        raise UserError(
+            "line ends need a fast tokenizer (a tokenizer.json in the model's folder), which says "
+            "where its tokens are in the text"
+        )
+    found = tokenizer("".join(lines), add_special_tokens=False, return_offsets_mapping=True)
+    stops = [stop for _, stop in found["offset_mapping"]]
+    ends: list[int] = []
+    token = length = 0
+    for line in lines:
+        length += len(line)
+        while token < len(stops) - 1 and stops[token] < length:
+            token += 1
+        ends.append(token)
+    return list(found["input_ids"]), ends

@@ -1,0 +1,131 @@
+"""Figures of a reward model on held-out examples.
+
+In: scores and what is true of them. Out: dicts of JSON types: `loss`, `accuracy`, `examples`,
+`calibration` (reliability bins, ECE, Brier) and what an objective has besides. None where nothing
+can be said. No torch.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+BINS = 10
+Floats = npt.NDArray[np.float64]
+
+
+def of_scores(judged: Sequence[tuple[float, ...]], margins: Sequence[float]) -> dict[str, Any]:
+    """Of (chosen, rejected) scores. Every pair is a forecast of both orders, so that the bins are
+    symmetric; the loss has the margins, the forecast has not."""
+    scores = np.array(judged, np.float64).reshape(-1, 2)
+    difference = scores[:, 0] - scores[:, 1]
+    p = _sigma(difference)
+    loss = np.logaddexp(0.0, np.array(margins, np.float64) - difference)
+    both, outcome = np.concatenate([p, 1 - p]), np.repeat([1.0, 0.0], len(p))
+    return {
+        "examples": len(judged),
+        "loss": _mean(loss),
+        "accuracy": _mean((difference > 0) + 0.5 * (difference == 0)),
+        "mean_difference": _mean(difference),
+        "calibration": calibration(both, outcome),
+    }
+
+
+def of_orders(judged: Sequence[tuple[float, ...]], *, weight: float) -> dict[str, Any]:
+    """Of (p(yes) with the better answer first, p(yes) with it second, cross-entropy)."""
+    front, back, entropy = np.array(judged, np.float64).reshape(-1, 3).T
+    r = (front + 1 - back) / 2
+    first, second = _mean(front > 0.5), _mean(back < 0.5)
+    gap = None if first is None or second is None else abs(first - second)
+    total = _mean(front + back)
+    forecasts, outcome = np.concatenate([front, back]), np.repeat([1.0, 0.0], len(front))
+    return {
+        "examples": len(judged),
+        "loss": _mean(entropy + weight * (front + back - 1) ** 2),
+        "accuracy": _mean((r > 0.5) + 0.5 * (r == 0.5)),
+        "position_bias": {
+            "accuracy_better_first": first,
+            "accuracy_better_second": second,
+            "gap": gap,
+            "bias": None if total is None else abs(total - 1),
+        },
+        "calibration": calibration(forecasts, outcome),
+    }
+
+
+def of_lines(
+    judged: Sequence[tuple[float, ...]], labels: Sequence[tuple[float, ...]]
+) -> dict[str, Any]:
+    """Of scores at line ends and their labels. Accuracy, area and calibration are of lines labelled
+    1 or -1; a score s forecasts 1 with the probability (1 + s) / 2."""
+    scores = np.array([score for row in judged for score in row], np.float64)
+    wanted = np.array([label for row in labels for label in row], np.float64)
+    clear = wanted != 0
+    clear_scores, good = scores[clear], (wanted[clear] > 0).astype(np.float64)
+    right = (clear_scores > 0) == (good > 0)
+    return {
+        "examples": len(judged),
+        "lines": len(scores),
+        "loss": _mean((scores - wanted) ** 2),
+        "mse": _mean((scores - wanted) ** 2),
+        "mse_of_mean": _mean((wanted - wanted.mean()) ** 2) if len(wanted) else None,
+        "accuracy": _mean(right),
+        "auc": area(clear_scores, good),
+        "calibration": calibration((1 + clear_scores.clip(-1, 1)) / 2, good),
+    }
+
+
+def calibration(forecasts: Floats, outcomes: Floats) -> dict[str, Any]:
+    """Reliability in bins of equal width (those that are empty left out), the expected calibration
+    error (mean distance of forecast and share, by bin) and the Brier score."""
+    if not len(forecasts):
+        return {"bins": [], "ece": None, "brier": None}
+    places = np.minimum((forecasts * BINS).astype(int), BINS - 1)
+    bins: list[dict[str, Any]] = []
+    error = 0.0
+    for place in range(BINS):
+        inside = places == place
+        count = int(inside.sum())
+        if not count:
+            continue
+        forecast, share = float(forecasts[inside].mean()), float(outcomes[inside].mean())
+        error += abs(forecast - share) * count / len(forecasts)
+        bins.append(
+            {"from": place / BINS, "to": (place + 1) / BINS, "count": count, "forecast": forecast,
+             "share": share}
+        )  # fmt: skip
+    return {"bins": bins, "ece": error, "brier": _mean((forecasts - outcomes) ** 2)}
+
+
+def area(scores: Floats, positive: Floats) -> float | None:
+    """The share of (positive, negative) pairs in which the positive one scores higher, ties half;
+    None without both."""
+    good = int(positive.sum())
+    bad = len(positive) - good
+    if not good or not bad:
+        return None
+    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[places]
+    wins = float(ranks[positive > 0].sum()) - good * (good + 1) / 2
+    return wins / (good * bad)
+
+
+def flat(found: dict[str, Any]) -> dict[str, float | None]:
+    """The single numbers of figures, those of nested ones too, by their own names; no bins."""
+    numbers: dict[str, float | None] = {}
+    for name, value in found.items():
+        if isinstance(value, dict):
+            numbers |= flat(value)
+        elif value is None or isinstance(value, int | float):
+            numbers[name] = value
+    return numbers
+
+
+def _sigma(x: Floats) -> Floats:
+    result: Floats = np.exp(-np.logaddexp(0.0, -x))
+    return result
+
+
+def _mean(values: npt.NDArray[Any]) -> float | None:
+    return float(values.mean()) if len(values) else None

@@ -1,0 +1,167 @@
+"""Rows of programming contests: tests that are inputs with the right outputs.
+
+In: a row's columns. Out: a Contest, or None where the row has no such tests. Rows are those of APPS
+(`input_output`, JSON with `inputs`, `outputs` and perhaps `fn_name`; verl keeps the same in its
+ground truth) and of CodeContests (`public_tests`, `private_tests`, `generated_tests`, each with
+`input` and `output`). With a function's name the tests are calls of it, run by the examiner of a
+cell; else every test is a run of the program, which reads standard input and writes standard
+output. Outputs are the same where they differ in blanks at the ends of lines and in empty lines at
+the end.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sandbox.limits import Checks, Program, Result, Status
+
+_GROUPS = ("public_tests", "private_tests", "generated_tests")
+_SAME = """
+def _plain(value):
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return {str(k): _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _same(given, wanted):
+    given = _plain(given)
+    return given == wanted or (isinstance(wanted, list) and len(wanted) == 1 and given == wanted[0])
+"""
+
+
+class Exchange(NamedTuple):
+    """What goes in and what has to come out."""
+
+    given: Any
+    wanted: Any
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The tests of a row."""
+
+    tests: tuple[Exchange, ...]
+    function: str | None = None
+    """What is called; None: the program reads and writes."""
+
+
+class Played(NamedTuple):
+    """What came of a program on the tests of a row."""
+
+    status: Status
+    """That of the last run that did not end well."""
+    passed: int
+    total: int
+
+
+def read_contest(columns: Mapping[str, Any], *, most: int) -> Contest | None:
+    """The first `most` tests of a row; None where it has no tests of this shape, ValueError where
+    they make no sense."""
+    for name in ("input_output", "answer"):
+        told = _parsed(columns.get(name))
+        if isinstance(told, dict) and "inputs" in told and "outputs" in told:
+            tests = _paired(told["inputs"], told["outputs"])
+            function = told.get("fn_name")
+            return _contest(tests, function if isinstance(function, str) else None, most)
+    groups = [_parsed(columns[name]) for name in _GROUPS if columns.get(name)]
+    tests = [test for group in groups for test in _grouped(group)]
+    return _contest(tests, None, most) if groups else None
+
+
+def _contest(tests: Sequence[Exchange], function: str | None, most: int) -> Contest:
+    if not tests:
+        raise ValueError("the row has no tests: its lists of inputs and outputs are empty")
+    if function is None:
+        tests = [Exchange(_text(test.given), _text(test.wanted)) for test in tests]
+    return Contest(tuple(tests[:most]), function)
+
+
+def _parsed(value: Any) -> Any:
+    """A value, or what it says as JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None
+
+
+def _grouped(group: Any) -> Iterator[Exchange]:
+    """Tests of one column: two lists side by side, or a list of tests."""
+    if isinstance(group, dict):
+        yield from _paired(group.get("input", []), group.get("output", []))
+    elif isinstance(group, list) and all(isinstance(each, dict) for each in group):
+        for each in group:
+            yield from _paired([each.get("input")], [each.get("output")])
+    else:
+        raise ValueError("tests are an object with `input` and `output`, or a list of such objects")
+
+
+def _paired(inputs: Any, outputs: Any) -> list[Exchange]:
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise ValueError("inputs and outputs of tests are lists")
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} outputs of tests")
+    return [Exchange(given, wanted) for given, wanted in zip(inputs, outputs, strict=True)]
+
+
+def _text(value: Any) -> str:
+    """What a program reads or writes; a list is its lines."""
+    if isinstance(value, list):
+        return "\n".join(_text(line) for line in value)
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ValueError(f"a test's input or output is {type(value).__name__}, not text")
+
+
+def same_output(given: str, wanted: str) -> bool:
+    """Whether two outputs differ in nothing but trailing blanks and empty lines."""
+    return _lines(given) == _lines(wanted)
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line.rstrip() for line in text.splitlines()]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def called(code: str, contest: Contest, defines: Callable[[str, str], bool]) -> Program:
+    """The program with its tests as calls of the function that is asked for, which may be a method
+    of a class `Solution`."""
+    name = str(contest.function)
+    if not name.isidentifier():
+        raise ValueError(f"fn_name is {name!r}, no name of a function")
+    owner = "Solution" if defines(code, "Solution") and not defines(code, name) else name
+    call = f"Solution().{name}" if owner == "Solution" else name
+    each = []
+    for given, wanted in contest.tests:
+        arguments = given if isinstance(given, list) else [given]
+        each.append(f"assert _same({call}(*{arguments!r}), {wanted!r})")
+    return Program(code, checks=Checks(tuple(each), setup=_SAME, names=(owner,)))
+
+
+def played(
+    code: str, contest: Contest, run: Callable[[Program], Result], *, seconds: float, to_end: bool
+) -> Played:
+    """What came of a program that reads and writes. All tests share `seconds`. The first one that
+    fails ends it, unless it goes on `to_end`."""
+    end = time.monotonic() + seconds
+    status: Status = "ok"
+    passed = 0
+    for test in contest.tests:
+        left = end - time.monotonic()
+        if left <= 0:
+            status = "timeout"
+            break
+        result = run(Program(code, stdin=test.given, seconds=left))
+        if result.status != "ok":
+            status = result.status
+        elif not result.cut and same_output(result.stdout, test.wanted):
+            passed += 1
+            continue
+        if not to_end:
+            break
+    return Played(status, passed, len(contest.tests))

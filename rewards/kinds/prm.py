@@ -1,0 +1,73 @@
+"""The kind `prm`: the lines of an answer, scored by a line reward model (arXiv 2410.17621).
+
+In: an answer that may go on, as token ids, and the tokens at which the lines to score end. Out: a
+score for each of them, near 1 where the answer can still come out right and near -1 where it
+cannot; None for neutral lines (see `rewards.lines`). One forward pass an answer, whatever the
+number of its lines. The model is one that `headrace reward train` made with `kind = "lines"`.
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from headrace.config.base import StrictModel
+from headrace.errors import UserError
+from headrace.protocol.messages import ScoreItem
+from rewards.lines import COMMENTS, neutral_ends, split_lines
+from rewards.verdict import Verdict
+from rewards.verifier import Verifier
+
+UNITS = ("line",)
+
+
+class Options(StrictModel):
+    """Which model, and what is neutral for it."""
+
+    model: str | None = None
+    """Folder of the line reward model (relative to the recipe or the working directory). There is
+    no other: a recipe names one."""
+
+    fenced: bool = False
+    """Answers have their code in a fenced block, and lines outside of it are neutral. An answer
+    that is still being written does not say so itself."""
+
+    comments: tuple[str, ...] = COMMENTS
+    """What a comment begins with."""
+
+    threads: int = Field(default=1, ge=1)
+    """Torch threads of a scoring child."""
+
+
+def build(options: Options) -> Verifier:
+    """The verifier, with its model loaded; UserError where that is no line reward model."""
+    if options.model is None:
+        raise UserError(
+            "kind 'prm' needs a line reward model: name its folder in options.model; "
+            "`headrace reward train` makes one"
+        )
+    # Torch takes seconds to load, and no other kind needs it.
+    import torch
+
+    from reward_models.scorer import LineScorer
+
+    torch.set_num_threads(options.threads)
+    scorer = LineScorer(options.model)
+    tokenizer: Any = scorer.tokenizer
+    special = frozenset(tokenizer.all_special_ids)
+
+    def text_of(token: int) -> str:
+        return "" if token in special else str(tokenizer.decode([token]))
+
+    def judge(item: ScoreItem) -> Verdict:
+        if item.prompt_ids is None or item.completion_ids is None:
+            raise ValueError("a line reward model reads token ids, and none came with the answer")
+        ids = item.completion_ids.tolist()
+        lines = split_lines(
+            [text_of(token) for token in ids], comments=options.comments, fenced=options.fenced
+        )
+        neutral = neutral_ends(lines, item.line_ends)
+        ends = [end for end, passive in zip(item.line_ends, neutral, strict=True) if not passive]
+        scores = iter(scorer.lines(item.prompt_ids.tolist(), ids, ends))
+        return Verdict(lines=tuple(None if passive else next(scores) for passive in neutral))
+
+    return Verifier(judge)

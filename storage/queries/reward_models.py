@@ -1,0 +1,103 @@
+"""Runs that train reward models: how they stand, their curves and their reports."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import UserError
+from headrace.reward_model_run import (
+    REPORT_PAGE,
+    EvaluationLine,
+    Status,
+    StepLine,
+    read_lines,
+    read_report,
+    read_status,
+)
+from headrace.run_folder import REWARD_MODEL, is_reward_model, is_running
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_GOING_ON = ("starting", "training")
+
+
+def reward_model_status(run_dir: Path) -> Status:
+    """How the run stands: `lost` where it should be going on and no process holds it."""
+    status = read_status(run_dir)
+    if status.status in _GOING_ON and not is_running(run_dir):
+        return Status(
+            "lost", status.step, status.steps, status.started_at, status.at,
+            f"its process is gone, last seen while {status.status}",
+        )  # fmt: skip
+    return status
+
+
+def reward_model_config(run_dir: Path) -> dict[str, Any]:
+    """The resolved recipe; UserError where the folder holds no reward model's run."""
+    if not is_reward_model(run_dir):
+        raise UserError(f"{run_dir} is not the run of a reward model: it has no {REWARD_MODEL}")
+    values: dict[str, Any] = json.loads((run_dir / REWARD_MODEL).read_text())
+    return values
+
+
+def reward_model_summary(run_dir: Path) -> dict[str, Any]:
+    """Everything about a reward model's run that fits one screen; JSON types only."""
+    config, status = reward_model_config(run_dir), reward_model_status(run_dir)
+    lines = list(read_lines(run_dir))
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    evaluations = [line for line in lines if isinstance(line, EvaluationLine)]
+    last = steps[-1] if steps else None
+    report = read_report(run_dir) or {}
+    return {
+        "run_id": run_dir.name,
+        "kind": "reward model",
+        "status": status.status,
+        "detail": status.detail,
+        "recipe": config["name"],
+        "seed": config["seed"],
+        "objective": config["objective"]["kind"],
+        "start": config["model"]["path"],
+        "steps": status.step,
+        "of_steps": status.steps,
+        "started_at": status.started_at or None,
+        "wall_s": max(0.0, status.at - status.started_at),
+        "train_time_s": last.train_time_s if last else 0.0,
+        "tokens": last.tokens if last else 0,
+        "loss": last.loss if last else None,
+        "held_out": {
+            "before": evaluations[0].figures if evaluations else {},
+            "after": evaluations[-1].figures if len(evaluations) > 1 else {},
+        },
+        "examples": report.get("examples"),
+        "model": report.get("model"),
+    }
+
+
+def reward_model_curves(run_dir: Path, points: int | None = None) -> "pd.DataFrame":
+    """Columns x (the step), name, value: `loss`, `grad_norm`, `lr` of the steps, and each figure of
+    the held-out examples as `held_out/NAME`. `points` bounds the rows of one name: of more, some
+    are left out."""
+    import pandas as pd
+
+    rows: list[tuple[int, str, float | None]] = []
+    lines = list(read_lines(run_dir))
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    every = -(-len(steps) // points) if points else 1
+    for step in steps[:: max(1, every)]:
+        rows += [(step.step, name, getattr(step, name)) for name in ("loss", "grad_norm", "lr")]
+    for line in lines:
+        if isinstance(line, EvaluationLine):
+            rows += [(line.step, f"held_out/{k}", v) for k, v in line.figures.items()]
+    return pd.DataFrame(rows, columns=["x", "name", "value"]).astype({"value": float})
+
+
+def reward_model_page(run_dir: Path) -> str | None:
+    """The report in Markdown, once there is one."""
+    path = run_dir / REPORT_PAGE
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def reward_model_report(run_dir: Path) -> dict[str, Any] | None:
+    """The report as data, once there is one."""
+    return read_report(run_dir)

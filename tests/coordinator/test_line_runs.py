@@ -1,0 +1,119 @@
+"""A real coordinator and a real reward worker, whose sources of lines and outcomes hang now and
+then; generator and learner are scripted."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.config.run import RunConfig
+from headrace.protocol import messages as m
+from headrace.protocol.records import LinesScored, RewardArrived, UpdateCommitted, WindowsReady
+from storage.audit import audit_run
+from tests.coordinator.peers import (
+    MODEL,
+    CoordinatorProcess,
+    ScriptedGenerator,
+    ScriptedLearner,
+)
+from tests.coordinator.test_loop import assert_balanced, records_of, run_config
+from tests.lined_model import lined_model
+from tests.metric_values import number
+
+TEXT, NEWLINE = 5, 16
+MINE = """\
+import time
+
+def lines(completion, lines):
+    if len(completion) % 7 == 6:
+        time.sleep(3600)
+    if len(completion) % 7 == 5:
+        raise KeyError("a line")
+    return [None if index % 3 == 2 else 1.0 for index, _ in enumerate(lines)]
+
+def outcome(completion, answer):
+    return float(len(completion) % 2)
+
+def slow(completion):
+    if len(completion) % 4 == 3:
+        time.sleep(3600)
+    return 1.0
+"""
+
+
+class Writer(ScriptedGenerator):
+    """Every third token is a newline."""
+
+    def chunk(
+        self, lease: m.Lease, index: int, start: int, end: int, finish: m.Finish | None
+    ) -> m.TrajectoryChunk:
+        made = super().chunk(lease, index, start, end, finish)
+        ids = [NEWLINE if at % 3 == 2 else TEXT for at in range(start, end)]
+        fields = {name: getattr(made, name) for name in made.__struct_fields__}
+        return m.TrajectoryChunk(**{**fields, "token_ids": np.array(ids, np.int32)})
+
+
+def lined_config(tmp_path: Path, **sections: Any) -> RunConfig:
+    mine = tmp_path / "mine.py"
+    mine.write_text(MINE)
+    model = lined_model(tmp_path / "model", MODEL, ";")
+    function = {"kind": "function", "children": 2}
+    sources = {
+        "outcome": {**function, "function": f"{mine}:outcome"},
+        "slow": {**function, "function": f"{mine}:slow", "timeout_s": 0.5},
+        "lines": {**function, "function": f"{mine}:lines", "timeout_s": 0.5, "unit": "line"},
+    }
+    reward = {
+        "sources": sources,
+        "route": {"column": "terms", "values": {"3": "slow"}, "default": "outcome"},
+        "process": {"source": "lines", "lines": 3},
+    }
+    return run_config(
+        model={"path": str(model)},
+        reward=reward,
+        storage={"commit_interval_ms": 5, "token_diagnostics": False},
+        evaluation={"before": False, "after": False},
+        stop={"updates": 8},
+        **sections,
+    )
+
+
+@pytest.mark.parametrize("unit", ["window", "trajectory"])
+async def test_lines_in_time_late_and_in_vain(tmp_path: Path, unit: str) -> None:
+    """The stream goes on, windows of answers that go on are trained with what their lines earned,
+    and the audit agrees."""
+    schedule = {"mode": "streaming", "unit": unit, "window": 4, "batch_windows": 8}
+    coordinator = CoordinatorProcess(tmp_path / "run-1", lined_config(tmp_path, schedule=schedule))
+    address = coordinator.start()
+    command = [sys.executable, "-m", "rewards.run", "--connect", address, "--name", "reward-0"]
+    worker = subprocess.Popen(command)
+    learner = ScriptedLearner(address, "learner-0")
+    peers = [Writer(address, "generator-0", capacity=8), learner]
+    try:
+        await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+        assert coordinator.wait() == 0
+        assert worker.wait(30) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+    records = records_of(coordinator.run_dir)
+    assert_balanced(records)
+    assert {r.status for r in records if isinstance(r, LinesScored)} == {"ok", "timeout", "crashed"}
+    outcomes = {(r.source, r.status) for r in records if isinstance(r, RewardArrived)}
+    assert {("outcome", "ok"), ("slow", "timeout")} <= outcomes
+    said = {s for r in records if isinstance(r, WindowsReady) for s in r.lines.values()}
+    assert "scored" in said
+    assert said & {"late", "failed"}
+    windows = [w for s in learner.seen if isinstance(s, m.BatchPart) for w in s.shard.windows]
+    open_ones = [w for w in windows if not w.finished]
+    assert any(r.value for w in open_ones for r in w.rewards)
+    figures = [r.metrics for r in records if isinstance(r, UpdateCommitted)]
+    assert sum(number(f.get("reward/process_unfinished", 0.0)) for f in figures) > 0
+    report = audit_run(coordinator.run_dir)
+    # The scripted learner writes no checkpoints.
+    assert [f for f in report.findings if f.kind != "checkpoint"] == []
+    assert report.balanced

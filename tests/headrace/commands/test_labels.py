@@ -1,0 +1,225 @@
+"""`headrace reward label` as a user calls it: a real engine in its own process, real judges."""
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import main
+from headrace.commands.label_file import LabelFile
+from headrace.errors import RunFailedError, UserError
+from sandbox.layers import LAYERS
+from tasks.character_tokenizer import build_tokenizer
+from tasks.cold_start import build_model
+from tests.sandbox.layers import need
+
+RECIPE = """\
+name = "labels"
+[model]
+path = "{model}"
+[task]
+kind = "chain_sums"
+max_prompt_length = 80
+max_response_length = {limit}
+[schedule]
+window = 12
+batch_windows = 8
+[algorithm.advantages]
+kind = "egae"
+[algorithm.value]
+[generator]
+engine = "torch"
+max_num_seqs = 16
+[reward]
+kind = "function"
+function = "{judge}"
+require_finish = false
+[stop]
+updates = 2
+"""
+JUDGE = """
+def score(completion):
+    if completion.startswith("!"):
+        raise RuntimeError("no such luck")
+    return float("9" not in completion)
+"""
+"""What a random writer of a hundred characters hardly ever gets wrong, and can never repair."""
+ANSWERS = [
+    ("1\n2\n3\n", [1, 1, 1]),
+    ("1\n2\n9\n4\n", [1, 1, -1, -1]),
+    ("9\n2\n", [-1, -1]),
+    ("# no\n1\n\n# so\n9", [None, 1, None, None, -1]),
+]
+
+
+@pytest.fixture(name="model", scope="module")
+def _model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random policy of single characters."""
+    folder = tmp_path_factory.mktemp("policy")
+    tokenizer = build_tokenizer(string.printable)
+    build_model(tokenizer, 0, mlp_width=64).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(name="recipe")
+def _recipe(tmp_path: Path, model: Path) -> Path:
+    (tmp_path / "judge.py").write_text(JUDGE)
+    path = tmp_path / "labels.toml"
+    path.write_text(RECIPE.format(model=model, limit=24, judge=f"{tmp_path}/judge.py:score"))
+    return path
+
+
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def labelled(
+    capfd: pytest.CaptureFixture[str], recipe: Path, out: Path, *words: str
+) -> dict[str, Any]:
+    assert main(["reward", "label", str(recipe), "--out", str(out), "--json", *words]) == 0
+    result: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return result
+
+
+def test_answers_of_a_file_are_labelled_and_those_there_are_not_made_again(
+    recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write(
+        tmp_path / "answers.jsonl",
+        *({"prompt": "a1b2=", "completion": text, "answer": "3"} for text, _ in ANSWERS),
+        {"prompt": "a1b2=", "completion": "!\n", "answer": "3"},
+    )
+    out = tmp_path / "labels.jsonl"
+    told = labelled(capfd, recipe, out, "--answers", file, "--k", "6")
+    rows = read(out)
+    assert [row["labels"] for row in rows] == [labels for _, labels in ANSWERS]
+    assert [row["boundary"] for row in rows] == [3, 2, 0, 1]
+    assert [row["passed"] for row in rows] == [True, False, False, False]
+    assert ["".join(row["lines"]) for row in rows] == [text for text, _ in ANSWERS]
+    assert rows[1]["ends"] == [1, 3, 5, 7]
+    assert [row["revised"] for row in rows] == [False, True, False, True]
+    assert told["unlabelled"] == 1
+    assert (told["answers"], told["rows"], told["revised"]) == (4, 4, 2)
+    assert (told["lines"], told["good"], told["bad"], told["neutral"]) == (14, 6, 5, 3)
+    assert told["calls"] == sum(row["calls"] for row in rows) == 4
+    assert not (tmp_path / "labels.jsonl.part").exists()
+
+    assert main(["reward", "label", str(recipe), "--out", str(out), "--answers", file]) == 2
+    assert "is there already" in capfd.readouterr().err
+
+
+def test_a_labelling_that_was_interrupted_goes_on(
+    recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second answer cannot be kept; the same command then makes that one alone."""
+    file = write(
+        tmp_path / "answers.jsonl",
+        *({"prompt": "a1b2=", "completion": text, "answer": "3"} for text, _ in ANSWERS[:2]),
+    )
+    out, kept = tmp_path / "labels.jsonl", LabelFile.add
+
+    def add(self: LabelFile, row: dict[str, Any]) -> None:
+        if row["index"] == 1:
+            raise RunFailedError("the disk is full")
+        kept(self, row)
+
+    words = ["reward", "label", str(recipe), "--out", str(out), "--answers", file]
+    with monkeypatch.context() as patch:
+        patch.setattr(LabelFile, "add", add)
+        assert main([*words, "--k", "4"]) == 1
+    assert not out.exists()
+    assert main([*words, "--k", "5"]) == 2
+    assert "begun with another k (4, now 5)" in capfd.readouterr().err
+    assert labelled(capfd, recipe, out, "--answers", file, "--k", "4")["answers"] == 2
+    assert [row["labels"] for row in read(out)] == [labels for _, labels in ANSWERS[:2]]
+
+
+def test_rows_of_an_interrupted_file_are_kept_and_a_torn_one_is_not(tmp_path: Path) -> None:
+    out, settings = tmp_path / "labels.jsonl", {"k": 8, "policy": "here"}
+    file = LabelFile(out, settings)
+    file.add({"index": 1, "revised": True})
+    file.add({"index": 0, "revised": False})
+    part = tmp_path / "labels.jsonl.part"
+    part.write_text(part.read_text() + '{"index": 2, "rev')
+    again = LabelFile(out, settings)
+    assert sorted(again.rows) == [0, 1]
+    again.add({"index": 2, "revised": True})
+    assert sorted(LabelFile(out, settings).rows) == [0, 1, 2]
+    assert LabelFile(out, settings).finish(lambda row: bool(row["revised"])) == 2
+    assert [row["index"] for row in read(out)] == [1, 2]
+    assert not part.exists()
+    with pytest.raises(UserError, match="there already"):
+        LabelFile(out, settings)
+    with pytest.raises(UserError, match="there is no folder"):
+        LabelFile(tmp_path / "none" / "labels.jsonl", settings)
+
+
+def test_answers_are_sampled_and_the_same_each_time(
+    recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """However many are worked on at a time; then only those with both labels are kept."""
+    words, outs = ["--samples", "12", "--k", "2"], [tmp_path / "all.jsonl", tmp_path / "some.jsonl"]
+    told = labelled(capfd, recipe, outs[0], *words, "generator.max_num_seqs=4")
+    only = labelled(capfd, recipe, outs[1], *words, "--revised-only")
+    rows = read(outs[0])
+    assert [row["index"] for row in rows] == list(range(12))
+    assert len({row["prompt"] for row in rows}) > 1
+    assert told["sampled_tokens"] > 0
+    kept = [row for row in rows if row["revised"]]
+    assert [row["labels"] for row in read(outs[1])] == [row["labels"] for row in kept]
+    assert only["rows"] == only["revised"] == told["revised"] == len(kept)
+
+
+PROGRAM = "def double(x):\n    # twice\n    y = 2 * x\n    return y\n"
+WRONG = PROGRAM.replace("2 * x", "3 * x")
+
+
+def test_programs_are_judged_in_the_sandbox(
+    recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    need(next(iter(LAYERS)))
+    tests = ["assert double(3) == 6", "assert double(0) == 0"]
+    rows = [
+        {"prompt": "Double it.", "completion": text, "answer": "", "test_list": tests}
+        for text in (PROGRAM, WRONG, f"Sure:\n```python\n{PROGRAM}```\n")
+    ]
+    file = write(tmp_path / "answers.jsonl", *rows)
+    out = tmp_path / "labels.jsonl"
+    labelled(
+        capfd, recipe, out, "--answers", file, "--k", "1", "reward.kind=code",
+        "reward.function=null", "task.max_response_length=96", "reward.timeout_s=30",
+    )  # fmt: skip
+    found = read(out)
+    assert [row["passed"] for row in found] == [True, False, True]
+    assert found[0]["labels"] == [1, None, 1, 1]
+    assert found[1]["labels"][-1] == -1
+    assert found[2]["labels"] == [None, None, 1, None, 1, 1, None]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "give the answers: --answers FILE, or --samples N"),
+        (["--answers", "a.jsonl", "--samples", "3"], "give the answers"),
+        (["--samples", "0"], "at least 1"),
+        (["--samples", "3", "--k", "0"], "at least 1"),
+        (["--samples", "3", "--policy", "nowhere"], "no model folder at nowhere"),
+        (["--answers", "nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_mistakes_are_one_line(
+    recipe: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], line: str
+) -> None:
+    assert main(["reward", "label", str(recipe), "--out", str(tmp_path / "l.jsonl"), *words]) == 2
+    error = capfd.readouterr().err
+    assert line in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
