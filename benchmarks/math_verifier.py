@@ -171,12 +171,12 @@ def main(argv: Sequence[str]) -> int:
         return 0
     print(f"{len(cases)} cases")
     for name in (*judges(), *others):
-        row = result[name]
-        assert isinstance(row, dict)
+        judged = result[name]
+        assert isinstance(judged, dict)
         print(
-            f"{name:28} right {row['right']:4} ({row['accuracy']:.1%})  false accepts "
-            f"{row['false_accepts']:3}  false rejects {row['false_rejects']:3}  "
-            f"{row['ms_a_case']:.1f} ms a case"
+            f"{name:28} right {judged['right']:4} ({judged['accuracy']:.1%})  false accepts "
+            f"{judged['false_accepts']:3}  false rejects {judged['false_rejects']:3}  "
+            f"{judged['ms_a_case']:.1f} ms a case"
         )
     print(f"false accepts of ours alone: {result['false_accepts_math_verify_rejects']}")
     return 0

@@ -7,7 +7,7 @@ nor with another tokenizer; both are UserErrors that name the folder.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
@@ -16,7 +16,7 @@ from headrace.config.reward_model import ObjectiveConfig
 from headrace.errors import UserError
 
 FILE = "reward_model.json"
-FORMAT = 1
+FORMAT: Final = 1
 
 
 class Card(StrictModel):

@@ -79,7 +79,8 @@ def _sums(prompt: str) -> tuple[int, list[Step], range]:
     """What a chain of sums starts from, its steps, and what a result can be."""
     digits = chain_sums.read_prompt(prompt)
     names = chain_sums.LABELS
-    return 0, [(f"{names[i]}{d}", partial(_add, d)) for i, d in enumerate(digits)], range(10)
+    steps: list[Step] = [(f"{names[i]}{d}", partial(_add, d)) for i, d in enumerate(digits)]
+    return 0, steps, range(10)
 
 
 def _add(digit: int, total: int) -> int:
@@ -90,7 +91,7 @@ def _swaps(prompt: str) -> tuple[int, list[Step], range]:
     """The same of swapped cups."""
     problem = tracking.read_prompt(prompt)
     names = tracking.LABELS
-    steps = [
+    steps: list[Step] = [
         (f"{names[i]}{swap[0]}{swap[1]}", partial(_follow, swap))
         for i, swap in enumerate(problem.swaps)
     ]

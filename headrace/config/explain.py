@@ -199,11 +199,11 @@ def _units(config: RunConfig) -> list[Fact]:
             if cuts:
                 meaning += "; earlier windows are trained by then (schedule.unit)"
             found.append(Fact(f"source {name}", "groups", "", meaning))
-    source = reward.line_source()
-    if source is not None:
+    lines = reward.line_source()
+    if lines is not None:
         waits = "a window waits" if cuts else "an answer waits"
         meaning = f"at most; {waits} for its lines' scores, then it is trained without"
-        found.append(Fact(f"source {reward.process.source}", source.timeout_s, "s", meaning))
+        found.append(Fact(f"source {reward.process.source}", lines.timeout_s, "s", meaning))
     return found
 
 

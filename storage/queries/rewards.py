@@ -33,13 +33,14 @@ def source_rows(reader: RunReader) -> list[dict[str, Any]]:
     """`reward_sources` of a run that is open."""
     t = Trajectory
     both = t.audit_reward.is_not(None)
+    right = case((t.correct.is_(True), 1.0), (t.correct.is_(False), 0.0))
     query = (
         select(
             t.reward_source.label("source"),
             func.count().label("answers"),
             *(func.sum(_one(t.reward_status == status)).label(status) for status in STATUSES),
             func.avg(t.reward).label("reward"),
-            func.avg(case((t.correct, 1.0), (t.correct.is_(False), 0.0))).label("correct"),
+            func.avg(right).label("correct"),
             func.avg(t.sampled * 1.0).label("length"),
             func.avg(t.reward_seconds).label("seconds"),
             func.max(t.reward_seconds).label("slowest"),

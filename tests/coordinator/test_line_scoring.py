@@ -2,6 +2,7 @@
 
 import random
 from math import fsum
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -39,7 +40,7 @@ def outcome_of(trajectory: Trajectory, stage: LineStage) -> RewardArrived:
     return found
 
 
-def pairs(rewards: list[Reward]) -> list[tuple[int, float]]:
+def pairs(rewards: list[Reward]) -> list[tuple[int, Any]]:
     return [(reward.position, pytest.approx(reward.value)) for reward in rewards]
 
 

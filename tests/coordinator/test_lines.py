@@ -23,7 +23,8 @@ def trajectory(ids: list[int], status: str = "running", cuts: tuple[int, ...] = 
         made.append(
             ChunkArrived(
                 at=0.0, trajectory_id=0, lease_id=0, chunk_index=index, generator="g", start=start,
-                token_ids=np.array(ids[start:end], np.int32), logprobs=np.zeros(end - start),
+                token_ids=np.array(ids[start:end], np.int32),
+                logprobs=np.zeros(end - start, np.float32),
                 spans=[Span(0, start, end)] if end > start else [],
             )
         )  # fmt: skip
@@ -59,7 +60,7 @@ def test_chunks_make_no_difference(ids: list[int], cuts: set[int]) -> None:
             ChunkArrived(
                 at=0.0, trajectory_id=0, lease_id=0, chunk_index=parts.next_chunk, generator="g",
                 start=start, token_ids=np.array(ids[start:end], np.int32),
-                logprobs=np.zeros(end - start), spans=[Span(index, start, end)],
+                logprobs=np.zeros(end - start, np.float32), spans=[Span(index, start, end)],
             )
         )  # fmt: skip
         seen = list(ends.read(parts))
@@ -78,7 +79,7 @@ def test_what_a_tool_inserted_has_no_lines_of_the_policy() -> None:
     made.append(
         ChunkArrived(
             at=0.0, trajectory_id=0, lease_id=0, chunk_index=0, generator="g", start=0,
-            token_ids=np.array([0, 1, 1, 1, 0, 1], np.int32), logprobs=np.zeros(6),
+            token_ids=np.array([0, 1, 1, 1, 0, 1], np.int32), logprobs=np.zeros(6, np.float32),
             spans=[Span(0, 0, 2), Span(0, 4, 6)], streams=Streams(pieces=pieces),
         )
     )  # fmt: skip

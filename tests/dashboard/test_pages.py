@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -236,7 +237,7 @@ def test_rewards_of_every_source(open_page: Callable[..., AppTest], tmp_path: Pa
     test = open_page("rewards", run).run()
     assert not test.exception
     shown = test.dataframe[0].value.set_index("source")
-    rows = queries.reward_sources(run).set_index("source")
+    rows: Any = queries.reward_sources(run).set_index("source")
     assert list(shown.index) == ["judge", "sums"]
     assert list(shown["kind"]) == ["function", "math"]
     assert list(shown["answers"]) == list(rows["answers"])

@@ -29,7 +29,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def finished(run_dir: Path) -> None:
-    figures = {"loss": 0.4, "accuracy": 0.8, "ece": 0.05, "gap": 0.1, "bias": 0.02}
+    figures: dict[str, float | None] = {"loss": 0.4, "accuracy": 0.8, "ece": 0.05}
+    figures |= {"gap": 0.1, "bias": 0.02}
     lines.append_line(run_dir, lines.EvaluationLine(0, figures | {"accuracy": 0.5}, 0.0, 1.0))
     for step in range(1, 21):
         line = lines.StepLine(step, 1 / step, 0.3, 1e-3, 64 * step, 0.1 * step, 1.0 + step)

@@ -4,6 +4,7 @@ audit of the proxy's answers: everything that a user looks at has it."""
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_the_judges_answers_are_audited_and_the_books_are_clean(finished: Run) -> None:
-    sources = queries.reward_sources(finished.run_dir).set_index("source")
+    sources: Any = queries.reward_sources(finished.run_dir).set_index("source")
     assert set(sources.index) == {"judge", "verifier"}
     assert sources.loc["judge", "audits"] > 0
     assert sources.loc["judge", "audits_failed"] == 0

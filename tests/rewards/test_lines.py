@@ -105,7 +105,7 @@ def test_tokens_do_not_change_what_is_neutral(tokens: list[str], fenced: bool | 
     assert [line.neutral for line in alone] == flags
     offset = 0
     for line in together:
-        within = []
+        within: list[Line] = []
         while sum(len(one.text) for one in within) < len(line.text):
             within.append(alone[offset])
             offset += 1

@@ -1,5 +1,7 @@
 """Trajectories of the audited share say what the second source said of them."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -8,7 +10,7 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
-_COLUMNS = {
+_COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {
     "audit_source": sa.Text(),
     "audit_status": sa.Text(),
     "audit_reward": sa.Float(precision=53),

@@ -14,7 +14,7 @@ from headrace.config.reward_rules import reward_problems
 from headrace.errors import UserError
 
 TWO = {"math": {"kind": "math"}, "style": {"kind": "function", "function": "m:f"}}
-LINES = {"kind": "function", "function": "m:g", "unit": "line"}
+LINES: dict[str, Any] = {"kind": "function", "function": "m:g", "unit": "line"}
 THREE = {**TWO, "lines": LINES}
 
 
