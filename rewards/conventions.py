@@ -182,7 +182,9 @@ class Source(NamedTuple):
 class Binding:
     """How one function is called."""
 
+    adapter: Adapter
     convention: Convention
+    """Of the adapter, as it is for a function with these arguments."""
     signature: Signature
     sources: Mapping[str, Source]
     objects: Mapping[str, Any]
@@ -247,6 +249,7 @@ def bind(
             wanted[name] = None
     sources = {n: _source(n, convention, response) for n in wanted if n not in ready}
     return Binding(
+        chosen,
         convention,
         signature,
         sources,

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards.conventions import CONVENTIONS, Binding, bind
+from rewards.conventions import Binding, bind
 from rewards.functions import Call, RewardFunction, RewardFunctions, load_functions
 from rewards.known import RESPONSES, Known
 from rewards.results import Result
@@ -50,7 +50,7 @@ def load_group_functions(source: SourceConfig) -> GroupFunctions:
 def _of_groups(function: RewardFunction) -> RewardFunction:
     """The function bound so that `completions` means all siblings, whoever else it means one to."""
     binding, where = function.binding, f"reward.function {function.label!r}"
-    if binding.convention is CONVENTIONS["areal"]:
+    if binding.adapter == "areal":
         binding = bind(binding.signature, where, adapter="plain", objects=binding.objects)
     for name, source in binding.sources.items():
         is_one = binding.convention.singular(name) in (*RESPONSES, "query")

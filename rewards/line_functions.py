@@ -12,7 +12,7 @@ from typing import Any
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards.conventions import CONVENTIONS, bind
+from rewards.conventions import bind
 from rewards.functions import Call, RewardFunction, RewardFunctions, load_functions
 from rewards.verdict import Verdict
 
@@ -47,15 +47,16 @@ def load_line_functions(source: SourceConfig) -> LineFunctions:
 
 
 def _of_lines(function: RewardFunction) -> RewardFunction:
-    signature, where = function.binding.signature, f"reward.function {function.label!r}"
+    binding, where = function.binding, f"reward.function {function.label!r}"
+    signature = binding.signature
     if LINES not in signature.names and not signature.any_name:
         raise UserError(
             f'{where} takes {signature}: with unit = "line" it is handed `lines`, the texts of the '
             "lines to score; expected (prompt, completion, answer, lines, **info)"
         )
-    adapter = next(n for n, c in CONVENTIONS.items() if c is function.binding.convention)
-    objects = {**function.binding.objects, LINES: None}
-    return replace(function, binding=bind(signature, where, adapter=adapter, objects=objects))
+    objects = {**binding.objects, LINES: None}
+    bound = bind(signature, where, adapter=binding.adapter, objects=objects)
+    return replace(function, binding=replace(bound, doubtful=binding.doubtful))
 
 
 def _call(function: RewardFunction, item: ScoreItem) -> Call:

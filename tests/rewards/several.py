@@ -38,7 +38,7 @@ def alone(prompt: str, completion: str) -> float:
     return 1.0
 
 
-def whatever(completions: list[str], result: Any) -> Any:
+def whatever(prompt: str, completions: list[str], result: Any) -> Any:
     """Returns a column."""
     return result
 
