@@ -5,6 +5,7 @@ import json
 import os
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from aiohttp import web
@@ -83,6 +84,66 @@ async def test_what_is_right_is_said_by_the_threshold() -> None:
     async with scripted_judge(yes) as judge:
         (score,) = await scored(source(judge, keys={"correct_threshold": 0.95}), "a")
     assert (score.status, score.correct, score.parts["correct"]) == ("ok", False, 0.0)
+
+
+async def test_scores_of_a_judge_may_be_put_on_another_scale() -> None:
+    """Right is what the judge says on its own scale."""
+    async with scripted_judge(yes) as judge:
+        keys = {"score_range": [0.5, 1.0], "correct_threshold": 0.75, "correct_reward": 2.0}
+        (score,) = await scored(source(judge, keys=keys), "a")
+    own = two_token(-0.1, -2.4)
+    assert score.reward == pytest.approx(2.0 * (own - 0.5) / 0.5)
+    assert score.correct == (own >= 0.75)
+    assert (score.parts["score"], score.parts["judge"]) == (own, own)
+
+
+async def test_a_judge_audits_a_verifier_and_its_failures_stop_nothing() -> None:
+    """Its audits are in flight together, and a failure of them is none of the worker's."""
+
+    async def script(body: Body) -> web.StreamResponse:
+        return failing(400)() if shown(body) == "8" else await yes(body)
+
+    async with scripted_judge(gathering(4, script)) as judge:
+        of_judge = source(judge).each()["default"].model_dump()
+        config = RewardConfig.model_validate(
+            {
+                "sources": {"math": {"kind": "exact"}, "judge": of_judge},
+                "route": {"default": "math"},
+                "audit": {"source": "judge"},
+                "max_consecutive_failures": 1,
+            }
+        )
+        audits = [
+            msgspec.structs.replace(item(t, trajectory_id=i, source="judge"), audit=True)
+            for i, t in enumerate("7898")
+        ]
+        async with running(config) as pool:
+            trained = item("7", trajectory_id=9, source="math")
+            scores = await score_all(pool, [*audits, trained])
+            assert pool.restarts == 0
+        assert judge.most == 4
+    assert [scores[i].status for i in range(4)] == ["ok", "crashed", "ok", "crashed"]
+    assert (scores[9].status, scores[9].source, scores[9].audit) == ("ok", "math", False)
+    assert {(scores[i].source, scores[i].audit) for i in range(4)} == {("judge", True)}
+    assert scores[0].reward == scores[2].reward == pytest.approx(two_token(-0.1, -2.4))
+
+
+async def test_a_verifier_audits_a_judge() -> None:
+    async with scripted_judge(yes) as judge:
+        of_judge = source(judge).each()["default"].model_dump()
+        config = RewardConfig.model_validate(
+            {
+                "sources": {"judge": of_judge, "math": {"kind": "exact"}},
+                "route": {"default": "judge"},
+                "audit": {"source": "math"},
+            }
+        )
+        async with running(config) as pool:
+            paid = await score_all(pool, [item("8", source="judge")])
+            truth = msgspec.structs.replace(item("8", source="math"), audit=True)
+            audited = await score_all(pool, [truth])
+    assert (paid[0].correct, paid[0].audit) == (True, False)
+    assert (audited[0].correct, audited[0].audit) == (False, True)
 
 
 async def test_both_orders_are_asked_for_a_pair() -> None:
