@@ -23,7 +23,6 @@ from headrace.errors import RunFailedError, UserError
 from headrace.protocol.judges import FOLDER, JudgeAddress, forget_address, write_address
 from headrace.run_folder import read_config
 
-_LOG = logging.getLogger("headrace.judge")
 HOST = "127.0.0.1"
 LOOK_EVERY_S = 0.2
 MOST_LOGPROBS = 20
@@ -115,11 +114,11 @@ async def _tell(address: JudgeAddress, folder: Path) -> None:
                 )
                 answer.raise_for_status()
                 break
-            except httpx.HTTPError as error:
-                _LOG.debug("not there yet: %s", error)
+            except httpx.HTTPError:
                 await asyncio.sleep(LOOK_EVERY_S)
     write_address(folder, address.model, address)
-    _LOG.info("%s serves at %s", address.model, address.base)
+    # Printed, so that it is there whatever vLLM has made of logging meanwhile.
+    print(f"{address.model} serves at {address.base}", file=sys.stderr, flush=True)
 
 
 def _cores(text: str) -> list[int]:

@@ -9,26 +9,31 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from tests.integration.runs import QUICKSTART, REPOSITORY, Run, headrace
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 MODEL = REPOSITORY / "recipes" / "models" / "chain-sums-cold"
-ASKS = 'judge="fair",api="completions",mode="pairwise",prompt="{first}{second}",yes="1",no="2"'
+# Behind a plus this model says a digit, so that both words are among the likeliest.
+ASKS = 'judge="fair",api="completions",mode="pairwise",prompt="{first}{second}+",yes="1",no="2"'
 
 
 def judged(run: Run) -> list[tuple[str, str | None]]:
-    """Status and parts of every response that the judge had."""
-    path = run.run_dir / "headrace.sqlite"
-    if not path.exists():
+    """Status and parts of every response that the judge had; none before the run has tables."""
+    path = next(run.root.glob("*/headrace.sqlite"), None)
+    if path is None:
         return []
     engine = create_engine(f"sqlite:///{path}")
     query = "select reward_status, reward_parts from trajectories where reward_source = 'judged'"
-    with engine.connect() as connection:
-        found = [(row[0], row[1]) for row in connection.execute(text(query)) if row[0]]
-    engine.dispose()
-    return found
+    try:
+        with engine.connect() as connection:
+            return [(row[0], row[1]) for row in connection.execute(text(query)) if row[0]]
+    except OperationalError:
+        return []
+    finally:
+        engine.dispose()
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,8 @@ def test_the_judge_scores_and_its_death_costs_no_response(finished: Run) -> None
     assert {status for status, _ in found} == {"ok"}
     parts = [json.loads(text or "{}") for _, text in found]
     assert all(0.0 < part["judge"] < 1.0 for part in parts)
-    assert {part["judge_requests"] + part["judge_cached"] for part in parts} <= {2.0, 3.0}
+    # Both orders; those that were asked when the judge died were asked again until it was back.
+    assert min(part["judge_requests"] + part["judge_cached"] for part in parts) == 2.0
     assert sum(part["judge_tokens_in"] for part in parts) > 0
 
 
