@@ -22,7 +22,9 @@ from benchmarks.study import Arm
 Point = Mapping[str, float]
 """Where an arm stands in its grid: `steps` (of the optimizer in an update, policy and critic), and
 factors of what the setting has: `policy_lr`, `critic_lr`, `batch`, `room` (staleness and in-play
-bound of a stream, together), `warmup` (answers that the value model sees before the policy moves).
+bound of a stream, together), `warmup` (answers that the value model sees before the policy moves),
+`critic_steps` (of the value model, for each step of the policy: an update's answers cut finer, at
+no cost in tokens).
 What a point does not name is 1."""
 GROUP = 8
 LOCKSTEP = ("synchronous", "windowed", "grpo-synchronous")
@@ -159,6 +161,7 @@ _TURNS_GRID = Grid(
         ("batch", (0.5, 2)),
         ("critic_lr", (2,)),
         ("warmup", (0.25,)),
+        ("critic_steps", (2, 4)),
     ),
 )
 _STREAM_GRID = Grid(
@@ -170,6 +173,7 @@ _STREAM_GRID = Grid(
         ("room", (0.75,)),
         ("critic_lr", (2,)),
         ("warmup", (0.25,)),
+        ("critic_steps", (2, 4)),
     ),
 )
 GRIDS: Mapping[str, Grid] = {
@@ -178,20 +182,25 @@ GRIDS: Mapping[str, Grid] = {
     "whole": _STREAM_GRID,
     "streaming": _STREAM_GRID,
     "grpo-synchronous": Grid(
-        _START, (("steps", (1, 4)), ("policy_lr", (0.5, 2, 4)), ("batch", (0.25, 0.5, 2)))
+        _START,
+        (
+            ("steps", (1, 4, 8)),
+            ("policy_lr", (0.5, 2, 4, 8)),
+            ("batch", (0.25, 0.5, 2)),
+        ),
     ),
     "grpo-streaming": Grid(
         {**_START, "room": 1},
         (
-            ("steps", (1, 4)),
-            ("policy_lr", (0.5, 2, 4)),
+            ("steps", (1, 4, 8)),
+            ("policy_lr", (0.5, 2, 4, 8)),
             ("batch", (0.25, 0.5)),
             ("room", (0.75,)),
         ),
     ),
 }
 """As many points for each arm. A stream's bound takes the place of one batch size; where there is
-no critic, a learning rate and a batch more those of its own."""
+no critic, a count of steps, a learning rate and a batch more those of its own."""
 
 
 _RATIO = ("algorithm.ratio=null",)
@@ -222,7 +231,7 @@ def overrides(
     if "critic_lr" in point:
         trained += [
             f"learner.value.lr={setting.critic_lr * point['critic_lr']:g}",
-            f"learner.value.minibatches={steps}",
+            f"learner.value.minibatches={steps * int(point.get('critic_steps', 1))}",
             f"algorithm.value.warmup_updates={_warmup_updates(setting, point, batch)}",
         ]
     return (

@@ -180,11 +180,10 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Binding:
-    """How one function is called."""
+    """How one function is called: by the convention of `adapter`, as far as its names allow."""
 
     adapter: Adapter
     convention: Convention
-    """Of the adapter, as it is for a function with these arguments."""
     signature: Signature
     sources: Mapping[str, Source]
     objects: Mapping[str, Any]

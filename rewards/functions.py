@@ -61,9 +61,7 @@ class RewardFunction:
 
     def read_each(self, returned: Any, number: int, what: str) -> list[Result | None]:
         """What it says of each of several things, whose list is what it returned."""
-        form = self.binding.convention.returns
-        each = entries(returned, number, what)
-        return [read_result(entry, "one" if form == "list" else form) for entry in each]
+        return list(map(read_result, entries(returned, number, what)))
 
     @property
     def waits(self) -> bool:

@@ -16,7 +16,7 @@ GRID = Grid({"a": 1, "b": 1}, (("a", (2, 4)), ("b", (3,))))
 
 def test_every_arm_has_as_many_points_to_try() -> None:
     assert set(GRIDS) == set(ARMS)
-    assert {grid.budget for grid in GRIDS.values()} == {9}
+    assert {grid.budget for grid in GRIDS.values()} == {11}
 
 
 def test_points_of_a_grid_are_different_arms() -> None:

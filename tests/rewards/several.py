@@ -38,9 +38,9 @@ def alone(prompt: str, completion: str) -> float:
     return 1.0
 
 
-def whatever(prompt: str, completions: list[str], result: Any) -> Any:
-    """Returns a column."""
-    return result
+def whatever(completions: list[str], result: list[Any]) -> Any:
+    """Returns the first one's column."""
+    return result[0]
 
 
 def lines_of(completion: str, answer: str, lines: list[str]) -> list[float | None]:

@@ -1,6 +1,7 @@
 """Hypothesis strategies for every message and record type, made from their annotations: values
 within the bounds that the annotations give."""
 
+from functools import cache
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -30,7 +31,7 @@ def of_type(info: inspect.Type, annotation: Any = None) -> Strategy:
         case inspect.CustomType():
             return _array(annotation)
         case inspect.StructType():
-            return _struct(info)
+            return _struct(info.cls)
         case inspect.UnionType():
             # One member at most is an array: msgspec allows no more.
             array = next((kind for kind in get_args(annotation) if get_args(kind)), None)
@@ -65,10 +66,17 @@ _PLAIN: dict[type, Strategy] = {
 }
 
 
-def _struct(info: inspect.StructType) -> Strategy:
-    hints = get_type_hints(info.cls)
+@cache
+def _struct(kind: type[msgspec.Struct]) -> Strategy:
+    """Made when values are drawn: a type may hold others of its kind."""
+    return st.deferred(lambda: _fields(kind))
+
+
+def _fields(kind: type[msgspec.Struct]) -> Strategy:
+    info, hints = inspect.type_info(kind), get_type_hints(kind)
+    assert isinstance(info, inspect.StructType)
     fields = {field.name: of_type(field.type, hints[field.name]) for field in info.fields}
-    return st.fixed_dictionaries(fields).map(lambda values: info.cls(**values))
+    return st.fixed_dictionaries(fields).map(lambda values: kind(**values))
 
 
 def _field(info: inspect.Type, annotation: Any) -> Strategy:
