@@ -94,7 +94,7 @@ def scorer(name: str) -> Judge:
         item = ScoreItem(
             trajectory_id=0, prompt="", text=prediction, answer=gold, finished=True, num_tokens=0
         )
-        return functions(item, threshold=0.5).correct
+        return functions(item).correct
 
     return judge
 

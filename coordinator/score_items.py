@@ -60,7 +60,7 @@ class ScoreItems:
             finished=trajectory.status == "finished",
             num_tokens=sampled.size,
             info=group.info,
-            messages=group.messages if self._sources[source].kind == "function" else "",
+            messages=group.messages if self._sources[source].kind in ("function", "judge") else "",
             prompt_ids=trajectory.opening if with_ids else None,
             completion_ids=sampled if with_ids else None,
             source=source,

@@ -1,37 +1,45 @@
 """A scoring child: `python -m rewards.child WORKER_PID`, started by `pool.py` only.
 
-In: frames of `pipe.py` on stdin. Out: frames on the original stdout. What the user's code prints
-goes to stderr and what it reads is empty, so that it cannot disturb the frames. The child dies with
-its worker, ignores Ctrl-C (the worker ends it), and may not take more than MEMORY_BYTES. This is
-where broad exceptions are caught: whatever a verifier raises becomes an outcome, and the child goes
-on.
+In: frames of `pipe.py` on stdin. Out: frames on the original stdout. It scores one by one, or,
+where its verifier waits for others, as many at a time as the worker hands it. What the user's code
+prints goes to stderr and what it reads is empty, so that it cannot disturb the frames. The child
+dies with its worker, ignores Ctrl-C (the worker ends it), and may not take more than MEMORY_BYTES.
+This is where broad exceptions are caught: whatever a verifier raises becomes an outcome, and the
+child goes on.
 """
 
+import asyncio
 import ctypes
 import os
 import resource
 import signal
 import sys
 import time
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import BinaryIO, Literal
+
+import msgspec
 
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards.known import InvalidRewardError
+from rewards.coroutines import event_loop
+from rewards.known import InvalidRewardError, ScoringError
 from rewards.pipe import (
     MAX_ERROR,
+    Answer,
     Batch,
     Began,
     Outcome,
     Ready,
     Setup,
+    Starting,
     Unfit,
     pack,
     read_question,
 )
 from rewards.verdict import Verdict
-from rewards.verifier import Verifier, build_verifier
+from rewards.verifier import AsyncJudge, Verifier, build_verifier
 
 MEMORY_BYTES = 4 << 30
 _PR_SET_PDEATHSIG = 1
@@ -68,13 +76,26 @@ def score(verifier: Verifier, item: ScoreItem) -> Outcome:
     """The outcome of one item, whatever the verifier does short of ending the process."""
     began = time.perf_counter()
     try:
-        verdict = verifier(item)
-    except InvalidRewardError as error:
-        return Outcome("invalid", time.perf_counter() - began, error=_describe(error))
+        return _outcome(verifier(item), time.perf_counter() - began)
     except (Exception, SystemExit) as error:
-        return Outcome("crashed", time.perf_counter() - began, error=_describe(error))
-    seconds = time.perf_counter() - began
-    return _outcome(verdict, seconds)
+        return _failure(error, began)
+
+
+async def score_in_time(judge: AsyncJudge, item: ScoreItem, timeout_s: float) -> Outcome:
+    """The outcome of one item among others, given up at its deadline."""
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            return _outcome(await judge(item), time.perf_counter() - began)
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        if not limit.expired():
+            return _failure(error, began)
+        notes = getattr(error.__cause__, "__notes__", [])
+        text = "; ".join([f"no result within {timeout_s:g} s", *notes])
+        return Outcome("timeout", time.perf_counter() - began, error=text[:MAX_ERROR])
 
 
 def _outcome(verdict: Verdict | None, seconds: float) -> Outcome:
@@ -92,24 +113,61 @@ def _outcome(verdict: Verdict | None, seconds: float) -> Outcome:
     )
 
 
+def _failure(error: BaseException, began: float) -> Outcome:
+    status: Literal["invalid", "crashed"] = "crashed"
+    if isinstance(error, InvalidRewardError):
+        status = "invalid"
+    parts = dict(error.parts) if isinstance(error, ScoringError) else {}
+    return Outcome(status, time.perf_counter() - began, parts=parts, error=_describe(error))
+
+
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
     """Build the verifier, then score batches until the worker closes the pipe."""
     setup = read_question(source)
     assert isinstance(setup, Setup)
+
+    def answer(message: Answer) -> None:
+        sink.write(pack(message))
+        sink.flush()
+
     try:
-        verifier = build_verifier(SourceConfig.model_validate_json(setup.config))
+        config = SourceConfig.model_validate_json(setup.config)
+        verifier = build_verifier(config)
+        for _ in verifier.prepare(setup.check):
+            answer(Starting())
     except (Exception, SystemExit) as error:
-        sink.write(pack(Unfit(_describe(error), isinstance(error, UserError))))
-        sink.flush()
+        answer(Unfit(_describe(error), isinstance(error, UserError)))
         return
-    sink.write(pack(Ready(list(verifier.needs), verifier.asks_ids)))
-    sink.flush()
+    answer(Ready(list(verifier.needs), verifier.asks_ids, verifier.concurrency))
+    if verifier.judge_later is not None:
+        event_loop().run_until_complete(
+            _serve_many(verifier.judge_later, config.timeout_s, source, answer)
+        )
+        return
     while isinstance(batch := read_question(source), Batch):
-        sink.write(pack(Began()))
-        sink.flush()
-        for item in batch.items:
-            sink.write(pack(score(verifier, item)))
-            sink.flush()
+        answer(Began(batch.first + len(batch.items)))
+        for number, item in enumerate(batch.items, batch.first):
+            answer(msgspec.structs.replace(score(verifier, item), number=number))
+
+
+async def _serve_many(
+    judge: AsyncJudge, timeout_s: float, source: BinaryIO, answer: Callable[[Answer], None]
+) -> None:
+    """Score what comes at once; the worker sees to it that it is not too much."""
+
+    async def one(number: int, item: ScoreItem) -> None:
+        outcome = await score_in_time(judge, item, timeout_s)
+        answer(msgspec.structs.replace(outcome, number=number))
+
+    async with asyncio.TaskGroup() as group:
+        running: set[asyncio.Task[None]] = set()
+        while isinstance(batch := await asyncio.to_thread(read_question, source), Batch):
+            answer(Began(batch.first + len(batch.items)))
+            for number, item in enumerate(batch.items, batch.first):
+                running.add(task := group.create_task(one(number, item)))
+                task.add_done_callback(running.discard)
+        for task in running:
+            task.cancel()
 
 
 def main() -> None:

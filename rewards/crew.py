@@ -2,8 +2,9 @@
 
 In: items by `submit`. Out: one Score an item by the callback, in the order of completion.
 Promises: an item ends within its deadline plus the time it waited for a free child of its source; a
-child that misses a deadline is killed with all it started, and replaced; a crash costs only the
-item that was running; what had not begun is handed out again.
+child that misses a deadline is killed with all it started, and replaced; a crash costs only what
+was running; what had not begun is handed out again. Children that score many responses at a time
+are in `flight.py`.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Literal
 from headrace.config.reward import SourceConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import Score, ScoreItem
+from rewards.flight import fly
 from rewards.pipe import Batch, Began, Outcome
 from rewards.process import START_TIMEOUT_S, Child, ChildDiedError
 
@@ -70,24 +72,29 @@ class Crew:
 
     async def _feed(self, child: Child) -> None:
         """Hand out batches until the child has to be replaced."""
+        if child.ready.concurrency:
+            await fly(child, self, self._source.timeout_s)
+            return
         lives = True
         while lives:
-            batch = await self._take()
+            batch = await self.take(self._batch)
             try:
                 lives = await self._score_batch(child, batch)
             finally:
-                await self._hand_back(batch)
+                await self.hand_back(batch)
 
-    async def _take(self) -> deque[ScoreItem]:
+    async def take(self, most: int) -> deque[ScoreItem]:
+        """The next items: at least one, and not more than this child's share."""
         async with self._arrived:
             await self._arrived.wait_for(lambda: self._waiting)
             share = -(-len(self._waiting) // self._source.children)
-            count = min(self._batch, share)
+            count = min(most, share)
             return deque(self._waiting.popleft() for _ in range(count))
 
-    async def _hand_back(self, batch: deque[ScoreItem]) -> None:
+    async def hand_back(self, items: Sequence[ScoreItem]) -> None:
+        """These come next."""
         async with self._arrived:
-            self._waiting.extendleft(reversed(batch))
+            self._waiting.extendleft(reversed(items))
             self._arrived.notify_all()
 
     async def _score_batch(self, child: Child, batch: deque[ScoreItem]) -> bool:
@@ -97,7 +104,7 @@ class Crew:
             if not isinstance(await child.hear(START_TIMEOUT_S), Began):
                 raise ChildDiedError("the child did not begin")
         except (ChildDiedError, TimeoutError) as error:
-            self._count_idle_death(error)
+            self.count_idle_death(error)
             return False
         while batch:
             began = time.monotonic()
@@ -107,69 +114,55 @@ class Crew:
                     raise ChildDiedError(f"{type(answer).__name__} where an outcome belongs")
             except TimeoutError:
                 text = f"no result within {self._source.timeout_s:g} s"
-                self._settle(batch.popleft(), "timeout", time.monotonic() - began, error=text)
+                self.lose([(batch.popleft(), time.monotonic() - began)], "timeout", text)
                 return False
             except ChildDiedError as death:
                 seconds, code = time.monotonic() - began, await child.kill()
-                text = f"{death} (exit code {code})"
-                self._settle(batch.popleft(), "crashed", seconds, error=text)
+                self.lose([(batch.popleft(), seconds)], "crashed", f"{death} (exit code {code})")
                 return False
-            self._settle(
-                batch.popleft(),
-                answer.status,
-                answer.seconds,
-                reward=answer.reward,
-                correct=answer.correct,
-                parts=answer.parts,
-                error=answer.error,
-                lines=answer.lines,
-                siblings=answer.siblings,
-            )
+            self.settle(batch.popleft(), answer)
         return True
 
-    def _settle(
+    def settle(self, item: ScoreItem, outcome: Outcome) -> None:
+        """An item is done; RunFailedError when too many in a row failed."""
+        self._tell(item, outcome)
+        self._count([item], outcome)
+
+    def lose(
         self,
-        item: ScoreItem,
-        status: Status,
-        seconds: float,
-        *,
-        reward: float = 0.0,
-        correct: bool = False,
-        parts: dict[str, float] | None = None,
-        error: str | None = None,
-        lines: Sequence[float | None] = (),
-        siblings: Sequence[Outcome] = (),
+        items: Sequence[tuple[ScoreItem, float]],
+        status: Literal["timeout", "crashed"],
+        error: str,
     ) -> None:
+        """Items, each with the seconds it took, that ended with their child. For whoever counts
+        failures they are one."""
+        for item, seconds in items:
+            self._tell(item, Outcome(status, seconds, error=error))
+        self._count([item for item, _ in items], Outcome(status, 0.0, error=error))
+
+    def _tell(self, item: ScoreItem, outcome: Outcome) -> None:
         self._idle_deaths = 0
-        if not item.audit:
-            self._failures = 0 if status == "ok" else self._failures + 1
-        self._settle_score(
-            Score(
-                trajectory_id=item.trajectory_id,
-                status=status,
-                reward=reward,
-                correct=correct,
-                parts=parts or {},
-                seconds=seconds,
-                error=error,
-                source=item.source,
-                lines=list(lines),
-                siblings=list(map(_sibling, item.siblings, siblings)),
-                audit=item.audit,
-            )
-        )
+        self._settle_score(_score(item, outcome))
+
+    def _count(self, items: Sequence[ScoreItem], outcome: Outcome) -> None:
+        """What came of items at once counts as one, and an audit as none."""
+        if all(item.audit for item in items):
+            return
+        self._failures = 0 if outcome.status == "ok" else self._failures + 1
         if self._failures >= self._most_failures:
             raise RunFailedError(
-                f"{self._failures} scorings in a row failed; the last: {status}, {error}"
+                f"{self._failures} scorings in a row failed; the last: {outcome.status}, "
+                f"{outcome.error}"
             )
 
     async def give_up(self, error: str) -> None:
         """Everything that waits has failed."""
         async with self._arrived:
             while self._waiting:
-                self._settle(self._waiting.popleft(), "crashed", 0.0, error=error)
+                self._tell(self._waiting.popleft(), Outcome("crashed", 0.0, error=error))
 
-    def _count_idle_death(self, error: Exception) -> None:
+    def count_idle_death(self, error: Exception) -> None:
+        """A child died that was scoring nothing; RunFailedError when that goes on."""
         self._idle_deaths += 1
         if self._idle_deaths >= MAX_IDLE_DEATHS:
             raise RunFailedError(
@@ -177,8 +170,8 @@ class Crew:
             ) from error
 
 
-def _sibling(item: ScoreItem, outcome: Outcome) -> Score:
-    """The score of one of a group."""
+def _score(item: ScoreItem, outcome: Outcome) -> Score:
+    """What came of an item, in the words of the coordinator."""
     return Score(
         trajectory_id=item.trajectory_id,
         status=outcome.status,
@@ -188,4 +181,7 @@ def _sibling(item: ScoreItem, outcome: Outcome) -> Score:
         seconds=outcome.seconds,
         error=outcome.error,
         source=item.source,
+        lines=list(outcome.lines),
+        siblings=list(map(_score, item.siblings, outcome.siblings)),
+        audit=item.audit,
     )

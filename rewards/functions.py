@@ -6,23 +6,40 @@ verifiers with functions of its own, also that of an environment which its `load
 What cannot be called is a UserError when it is loaded.
 """
 
-import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from headrace.config.reward import Adapter, SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
+from rewards import coroutines
 from rewards.conventions import Binding, bind
 from rewards.known import Chat, Known
+from rewards.listed import entries
 from rewards.modules import load_named
 from rewards.results import Result, read_result, weigh
 from rewards.signatures import read_signature
 from rewards.verdict import Verdict
+
+
+class Call(NamedTuple):
+    """A function and what it is handed."""
+
+    function: Callable[..., Any]
+    positional: list[Any]
+    named: dict[str, Any]
+
+    def result(self) -> Any:
+        """What it returns, waited for where it is a coroutine."""
+        returned = self.function(*self.positional, **self.named)
+        return coroutines.run(returned) if inspect.isawaitable(returned) else returned
+
+    async def later(self) -> Any:
+        """The same of a coroutine function, while others run."""
+        return await self.function(*self.positional, **self.named)
 
 
 @dataclass(frozen=True)
@@ -34,33 +51,63 @@ class RewardFunction:
     binding: Binding
     weight: float = 1.0
 
-    def __call__(self, item: ScoreItem, known: Known | None = None) -> Result | None:
-        """What the function says of one response; None: it does not apply. `known`: what other
-        functions were told of it."""
-        returned = self.call(*self.binding.arguments(item, known))
+    def call(self, positional: list[Any], named: dict[str, Any]) -> Call:
+        """A call of it."""
+        return Call(self.function, positional, named)
+
+    def read(self, returned: Any) -> Result | None:
+        """What it says of one response, by its convention; None: it does not apply."""
         return read_result(returned, self.binding.convention.returns)
 
-    def call(self, positional: list[Any], named: dict[str, Any]) -> Any:
-        """What it returns, waited for where it is a coroutine."""
-        result = self.function(*positional, **named)
-        if inspect.isawaitable(result):
-            result = _loop().run_until_complete(_awaited(result))
-        return result
+    def read_each(self, returned: Any, number: int, what: str) -> list[Result | None]:
+        """What it says of each of several things, whose list is what it returned."""
+        return list(map(read_result, entries(returned, number, what)))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is a coroutine function."""
+        called = getattr(self.function, "__call__", None)  # noqa: B004
+        return any(map(inspect.iscoroutinefunction, (self.function, called)))
 
 
 @dataclass(frozen=True)
 class RewardFunctions:
-    """The functions of a recipe: a weighted sum."""
+    """The functions of a source: a weighted sum. An item becomes calls, and what they return, one
+    after the other, a verdict. Sources of groups and of lines do both in their own way."""
 
     functions: tuple[RewardFunction, ...]
+    threshold: float
+    """From this score on an answer is right, where a function does not say so itself."""
 
-    def __call__(self, item: ScoreItem, *, threshold: float) -> Verdict:
-        """The verdict on one response."""
+    def __call__(self, item: ScoreItem) -> Verdict:
+        """The verdict on an item."""
+        return self.verdict(item, [call.result() for call in self.calls(item)])
+
+    async def later(self, item: ScoreItem) -> Verdict:
+        """The same of coroutine functions, while others run."""
+        return self.verdict(item, [await call.later() for call in self.calls(item)])
+
+    def calls(self, item: ScoreItem) -> list[Call]:
+        """A call of each function."""
         known = {chat: Known(item, chat) for chat in get_args(Chat)}
-        results = [
-            (f.label, f.weight, f(item, known[f.binding.convention.chat])) for f in self.functions
+        return [
+            f.call(*f.binding.arguments(item, known[f.binding.convention.chat]))
+            for f in self.functions
         ]
-        return weigh(results, threshold=threshold)
+
+    def verdict(self, item: ScoreItem, returned: Sequence[Any]) -> Verdict:
+        """What the functions say by what they returned."""
+        return self.weighed([f.read(r) for f, r in zip(self.functions, returned, strict=True)])
+
+    def weighed(self, results: Sequence[Result | None]) -> Verdict:
+        """One verdict from what each function says of a response."""
+        pairs = zip(self.functions, results, strict=True)
+        return weigh([(f.label, f.weight, r) for f, r in pairs], threshold=self.threshold)
+
+    @property
+    def waits(self) -> bool:
+        """Whether all of them are coroutine functions."""
+        return all(f.waits for f in self.functions)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -69,14 +116,15 @@ class RewardFunctions:
 
     @property
     def asks_ids(self) -> bool:
-        """Whether one of them takes token ids."""
+        """Whether one of them takes token ids that do not come by themselves."""
         return any(f.binding.asks_ids for f in self.functions)
 
 
 def load_functions(config: SourceConfig) -> RewardFunctions:
     """The functions that a recipe names; UserError where one cannot be had."""
+    threshold = config.correct_threshold
     if config.function is not None:
-        return RewardFunctions(tuple(_load(config.function, config.adapter)))
+        return RewardFunctions(tuple(_load(config.function, config.adapter)), threshold)
     found = [
         RewardFunction(f.label, f.function, f.binding, entry.weight * f.weight)
         for entry in config.functions
@@ -84,7 +132,7 @@ def load_functions(config: SourceConfig) -> RewardFunctions:
     ]
     if not found:
         raise UserError("reward.kind is `function`: name one with reward.function=module:name")
-    return RewardFunctions(tuple(_with_own_labels(found)))
+    return RewardFunctions(tuple(_with_own_labels(found)), threshold)
 
 
 def _load(name: str, adapter: Adapter | None) -> Iterator[RewardFunction]:
@@ -142,13 +190,3 @@ def _with_own_labels(functions: list[RewardFunction]) -> Iterator[RewardFunction
         seen[f.label] += 1
         label = f"{f.label}_{seen[f.label]}" if f.label in shared else f.label
         yield RewardFunction(label, f.function, f.binding, f.weight)
-
-
-@lru_cache(maxsize=1)
-def _loop() -> asyncio.AbstractEventLoop:
-    """One loop for the life of the child: sessions that a function keeps stay usable."""
-    return asyncio.new_event_loop()
-
-
-async def _awaited(result: Any) -> Any:
-    return await result

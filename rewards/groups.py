@@ -6,49 +6,45 @@ is that of the prompt, which all share. A function that takes one response is a 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards.conventions import Binding, bind
-from rewards.functions import RewardFunction, RewardFunctions, load_functions
+from rewards.functions import Call, RewardFunction, RewardFunctions, load_functions
 from rewards.known import RESPONSES, Known
-from rewards.listed import entries
-from rewards.results import Result, read_result, weigh
+from rewards.results import Result
 from rewards.verdict import Verdict
 
 _OWN = frozenset({"completion_ids", "state"})
 """Facts of one response that have no plural name: a group has a list of them under the same one."""
 
 
-@dataclass(frozen=True)
-class GroupFunctions:
+class GroupFunctions(RewardFunctions):
     """The functions of a source whose unit is group: a weighted sum for each sibling."""
 
-    functions: RewardFunctions
-    threshold: float
+    def calls(self, item: ScoreItem) -> list[Call]:
+        """A call of each function with all siblings."""
+        return [f.call(*group_arguments(f.binding, item.siblings)) for f in self.functions]
 
-    def __call__(self, item: ScoreItem) -> list[Verdict | None]:
+    def verdict(self, item: ScoreItem, returned: Sequence[Any]) -> Verdict:
         """A verdict for each sibling; None where all functions say that none applies."""
-        each = self.functions.functions
-        columns = [_results(function, item.siblings) for function in each]
-        rows = [
-            [(f.label, f.weight, result) for f, result in zip(each, row, strict=True)]
-            for row in zip(*columns, strict=True)
+        columns = [
+            f.read_each(result, len(item.siblings), "siblings")
+            for f, result in zip(self.functions, returned, strict=True)
         ]
-        return [
-            weigh(row, threshold=self.threshold) if any(r is not None for _, _, r in row) else None
-            for row in rows
-        ]
+        return Verdict(siblings=tuple(map(self._of_sibling, zip(*columns, strict=True))))
+
+    def _of_sibling(self, results: Sequence[Result | None]) -> Verdict | None:
+        return self.weighed(results) if any(r is not None for r in results) else None
 
 
 def load_group_functions(source: SourceConfig) -> GroupFunctions:
     """The functions that a source names; UserError where one takes a single response."""
     loaded = load_functions(source)
-    bound = tuple(_of_groups(function) for function in loaded.functions)
-    return GroupFunctions(RewardFunctions(bound), source.correct_threshold)
+    return GroupFunctions(tuple(map(_of_groups, loaded.functions)), loaded.threshold)
 
 
 def _of_groups(function: RewardFunction) -> RewardFunction:
@@ -64,12 +60,6 @@ def _of_groups(function: RewardFunction) -> RewardFunction:
                 f'"group" it is called once for all of them, as `{name}s`'
             )
     return replace(function, binding=binding)
-
-
-def _results(function: RewardFunction, siblings: Sequence[ScoreItem]) -> list[Result | None]:
-    positional, named = group_arguments(function.binding, siblings)
-    result = function.call(positional, named)
-    return [read_result(entry) for entry in entries(result, len(siblings), "siblings")]
 
 
 def group_arguments(

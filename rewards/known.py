@@ -7,7 +7,7 @@ chat messages. A fact is computed when it is asked for.
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 
 from headrace.protocol.messages import ScoreItem
@@ -18,7 +18,14 @@ Chat = Literal["never", "row", "always"]
 """When prompt and completion are lists of messages: where the row's prompt is a chat, or always."""
 
 
-class InvalidRewardError(Exception):
+class ScoringError(Exception):
+    """A response has no score; `parts` are numbers to look at all the same, such as what a judge
+    took."""
+
+    parts: Mapping[str, float] = MappingProxyType({})
+
+
+class InvalidRewardError(ScoringError):
     """A response cannot be scored as the function asks, or what it returned is no reward."""
 
 

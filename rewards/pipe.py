@@ -1,8 +1,9 @@
 """What a worker and its scoring child say to each other over the child's stdin and stdout.
 
 Frames are four bytes of length (big-endian) and msgpack; token ids are bytes in it. Worker to
-child: one `Setup`, then `Batch`es. Child to worker: one `Ready` (or `Unfit`), then for every batch
-one `Began` and, in order, one `Outcome` an item.
+child: one `Setup`, then `Batch`es. Child to worker: perhaps some `Starting`, one `Ready` (or
+`Unfit`), then for every batch one `Began` and one `Outcome` an item: in order, or, from a child
+that scores many responses at a time, as they are done.
 """
 
 import struct
@@ -21,23 +22,32 @@ MAX_ERROR = 2000
 
 
 class Setup(msgspec.Struct, frozen=True, tag=True):
-    """`config` is a source of rewards (`SourceConfig`) as JSON."""
+    """`config` is a source of rewards (`SourceConfig`) as JSON. `check`: see whether what the
+    source depends on is there, and do not wait for it."""
 
     config: str
+    check: bool = False
 
 
 class Batch(msgspec.Struct, frozen=True, tag=True):
-    """Score these, in this order."""
+    """Score these, in this order. `first` is the number of the first one; the others follow."""
 
     items: list[ScoreItem]
+    first: int = 0
+
+
+class Starting(msgspec.Struct, frozen=True, tag=True):
+    """Not ready, but at it: the worker goes on waiting."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The verifier is loaded; `needs` are the columns of the dataset it cannot do without, and
-    `asks_ids` says whether it takes token ids."""
+    `asks_ids` says whether it takes token ids. `concurrency`: it scores so many at a time; 0: one
+    by one, in batches."""
 
     needs: list[str] = []
     asks_ids: bool = False
+    concurrency: int = 0
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):
@@ -48,13 +58,17 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Began(msgspec.Struct, frozen=True, tag=True):
-    """The batch was read and its first item is being scored."""
+    """The batch was read and its first item is being scored; all of them, by a child that scores
+    many at a time. `end` is the number behind its last."""
+
+    end: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, tag=True):
-    """The next item of the batch is done; the one after it begins."""
+    """An item is done, the one with this number; of a batch that is scored one by one the next
+    begins. `timeout`: it was given up at its deadline, and the child goes on."""
 
-    status: Literal["ok", "crashed", "invalid"]
+    status: Literal["ok", "timeout", "crashed", "invalid"]
     seconds: float
     reward: float = 0.0
     correct: bool = False
@@ -62,10 +76,11 @@ class Outcome(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
     lines: list[float | None] = []
     siblings: list["Outcome"] = []
+    number: int = 0
 
 
 Question = Setup | Batch
-Answer = Ready | Unfit | Began | Outcome
+Answer = Starting | Ready | Unfit | Began | Outcome
 
 
 def _take_ids(value: Any) -> bytes:

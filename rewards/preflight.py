@@ -2,12 +2,13 @@
 
 In: the reward section, and a way to ask which columns the task has. Out: the section that the run
 needs, or a UserError of one line. A source is loaded in a scoring child, as a worker will load it,
-so that the user's code never runs in the caller's process.
+so that the user's code never runs in the caller's process; one that asks a judge asks it there.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
+from headrace.config.judge import JudgeConfig
 from headrace.config.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError, UserError
 from rewards.pipe import Ready
@@ -31,10 +32,21 @@ def check_sources(
             ready = asyncio.run(_ready(source))
         except RunFailedError as error:
             raise UserError(f"{where}: {' '.join(str(error).split())}") from error
+        if source.kind == "judge":
+            _check_own_judge(source, config.judges)
         if ready.needs:
             check_columns(where, ready.needs, columns())
         asks_ids = asks_ids or ready.asks_ids
     return config.model_copy(update={"token_ids": config.token_ids or asks_ids})
+
+
+def _check_own_judge(source: SourceConfig, judges: Mapping[str, JudgeConfig]) -> None:
+    from rewards.judging.options import Options
+    from rewards.judging.tokenizers import check_tokenizer
+
+    options = Options.model_validate(source.options)
+    if options.judge is not None and options.judge in judges:
+        check_tokenizer(options, judges[options.judge])
 
 
 def _place(name: str | None, source: SourceConfig) -> str:
@@ -46,6 +58,6 @@ def _place(name: str | None, source: SourceConfig) -> str:
 
 
 async def _ready(source: SourceConfig) -> Ready:
-    child = await Child.start(source)
+    child = await Child.start(source, check=True)
     await child.kill()
     return child.ready

@@ -24,13 +24,15 @@ from rewards.pipe import (
     Batch,
     Ready,
     Setup,
+    Starting,
     Unfit,
     answer_decoder,
     pack,
 )
 
 START_TIMEOUT_S = 120.0
-"""Deadline for loading the verifier, and for a child to begin with a batch."""
+"""Deadline for loading the verifier (for a child that says it is at it, for its next word), and
+for a child to begin with a batch."""
 
 
 class ChildDiedError(Exception):
@@ -48,8 +50,9 @@ class Child:
         """What its verifier needs."""
 
     @classmethod
-    async def start(cls, source: SourceConfig) -> "Child":
-        """A child that is ready to score; UserError or RunFailedError when it cannot be."""
+    async def start(cls, source: SourceConfig, *, check: bool = False) -> "Child":
+        """A child that is ready to score; UserError or RunFailedError when it cannot be, or, with
+        `check`, when what its source depends on is not there now."""
         ours = str(Path(rewards.__file__).parent.parent)
         paths = [ours, *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
@@ -66,8 +69,9 @@ class Child:
             ) from error
         child = cls(process)
         try:
-            await child.say(Setup(source.model_dump_json()))
-            answer = await child.hear(START_TIMEOUT_S)
+            await child.say(Setup(source.model_dump_json(), check))
+            while isinstance(answer := await child.hear(START_TIMEOUT_S), Starting):
+                pass
         except (ChildDiedError, TimeoutError) as error:
             code = await child.kill()
             needs = f"; {source.python} needs numpy, msgspec and pydantic" if source.python else ""
@@ -92,8 +96,9 @@ class Child:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChildDiedError("the child closed its pipe") from error
 
-    async def hear(self, timeout_s: float) -> Answer:
-        """The next frame; TimeoutError after `timeout_s`, ChildDiedError at the pipe's end."""
+    async def hear(self, timeout_s: float | None) -> Answer:
+        """The next frame; TimeoutError after `timeout_s` (None: never), ChildDiedError at the
+        pipe's end."""
         try:
             async with asyncio.timeout(timeout_s):
                 (length,) = LENGTH.unpack(await self._from.readexactly(LENGTH.size))

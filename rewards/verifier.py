@@ -1,77 +1,118 @@
 """From configuration to a verifier.
 
-In: a source of rewards. Out: a verifier, which turns one response into a verdict. Building it loads
-what it needs (math-verify, the user's module), so that scoring starts warm.
+In: a source of rewards. Out: a verifier, which turns items into verdicts, one by one or, where it
+waits for others, many at a time. Building it loads what it needs (math-verify, the user's module),
+so that scoring starts warm.
 """
 
 import json
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pydantic import ValidationError
 
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards import kinds
+from rewards import coroutines, kinds
 from rewards.functions import load_functions
 from rewards.groups import load_group_functions
-from rewards.known import InvalidRewardError
 from rewards.line_functions import load_line_functions
+from rewards.pay import foregone, paid
 from rewards.verdict import Verdict
 
 Judge = Callable[[ScoreItem], Verdict]
+AsyncJudge = Callable[[ScoreItem], Awaitable[Verdict]]
+Prepare = Callable[[bool], Iterable[None]]
+_LOAD = {
+    "trajectory": load_functions,
+    "group": load_group_functions,
+    "line": load_line_functions,
+}
+"""What loads the functions of a source, by its unit."""
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """Judges responses one by one."""
+    """Judges responses, groups of them or lines."""
 
     judge: Judge
     needs: tuple[str, ...] = ()
     """Columns of the dataset that it cannot do without."""
     asks_ids: bool = False
     """Whether it takes token ids."""
+    judge_later: AsyncJudge | None = None
+    """The judge as a coroutine, of a verifier that scores many items at a time."""
+    concurrency: int = 0
+    """How many at a time; 0: one by one."""
+    graded: bool = False
+    """Its verdicts are scores alone: the source's `correct_threshold` says what is right."""
+    prepare: Prepare = field(default=lambda check: ())
+    """See to what it depends on, yielding now and then while that takes time. True: raise UserError
+    where it is not there, and do not wait."""
 
     def __call__(self, item: ScoreItem) -> Verdict:
-        """The verdict on one response."""
+        """The verdict on one item."""
         return self.judge(item)
 
 
+def waiting(later: AsyncJudge, *, concurrency: int, **more: Any) -> Verifier:
+    """A verifier that waits for others."""
+    return Verifier(
+        lambda item: coroutines.run(later(item)),
+        judge_later=later,
+        concurrency=concurrency,
+        **more,
+    )
+
+
 def build_verifier(source: SourceConfig) -> Verifier:
-    """The verifier of a source; UserError when it cannot be had."""
+    """The verifier of a source, whose verdicts earn what the source says; UserError when it cannot
+    be had."""
     found = _of_functions(source) if source.kind == "function" else _of_kind(source)
-    pays_itself = source.kind == "function" and source.score_range is None
-    paid = found.judge if pays_itself else _paid(found.judge, source)
-    match source.unit:
-        case "trajectory":
-            judge = _of_finished(paid, source)
-        case "group":
-            judge = _of_siblings(paid, source)
-        case "line":
-            judge = _of_lines(found.judge)
-    return replace(found, judge=judge)
+    later = found.judge_later
+
+    def judge(item: ScoreItem) -> Verdict:
+        known = foregone(source, item)
+        return known or paid(source, item, found.judge(item), graded=found.graded)
+
+    async def judge_later(item: ScoreItem) -> Verdict:
+        assert later is not None
+        known = foregone(source, item)
+        return known or paid(source, item, await later(item), graded=found.graded)
+
+    return replace(
+        found,
+        judge=judge,
+        judge_later=judge_later if later is not None else None,
+        concurrency=_concurrency(source, found),
+    )
+
+
+def _concurrency(source: SourceConfig, verifier: Verifier) -> int:
+    """How many items a child scores at a time; 0: one by one."""
+    if verifier.judge_later is not None:
+        return source.concurrency or verifier.concurrency
+    if (source.concurrency or 1) > 1:
+        who = "a function that is no coroutine" if source.kind == "function" else source.kind
+        raise UserError(
+            f"concurrency = {source.concurrency}: {who} scores one response at a time; use "
+            "children for more"
+        )
+    return 0
 
 
 def _of_functions(source: SourceConfig) -> Verifier:
-    """What functions say."""
-    match source.unit:
-        case "trajectory":
-            functions = load_functions(source)
-            threshold = source.correct_threshold
-            return Verifier(
-                lambda item: functions(item, threshold=threshold),
-                functions.needs,
-                functions.asks_ids,
-            )
-        case "group":
-            groups = load_group_functions(source)
-            needs, asks_ids = groups.functions.needs, groups.functions.asks_ids
-            return Verifier(lambda item: Verdict(siblings=tuple(groups(item))), needs, asks_ids)
-        case "line":
-            lines = load_line_functions(source)
-            return Verifier(lambda item: Verdict(lines=lines(item)), lines.needs)
+    """What functions say: scores on a scale of their own."""
+    functions = _LOAD[source.unit](source)
+    many = (source.concurrency or 1) > 1 and functions.waits
+    return Verifier(
+        functions,
+        functions.needs,
+        functions.asks_ids,
+        judge_later=functions.later if many else None,
+    )
 
 
 def _of_kind(source: SourceConfig) -> Verifier:
@@ -101,77 +142,3 @@ def _of_kind(source: SourceConfig) -> Verifier:
         )
     verifier: Verifier = module.build(options)
     return verifier
-
-
-def _paid(judge: Judge, source: SourceConfig) -> Judge:
-    """The judge whose scores earn what the source says."""
-
-    def paid(item: ScoreItem) -> Verdict:
-        verdict = judge(item)
-        if item.unit == "group":
-            priced = tuple(each and _priced(source, each) for each in verdict.siblings)
-            return replace(verdict, siblings=priced)
-        return _priced(source, verdict)
-
-    return paid
-
-
-def _priced(source: SourceConfig, verdict: Verdict) -> Verdict:
-    """The verdict with what its score earns. A score that was put on another scale is a part."""
-    score, parts = verdict.reward, verdict.parts
-    if source.score_range is not None:
-        low, high = source.score_range
-        parts = {"score": score, **parts}
-        score = min(max((score - low) / (high - low), 0.0), 1.0)
-    return replace(verdict, reward=_pay(source, score), parts=parts)
-
-
-def _pay(source: SourceConfig, score: float) -> float:
-    """What a score between a wrong answer's 0 and a right one's 1 earns."""
-    if score in (0.0, 1.0):
-        return source.correct_reward if score else source.wrong_reward
-    return source.wrong_reward + (source.correct_reward - source.wrong_reward) * score
-
-
-def _of_finished(judge: Judge, source: SourceConfig) -> Judge:
-    """The judge of responses with an end; others have their verdict already."""
-    unfinished = _unfinished(source)
-    if not source.require_finish:
-        return judge
-    return lambda item: judge(item) if item.finished else unfinished
-
-
-def _unfinished(source: SourceConfig) -> Verdict:
-    parts = {} if source.kind == "function" else {"correct": 0.0}
-    return Verdict(source.wrong_reward, False, parts)
-
-
-def _of_siblings(judge: Judge, source: SourceConfig) -> Judge:
-    """The judge of groups: it sees all siblings, and those without an end have their verdict
-    already."""
-    unfinished = _unfinished(source)
-
-    def judged(item: ScoreItem) -> Verdict:
-        given = judge(item).siblings
-        if len(given) != len(item.siblings):
-            raise InvalidRewardError(f"{len(given)} verdicts for {len(item.siblings)} siblings")
-        seen = [i.finished or not source.require_finish for i in item.siblings]
-        counts = (v if ends else unfinished for ends, v in zip(seen, given, strict=True))
-        return Verdict(siblings=tuple(counts))
-
-    return judged
-
-
-def _of_lines(judge: Judge) -> Judge:
-    """The judge of lines, which may be those of a response without an end."""
-
-    def judged(item: ScoreItem) -> Verdict:
-        verdict = judge(item)
-        if len(verdict.lines) != len(item.line_ends):
-            raise InvalidRewardError(f"{len(verdict.lines)} scores for {len(item.line_ends)} lines")
-        for score in verdict.lines:
-            if score is not None and not math.isfinite(score):
-                raise InvalidRewardError(f"the score of a line is {score}, not a finite number")
-        return verdict
-
-    return judged

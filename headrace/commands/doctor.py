@@ -20,7 +20,7 @@ from headrace.install import PACKAGES, dependency_version, is_ours, package_orig
 
 DEPENDENCIES = (
     "torch", "vllm", "transformers", "deepspeed", "pyzmq", "msgspec", "pydantic", "sqlalchemy",
-    "alembic", "pyarrow", "streamlit", "math-verify", "duckdb", "rich",
+    "alembic", "pyarrow", "streamlit", "math-verify", "duckdb", "rich", "httpx",
 )  # fmt: skip
 BREAKS_TEXT_MODELS = ("torchvision", "torchaudio", "torchcodec")
 DASHBOARD_PORT = 8501

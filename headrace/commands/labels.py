@@ -29,6 +29,7 @@ from rich.progress import (
 )
 
 from headrace.commands.answers import load_tokenizer
+from headrace.commands.judges import serving_judges
 from headrace.commands.label_answers import Answer, answers_of, draw_seed
 from headrace.commands.label_file import LabelFile
 from headrace.commands.reward import check_reward
@@ -166,7 +167,11 @@ class Work:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
             TextColumn("{task.fields[told]}"), TimeElapsedColumn(), TimeRemainingColumn(),
         )  # fmt: skip
-        async with open_sampler(self._config) as sampler, open_desk(self._config.reward) as desk:
+        async with (
+            serving_judges(self._config),
+            open_sampler(self._config) as sampler,
+            open_desk(self._config.reward) as desk,
+        ):
 
             async def passes(row: Answer, ids: Sequence[int], finished: bool) -> bool:
                 score = await desk.score(self._item(row, ids, finished=finished))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from headrace.commands.judges import serving_judges
 from headrace.commands.training import configured
 from headrace.config.checks import problems
 from headrace.config.run import RunConfig
@@ -45,21 +46,22 @@ async def _score(
 
     items = items_of(config, rows)
     sources = [item.source for item in items]
-    async for score in score_all(config.reward, items):
-        ok = score.status == "ok"
-        line = {
-            "index": score.trajectory_id,
-            "source": sources[score.trajectory_id],
-            "status": score.status,
-            "score": score.reward if ok else None,
-            "correct": score.correct if ok else None,
-            "parts": score.parts,
-            "seconds": score.seconds,
-            "error": score.error,
-        }
-        lines.append(line)
-        if as_json:
-            print(json.dumps(line), flush=True)
+    async with serving_judges(config):
+        async for score in score_all(config.reward, items):
+            ok = score.status == "ok"
+            line = {
+                "index": score.trajectory_id,
+                "source": sources[score.trajectory_id],
+                "status": score.status,
+                "score": score.reward if ok else None,
+                "correct": score.correct if ok else None,
+                "parts": score.parts,
+                "seconds": score.seconds,
+                "error": score.error,
+            }
+            lines.append(line)
+            if as_json:
+                print(json.dumps(line), flush=True)
 
 
 def _table(lines: Sequence[dict[str, Any]]) -> Iterator[str]:

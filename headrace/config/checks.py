@@ -63,7 +63,9 @@ def check_machine(config: RunConfig, hardware: Hardware) -> None:
 
 def check_model(config: RunConfig) -> ModelShape:
     """The shape of the policy in its folder; UserError where there is none."""
-    paths = {"model.path": config.model.path, "model.critic_path": config.model.critic_path}
+    judges = {f"reward.judges.{n}.path": j.path for n, j in config.reward.judges.items()}
+    speaking = {"model.path": config.model.path, **judges}
+    paths = {**speaking, "model.critic_path": config.model.critic_path}
     for key, path in paths.items():
         if path is None:
             continue
@@ -77,8 +79,9 @@ def check_model(config: RunConfig) -> ModelShape:
             raise UserError(f"{key} = {path!r}: no config.json in it, so not a model folder")
         if not any(folder.glob("*.safetensors")):
             raise UserError(f"{key} = {path!r}: no *.safetensors weights in it")
-    if not any((Path(config.model.path) / name).is_file() for name in TOKENIZER_FILES):
-        raise UserError(f"model.path = {config.model.path!r}: no tokenizer in it")
+    for key, spoken in speaking.items():
+        if not any((Path(spoken) / name).is_file() for name in TOKENIZER_FILES):
+            raise UserError(f"{key} = {spoken!r}: no tokenizer in it")
     if config.model.critic_path is not None:
         check_value_model(Path(config.model.critic_path), Path(config.model.path))
     try:

@@ -5,9 +5,11 @@ Only weights in safetensors, the configuration and the tokenizer are taken.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from headrace.config.judge import JudgeConfig
 from headrace.config.reward_model import RewardModelConfig
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
@@ -25,21 +27,38 @@ def is_hub_name(path: str) -> bool:
 
 
 def with_local_model(config: C, *, download: bool) -> C:
-    """The configuration with `model.path` as a local folder, where it named a model on the hub.
+    """The configuration with models as local folders, where it named some on the hub.
 
     Without `download` only the local cache is asked, and a model that is not there stays a name.
     """
-    path = config.model.path
+    changed: dict[str, Any] = {}
+    path = _local("model.path", config.model.path, download=download)
+    if path != config.model.path:
+        changed["model"] = config.model.model_copy(update={"path": path})
+    if isinstance(config, RunConfig):
+        judges = _local_judges(config.reward.judges, download=download)
+        if judges != config.reward.judges:
+            changed["reward"] = config.reward.model_copy(update={"judges": judges})
+    return config.model_copy(update=changed) if changed else config
+
+
+def _local_judges(judges: Mapping[str, JudgeConfig], *, download: bool) -> dict[str, JudgeConfig]:
+    """The judges of a run with local folders."""
+    paths = {
+        name: _local(f"reward.judges.{name}.path", judge.path, download=download)
+        for name, judge in judges.items()
+    }
+    return {name: judges[name].model_copy(update={"path": path}) for name, path in paths.items()}
+
+
+def _local(key: str, path: str, *, download: bool) -> str:
+    """The folder of a model, or the path as it is where there is none."""
     if Path(path).is_dir() or not is_hub_name(path):
-        return config
-    folder = _snapshot(path, download=download)
-    if folder is None:
-        return config
-    model = config.model.model_copy(update={"path": folder})
-    return config.model_copy(update={"model": model})
+        return path
+    return _snapshot(key, path, download=download) or path
 
 
-def _snapshot(name: str, *, download: bool) -> str | None:
+def _snapshot(key: str, name: str, *, download: bool) -> str | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -50,5 +69,5 @@ def _snapshot(name: str, *, download: bool) -> str | None:
             return None
         reason = str(error).strip().splitlines()[0][:120]
         raise UserError(
-            f"model.path = {name!r}: no such model folder here, and the hub has no answer: {reason}"
+            f"{key} = {name!r}: no such model folder here, and the hub has no answer: {reason}"
         ) from error

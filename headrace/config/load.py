@@ -28,6 +28,7 @@ NULL = "null"
 PATH_KEYS = (
     "model.path", "model.critic_path", "task.path", "task.eval_path", "data.path", "data.eval_path",
 )  # fmt: skip
+JUDGE_PATH_KEYS = ("path", "chat_template")
 Table = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)
 
@@ -113,7 +114,7 @@ def deep_merge(base: Table, extra: Table) -> None:
 def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
     """Make paths absolute that exist in one of the folders; others stay as they are (a hub name, or
     a mistake that the checks name)."""
-    for place, key in _paths(table):
+    for place, key in _path_places(table):
         value = place.get(key)
         if not isinstance(value, str) or value == NULL:
             continue
@@ -124,19 +125,24 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
                 break
 
 
-def _paths(table: Table) -> Iterator[tuple[Table, str]]:
-    """Where paths stand: keys of sections, and the models of line reward models."""
+def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
+    """Tables and keys in them where a path may stand."""
     for dotted in PATH_KEYS:
         section, key = dotted.split(".")
         if isinstance(place := table.get(section), dict):
             yield place, key
     reward = table.get("reward")
-    sources = reward.get("sources") if isinstance(reward, dict) else None
-    for source in sources.values() if isinstance(sources, dict) else ():
-        if isinstance(source, dict) and source.get("kind") == "prm":
-            options = source.get("options")
-            if isinstance(options, dict):
-                yield options, "model"
+    for judge in _tables_in(reward, "judges"):
+        yield from ((judge, key) for key in JUDGE_PATH_KEYS)
+    for source in _tables_in(reward, "sources"):
+        if source.get("kind") == "prm" and isinstance(options := source.get("options"), dict):
+            yield options, "model"
+
+
+def _tables_in(section: object, key: str) -> list[Table]:
+    """The tables under the names of a table of tables; empty where that is none."""
+    named = section.get(key) if isinstance(section, dict) else None
+    return [t for t in named.values() if isinstance(t, dict)] if isinstance(named, dict) else []
 
 
 def build(table: Table, *, source: str, overridden: dict[str, str] | None = None) -> RunConfig:

@@ -6,6 +6,7 @@ should be right to within a third, and names its parts so that a user sees which
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace.config.activations import largest_activations, longest_trajectory
 from headrace.config.model_shape import ModelShape
@@ -69,6 +70,11 @@ def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
     return min(needed, int(learner.carried_gib * 2**30))
 
 
+def stored_bytes(folder: Path) -> int:
+    """Size of the weights in a model's folder."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estimate:
     """Bytes of main memory that a run takes."""
     generator, reward, learner = config.generator, config.reward, config.learner
@@ -88,6 +94,11 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estima
             parts["activations"] = learner.ranks * largest_activations(config, shape, on_gpu=False)
     children = sum(source.children for source in reward.each().values())
     parts["rewards"] = reward.workers * (1 + children) * REWARD_PROCESS
+    for name, judge in reward.judges.items():
+        on_host = (
+            0 if on_gpu else 2 * stored_bytes(Path(judge.path)) + int(judge.kv_cache_gib * 2**30)
+        )
+        parts[f"judge {name}"] = VLLM_PROCESSES + on_host
     if config.dashboard.enabled:
         parts["dashboard"] = DASHBOARD
     return Estimate(parts)

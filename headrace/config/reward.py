@@ -6,17 +6,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from headrace.config.base import StrictModel
+from headrace.config.judge import JudgeConfig
 from headrace.config.reward_monitors import AlertConfig, AuditConfig
 
 Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "slime", "rllm", "plain"]
 Kind = Literal[
     "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code",
-    "prm",
+    "judge", "prm",
 ]  # fmt: skip
 Unit = Literal["trajectory", "group", "line"]
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 DEFAULT_SOURCE = "default"
 """The name of a recipe's only source."""
+JUDGES_CONCURRENCY = 32
+"""Responses that a child of a judge's source has in flight, where nothing else is said."""
 
 
 class WeightedFunction(StrictModel):
@@ -41,8 +44,8 @@ class SourceConfig(StrictModel):
     callable named by `function`, or those in `functions`. choice: multiple choice. text: strings,
     expressions, formats. instruction: checks of length, words, form. number: tolerance and units.
     sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox.
-    prm: lines, by a line reward model. See docs/verifiers.md, docs/sandbox.md and
-    docs/process-rewards.md."""
+    judge: another language model. prm: lines, by a line reward model. See docs/verifiers.md,
+    docs/sandbox.md, docs/judges.md and docs/process-rewards.md."""
 
     unit: Unit = "trajectory"
     """What is scored at once. trajectory: each response when it has ended. group: all responses to
@@ -50,7 +53,7 @@ class SourceConfig(StrictModel):
     such a source stands beside the one that the route names: `reward.process`."""
 
     options: dict[str, Any] = Field(default={})
-    """What the kind can be told besides: docs/verifiers.md."""
+    """What the kind can be told besides: docs/verifiers.md, docs/judges.md."""
 
     function: str | None = None
     """`package.module:name` or `path/to/file.py:name` of
@@ -88,8 +91,9 @@ class SourceConfig(StrictModel):
     place of `algorithm.kl.coef`. 0: none, as for what a verifier checks."""
 
     correct_threshold: float = 0.5
-    """A function's score from here on means a right answer, where it does not say `correct` itself.
-    Accuracy and the likelihood of right answers go by it."""
+    """A function's or a judge's score from here on means a right answer, where a function does not
+    say `correct` itself. Accuracy and the likelihood of right answers go by it. With `score_range`
+    it is the score before that."""
 
     python: str | None = None
     """The Python program of the scoring children. None: ours. Name another environment's where the
@@ -98,8 +102,18 @@ class SourceConfig(StrictModel):
     children: int = Field(default=1, ge=1)
     """Scoring child processes of one worker."""
 
+    concurrency: int | None = Field(default=None, ge=1)
+    """Responses that a child scores at a time, of kinds that wait for others: a judge (None: 32),
+    and functions that are coroutines (None: 1). With the unit group so many groups, with line the
+    lines of so many responses."""
+
     timeout_s: float = Field(default=10.0, gt=0)
-    """Deadline of one response; a child that misses it is killed and replaced."""
+    """Deadline of one response. A child that misses it is killed and replaced; one that scores many
+    at a time gives the response up and goes on."""
+
+    def pays_itself(self) -> bool:
+        """Whether its scores are rewards as they are."""
+        return self.kind == "function" and self.score_range is None
 
     def names(self) -> tuple[str, ...]:
         """Names of the functions."""
@@ -157,6 +171,9 @@ class RewardConfig(SourceConfig):
 
     route: RouteConfig = RouteConfig()
     """Which prompt goes to which source."""
+
+    judges: dict[SourceName, JudgeConfig] = Field(default={})
+    """Models of our own that judge, by name. docs/judges.md."""
 
     audit: AuditConfig | None = None
     """A second source that scores a share of the prompts too, to see whether rewards still mean

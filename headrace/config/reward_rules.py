@@ -6,7 +6,7 @@ In: the section. Out: one line for every rule that it breaks, with the key where
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from headrace.config.reward import RewardConfig, SourceConfig
+from headrace.config.reward import JUDGES_CONCURRENCY, RewardConfig, SourceConfig
 
 
 class SourceRule(NamedTuple):
@@ -16,11 +16,6 @@ class SourceRule(NamedTuple):
     broken: Callable[[SourceConfig], bool]
     advice: str
     """A format string with the source as `s`, and `at`, where its keys stand."""
-
-
-def _pays_itself(source: SourceConfig) -> bool:
-    """Whether its scores are rewards as they are."""
-    return source.kind == "function" and source.score_range is None
 
 
 SOURCE_RULES = (
@@ -46,7 +41,7 @@ SOURCE_RULES = (
     ),
     SourceRule(
         "correct_reward",
-        lambda s: _pays_itself(s) and s.correct_reward != 1.0,
+        lambda s: s.pays_itself() and s.correct_reward != 1.0,
         "a function says itself what it pays; which scores of a function mean a right answer is "
         "{at}.correct_threshold, and {at}.score_range prices its scores",
     ),
@@ -62,7 +57,7 @@ SOURCE_RULES = (
     ),
     SourceRule(
         "wrong_reward",
-        lambda s: not _pays_itself(s) and s.wrong_reward >= s.correct_reward,
+        lambda s: not s.pays_itself() and s.wrong_reward >= s.correct_reward,
         "{s.wrong_reward:g} is not less than {at}.correct_reward = {s.correct_reward:g}, so "
         "nothing can be learned from it",
     ),
@@ -76,6 +71,7 @@ def reward_problems(reward: RewardConfig) -> Iterator[str]:
         for rule in SOURCE_RULES:
             if rule.broken(source):
                 yield f"{at}.{rule.key}: {rule.advice.format(s=source, at=at)}"
+    yield from _of_judges(reward)
     if strays := reward.strays():
         yield (
             f"reward.{strays[0]}: belongs to a source, and there are reward.sources: write it into "
@@ -89,6 +85,30 @@ def reward_problems(reward: RewardConfig) -> Iterator[str]:
     elif audit is not None and reward.sources[audit.source].unit != "trajectory":
         yield f"reward.audit.source: {audit.source!r} does not score answers one by one"
     yield from _of_process(reward)
+
+
+def _of_judges(reward: RewardConfig) -> Iterator[str]:
+    for name, source in reward.each().items():
+        if source.kind != "judge":
+            continue
+        at = f"reward.sources.{name}" if reward.sources else "reward"
+        judge = source.options.get("judge")
+        if isinstance(judge, str) and judge not in reward.judges:
+            known = ", ".join(sorted(reward.judges)) or "none"
+            yield f"{at}.options.judge: there is no reward.judges.{judge} (there are {known})"
+        rate = source.options.get("requests_per_minute")
+        if isinstance(rate, int) and (needed := _turns(source)) > rate * source.timeout_s / 60:
+            yield (
+                f"{at}.options.requests_per_minute: {needed} questions in flight take "
+                f"{60 * needed / max(rate, 1):.0f} s at this rate, and {at}.timeout_s is "
+                f"{source.timeout_s:g}: raise that, or lower {at}.concurrency"
+            )
+
+
+def _turns(source: SourceConfig) -> int:
+    """Questions that a child of a judge's source has in flight."""
+    orders = 2 if source.options.get("mode") == "pairwise" else 1
+    return orders * (source.concurrency or JUDGES_CONCURRENCY)
 
 
 def _of_route(reward: RewardConfig) -> Iterator[str]:

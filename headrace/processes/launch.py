@@ -16,10 +16,12 @@ from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware
 from headrace.install import ROOT
+from headrace.processes.judges import judge_argv, place_judges
+from headrace.protocol.judges import FOLDER, JUDGES_VARIABLE
 
 ADDRESS = "{address}"
 MASTER_PORT = "{master_port}"
-SpecRole = Literal["coordinator", "learner", "generator", "reward", "dashboard"]
+SpecRole = Literal["coordinator", "learner", "generator", "reward", "judge", "dashboard"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class Restarts:
 @dataclass(frozen=True)
 class ProcessSpec:
     """One process of a run. `argv` may contain ADDRESS and MASTER_PORT; `env` is added to the
-    supervisor's; `needed` is False for what a run can do without (the dashboard)."""
+    supervisor's; `needed` is False for what a run can do without (the dashboard); `leaves` is
+    False for what does not end by itself when the run does."""
 
     name: str
     role: SpecRole
@@ -46,6 +49,7 @@ class ProcessSpec:
     gpus: tuple[int, ...] = ()
     restarts: Restarts = Restarts()
     needed: bool = True
+    leaves: bool = True
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ def _place_cpus(
 
 def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list[ProcessSpec]:
     """Every process of a run, in the order in which they start."""
-    where = place(config, hardware)
+    judges, others = place_judges(config, hardware)
+    where = place(config, others)
     keys = ("--curve-keys", config.transport.curve_keys) if config.transport.curve_keys else ()
     logs = run_dir / "logs"
 
@@ -130,11 +135,13 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         gpus: tuple[int, ...] = (),
         restarts: Restarts = Restarts(),
         environment: dict[str, str] | None = None,
+        leaves: bool = True,
     ) -> ProcessSpec:
         pinned = ("--cpus", ",".join(map(str, cpus))) if cpus else ()
         argv = (sys.executable, "-m", module, *arguments, *pinned)
         env = role_environment(threads, gpus if hardware.gpus else None) | (environment or {})
-        return ProcessSpec(name, role, argv, env, logs / f"{name}.log", cpus, gpus, restarts)
+        log = logs / f"{name}.log"
+        return ProcessSpec(name, role, argv, env, log, cpus, gpus, restarts, leaves=leaves)
 
     specs = [
         spec(
@@ -167,8 +174,16 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     ]  # fmt: skip
     specs += [
         spec(
+            f"judge-{name}", "judge", *judge_argv(name, run_dir)[2:],
+            cpus=spot.cpus, gpus=spot.gpus, restarts=Restarts(limit=5), leaves=False,
+        )
+        for name, spot in judges.items()
+    ]  # fmt: skip
+    specs += [
+        spec(
             f"reward-{index}", "reward", "rewards.run", "--connect", ADDRESS,
             "--name", f"reward-{index}", *keys, restarts=Restarts(limit=5),
+            environment={JUDGES_VARIABLE: str(run_dir / FOLDER)} if judges else None,
         )
         for index in range(config.reward.workers)
     ]  # fmt: skip

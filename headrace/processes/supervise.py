@@ -121,7 +121,7 @@ class Supervisor:
                     self._start(child)
             time.sleep(self._deadlines.poll_s)
         codes = self._nursery.await_all(
-            [child for child in self._others if child.spec.needed],
+            [child for child in self._others if child.spec.needed and child.spec.leaves],
             timeout_s=self._deadlines.leave_s,
         )
         for name, code in codes.items():
@@ -218,7 +218,7 @@ class Supervisor:
         self._start_coordinator("--resume")
         if self._address == before:
             return
-        roles = [child for child in self._others if child.spec.role != "dashboard"]
+        roles = [child for child in self._others if child.spec.role not in ("dashboard", "judge")]
         self._nursery.end(roles, grace_s=self._deadlines.kill_s)
         for child in roles:
             child.restart_at = time.monotonic()

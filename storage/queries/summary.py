@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, func, select
 
 from headrace.run_folder import is_reward_model, read_config
 from storage.queries.metrics import latest_values
+from storage.queries.processes import supervisor_events
 from storage.queries.reward_models import reward_model_summary
 from storage.queries.rewards import alert_texts, source_rows
 from storage.queries.runs import run_state
@@ -99,6 +100,16 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "generator": latest.get("idle/generator"),
         },
         "checkpoints": _checkpoints(reader),
+        "judges": {name: _lives(run_dir, name) for name in config.reward.judges},
+    }
+
+
+def _lives(run_dir: Path, name: str) -> dict[str, int]:
+    """How often a judge of the run was started, and died."""
+    own = [e.get("event") for e in supervisor_events(run_dir) if e.get("name") == f"judge-{name}"]
+    return {
+        "starts": own.count("started") + own.count("restarted"),
+        "deaths": own.count("died"),
     }
 
 

@@ -10,7 +10,7 @@ from coordinator.spread import chosen
 from headrace.protocol.messages import Score, ScoreItem, Scores
 from headrace.protocol.records import AuditArrived, RewardArrived
 from sequence.trajectories import Trajectory
-from tests.coordinator.test_scoring import Front
+from tests.coordinator.test_scoring import CHAT, Front
 
 SOURCES = {"judge": {"kind": "function", "function": "m:f"}, "truth": {"kind": "exact"}}
 TO_JUDGE, TO_TRUTH = '{"of": "judge"}', '{"of": "truth"}'
@@ -55,6 +55,18 @@ def test_an_audit_follows_the_reward_and_changes_nothing_else() -> None:
     assert (record.source, record.reward, record.correct) == ("truth", 0.0, False)
     assert front.monitors.at_commit()["rewards/judge/gap"] == pytest.approx(0.9)
     assert front.scoring.queues() == {"judge": 0, "truth": 0}
+
+
+def test_a_judge_that_audits_sees_the_chat_of_a_prompt() -> None:
+    sources = {"truth": {"kind": "exact"}, "judge": {"kind": "judge"}}
+    audit = {"source": "judge", "share": 1.0}
+    front = Front(sources=sources, route={"default": "truth"}, audit=audit)
+    front.finish()
+    (item,) = front.dispatch()
+    say(front, item, 1.0)
+    (second,) = front.dispatch()
+    assert (second.source, second.audit) == ("judge", True)
+    assert (item.messages, second.messages) == ("", CHAT)
 
 
 def test_prompts_of_the_audits_own_source_and_failed_rewards_have_no_audit() -> None:

@@ -91,6 +91,7 @@ class Front:
     [
         ({}, "", None),
         ({"kind": "function", "function": "m:f"}, CHAT, None),
+        ({"kind": "judge", "options": {"url": "http://localhost/v1", "model": "m"}}, CHAT, None),
         ({"kind": "function", "function": "m:f", "token_ids": True}, CHAT, [1, 2]),
     ],
 )

@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 
 def call(name: str, info: str = "{}") -> Verdict:
     """The verdict of a function on a right answer."""
-    return load_functions(user_function(function=name))(item("7", info=info), threshold=0.5)
+    return load_functions(user_function(function=name))(item("7", info=info))
 
 
 def test_by_module_and_by_file_are_the_same_function() -> None:
@@ -51,7 +51,7 @@ def test_functions_of_one_file_share_its_module(tmp_path: Path) -> None:
     config = user_function(
         function=None, functions=[{"name": f"{path}:first"}, {"name": f"{path}:second"}]
     )
-    verdict = load_functions(config)(item("7"), threshold=0.5)
+    verdict = load_functions(config)(item("7"))
     assert verdict.parts == {"first": 1.0, "second": 1.0}
 
 

@@ -21,7 +21,8 @@ RIGHT = Result(1.0, None, {})
 
 def call(function: Callable[..., Any]) -> Result | None:
     """What it says of a right answer."""
-    return RewardFunction("f", function, bind(read_signature(function, "f"), "f"))(item("7"))
+    bound = RewardFunction("f", function, bind(read_signature(function, "f"), "f"))
+    return bound.read(bound.call(*bound.binding.arguments(item("7"))).result())
 
 
 def test_partial_and_wrapped_functions_have_the_signature_of_what_they_hold() -> None:

@@ -1,0 +1,49 @@
+"""Where the judges of a run can be reached: a file for each, in a folder of the run.
+
+In: the address that a judge serves at. Out: the same, to whoever asks. The file is there as soon as
+the judge answers; it is replaced when the judge was started again, and only its owner may read it,
+because it holds the key.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+JUDGES_VARIABLE = "HEADRACE_JUDGES"
+"""Environment variable with the folder."""
+FOLDER = "judges"
+"""The folder, in that of the run."""
+
+
+class JudgeAddress(msgspec.Struct, frozen=True):
+    """`base` is the address up to `/v1`, `model` the name to ask for."""
+
+    base: str
+    model: str
+    key: str
+    pid: int
+
+
+def write_address(folder: Path, name: str, address: JudgeAddress) -> None:
+    """Say where a judge is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    draft = path.with_suffix(f".{address.pid}.part")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(address))
+    draft.replace(path)
+
+
+def forget_address(folder: Path, name: str) -> None:
+    """What an earlier process of this judge said holds no longer."""
+    (folder / f"{name}.json").unlink(missing_ok=True)
+
+
+def read_address(folder: Path, name: str) -> JudgeAddress | None:
+    """Where a judge is; None while it has not said so."""
+    try:
+        return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=JudgeAddress)
+    except (OSError, msgspec.MsgspecError):
+        return None

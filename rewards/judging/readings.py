@@ -1,0 +1,127 @@
+"""What a judge's answer means.
+
+In: a reply (its text, and the log-probabilities of its tokens where the server gives them). Out:
+the probability of yes, or a number. Pure. What cannot be read is an InvalidRewardError, never a
+score.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rewards.known import InvalidRewardError
+
+GROUP = "score"
+"""Name of the group of a pattern that is the score."""
+JUDGES_THOUGHT = "think"
+_SHOWN = 80
+
+
+class Reply(NamedTuple):
+    """One answer of a judge. `alternatives`: for each of its tokens the log-probabilities of the
+    likeliest tokens there, the sampled one first; empty where the server gives none."""
+
+    text: str
+    alternatives: tuple[Mapping[str, float], ...] = ()
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
+def two_token(yes: float, no: float) -> float:
+    """The probability of yes among yes and no, from their logits or log-probabilities:
+    sigma(l_yes - l_no) (Pairwise-RL)."""
+    gap = yes - no
+    if gap >= 0:
+        return 1.0 / (1.0 + math.exp(-gap))
+    return math.exp(gap) / (1.0 + math.exp(gap))
+
+
+def both_orders(front: float, back: float) -> float:
+    """The probability that a response beats its anchor, free of the judge's preference for a
+    place. `front`: p(yes), the response first; `back`: p(yes), the anchor first (Pairwise-RL)."""
+    return 0.5 * (front + 1.0 - back)
+
+
+def yes_probability(reply: Reply, yes: str, no: str) -> float:
+    """The probability of yes: of the tokens where the judge says one of the two, else of its first
+    token; without log-probabilities 1 or 0, by the text."""
+    place = _deciding(reply, yes, no)
+    if place is not None:
+        found_yes, found_no = _mass(place, yes), _mass(place, no)
+        # What is not among the likeliest is at most as likely as the last of them.
+        least = min(place.values())
+        if found_yes is not None or found_no is not None:
+            return two_token(
+                least if found_yes is None else found_yes, least if found_no is None else found_no
+            )
+    text = without_thought(reply.text, JUDGES_THOUGHT)
+    either = rf"(?<!\w)(?:(?P<yes>{re.escape(yes.strip())})|{re.escape(no.strip())})(?!\w)"
+    said = list(re.finditer(either, text, re.IGNORECASE))
+    if not said:
+        raise InvalidRewardError(
+            f"the judge said neither {yes.strip()!r} nor {no.strip()!r}: {_shown(reply.text)}"
+        )
+    return float(said[-1]["yes"] is not None)
+
+
+def number(reply: Reply, pattern: str, low: float, high: float) -> float:
+    """The last number that the pattern's group finds, as a share of the scale."""
+    text = without_thought(reply.text, JUDGES_THOUGHT)
+    found = [match[GROUP] for match in re.finditer(pattern, text, re.IGNORECASE) if match[GROUP]]
+    if not found:
+        raise InvalidRewardError(f"no score in the judge's answer: {_shown(reply.text)}")
+    try:
+        value = float(found[-1])
+    except ValueError:
+        raise InvalidRewardError(f"the judge's score {found[-1][:_SHOWN]!r} is no number") from None
+    if not low <= value <= high:
+        raise InvalidRewardError(f"the judge's score {value:g} is not between {low:g} and {high:g}")
+    return (value - low) / (high - low)
+
+
+def without_thought(text: str, tag: str) -> str:
+    """The text behind its thought. One that was never closed leaves nothing; one that was opened
+    by the prompt ends all the same."""
+    closing, opening = f"</{tag}>", f"<{tag}>"
+    if closing in text:
+        before, _, after = text.rpartition(closing)
+        head = before.partition(opening)[0] if opening in before else ""
+        text = f"{head}{after}"
+    return text.partition(opening)[0].strip()
+
+
+def _deciding(reply: Reply, yes: str, no: str) -> Mapping[str, float] | None:
+    """The place where the judge says yes or no, else the first, unless a thought begins there."""
+    words, so_far = {spelled(yes), spelled(no)}, ""
+    for place in reply.alternatives:
+        sampled = next(iter(place), "")
+        if spelled(sampled) in words and not _thinks(so_far):
+            return place
+        so_far += sampled
+    if not reply.alternatives or _thinks(so_far) or f"</{JUDGES_THOUGHT}>" in so_far:
+        return None
+    return reply.alternatives[0]
+
+
+def _thinks(text: str) -> bool:
+    return text.count(f"<{JUDGES_THOUGHT}>") > text.count(f"</{JUDGES_THOUGHT}>")
+
+
+def _mass(place: Mapping[str, float], word: str) -> float | None:
+    """The log-probability of a word in all its spellings (`Yes`, ` yes`)."""
+    found = [value for token, value in place.items() if spelled(token) == spelled(word)]
+    if not found:
+        return None
+    top = max(found)
+    return top + math.log(math.fsum(math.exp(value - top) for value in found))
+
+
+def spelled(token: str) -> str:
+    """A token or word without capitals and blanks around it."""
+    # Tokens of some servers show their leading blank as a mark.
+    return token.replace("\u0120", " ").replace("\u2581", " ").strip().casefold()
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

@@ -1,0 +1,124 @@
+"""A look at a judge's server before a run starts.
+
+In: options and the server. Out: nothing, or a UserError of one line: the server does not answer,
+does not know the model, refuses the key or the request, or its words for yes and no are several
+tokens. What cannot be found out is no error.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headrace.errors import UserError
+from rewards.judging.address import Address
+from rewards.judging.options import Options
+from rewards.judging.prompts import fill, template_of
+from rewards.judging.readings import Reply, spelled
+from rewards.judging.server import JudgeError, Server
+from rewards.judging.wire import body_of, path_of, read_reply
+
+_EXAMPLE = {
+    "question": "What is 3 + 4?", "response": "7", "reference": "7", "first": "7", "second": "8",
+    "rule": "",
+}  # fmt: skip
+_MOST_NAMES = 8
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+async def check_server(server: Server, address: Address, options: Options) -> None:
+    """UserError where the judge cannot do what the options ask of it."""
+    await _check_model(server, address)
+    if options.reads_words and options.logprobs:
+        await _check_words(server, address, options)
+    await _check_question(server, address, options)
+
+
+async def _check_model(server: Server, address: Address) -> None:
+    """The server's list of models, where it has one; the first request says the rest."""
+    try:
+        known = msgspec.json.decode(await server.get(address, "/models"), type=_Models)
+    except JudgeError as error:
+        if "does not answer" in str(error):
+            raise UserError(f"the judge: {error}") from None
+        return
+    except msgspec.MsgspecError:
+        return
+    names = [model.id for model in known.data]
+    if names and address.model not in names:
+        listed = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+        raise UserError(
+            f"the judge at {address.base} has no model {address.model!r} (it has {listed})"
+        )
+
+
+async def _check_words(server: Server, address: Address, options: Options) -> None:
+    """vLLM tells how many tokens a text is."""
+    root = address._replace(base=address.base.removesuffix("/v1"))
+    for word in (options.yes, options.no):
+        lengths: list[int] = []
+        for text in dict.fromkeys((word, f" {word.strip()}")):
+            body = {"model": address.model, "prompt": text, "add_special_tokens": False}
+            try:
+                answer = await server.post(root, "/tokenize", msgspec.json.encode(body))
+                lengths.append(len(msgspec.json.decode(answer, type=_Tokens).tokens))
+            except (JudgeError, msgspec.MsgspecError):
+                return
+        refuse_long(word, lengths, address.model)
+
+
+def refuse_long(word: str, lengths: Sequence[int], model: str) -> None:
+    """UserError where no spelling of a word is one token. `lengths`: tokens of each."""
+    if min(lengths) > 1:
+        raise UserError(
+            f"{word.strip()!r} is {min(lengths)} tokens for the judge {model!r}, and its "
+            "log-probability needs one: choose other words with the options yes and no, or set "
+            "logprobs = false"
+        )
+
+
+async def _check_question(server: Server, address: Address, options: Options) -> None:
+    """A question as the run will ask it."""
+    more = {"yes": options.yes.strip(), "no": options.no.strip(), "min": "0", "max": "1"}
+    prompt = fill(template_of(options), _EXAMPLE | more)
+    try:
+        answer = await server.post(
+            address, path_of(options), body_of(prompt, address.model, options)
+        )
+    except JudgeError as error:
+        hint = ""
+        if "logprob" in str(error):
+            hint = "; set logprobs = false, or a smaller top_logprobs, where it gives none"
+        raise UserError(f"the judge: {error}{hint}") from None
+    try:
+        reply = read_reply(answer, options)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise UserError(f"the judge: {address.base} sent no answer: {error}") from None
+    if options.reads_words and options.logprobs:
+        _refuse_pieces(reply, options, address.model)
+
+
+def _refuse_pieces(reply: Reply, options: Options, model: str) -> None:
+    """UserError where the judge begins a word with a piece of it, so that its log-probability is
+    that of the piece."""
+    if not reply.alternatives:
+        return
+    tokens = [spelled(token) for token in reply.alternatives[0]]
+    for word in (spelled(options.yes), spelled(options.no)):
+        piece = tokens[0]
+        if piece and piece != word and word.startswith(piece) and word not in tokens:
+            raise UserError(
+                f"{word!r} is several tokens for the judge {model!r} (it begins with {piece!r}), "
+                "and its log-probability needs one: choose other words with the options yes and "
+                "no, or set logprobs = false"
+            )

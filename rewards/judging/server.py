@@ -1,0 +1,179 @@
+"""Asking a judge's server.
+
+In: prompts. Out: replies, and a tally of what they took. Promises: the same question is asked once
+as long as its answer is kept; what may pass (no connection, 408, 409, 425, 429, 5xx, an answer that
+is none) is tried again, ever later, as the server asks for it, within the deadline of whoever
+waits; anything else is a JudgeError at once. The key is in no text.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rewards.judging.address import Address, Whereabouts
+from rewards.judging.cache import Cache
+from rewards.judging.options import Options
+from rewards.judging.pacing import Pace, backoff_s, retry_after_s
+from rewards.judging.readings import Reply
+from rewards.judging.wire import body_of, path_of, read_reply
+from rewards.known import ScoringError
+
+if TYPE_CHECKING:
+    import httpx
+
+CONNECT_S = 10.0
+PASSING = frozenset({408, 409, 425, 429})
+"""Statuses below 500 that may be others the next time."""
+_SHOWN = 300
+
+
+class JudgeError(ScoringError):
+    """The judge gave no answer."""
+
+
+class PassingError(JudgeError):
+    """It may give one later, after `after_s` where the server says so."""
+
+    def __init__(self, text: str, after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.after_s = after_s
+
+
+@dataclass
+class Tally:
+    """What one response's judgement took."""
+
+    requests: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    cached: int = 0
+    problem: str = ""
+    """What went wrong last."""
+
+    def parts(self, options: Options) -> dict[str, float]:
+        """Numbers to look at; the cost in the currency of the prices."""
+        cost = self.tokens_in * options.price_in + self.tokens_out * options.price_out
+        return {
+            "judge_requests": float(self.requests),
+            "judge_tokens_in": float(self.tokens_in),
+            "judge_tokens_out": float(self.tokens_out),
+            "judge_cost": cost / 1e6,
+            "judge_cached": float(self.cached),
+        }
+
+
+class Server:
+    """One judge. Used by one event loop."""
+
+    def __init__(self, options: Options, where: Whereabouts) -> None:
+        self._options, self._where = options, where
+        self._pace = Pace(options.requests_per_minute)
+        self._cache = Cache(options.cache)
+        self._client: httpx.AsyncClient | None = None
+
+    async def ask(self, prompt: str, tally: Tally) -> Reply:
+        """The judge's reply; JudgeError when there is none after all attempts."""
+        failures = 0
+        while True:
+            try:
+                return await self._once(prompt, tally)
+            except PassingError as error:
+                failures += 1
+                tally.problem = str(error)
+                if failures >= self._options.most_attempts:
+                    raise JudgeError(f"{error} ({failures} attempts)") from error
+                await self._wait(failures, error.after_s)
+
+    async def _wait(self, failures: int, after_s: float | None) -> None:
+        wait = backoff_s(
+            failures,
+            first_s=self._options.backoff_s,
+            longest_s=self._options.longest_backoff_s,
+            chance=random.random(),
+        )
+        if after_s is not None:
+            self._pace.hold(after_s)
+        await self._pace.sleep(max(wait, after_s or 0.0))
+
+    async def _once(self, prompt: str, tally: Tally) -> Reply:
+        address = self._where()
+        if address is None:
+            raise PassingError(f"the run's judge {self._options.judge!r} does not serve yet")
+        body = body_of(prompt, address.model, self._options)
+        if (known := self._cache.find(body)) is not None:
+            tally.cached += 1
+            return known
+        await self._pace.enter()
+        tally.requests += 1
+        answer = await self.post(address, path_of(self._options), body)
+        try:
+            reply = read_reply(answer, self._options)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise PassingError(f"{address.base} sent no answer: {error}") from error
+        tally.tokens_in += reply.tokens_in
+        tally.tokens_out += reply.tokens_out
+        self._cache.keep(body, reply)
+        return reply
+
+    async def post(self, address: Address, path: str, body: bytes) -> bytes:
+        """The body of what the server answers; JudgeError when that is no success."""
+        return await self._request("POST", f"{address.base}{path}", address, content=body)
+
+    async def get(self, address: Address, path: str) -> bytes:
+        """The same of a GET."""
+        return await self._request("GET", f"{address.base}{path}", address)
+
+    async def _request(self, method: str, url: str, address: Address, **more: Any) -> bytes:
+        import httpx
+
+        headers = {"Content-Type": "application/json"}
+        if address.key is not None:
+            headers["Authorization"] = f"Bearer {address.key}"
+        try:
+            response = await self._open().request(method, url, headers=headers, **more)
+        except httpx.TransportError as error:
+            text = f"{url} does not answer: {str(error) or type(error).__name__}"
+            raise PassingError(text) from error
+        if response.is_success:
+            return response.content
+        text = f"{url}: {response.status_code}, {_message(response.content)}"
+        if address.key is not None:
+            text = text.replace(address.key, "***")
+        status = response.status_code
+        if status >= 500 or status in PASSING:
+            raise PassingError(text, retry_after_s(response.headers.get("Retry-After")))
+        raise JudgeError(text)
+
+    async def close(self) -> None:
+        """Close connections."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    def _open(self) -> "httpx.AsyncClient":
+        import httpx
+
+        if self._client is None:
+            timeout = httpx.Timeout(self._options.request_timeout_s, connect=CONNECT_S, pool=None)
+            # A judge of the run is on this machine, whatever proxy there is for others.
+            self._client = httpx.AsyncClient(
+                timeout=timeout,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                trust_env=self._options.judge is None,
+            )
+        return self._client
+
+
+def _message(body: bytes) -> str:
+    """What an error's body says, on one line."""
+    try:
+        found = msgspec.json.decode(body)
+    except msgspec.MsgspecError:
+        found = body.decode(errors="replace")
+    if isinstance(found, dict):
+        found = found.get("error", found)
+    if isinstance(found, dict):
+        found = found.get("message", found)
+    return " ".join(str(found).split())[:_SHOWN]

@@ -1,0 +1,130 @@
+"""The protocol of OpenAI, as far as a judge needs it.
+
+In: a prompt and options. Out: the body of a request; from the body of an answer a Reply. Pure. An
+answer that is none raises msgspec.MsgspecError, or ValueError.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from rewards.judging.options import Options
+from rewards.judging.readings import Reply
+
+
+class _Alternative(msgspec.Struct):
+    token: str
+    logprob: float
+
+
+class _Token(msgspec.Struct):
+    token: str
+    logprob: float
+    top_logprobs: list[_Alternative] = []
+
+
+class _ChatLogprobs(msgspec.Struct):
+    content: list[_Token] | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _ChatChoice(msgspec.Struct):
+    message: _Message
+    logprobs: _ChatLogprobs | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str
+    logprobs: _Logprobs | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Chat(msgspec.Struct):
+    choices: list[_ChatChoice]
+    usage: _Usage | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+def path_of(options: Options) -> str:
+    """What is asked."""
+    return "/chat/completions" if options.api == "chat" else "/completions"
+
+
+def body_of(prompt: str, model: str, options: Options) -> bytes:
+    """The body of a request; equal for equal questions."""
+    words = options.reads_words and options.logprobs
+    fields: dict[str, Any] = {
+        "model": model,
+        "max_tokens": options.max_tokens or _longest(options),
+        "temperature": options.temperature,
+    }
+    if options.api == "chat":
+        system = [{"role": "system", "content": options.system}] if options.system else []
+        fields["messages"] = [*system, {"role": "user", "content": prompt}]
+        if words:
+            fields |= {"logprobs": True, "top_logprobs": options.top_logprobs}
+    else:
+        fields["prompt"] = f"{options.system}\n\n{prompt}" if options.system else prompt
+        if words:
+            fields["logprobs"] = options.top_logprobs
+    return msgspec.json.encode(fields | options.extra)
+
+
+def _longest(options: Options) -> int:
+    if options.reads_words:
+        return 1 if options.logprobs else 8
+    return 1024 if options.mode == "free" else 16
+
+
+def read_reply(body: bytes, options: Options) -> Reply:
+    """The answer in a body."""
+    if options.api == "chat":
+        chat = msgspec.json.decode(body, type=_Chat)
+        choice = _only(chat.choices)
+        content = (choice.logprobs and choice.logprobs.content) or []
+        places = tuple(
+            {token.token: token.logprob} | {a.token: a.logprob for a in token.top_logprobs}
+            for token in content
+        )
+        return _reply(choice.message.content or "", places, chat.usage)
+    completion = msgspec.json.decode(body, type=_Completion)
+    first = _only(completion.choices)
+    return _reply(first.text, _places(first.logprobs), completion.usage)
+
+
+def _places(logprobs: _Logprobs | None) -> tuple[Mapping[str, float], ...]:
+    if logprobs is None or logprobs.top_logprobs is None:
+        return ()
+    own = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    return tuple(
+        ({token: value} if value is not None else {}) | (top or {}) for token, value, top in own
+    )
+
+
+def _reply(text: str, places: tuple[Mapping[str, float], ...], usage: _Usage | None) -> Reply:
+    used = usage or _Usage()
+    return Reply(text, places, used.prompt_tokens, used.completion_tokens)
+
+
+def _only(choices: list[Any]) -> Any:
+    if not choices:
+        raise ValueError("no choices")
+    return choices[0]

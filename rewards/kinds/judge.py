@@ -1,0 +1,76 @@
+"""The kind `judge`: another language model says how good a response is.
+
+The judge is a server that speaks the protocol of OpenAI, or a judge of the run. A child asks it for
+many responses at a time. The score is the probability of its yes, or the number that it names. No
+answer, or one that cannot be read, is that scoring's error and never a score.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from headrace.config.reward import JUDGES_CONCURRENCY
+from headrace.errors import RunFailedError
+from headrace.protocol.messages import ScoreItem
+from rewards import coroutines
+from rewards.judging.address import whereabouts
+from rewards.judging.modes import columns_of, score
+from rewards.judging.options import Options, check_options
+from rewards.judging.selftest import check_server
+from rewards.judging.server import Server, Tally
+from rewards.known import ScoringError
+from rewards.verdict import Verdict
+from rewards.verifier import Verifier, waiting
+
+__all__ = ["Options", "build"]
+
+LOOK_EVERY_S = 1.0
+
+
+def build(options: Options) -> Verifier:
+    """The verifier; UserError where the options do not go together, or the key is not there."""
+    check_options(options)
+    where = whereabouts(options)
+    server = Server(options, where)
+
+    async def judge(item: ScoreItem) -> Verdict:
+        tally = Tally()
+        try:
+            value, parts = await score(item, options, lambda prompt: server.ask(prompt, tally))
+        except ScoringError as error:
+            error.parts = tally.parts(options)
+            raise
+        except asyncio.CancelledError as error:
+            if tally.problem:
+                error.add_note(tally.problem)
+            raise
+        return Verdict(value, False, {"judge": value, **parts, **tally.parts(options)})
+
+    def prepare(check: bool) -> Iterable[None]:
+        if options.url is not None:
+            address = where()
+            assert address is not None
+            if check:
+                coroutines.run(check_server(server, address, options))
+        elif not check:
+            yield from _wait_for(options, lambda: where() is not None)
+
+    return waiting(
+        judge,
+        concurrency=JUDGES_CONCURRENCY,
+        needs=columns_of(options),
+        graded=True,
+        prepare=prepare,
+    )
+
+
+def _wait_for(options: Options, there: Callable[[], bool]) -> Iterable[None]:
+    """Yield until the judge of the run serves."""
+    until = time.monotonic() + options.wait_s
+    while not there():
+        if time.monotonic() > until:
+            raise RunFailedError(
+                f"the run's judge {options.judge!r} does not serve after {options.wait_s:g} s"
+            )
+        yield
+        time.sleep(LOOK_EVERY_S)

@@ -1,0 +1,77 @@
+"""Judges of a run in a recipe: their folders, their memory, and sources that name them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.checks import check_model
+from headrace.config.load import load_recipe
+from headrace.config.memory import host_memory
+from headrace.config.model_shape import model_shape
+from headrace.config.reward import RewardConfig
+from headrace.config.reward_rules import reward_problems
+from headrace.config.run import RunConfig
+from headrace.errors import UserError
+from headrace.hardware import GIB
+from tests.headrace.conftest import write_model
+
+
+def problems(**section: Any) -> list[str]:
+    return list(reward_problems(RewardConfig.model_validate(section)))
+
+
+def test_a_source_names_a_judge_that_there_is() -> None:
+    judge = {"kind": "judge", "options": {"judge": "fair"}}
+    assert problems(**judge, judges={"fair": {"path": "m"}}) == []
+    (line,) = problems(**judge)
+    assert line == "reward.options.judge: there is no reward.judges.fair (there are none)"
+    (line,) = problems(sources={"a": judge}, route={"default": "a"}, judges={"far": {"path": "m"}})
+    assert line.startswith("reward.sources.a.options.judge: there is no reward.judges.fair")
+    by_url = {"kind": "judge", "options": {"url": "http://h", "model": "m"}}
+    assert problems(**by_url) == []
+
+
+def test_a_path_is_looked_up_beside_the_recipe(recipe: Path) -> None:
+    write_model(recipe.parent / "fair")
+    config = load_recipe(recipe, ['reward.judges.fair={path="fair"}'])
+    assert config.reward.judges["fair"].path == str(recipe.parent / "fair")
+    check_model(config)
+
+
+def test_a_folder_that_is_none_is_one_line(recipe: Path) -> None:
+    config = load_recipe(recipe, ['reward.judges.fair={path="nowhere/at/all"}'])
+    with pytest.raises(UserError, match=r"^reward.judges.fair.path = .*no such model folder"):
+        check_model(config)
+    folder = write_model(recipe.parent / "mute")
+    (folder / "tokenizer.json").unlink()
+    config = load_recipe(recipe, ['reward.judges.fair={path="mute"}'])
+    with pytest.raises(UserError, match=r"^reward.judges.fair.path = .*no tokenizer in it"):
+        check_model(config)
+
+
+def test_a_judge_takes_memory(make_config: Callable[..., RunConfig], tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "fair", parameters=1_000_000)
+    shape = model_shape(folder)
+    judges = f'reward.judges.fair={{path="{folder}",kv_cache_gib=2}}'
+    plain = host_memory(make_config(), shape, on_gpu=False)
+    with_judge = host_memory(make_config(judges), shape, on_gpu=False)
+    assert with_judge.total - plain.total == with_judge.parts["judge fair"]
+    assert with_judge.parts["judge fair"] > 2 * GIB + 8_000_000
+    assert host_memory(make_config(judges), shape, on_gpu=True).parts["judge fair"] < 2 * GIB
+
+
+def test_a_rate_that_deadlines_cannot_hold_is_said() -> None:
+    options: dict[str, Any] = {"url": "http://h", "model": "m", "requests_per_minute": 60}
+    judge: dict[str, Any] = {"kind": "judge", "options": options}
+    (line,) = problems(**judge)
+    assert line == (
+        "reward.options.requests_per_minute: 32 questions in flight take 32 s at this rate, and "
+        "reward.timeout_s is 10: raise that, or lower reward.concurrency"
+    )
+    assert problems(**judge, timeout_s=32.0) == []
+    assert problems(**judge, concurrency=10) == []
+    options["mode"] = "pairwise"
+    (line,) = problems(**judge, concurrency=10)
+    assert "20 questions in flight take 20 s" in line

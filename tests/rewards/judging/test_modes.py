@@ -1,0 +1,139 @@
+"""What a judge is shown of a response, and the score that its answers make."""
+
+import math
+from typing import Any
+
+import pytest
+
+from rewards.judging.modes import columns_of, score
+from rewards.judging.options import Options
+from rewards.judging.readings import Reply, two_token
+from tests.rewards.items import item, row
+
+
+def options(**more: Any) -> Options:
+    return Options.model_validate({"url": "http://host/v1", "model": "m", **more})
+
+
+class Recorder:
+    """Answers with what its list says, and keeps the prompts."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies, self.prompts = list(replies), list[str]()
+
+    async def __call__(self, prompt: str) -> Reply:
+        self.prompts.append(prompt)
+        return self.replies[len(self.prompts) - 1]
+
+
+def leaning(yes: float, no: float) -> Reply:
+    return Reply("yes", ({"yes": yes, "no": no},))
+
+
+async def test_golden_case_1_of_both_orders() -> None:
+    judge = Recorder(leaning(1.2, 0.4), leaning(-0.5, 0.1))
+    value, parts = await score(
+        row("seven", anchor="eight"), options(mode="pairwise", reference_column="anchor"), judge
+    )
+    assert value == pytest.approx(0.667815, abs=1e-6)
+    assert parts["p_first"] == pytest.approx(0.689974, abs=1e-6)
+    assert parts["p_second"] == pytest.approx(0.645656, abs=1e-6)
+    assert parts["position_bias"] == pytest.approx(0.689974 + 0.354344 - 1, abs=1e-6)
+    first, second = judge.prompts
+    assert first.index("seven") < first.index("eight")
+    assert second.index("eight") < second.index("seven")
+
+
+async def test_golden_case_4_the_anchor_itself_is_as_good_as_the_anchor() -> None:
+    same = two_token_reply(0.9)
+    judge = Recorder(same, same)
+    value, _ = await score(row("7"), options(mode="pairwise"), judge)
+    assert value == pytest.approx(0.5)
+    assert judge.prompts[0] == judge.prompts[1]
+
+
+def two_token_reply(probability: float) -> Reply:
+    return leaning(math.log(probability), math.log(1 - probability))
+
+
+async def test_pointwise_shows_question_reference_and_response() -> None:
+    judge = Recorder(leaning(-0.1, -2.1))
+    value, _ = await score(item("it is 7", answer="seven"), options(domain="math"), judge)
+    assert value == pytest.approx(two_token(-0.1, -2.1))
+    (prompt,) = judge.prompts
+    for part in ("3+4", "it is 7", "seven", "final answer", "yes or no"):
+        assert part in prompt
+
+
+async def test_rules_go_by_domain() -> None:
+    judge = Recorder(*[leaning(-1, -1)] * 3)
+    told = options(domain_column="field", rules={"law": "Cite the paragraph."})
+    for field in ("law", "code", "cooking"):
+        await score(row("7", field=field), told, judge)
+    assert "Cite the paragraph." in judge.prompts[0]
+    assert "program" in judge.prompts[1]
+    assert "helpful" in judge.prompts[2]
+
+
+async def test_numbers_and_free_texts_are_scaled() -> None:
+    judge = Recorder(Reply("Score: 7"), Reply("Good, but short.\nRating: 4"))
+    value, _ = await score(item("7"), options(reading="number"), judge)
+    assert value == 0.7
+    value, _ = await score(item("7", answer=""), options(mode="free", scale_max=5.0), judge)
+    assert value == 0.8
+    assert "from 0 (worst) to 5 (best)" in judge.prompts[1]
+
+
+async def test_braces_in_answers_stay_what_they_are() -> None:
+    judge = Recorder(leaning(-1, -1))
+    told = options(prompt="{response} {reference} {unknown} \\frac{a}{b}")
+    await score(item("{reference} {rule}"), told, judge)
+    assert judge.prompts == ["{reference} {rule} 7 {unknown} \\frac{a}{b}"]
+
+
+async def test_a_thought_is_left_out_where_that_is_wished() -> None:
+    judge = Recorder(*[leaning(-1, -1)] * 2)
+    thinking = item("<think>is it 6?</think>7")
+    await score(thinking, options(prompt="{response}"), judge)
+    await score(thinking, options(prompt="{response}", thought="think"), judge)
+    assert judge.prompts == ["<think>is it 6?</think>7", "7"]
+
+
+async def test_the_question_is_the_users_last_message() -> None:
+    judge = Recorder(*[leaning(-1, -1)] * 3)
+    only = options(prompt="{question}")
+    await score(item("7"), only, judge)
+    chat = item("7", chat=True)
+    await score(chat, only, judge)
+    named = options(prompt="{question}", question_column="q")
+    await score(row("7", q="three and four?"), named, judge)
+    assert judge.prompts == ["3+4", "3+4", "three and four?"]
+
+
+@pytest.mark.parametrize(
+    ("anchor", "shown"),
+    [("a", "a"), (["b", "c"], "b"), ([{"text": "d"}], "d"), ({"content": "e"}, "e"), (7, "7")],
+)
+async def test_references_are_texts(anchor: Any, shown: str) -> None:
+    judge = Recorder(leaning(-1, -1))
+    told = options(prompt="{reference}", reference_column="anchor")
+    await score(row("7", anchor=anchor), told, judge)
+    assert judge.prompts == [shown]
+
+
+@pytest.mark.parametrize("columns", [{}, {"anchor": ""}, {"anchor": []}, {"anchor": None}])
+async def test_a_row_without_its_anchor_is_not_asked_about(columns: dict[str, Any]) -> None:
+    judge = Recorder()
+    with pytest.raises(ValueError, match="anchor"):
+        await score(row("7", **columns), options(mode="pairwise", reference_column="anchor"), judge)
+    with pytest.raises(ValueError, match="the right answer is empty"):
+        await score(item("7", answer=" "), options(), judge)
+    assert judge.prompts == []
+
+
+def test_columns_that_are_needed() -> None:
+    assert columns_of(options()) == ()
+    pairwise = options(mode="pairwise", reference_column="anchor", domain_column="field")
+    assert columns_of(pairwise) == ("field", "anchor")
+    # A text that shows no reference needs none.
+    assert columns_of(options(mode="free", reference_column="anchor")) == ()

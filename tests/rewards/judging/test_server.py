@@ -1,0 +1,128 @@
+"""Asking a server that fails in all ways."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from rewards.judging.address import whereabouts
+from rewards.judging.options import Options
+from rewards.judging.server import JudgeError, Server, Tally
+from tests.rewards.judging.scripted import (
+    KEY,
+    Body,
+    DropError,
+    ScriptedJudge,
+    failing,
+    garbage,
+    in_turn,
+    said,
+    scripted_judge,
+    yes,
+)
+
+
+@contextlib.asynccontextmanager
+async def of(judge: ScriptedJudge, **more: Any) -> AsyncIterator[Server]:
+    told = {"url": judge.url, "model": "judge", "backoff_s": 0.001, **more}
+    options = Options.model_validate(told)
+    server = Server(options, whereabouts(options))
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+def answer() -> web.StreamResponse:
+    return said("yes", {"yes": -0.1, "no": -2.4})
+
+
+async def test_what_may_pass_is_tried_again() -> None:
+    script = in_turn(failing(429, Retry_After="0"), failing(500), garbage, failing(503), answer)
+    async with scripted_judge(script) as judge, of(judge) as server:
+        tally = Tally()
+        reply = await server.ask("is it?", tally)
+        assert (reply.text, len(judge.asked), tally.requests) == ("yes", 5, 5)
+        assert (tally.tokens_in, tally.tokens_out) == (10, 1)
+        assert "503, trouble 503" in tally.problem
+
+
+async def test_a_dropped_connection_is_tried_again() -> None:
+    drops = 2
+
+    async def script(body: Body) -> web.StreamResponse:
+        nonlocal drops
+        drops -= 1
+        if drops < 0:
+            return answer()
+        raise DropError
+
+    async with scripted_judge(script) as judge, of(judge) as server:
+        tally = Tally()
+        assert (await server.ask("is it?", tally)).text == "yes"
+        assert tally.requests == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+async def test_what_will_not_pass_is_told_at_once(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    async with (
+        scripted_judge(in_turn(failing(status))) as judge,
+        of(judge, api_key_env="JUDGE_KEY") as server,
+    ):
+        with pytest.raises(JudgeError) as caught:
+            await server.ask("is it?", Tally())
+        assert len(judge.asked) == 1
+        assert judge.keys == [f"Bearer {KEY}"]
+        assert f"{status}, trouble {status} (key ***)" in str(caught.value)
+        assert KEY not in str(caught.value)
+
+
+async def test_attempts_have_an_end() -> None:
+    async with scripted_judge(in_turn(failing(500))) as judge, of(judge, attempts=4) as server:
+        with pytest.raises(JudgeError, match=r"500, trouble 500.* \(4 attempts\)"):
+            await server.ask("is it?", Tally())
+        assert len(judge.asked) == 4
+
+
+async def test_a_server_that_is_away_is_told() -> None:
+    async with scripted_judge(yes) as judge:
+        pass
+    tally = Tally()
+    async with of(judge, attempts=2) as server:
+        with pytest.raises(JudgeError, match="does not answer"):
+            await server.ask("is it?", tally)
+    assert tally.requests == 2
+
+
+async def test_the_same_question_is_asked_once_while_its_answer_is_kept() -> None:
+    async with (
+        scripted_judge(yes) as judge,
+        of(judge, cache=2) as server,
+        of(judge, cache=0) as never,
+    ):
+        tally = Tally()
+        for question in ("a", "b", "a", "c", "a", "b"):
+            await server.ask(question, tally)
+        # `b` had gone when `c` came, because `a` had been asked for after it.
+        assert [body["messages"][0]["content"] for body in judge.asked] == ["a", "b", "c", "b"]
+        assert (tally.requests, tally.cached, tally.tokens_in) == (4, 2, 40)
+        for _ in range(2):
+            await never.ask("a", tally)
+        assert len(judge.asked) == 6
+
+
+async def test_what_is_counted_becomes_parts() -> None:
+    options = Options(url="http://host/v1", model="judge", price_in=2.0, price_out=10.0)
+    parts = Tally(requests=2, tokens_in=1000, tokens_out=100, cached=1).parts(options)
+    assert parts == {
+        "judge_requests": 2.0,
+        "judge_tokens_in": 1000.0,
+        "judge_tokens_out": 100.0,
+        "judge_cost": pytest.approx(0.003),
+        "judge_cached": 1.0,
+    }
