@@ -19,8 +19,8 @@ from dashboard.views import learning, overview, pipeline, reward_model, rewards,
 
 _STATIC = Path(__file__).parent / "static"
 Render = Callable[[RunData, Path], None]
+# The kind of a run that all pages show alike.
 REWARD_MODEL = "reward model"
-"""The kind of a run that all pages show alike."""
 PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Overview", ":material/water:", overview.render),
     ("Learning", ":material/trending_up:", learning.render),

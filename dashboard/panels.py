@@ -93,7 +93,7 @@ def metric_card(
     chart = None
     if not known.empty:
         chart = series_chart(known, x=x, names=names, unit=unit, bounds=bounds)
-    what = "the first update" if not samples else "the first sample"
+    what = "the first sample" if samples else "an update that has it"
     card(
         title,
         chart,
