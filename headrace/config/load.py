@@ -28,6 +28,8 @@ NULL = "null"
 PATH_KEYS = (
     "model.path", "model.critic_path", "task.path", "task.eval_path", "data.path", "data.eval_path",
 )  # fmt: skip
+PATH_OPTIONS = {"prm": ("model",), "pairwise": ("model", "anchors")}
+"""The options of a kind of rewards that are paths."""
 Table = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)
 
@@ -125,18 +127,18 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
 
 
 def _paths(table: Table) -> Iterator[tuple[Table, str]]:
-    """Where paths stand: keys of sections, and the models of line reward models."""
+    """Where paths stand: keys of sections, and options of kinds that ask a reward model."""
     for dotted in PATH_KEYS:
         section, key = dotted.split(".")
         if isinstance(place := table.get(section), dict):
             yield place, key
     reward = table.get("reward")
     sources = reward.get("sources") if isinstance(reward, dict) else None
-    for source in sources.values() if isinstance(sources, dict) else ():
-        if isinstance(source, dict) and source.get("kind") == "prm":
-            options = source.get("options")
-            if isinstance(options, dict):
-                yield options, "model"
+    for source in (reward, *(sources.values() if isinstance(sources, dict) else ())):
+        options = source.get("options") if isinstance(source, dict) else None
+        if isinstance(options, dict) and source.get("kind") in PATH_OPTIONS:
+            for name in PATH_OPTIONS[source["kind"]]:
+                yield options, name
 
 
 def build(table: Table, *, source: str, overridden: dict[str, str] | None = None) -> RunConfig:

@@ -27,6 +27,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "gym": "rewards.kinds.gym",
         "code": "rewards.kinds.program",
         "prm": "rewards.kinds.prm",
+        "pairwise": "rewards.kinds.pairwise",
     }
 )
 """Module of each kind, by its name."""
