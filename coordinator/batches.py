@@ -28,7 +28,7 @@ from headrace.protocol.batches import (
     part_bytes,
 )
 from headrace.protocol.records import BatchTaken, TakenWindow
-from headrace.protocol.streams import KL, Coefficient, Reward
+from headrace.protocol.streams import KL, Coefficient, Int32, Reward
 from sequence.trajectories import Trajectory
 from sequence.windows import Window
 
@@ -149,23 +149,27 @@ def _cut(items: Iterable[_Item], state: State, rules: BatchRules, max_bytes: int
 def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
     """One item as it stands in a shard, where its sequence has this number."""
     trajectory = item.trajectory
-    kl = rules.kl_of_prompt(state.account.groups[trajectory.group_id].info)
+    group = state.account.groups[trajectory.group_id]
+    kl = rules.kl_of_prompt(group.info)
     compares = item.windows and rules.compares != "nobody"
     return Shard(
-        sequences=[_sequence(trajectory, item.end, rules)],
+        sequences=[_sequence(trajectory, item.end, rules, group.aside)],
         windows=[_window(trajectory, w, masked, number, kl) for w, masked in item.windows],
         values=[_value(trajectory, number, rules, kl)] if item.value else [],
         groups=[_scores(trajectory, state, rules)] if compares else [],
     )
 
 
-def _sequence(trajectory: Trajectory, end: int, rules: BatchRules) -> BatchSequence:
+def _sequence(
+    trajectory: Trajectory, end: int, rules: BatchRules, aside: Int32 | None
+) -> BatchSequence:
     return BatchSequence(
         trajectory_id=trajectory.trajectory_id,
         group_id=_group_id(trajectory, rules),
         token_ids=np.concatenate([trajectory.opening, trajectory.tokens[:end]]),
         opening=trajectory.opening.size,
         sampled=trajectory.sampled_between(0, end),
+        aside=aside,
     )
 
 

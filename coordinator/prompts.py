@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.asides import Asides
 from coordinator.lines import LineTokens
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
@@ -53,6 +54,7 @@ class Prompts:
         )
         self.vocabulary = _vocabulary(config, len(self._tokenizer))
         """Token ids are below it."""
+        self._asides = Asides(config, self._tokenizer)
         self._source: PromptSource = build_source(config.task, config.seed)
         self.skipped = 0
         if config.task.kind != "dataset":
@@ -158,6 +160,7 @@ class Prompts:
             info=json.dumps(row.info, default=str),
             messages="" if isinstance(row.prompt, str) else json.dumps(row.prompt),
             prompt_ids=encoded.ids,
+            aside=self._asides.of(row, encoded.text),
             trajectory_ids=list(range(trajectory_id, trajectory_id + size)),
             seeds=[trajectory_seed(self._config.seed, purpose, position, i) for i in range(size)],
         )

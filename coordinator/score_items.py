@@ -16,6 +16,9 @@ from headrace.protocol.streams import Int32
 from sequence.account import Account
 from sequence.trajectories import Trajectory
 
+READS_CHATS = ("function", "judge", "pairwise")
+"""Kinds that look at the messages of a prompt that is a chat."""
+
 
 class ScoreItems:
     """Makes items; texts are decoded here."""
@@ -60,7 +63,7 @@ class ScoreItems:
             finished=trajectory.status == "finished",
             num_tokens=sampled.size,
             info=group.info,
-            messages=group.messages if self._sources[source].kind in ("function", "judge") else "",
+            messages=group.messages if self._sources[source].kind in READS_CHATS else "",
             prompt_ids=trajectory.opening if with_ids else None,
             completion_ids=sampled if with_ids else None,
             source=source,

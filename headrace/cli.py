@@ -37,6 +37,16 @@ more than one machine:
 """
 
 
+ANCHOR_EXAMPLES = """\
+headrace reward anchors recipes/pairwise-ppo.toml --best-of 8 --out anchors.jsonl
+  headrace reward anchors recipes/pairwise-ppo.toml --by verifier --out anchors.jsonl
+
+The recipe's generator writes N answers to each prompt; the best becomes its anchor. It is picked
+by the source of rewards that scores the prompt: one of the kind pairwise compares the answers with
+its model, every other one scores them. The same command goes on with what was interrupted.
+The file is options.anchors of the kind pairwise, and a dataset with a column `anchor`.
+"""
+
 REWARD_EXAMPLES = """\
 headrace reward train recipes/reward-models/lines.toml --out models/prm
   headrace reward train my-pairs.toml training.lr=5e-6        any key can be overridden
@@ -185,7 +195,7 @@ def _checking(command: Maker) -> None:
         _root(made)
 
     reward = command(
-        "reward", "try the rewards of a recipe, label lines by them, or train a reward model",
+        "reward", "try rewards, label lines or make anchors by them, train a reward model",
         "headrace reward try recipes/quickstart.toml answers.jsonl",
     )  # fmt: skip
     inner = reward.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -199,6 +209,7 @@ def _checking(command: Maker) -> None:
     tried.add_argument("--json", action="store_true", help="one JSON object a line")
     _root(tried)
     _labelling(command, inner)
+    _anchors(command, inner)
     _reward_training(command, inner)
 
     doctor = command("doctor", "check the installation", "headrace doctor")
@@ -259,6 +270,29 @@ def _labelling(command: Maker, within: Any) -> None:
     )  # fmt: skip
     _json(labelled)
     _root(labelled)
+
+
+def _anchors(command: Maker, within: Any) -> None:
+    made = command(
+        "anchors", "make the answer of each prompt that others have to beat", ANCHOR_EXAMPLES,
+        within=within,
+    )  # fmt: skip
+    made.add_argument("recipe", metavar="RECIPE")
+    _overrides(made)
+    made.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
+    made.add_argument(
+        "--best-of", type=int, default=30, metavar="N", help="answers of each prompt (30)"
+    )
+    made.add_argument(
+        "--prompts", type=int, metavar="N",
+        help="training prompts (a dataset: all of them; else 1024); held-out ones come on top",
+    )  # fmt: skip
+    made.add_argument(
+        "--by", metavar="SOURCE", help="the source of rewards that picks (the prompt's own)"
+    )
+    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
+    _json(made)
+    _root(made)
 
 
 def _reward_training(command: Maker, within: Any) -> None:
@@ -378,6 +412,10 @@ def _reward_action(name: str) -> Action:
         from headrace.commands.labels import label
 
         return label
+    if name == "anchors":
+        from headrace.commands.anchors import anchors
+
+        return anchors
     if name == "train":
         from headrace.commands.reward_training import train
 

@@ -18,7 +18,14 @@ from headrace.protocol.batches import BatchSequence, PolicyWindow, Shard
 from headrace.protocol.streams import KL, Coefficient, Float32, MarkName, Reward
 from learner.groups import Groups
 from learner.place import Place
-from learner.reads import Reads, is_right, reads_of, sampled_answers, sampled_windows
+from learner.reads import (
+    Reads,
+    as_the_critic_reads,
+    is_right,
+    reads_of,
+    sampled_answers,
+    sampled_windows,
+)
 from learner.sampled import Int64, Sampled
 from learner.segments import Segments, segments_of
 
@@ -153,12 +160,13 @@ def policy_half(
 
 def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.device) -> ValueHalf:
     """The ended trajectories of a shard."""
-    sampled = sampled_answers(shard.sequences, shard.values)
+    sequences = as_the_critic_reads(shard.sequences)
+    sampled = sampled_answers(sequences, shard.values)
     lengths = sampled.lengths.tolist()
     segments = segments_of(lengths, finished=[True] * len(lengths), device=device)
-    behaviour = [_logprobs(v.logprobs, shard.sequences[v.sequence]) for v in shard.values]
+    behaviour = [_logprobs(v.logprobs, sequences[v.sequence]) for v in shard.values]
     return ValueHalf(
-        reads=reads_of(shard.sequences, shard.values, sampled),
+        reads=reads_of(sequences, shard.values, sampled),
         segments=segments,
         rewards=_earned(sampled, [v.rewards for v in shard.values], segments, shape),
         behaviour=_tensor(sampled.pick(behaviour, np.float32), device),

@@ -22,7 +22,7 @@ from learner.engines import Engine, StepLog
 from learner.inference import infer
 from learner.packing import ranges
 from learner.place import Place
-from learner.reads import reads_of, sampled_windows, with_cuts
+from learner.reads import as_the_critic_reads, reads_of, sampled_windows, with_cuts
 from learner.segments import segment_ids, segment_lengths
 from learner.steps import MicroBatch, Steps
 
@@ -74,10 +74,10 @@ class CriticUpdate:
         self._extra = self.old[:0]
         if windows is not None:
             others = [w for w in everything if w.trajectory_id not in own]
-            sampled = sampled_windows(windows.sequences, others)
-            reads = reads_of(windows.sequences, others, sampled)
+            sequences = as_the_critic_reads(windows.sequences)
+            reads = reads_of(sequences, others, sampled_windows(sequences, others))
             if at_cuts:
-                reads = with_cuts(reads, windows.sequences, others)
+                reads = with_cuts(reads, sequences, others)
             self._extra = infer(
                 self._engine,
                 reads,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from headrace.protocol.batches import BatchSequence, PolicyWindow, ValueTrajectory
 from learner.sampled import Int64, Sampled, Stretch
@@ -50,6 +51,18 @@ def sampled_answers(
 ) -> Sampled:
     """The sampled tokens of whole trajectories."""
     return Sampled(sequences, [_whole(v.sequence, sequences[v.sequence]) for v in values])
+
+
+def as_the_critic_reads(sequences: Sequence[BatchSequence]) -> list[BatchSequence]:
+    """The sequences with what the value model alone is told as the end of their openings. Positions
+    are the same."""
+    return [s if s.aside is None else _told(s, s.aside) for s in sequences]
+
+
+def _told(sequence: BatchSequence, aside: npt.NDArray[np.int32]) -> BatchSequence:
+    opening, answer = np.split(sequence.token_ids, [sequence.opening])
+    ids = np.concatenate([opening, aside, answer])
+    return structs.replace(sequence, token_ids=ids, opening=opening.size + aside.size, aside=None)
 
 
 def _whole(index: int, sequence: BatchSequence) -> Stretch:

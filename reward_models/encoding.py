@@ -52,14 +52,22 @@ def chat_text(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def prompt_ids(tokenizer: Any, prompt: Prompt, mode: ChatMode) -> list[int]:
-    """Ids of a prompt; UserError for chat messages where the chat template is switched off."""
+def shown(tokenizer: Any, prompt: Prompt, mode: ChatMode) -> str:
+    """A prompt as the policy sees it, as text; UserError for chat messages where the chat template
+    is switched off."""
     if isinstance(prompt, str) and mode != "always":
-        return text_ids(tokenizer, prompt)
+        return prompt
     if mode == "never":
         raise UserError("a prompt has chat messages, but model.chat_template is 'never'")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    text = chat_text(tokenizer, messages)
+    return chat_text(tokenizer, messages)
+
+
+def prompt_ids(tokenizer: Any, prompt: Prompt, mode: ChatMode) -> list[int]:
+    """Ids of a prompt; UserError as of `shown`."""
+    text = shown(tokenizer, prompt, mode)
+    if isinstance(prompt, str) and mode != "always":
+        return text_ids(tokenizer, text)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

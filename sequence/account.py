@@ -124,6 +124,7 @@ class Account:
             record.info,
             record.trajectory_ids,
             record.messages,
+            record.aside,
         )
         for trajectory_id, seed in zip(record.trajectory_ids, record.seeds, strict=True):
             trajectory = Trajectory(

@@ -220,3 +220,4 @@ class Group:
     info: str
     trajectory_ids: list[int]
     messages: str = ""
+    aside: Int32 | None = None

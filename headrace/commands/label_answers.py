@@ -5,18 +5,16 @@ that a run gives it.
 """
 
 import argparse
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from headrace.commands.answers import items_of, load_tokenizer
+from headrace.commands.sampling import draw_seed, training_prompts
 from headrace.config.run import RunConfig
 from headrace.config.task import DatasetConfig
-from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-
-MAX_SKIPS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +57,8 @@ def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Ans
 
 
 def _unanswered(config: RunConfig, tokenizer: Any, samples: int) -> Iterator[Any]:
-    """The first training prompts of the task, those that are too long left out as in a run."""
-    from reward_models.encoding import prompt_ids
+    """The first training prompts of the task."""
     from tasks.answers import Answered
-    from tasks.source import build_source
 
-    source, longest = build_source(config.task, config.seed), config.task.max_prompt_length
-    position = skipped = 0
-    while samples:
-        row = source.row_at(position)
-        ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
-        position += 1
-        if len(ids) <= longest:
-            yield Answered(row.prompt, "", row.answer, row.info, finished=False, prompt_ids=ids)
-            samples, skipped = samples - 1, 0
-        elif (skipped := skipped + 1) == MAX_SKIPS:
-            raise UserError(
-                f"{MAX_SKIPS} prompts in a row are longer than task.max_prompt_length = {longest} "
-                "tokens; raise it or filter the dataset"
-            )
-
-
-def draw_seed(seed: int, prompt: Sequence[int], prefix: Sequence[int], number: int) -> int:
-    """Of one completion: a hash, so that it does not depend on what else is asked."""
-    text = f"{seed}/{list(prompt)}/{list(prefix)}/{number}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
+    for row, ids in islice(training_prompts(config, tokenizer), samples):
+        yield Answered(row.prompt, "", row.answer, row.info, finished=False, prompt_ids=ids)

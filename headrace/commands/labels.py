@@ -13,44 +13,28 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from headrace.commands.answers import load_tokenizer
 from headrace.commands.judges import serving_judges
-from headrace.commands.label_answers import Answer, answers_of, draw_seed
-from headrace.commands.label_file import LabelFile
+from headrace.commands.label_answers import Answer, answers_of
 from headrace.commands.reward import check_reward
-from headrace.commands.training import configured
-from headrace.config.checks import check_dataset, check_model, check_recipe
-from headrace.config.hub import is_hub_name, with_local_model
+from headrace.commands.row_file import RowFile
+from headrace.commands.sampling import UnjudgedError, draw_seed, sampling_config, side_by_side
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.processes.sampler import Sampler, open_sampler
 from headrace.protocol.messages import ScoreItem
 
 
-class RowFile(Protocol):
+class Rows(Protocol):
     """Where rows go."""
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep a row."""
-
-
-class UnjudgedError(Exception):
-    """A response that no judge could score: no label can follow from it."""
 
 
 def label(arguments: argparse.Namespace) -> int:
@@ -62,7 +46,7 @@ def label(arguments: argparse.Namespace) -> int:
     config = labelling_config(arguments)
     answers = list(answers_of(config, arguments))
     settings = _settings(config, arguments, answers)
-    file = LabelFile(arguments.out, settings)
+    file = RowFile(arguments.out, settings)
     began = time.monotonic()
     todo = [answer for answer in answers if answer.index not in file.rows]
     work = Work(config, arguments.k, fenced=arguments.fenced)
@@ -93,32 +77,13 @@ def label(arguments: argparse.Namespace) -> int:
 def labelling_config(arguments: argparse.Namespace) -> RunConfig:
     """The recipe, checked as far as it is used here, with the policy that is asked for. Its line
     reward model may be what the labels are for: it is not asked, and neither is a value model."""
-    if arguments.policy is not None:
-        folder = Path(arguments.policy).expanduser()
-        if not folder.is_dir() and not is_hub_name(arguments.policy):
-            raise UserError(f"no model folder at {arguments.policy}")
-        model = str(folder.resolve()) if folder.is_dir() else arguments.policy
-        arguments.overrides = [*arguments.overrides, f"model.path={json.dumps(model)}"]
-    arguments.overrides = [
-        *arguments.overrides,
-        "model.critic_path=null",
-        "reward.process.source=null",
-        "dashboard.enabled=false",
-    ]
-    config = configured(arguments)
-    sources = {n: s for n, s in config.reward.sources.items() if s.unit != "line"}
-    reward = config.reward.model_copy(update={"sources": sources})
-    config = config.model_copy(update={"reward": reward})
-    for name, source in reward.each().items():
+    config = sampling_config(arguments)
+    for name, source in config.reward.each().items():
         if source.unit == "group":
             raise UserError(
                 f"the source {name!r} scores groups, and a completion is judged by itself; label "
                 "with sources of the unit trajectory"
             )
-    check_recipe(config)
-    config = with_local_model(config, download=True)
-    check_model(config)
-    check_dataset(config)
     return check_reward(config)
 
 
@@ -156,17 +121,12 @@ class Work:
         """Answers that could not be labelled, in words."""
         self.tokens = 0
 
-    async def label_all(self, answers: Sequence[Answer], file: RowFile, total: int) -> None:
+    async def label_all(self, answers: Sequence[Answer], file: Rows, total: int) -> None:
         """Put a row of every answer into the file, in the order in which they are done."""
         from rewards.desk import open_desk
         from rewards.line_labels import PrefixLabeler
 
         capacity = self._config.generator.max_num_seqs
-        console = Console(stderr=True)
-        columns = (
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"), TimeElapsedColumn(), TimeRemainingColumn(),
-        )  # fmt: skip
         async with (
             serving_judges(self._config),
             open_sampler(self._config) as sampler,
@@ -183,28 +143,17 @@ class Work:
             # Few answers leave room for several completions of a prefix at a time.
             at_once = min(self._k, max(1, capacity // len(answers)))
             labeler = PrefixLabeler(complete, passes, k=self._k, at_once=at_once, find=self._find)
-            places = asyncio.Semaphore(capacity)
 
-            async def one(answer: Answer) -> None:
-                async with places:
-                    try:
-                        row = await self._row(answer, labeler, passes, sampler)
-                    except UnjudgedError as error:
-                        self.failures.append(f"answer {answer.index}: {error}")
-                    else:
-                        file.add(row)
-                told = f"{labeler.completions} completions"
-                progress.update(bar, advance=1, told=told)
-
-            with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-                done = total - len(answers)
-                bar = progress.add_task("answers", total=total, completed=done, told="")
+            async def one(answer: Answer) -> str:
                 try:
-                    async with asyncio.TaskGroup() as group:
-                        for answer in answers:
-                            group.create_task(one(answer))
-                except* (UserError, RunFailedError) as errors:
-                    raise _first(errors) from None
+                    row = await self._row(answer, labeler, passes, sampler)
+                except UnjudgedError as error:
+                    self.failures.append(f"answer {answer.index}: {error}")
+                else:
+                    file.add(row)
+                return f"{labeler.completions} completions"
+
+            await side_by_side(answers, one, at_once=capacity, total=total, title="answers")
             self.tokens = sampler.tokens
 
     def _completer(self, sampler: Sampler) -> Any:
@@ -302,8 +251,3 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "calls": sum(row["calls"] for row in rows),
         "completions": sum(row["completions"] for row in rows),
     }
-
-
-def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
-    found = errors.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found

@@ -11,8 +11,9 @@ from headrace.errors import UserError
 def check_reward(config: RunConfig, *, every: bool = False) -> RunConfig:
     """The configuration with what its reward functions ask for; UserError where one cannot be
     loaded, takes the response under no known name, or needs a column that the task does not have,
-    where a prompt has no source, and where a line reward model reads other tokens than the policy
-    writes. `every` kind is loaded, not functions alone."""
+    where a prompt has no source or lacks its anchor, and where a line reward model reads other
+    tokens than the policy writes. `every` kind is loaded, not functions alone."""
+    from headrace.commands.anchor_check import check_anchors
     from rewards.preflight import check_sources
     from tasks.source import info_columns
 
@@ -23,6 +24,7 @@ def check_reward(config: RunConfig, *, every: bool = False) -> RunConfig:
             key = f"reward.sources.{name}.options.model"
             check_tokens(key, Path(model), Path(config.model.path))
     reward = check_sources(config.reward, lambda: info_columns(config.task), every=every)
+    check_anchors(config)
     return config.model_copy(update={"reward": reward})
 
 

@@ -83,6 +83,11 @@ class ValueTargetConfig(StrictModel):
     warmup_explained_variance: float | None = Field(default=None, lt=1)
     """End the warm-up early once the explained variance reaches this."""
 
+    context: Literal["none", "anchor"] = "none"
+    """What the value model is told between the prompt and the answer, and the policy is not.
+    anchor: the answer that this one has to beat, for sources of the kind `pairwise` (Pairwise-RL).
+    """
+
 
 class BehaviourRatioConfig(StrictModel):
     """Ratio to the sampler's logprobs, weight 1: plain PPO around whatever sampled the token."""

@@ -29,6 +29,8 @@ PATH_KEYS = (
     "model.path", "model.critic_path", "task.path", "task.eval_path", "data.path", "data.eval_path",
 )  # fmt: skip
 JUDGE_PATH_KEYS = ("path", "chat_template")
+PATH_OPTIONS = {"prm": ("model",), "pairwise": ("model", "anchors")}
+"""The options of a kind of rewards that are paths."""
 Table = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)
 
@@ -126,7 +128,8 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
 
 
 def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
-    """Tables and keys in them where a path may stand."""
+    """Tables and keys in them where a path may stand: keys of sections, and options of kinds that
+    ask a reward model."""
     for dotted in PATH_KEYS:
         section, key = dotted.split(".")
         if isinstance(place := table.get(section), dict):
@@ -134,9 +137,12 @@ def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
     reward = table.get("reward")
     for judge in _tables_in(reward, "judges"):
         yield from ((judge, key) for key in JUDGE_PATH_KEYS)
-    for source in _tables_in(reward, "sources"):
-        if source.get("kind") == "prm" and isinstance(options := source.get("options"), dict):
-            yield options, "model"
+    alone = [reward] if isinstance(reward, dict) else []
+    for source in (*alone, *_tables_in(reward, "sources")):
+        options = source.get("options")
+        names = PATH_OPTIONS.get(str(source.get("kind")), ())
+        if isinstance(options, dict):
+            yield from ((options, name) for name in names)
 
 
 def _tables_in(section: object, key: str) -> list[Table]:

@@ -12,7 +12,7 @@ from headrace.config.reward_monitors import AlertConfig, AuditConfig
 Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "slime", "rllm", "plain"]
 Kind = Literal[
     "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code",
-    "judge", "prm",
+    "judge", "prm", "pairwise",
 ]  # fmt: skip
 Unit = Literal["trajectory", "group", "line"]
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -44,8 +44,9 @@ class SourceConfig(StrictModel):
     callable named by `function`, or those in `functions`. choice: multiple choice. text: strings,
     expressions, formats. instruction: checks of length, words, form. number: tolerance and units.
     sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox.
-    judge: another language model. prm: lines, by a line reward model. See docs/verifiers.md,
-    docs/sandbox.md, docs/judges.md and docs/process-rewards.md."""
+    judge: another language model. prm: lines, by a line reward model. pairwise: how likely the
+    answer beats its prompt's anchor, by a pairwise reward model. See docs/verifiers.md,
+    docs/sandbox.md, docs/judges.md, docs/process-rewards.md and docs/pairwise-rl.md."""
 
     unit: Unit = "trajectory"
     """What is scored at once. trajectory: each response when it has ended. group: all responses to

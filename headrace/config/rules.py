@@ -73,6 +73,12 @@ def _prefix_is_fresh(config: RunConfig) -> bool:
     return in_rounds or generator.kv_on_update == "recompute"
 
 
+def _tells_anchors(config: RunConfig) -> bool:
+    """Whether the value model reads anchors."""
+    value = config.algorithm.value
+    return value is not None and value.context == "anchor"
+
+
 def _too_long_for_a_message(config: RunConfig) -> bool:
     """Whether a single answer, with everything known of its tokens, can be too large for a
     message."""
@@ -81,6 +87,7 @@ def _too_long_for_a_message(config: RunConfig) -> bool:
         length=config.task.max_response_length,
         window=config.window,
         members=config.schedule.num_generations,
+        aside=config.task.max_response_length if _tells_anchors(config) else 0,
     )
     return longest > config.transport.max_message_mib * 2**20
 
@@ -297,6 +304,12 @@ RULES: tuple[Rule, ...] = (
         "model.critic_path",
         lambda c: c.model.critic_path is not None and c.algorithm.value is None,
         "names a value model, and this algorithm has none; leave it out, or add [algorithm.value]",
+    ),
+    Rule(
+        "algorithm.value.context",
+        lambda c: _tells_anchors(c)
+        and not any(source.kind == "pairwise" for source in c.reward.each().values()),
+        '"anchor" is for sources of rewards of the kind "pairwise", and there is none',
     ),
     Rule(
         "algorithm.value.warmup_explained_variance",

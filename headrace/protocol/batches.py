@@ -14,16 +14,19 @@ import numpy as np
 from headrace.protocol.streams import Coefficient, Float32, Int32, Mark, Reward, Span
 
 
-class BatchSequence(msgspec.Struct, frozen=True, kw_only=True):
+class BatchSequence(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One sequence from its first token, the opening included, to the last one that a segment of
     the same part reads. `opening` is how many tokens stand before position 0. `sampled` are the
-    position runs [start, end) that the policy sampled, in order; every other token is context."""
+    position runs [start, end) that the policy sampled, in order; every other token is context.
+    `aside` are tokens that the value model reads between the opening and position 0, and the policy
+    does not."""
 
     trajectory_id: int
     group_id: int
     token_ids: Int32
     opening: int
     sampled: list[tuple[int, int]]
+    aside: Int32 | None = None
 
 
 class PolicyWindow(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +126,9 @@ def _entry_bytes(entry: int | tuple[int, int] | msgspec.Struct) -> int:
     return size + len(getattr(entry, "name", "").encode())
 
 
-def longest_part_bytes(*, opening: int, length: int, window: int, members: int) -> int:
+def longest_part_bytes(
+    *, opening: int, length: int, window: int, members: int, aside: int = 0
+) -> int:
     """Bytes of the part that no cutting makes smaller: one answer with all that can be known of
     each token, in a window or for the value model, and the scores of its group.
 
@@ -132,6 +137,7 @@ def longest_part_bytes(*, opening: int, length: int, window: int, members: int) 
         length: positions of the answer.
         window: positions of a window.
         members: trajectories of a group.
+        aside: tokens that the value model alone reads.
     """
     # One object stands for all of a list's entries: their sizes are the same.
     rewards = [Reward(0.0, 0)] * length
@@ -143,6 +149,7 @@ def longest_part_bytes(*, opening: int, length: int, window: int, members: int) 
         token_ids=np.zeros(opening + length, np.int32),
         opening=opening,
         sampled=[(0, 0)] * (length // 2 + 1),
+        aside=np.zeros(aside, np.int32),
     )
     policy = PolicyWindow(
         window_id=0,

@@ -60,6 +60,8 @@ class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
     seeds: list[int]
     pieces: list[Piece] = []
     """The opening's pieces, counted from its own first token; empty: one prompt of the user."""
+    aside: Int32 | None = None
+    """Tokens that the value model reads between the opening and position 0."""
 
 
 class LeaseIssued(Record, frozen=True, kw_only=True, tag=True):

@@ -29,6 +29,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "code": "rewards.kinds.program",
         "judge": "rewards.kinds.judge",
         "prm": "rewards.kinds.prm",
+        "pairwise": "rewards.kinds.pairwise",
     }
 )
 """Module of each kind, by its name."""

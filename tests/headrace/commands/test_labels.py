@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import main
-from headrace.commands.label_file import LabelFile
+from headrace.commands.row_file import RowFile
 from headrace.errors import RunFailedError, UserError
 from sandbox.layers import LAYERS
 from tasks.character_tokenizer import build_tokenizer
@@ -124,16 +124,16 @@ def test_a_labelling_that_was_interrupted_goes_on(
         tmp_path / "answers.jsonl",
         *({"prompt": "a1b2=", "completion": text, "answer": "3"} for text, _ in ANSWERS[:2]),
     )
-    out, kept = tmp_path / "labels.jsonl", LabelFile.add
+    out, kept = tmp_path / "labels.jsonl", RowFile.add
 
-    def add(self: LabelFile, row: dict[str, Any]) -> None:
+    def add(self: RowFile, row: dict[str, Any]) -> None:
         if row["index"] == 1:
             raise RunFailedError("the disk is full")
         kept(self, row)
 
     words = ["reward", "label", str(recipe), "--out", str(out), "--answers", file]
     with monkeypatch.context() as patch:
-        patch.setattr(LabelFile, "add", add)
+        patch.setattr(RowFile, "add", add)
         assert main([*words, "--k", "4"]) == 1
     assert not out.exists()
     assert main([*words, "--k", "5"]) == 2
@@ -144,22 +144,22 @@ def test_a_labelling_that_was_interrupted_goes_on(
 
 def test_rows_of_an_interrupted_file_are_kept_and_a_torn_one_is_not(tmp_path: Path) -> None:
     out, settings = tmp_path / "labels.jsonl", {"k": 8, "policy": "here"}
-    file = LabelFile(out, settings)
+    file = RowFile(out, settings)
     file.add({"index": 1, "revised": True})
     file.add({"index": 0, "revised": False})
     part = tmp_path / "labels.jsonl.part"
     part.write_text(part.read_text() + '{"index": 2, "rev')
-    again = LabelFile(out, settings)
+    again = RowFile(out, settings)
     assert sorted(again.rows) == [0, 1]
     again.add({"index": 2, "revised": True})
-    assert sorted(LabelFile(out, settings).rows) == [0, 1, 2]
-    assert LabelFile(out, settings).finish(lambda row: bool(row["revised"])) == 2
+    assert sorted(RowFile(out, settings).rows) == [0, 1, 2]
+    assert RowFile(out, settings).finish(lambda row: bool(row["revised"])) == 2
     assert [row["index"] for row in read(out)] == [1, 2]
     assert not part.exists()
     with pytest.raises(UserError, match="there already"):
-        LabelFile(out, settings)
+        RowFile(out, settings)
     with pytest.raises(UserError, match="there is no folder"):
-        LabelFile(tmp_path / "none" / "labels.jsonl", settings)
+        RowFile(tmp_path / "none" / "labels.jsonl", settings)
 
 
 def test_answers_are_sampled_and_the_same_each_time(

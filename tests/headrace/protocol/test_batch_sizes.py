@@ -35,7 +35,7 @@ REWARDS = several(st.builds(Reward, VALUE, INDEX))
 COEFFICIENTS = several(st.builds(Coefficient, st.text(max_size=40), VALUE, INDEX, INDEX))
 SEQUENCES = st.builds(
     BatchSequence, trajectory_id=NUMBER, group_id=NUMBER, token_ids=IDS, opening=INDEX,
-    sampled=several(RUN),
+    sampled=several(RUN), aside=st.none() | IDS,
 )  # fmt: skip
 WINDOWS = st.builds(
     PolicyWindow, window_id=NUMBER, trajectory_id=NUMBER, sequence=INDEX, start=INDEX, end=INDEX,

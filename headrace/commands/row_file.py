@@ -1,7 +1,7 @@
-"""The file that `headrace reward label` writes: gone on with while it is made, then whole.
+"""The file that `headrace reward label` or `anchors` writes: gone on with, then whole.
 
 In: rows as they come. Out: `NAME.part`, one row a line behind a line with the settings it is made
-with, and in the end the file itself, its rows in the order of the answers. Promises: a command that
+with, and in the end the file itself, its rows in the order of their index. Promises: a command that
 was interrupted goes on where it was; rows of other settings are never mixed in; the file appears
 whole or not at all.
 """
@@ -18,8 +18,8 @@ from headrace.errors import UserError
 Row = dict[str, Any]
 
 
-class LabelFile:
-    """Rows by the index of their answer."""
+class RowFile:
+    """Rows by the index of what they are about."""
 
     def __init__(self, path: Path, settings: Row) -> None:
         """UserError where the file is there already, where its folder is not, and where what was
