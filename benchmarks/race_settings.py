@@ -75,7 +75,7 @@ class Setting:
     in_play: float = 2.75
     warmup_trajectories: int = 512
     seeds: tuple[int, ...] = (11, 12, 13, 14, 15)
-    tuning_seeds: tuple[int, ...] = (101,)
+    tuning_seeds: tuple[int, ...] = (101, 102)
     windows: tuple[int, ...] = ()
     tails: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     num_prompts: int = 1024
