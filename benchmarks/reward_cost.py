@@ -6,7 +6,8 @@ second, and processor seconds of the worker and its scoring children for each. P
 counted while all slots of the generator were full; start-up of the worker is no part of the cost;
 an answer that cannot be scored is a RunFailedError.
 
-A policy before training writes the shortest answers, so no later one finishes as many a second.
+A policy before training writes the shortest answers, and in an evaluation a generator may use the
+learner's core: training finishes fewer answers a second.
 """
 
 import asyncio

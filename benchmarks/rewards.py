@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             f"{found['math_core_share']:.2%} of a core (goal: at most 5 %)",
             flush=True,
         )
-        streams = {}
+        streams: dict[str, Stream] = {}
         for kind in KINDS:
             streams[kind] = asyncio.run(stream(root / kind, kind, options.pairs))
             figures = _figures([streams[kind]])

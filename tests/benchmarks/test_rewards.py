@@ -13,6 +13,7 @@ from benchmarks.slow_stream import (
     LOAD,
     SLOTS,
     STEP_S,
+    Kind,
     Stream,
     Turn,
     config,
@@ -122,7 +123,7 @@ def test_ratios_are_of_pairs() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_generator_asks_for_less_than_the_slow_source_can_do(kind: str) -> None:
+def test_the_generator_asks_for_less_than_the_slow_source_can_do(kind: Kind) -> None:
     answers_per_s = SLOTS / STEP_S / mean_length(kind)
     assert answers_per_s == pytest.approx(LOAD * most_per_s(kind))
 
@@ -144,7 +145,7 @@ async def test_turns_go_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_real_stream_has_turns_of_both_kinds(tmp_path: Path, kind: str) -> None:
+async def test_a_real_stream_has_turns_of_both_kinds(tmp_path: Path, kind: Kind) -> None:
     found = await stream(tmp_path / "run", kind, 1)
     ((instant, slow),) = found.pairs
     assert (instant.slow, slow.slow) == (False, True)
