@@ -28,7 +28,8 @@ from benchmarks.machine_state import Watch
 from benchmarks.reward_cost import Answers, Cost, cost, generate
 from benchmarks.rows import RESULTS, Rows
 from benchmarks.slow_source import SECONDS, TURN_S
-from benchmarks.slow_stream import CHILDREN, IN_FLIGHT, KINDS, LOAD, SLOTS, Stream, stream
+from benchmarks.slow_stream import CHILDREN, IN_FLIGHT, KINDS, LOAD, SLOTS, stream
+from benchmarks.slow_turns import Stream
 from headrace.config.load import load_recipe
 
 RECIPE = "recipes/quickstart.toml"

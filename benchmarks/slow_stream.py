@@ -1,7 +1,7 @@
 """A stream whose rewards are slow in every second turn of the clock.
 
-In: a kind of source, and how many pairs of turns. Out: `Turn`s, what the coordinator's journal says
-of each. Coordinator, reward worker and its children are the real ones, each a process; so is the
+In: a kind of source, and how many pairs of turns. Out: what the coordinator's journal says of each
+(`benchmarks.slow_turns`). Coordinator, reward worker and its children are the real ones, each a process; so is the
 generator's loop, whose engine is scripted and makes a token every `STEP_S` in each of `SLOTS`
 slots, whatever else happens. The learner is scripted: it takes `UPDATE_S` for a batch. Promises:
 answers end at `LOAD` of the rate that the slow source can score at all; an answer without a score
@@ -12,17 +12,15 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import math
 import os
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.slow_source import SECONDS, TURN_S, slow_at
+from benchmarks.slow_source import SECONDS, TURN_S
+from benchmarks.slow_turns import Stream, read_turns
 from generators.fake_engine import FakeEngine
 from generators.loop import GeneratorLoop
 from generators.policy_files import read_config
@@ -43,13 +41,6 @@ from headrace.protocol.messages import (
     WeightNotice,
     Welcome,
 )
-from headrace.protocol.records import (
-    ChunkArrived,
-    LeaseIssued,
-    RewardArrived,
-    TrajectoryEnded,
-    UpdateCommitted,
-)
 from headrace.protocol.sockets import Dealer, Link, Pulse
 from storage.run_store import RunStore
 
@@ -64,8 +55,6 @@ STEP_S = 0.02
 WINDOW = 30
 UPDATE_S = 0.2
 LOAD = 0.8
-SETTLE_S = 1.0
-"""A turn's first second is not measured: scores of the turn before are still to come."""
 MODEL = ROOT / "recipes" / "models" / "chain-sums-cold"
 PATIENCE_S = 60.0
 
@@ -106,100 +95,6 @@ def config(kind: Kind, pairs: int) -> RunConfig:
             "stop": {"train_time_s": (2 * pairs + 2) * TURN_S},
         }
     )
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What a stream did in a turn, `SETTLE_S` at its beginning apart."""
-
-    slow: bool
-    tokens_per_s: float
-    """Generated, and accepted by the coordinator."""
-    answers_per_s: float
-    longest_free_s: float
-    """The longest time from the end of an answer to the next one in its slot."""
-    most_unscored: int
-    """Most answers that had ended and had no score."""
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Turns in pairs, (instant, slow), and tokens trained a second over all of them."""
-
-    pairs: list[tuple[Turn, Turn]]
-    trained_per_s: float
-
-
-def longest_free(
-    ended: Iterable[float], leased: Iterable[float], slots: int, start: float, end: float
-) -> float:
-    """The longest that a slot was free between `start` and `end`, slots being filled in the order
-    in which they became free. Before their first lease they do not count."""
-    free: deque[float | None] = deque([None] * slots)
-    longest = 0.0
-    events = [*((at, True) for at in leased), *((at, False) for at in ended)]
-    for at, taken in sorted(events):
-        if at > end:
-            break
-        if not taken:
-            free.append(at)
-        elif (since := free.popleft()) is not None and at >= start:
-            longest = max(longest, at - max(since, start))
-    return max([longest, *(end - max(at, start) for at in free if at is not None)])
-
-
-def read_turns(records: Sequence[object], pairs: int) -> Stream:
-    """What a journal says of the first so many pairs. RunFailedError where an answer got no score
-    or the run was too short."""
-    lost = [r for r in records if isinstance(r, RewardArrived) and r.status != "ok"]
-    if lost:
-        raise RunFailedError(f"an answer was not scored: {lost[0].status}, {lost[0].error}")
-    commits = [r for r in records if isinstance(r, UpdateCommitted)]
-    if len(commits) < 2:
-        raise RunFailedError("the stream trained nothing")
-    first = math.ceil(commits[0].at / TURN_S)
-    # What follows the last update but one may be the run's end.
-    whole = (int(commits[-2].at // TURN_S) - first) // 2
-    if whole < pairs:
-        raise RunFailedError(f"the stream lasted for {whole} pairs of turns, not for {pairs}")
-    turns = [_turn(records, (first + n) * TURN_S) for n in range(2 * pairs)]
-    seconds = commits[-2].at - commits[0].at
-    return Stream(
-        [(b, a) if a.slow else (a, b) for a, b in zip(turns[::2], turns[1::2], strict=True)],
-        (commits[-2].trained_tokens - commits[0].trained_tokens) / seconds,
-    )
-
-
-def _turn(records: Sequence[object], began: float) -> Turn:
-    start, end = began + SETTLE_S, began + TURN_S
-    chunks = [r for r in records if isinstance(r, ChunkArrived)]
-    ended = [r.at for r in records if isinstance(r, TrajectoryEnded)]
-    scored = [r.at for r in records if isinstance(r, RewardArrived)]
-    return Turn(
-        slow=slow_at(began),
-        tokens_per_s=sum(c.token_ids.size for c in chunks if start < c.at <= end) / (end - start),
-        answers_per_s=sum(start < at <= end for at in ended) / (end - start),
-        longest_free_s=longest_free(
-            (c.at for c in chunks if c.finish is not None),
-            (r.at for r in records if isinstance(r, LeaseIssued)),
-            SLOTS,
-            start,
-            end,
-        ),
-        most_unscored=most_open(ended, scored, start, end),
-    )
-
-
-def most_open(began: Iterable[float], ended: Iterable[float], start: float, end: float) -> int:
-    """Most things that had begun and not ended, at any time between `start` and `end`."""
-    now, most = 0, 0
-    for at, change in sorted([*((at, 1) for at in began), *((at, -1) for at in ended)]):
-        if at > end:
-            break
-        if at > start:
-            most = max(most, now)
-        now += change
-    return max(most, now)
 
 
 class Learner:
@@ -328,6 +223,6 @@ async def stream(folder: Path, kind: Kind, pairs: int) -> Stream:
             raise RunFailedError((folder / "coordinator.log").read_text()[-2000:])
     store = RunStore.open(folder)
     try:
-        return read_turns(list(store.replay()), pairs)
+        return read_turns(list(store.replay()), pairs, slots=SLOTS)
     finally:
         store.close()

@@ -14,15 +14,12 @@ from benchmarks.slow_stream import (
     SLOTS,
     STEP_S,
     Kind,
-    Stream,
-    Turn,
     config,
-    longest_free,
     mean_length,
-    most_open,
     most_per_s,
     stream,
 )
+from benchmarks.slow_turns import Stream, Turn, longest_free, most_open
 from headrace.config.load import load_recipe
 from headrace.errors import RunFailedError
 from headrace.install import ROOT
