@@ -1,11 +1,11 @@
 """A stream whose rewards are slow in every second turn of the clock.
 
 In: a kind of source, and how many pairs of turns. Out: what the coordinator's journal says of each
-(`benchmarks.slow_turns`). Coordinator, reward worker and its children are the real ones, each a process; so is the
-generator's loop, whose engine is scripted and makes a token every `STEP_S` in each of `SLOTS`
-slots, whatever else happens. The learner is scripted: it takes `UPDATE_S` for a batch. Promises:
-answers end at `LOAD` of the rate that the slow source can score at all; an answer without a score
-is a RunFailedError.
+(`benchmarks.slow_turns`). Coordinator, reward worker and its children are the real ones, each a
+process. The generator's loop is real, too; its engine is scripted and makes a token every `STEP_S`
+in each of `SLOTS` slots, whatever else happens. The learner is scripted: it takes `UPDATE_S` for a
+batch. Promises: answers end at `LOAD` of the rate that the slow source can score at all; an answer
+without a score is a RunFailedError.
 """
 
 import asyncio
