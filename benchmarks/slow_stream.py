@@ -1,0 +1,228 @@
+"""A stream whose rewards are slow in every second turn of the clock.
+
+In: a kind of source, and how many pairs of turns. Out: what the coordinator's journal says of each
+(`benchmarks.slow_turns`). Coordinator, reward worker and its children are the real ones, each a
+process. The generator's loop is real, too; its engine is scripted and makes a token every `STEP_S`
+in each of `SLOTS` slots, whatever else happens. The learner is scripted: it takes `UPDATE_S` for a
+batch. Promises: answers end at `LOAD` of the rate that the slow source can score at all; an answer
+without a score is a RunFailedError.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.slow_source import SECONDS, TURN_S
+from benchmarks.slow_turns import Stream, read_turns
+from generators.fake_engine import FakeEngine
+from generators.loop import GeneratorLoop
+from generators.policy_files import read_config
+from headrace.config.run import RunConfig
+from headrace.errors import RunFailedError
+from headrace.install import ROOT
+from headrace.protocol.identity import identity_of
+from headrace.protocol.messages import (
+    Batch,
+    BatchPart,
+    CheckpointDone,
+    CheckpointRequest,
+    Goodbye,
+    Hello,
+    Message,
+    Shutdown,
+    UpdateDone,
+    WeightNotice,
+    Welcome,
+)
+from headrace.protocol.sockets import Dealer, Link, Pulse
+from storage.run_store import RunStore
+
+Kind = Literal["coroutine", "function"]
+KINDS: tuple[Kind, ...] = ("coroutine", "function")
+IN_FLIGHT = 32
+"""Answers that the coroutine scores at a time."""
+CHILDREN = 8
+"""Processes of the function, each with one answer at a time."""
+SLOTS = 32
+STEP_S = 0.02
+WINDOW = 30
+UPDATE_S = 0.2
+LOAD = 0.8
+MODEL = ROOT / "recipes" / "models" / "chain-sums-cold"
+PATIENCE_S = 60.0
+
+
+def most_per_s(kind: Kind) -> float:
+    """Answers a second that the slow source can score."""
+    return (IN_FLIGHT if kind == "coroutine" else CHILDREN) / SECONDS
+
+
+def mean_length(kind: Kind) -> float:
+    """Tokens of an answer, so that they end at `LOAD` of that rate."""
+    return SLOTS / STEP_S / (LOAD * most_per_s(kind))
+
+
+def config(kind: Kind, pairs: int) -> RunConfig:
+    """A run that lasts for so many pairs of turns, and for one more in which it starts."""
+    reward: dict[str, object] = {
+        "kind": "function",
+        "function": f"{ROOT / 'benchmarks' / 'slow_source.py'}:{kind}",
+    }
+    reward |= {"concurrency": IN_FLIGHT} if kind == "coroutine" else {"children": CHILDREN}
+    return RunConfig.model_validate(
+        {
+            "model": {"path": str(MODEL)},
+            # So long that no answer meets the limit: such a one would not be scored.
+            "task": {
+                "kind": "chain_sums",
+                "max_prompt_length": 80,
+                "max_response_length": round(20 * mean_length(kind)),
+            },
+            "algorithm": {"advantages": {"kind": "egae"}, "value": {"warmup_updates": 0}},
+            "schedule": {"mode": "streaming", "window": WINDOW},
+            "generator": {"max_num_seqs": SLOTS, "ahead": 0},
+            "reward": reward,
+            "evaluation": {"before": False, "after": False},
+            "storage": {"token_diagnostics": False},
+            "transport": {"heartbeat_timeout_s": 60.0, "stall_timeout_s": 60.0},
+            "stop": {"train_time_s": (2 * pairs + 2) * TURN_S},
+        }
+    )
+
+
+class Learner:
+    """Says done to every batch after `UPDATE_S`, with weights that never change."""
+
+    def __init__(self, link: Link) -> None:
+        self._identity = identity_of("learner-0")
+        self._dealer = Dealer(link, self._identity)
+        self._link = link
+        self._batch: Batch | None = None
+        self._left = 0
+
+    async def run(self) -> None:
+        """Until the coordinator ends the run."""
+        with Pulse(self._link, self._identity, interval_s=1.0):
+            await self._dealer.send(
+                Hello(role="learner", name="learner-0", pid=os.getpid(), host="")
+            )
+            while not isinstance(message := await self._dealer.receive(), Shutdown):
+                await self._answer(message)
+            await self._dealer.send(Goodbye())
+        self._dealer.close()
+
+    async def _answer(self, message: Message) -> None:
+        match message:
+            case Welcome():
+                await self._dealer.send(_notice(message.publish_as, 0))
+            case Batch():
+                self._batch, self._left = message, sum(message.parts)
+            case BatchPart() if self._batch is not None:
+                self._left -= 1
+                if not self._left:
+                    await self._done(self._batch)
+            case CheckpointRequest():
+                path = f"step_{message.update}"
+                await self._dealer.send(CheckpointDone(update=message.update, path=path))
+            case _:
+                pass
+
+    async def _done(self, batch: Batch) -> None:
+        await asyncio.sleep(UPDATE_S)
+        await self._dealer.send(
+            UpdateDone(
+                update=batch.update,
+                lineage=batch.lineage,
+                metrics={},
+                diagnostics=[],
+                notice=_notice(batch.publish_as, batch.update),
+                checkpoint=f"step_{batch.update}" if batch.checkpoint else None,
+            )
+        )
+
+
+def _notice(version: int, update: int) -> WeightNotice:
+    path = MODEL / "model.safetensors"
+    data = path.read_bytes()
+    return WeightNotice(
+        version=version,
+        update=update,
+        sha256=hashlib.sha256(data).hexdigest(),
+        num_bytes=len(data),
+        sources=[f"file:{path}"],
+    )
+
+
+async def _generator(link: Link, kind: Kind, weights: Path) -> None:
+    model = read_config(str(MODEL)).get_text_config()
+    engine = FakeEngine(
+        vocab_size=model.vocab_size,
+        end_token_id=model.eos_token_id,
+        mean_length=mean_length(kind),
+        step_s=STEP_S,
+    )
+    identity = identity_of("generator-0")
+    dealer = Dealer(link, identity)
+    hello = Hello(role="generator", name="generator-0", pid=os.getpid(), host="", capacity=SLOTS)
+    loop = GeneratorLoop(engine, dealer, hello, chunk_tokens=WINDOW, weights_folder=weights)
+    with Pulse(link, identity, interval_s=1.0):
+        await loop.run()
+    dealer.close()
+
+
+@contextlib.contextmanager
+def _process(module: str, *options: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A role's process, ended at the end of the block."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *options], stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _address(folder: Path, process: "subprocess.Popen[bytes]") -> str:
+    announced = folder / "coordinator.json"
+    while not announced.exists():
+        if process.poll() is not None:
+            raise RunFailedError((folder / "coordinator.log").read_text())
+        await asyncio.sleep(0.05)
+    return str(json.loads(announced.read_text())["address"])
+
+
+async def stream(folder: Path, kind: Kind, pairs: int) -> Stream:
+    """One run, in a folder of its own."""
+    folder.mkdir(parents=True)
+    (folder / "resolved.json").write_text(config(kind, pairs).model_dump_json())
+    with contextlib.ExitStack() as stack:
+        coordinator = stack.enter_context(
+            _process("coordinator.run", "--run-dir", str(folder), log=folder / "coordinator.log")
+        )
+        address = await _address(folder, coordinator)
+        stack.enter_context(
+            _process(
+                *("rewards.run", "--connect", address, "--name", "reward-0"),
+                log=folder / "reward.log",
+            )
+        )
+        link = Link(address)
+        async with asyncio.timeout(PATIENCE_S + 2 * pairs * TURN_S), asyncio.TaskGroup() as group:
+            group.create_task(Learner(link).run())
+            group.create_task(_generator(link, kind, folder / "weights"))
+        if await asyncio.to_thread(coordinator.wait, 30):
+            raise RunFailedError((folder / "coordinator.log").read_text()[-2000:])
+    store = RunStore.open(folder)
+    try:
+        return read_turns(list(store.replay()), pairs, slots=SLOTS)
+    finally:
+        store.close()
