@@ -115,6 +115,11 @@ def beats(score: float, anchor: float) -> float:
     return 1.0 / (1.0 + math.exp(-SHARPNESS * (score - anchor)))
 
 
+def said_beats(score: str, anchor: str) -> float:
+    """The same of scores that are written out."""
+    return beats(float(score), float(anchor))
+
+
 def truths(answers: Answers) -> list[float]:
     """1 for each right answer."""
     return [hacking_task.truth(*pair) for pair in zip(answers.prompts, answers.texts, strict=True)]
@@ -179,9 +184,7 @@ def anchors(folder: Path, seed: int) -> Row:
         best = []
         for first in range(0, len(known), SAMPLES):
             own = known[first : first + count]
-            names = [str(place) for place in range(len(own))]
-            place = best_of(names, lambda a, b, own=own: beats(own[int(a)], own[int(b)])).place
-            best.append(own[place])
+            best.append(own[best_of(list(map(str, own)), said_beats).place])
         found[f"best of {count}"] = fmean(map(beats, answers, best))
     found["right"] = fmean(beats(answer, 1.0) for answer in answers)
     values = list(found.values())

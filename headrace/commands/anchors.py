@@ -39,7 +39,7 @@ PROMPTS = 1024
 class Prompt(NamedTuple):
     """A prompt that gets an anchor. `text` is how the policy sees it."""
 
-    index: int
+    place: int
     row: Any
     ids: list[int]
     text: str
@@ -56,7 +56,7 @@ def anchors(arguments: argparse.Namespace) -> int:
     prompts = work.prompts(arguments.prompts)
     file = RowFile(arguments.out, work.settings(prompts))
     began = time.monotonic()
-    todo = [prompt for prompt in prompts if prompt.index not in file.rows]
+    todo = [prompt for prompt in prompts if prompt.place not in file.rows]
     if todo:
         asyncio.run(work.pick_all(todo, file, len(prompts)))
     if not file.rows:
@@ -125,10 +125,10 @@ class Work:
             count = len(source.training) if count is None else count
         left, repeated = PROMPTS if count is None else count, 0
         while left and repeated < MAX_SKIPS:
-            one = next(stream, None)
-            if one is None:
+            asked = next(stream, None)
+            if asked is None:
                 break
-            new = keep(one, out=False)
+            new = keep(asked, out=False)
             left, repeated = left - new, 0 if new else repeated + 1
         return list(found.values())
 
@@ -173,7 +173,7 @@ class Work:
         best = await self._judges.pick(prompt.source, prompt.row, prompt.text, prompt.ids, answers)
         return {
             **prompt.row.info,
-            "index": prompt.index,
+            "index": prompt.place,
             "id": prompt.row.id,
             "prompt": prompt.row.prompt,
             "answer": prompt.row.answer,

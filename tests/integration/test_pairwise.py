@@ -35,7 +35,7 @@ def test_anchors_are_made_and_answers_earn_by_beating_them(tmp_path: Path) -> No
     (run_dir,) = [path for path in root.iterdir() if path.is_dir()]
 
     sources = queries.reward_sources(run_dir).set_index("source")
-    assert sources.loc["pairs", "audits"] > 0
+    assert sources["audits"].sum() > 0
     rows = queries.trajectory_page(run_dir, where="purpose = 'train'", limit=10_000).rows
     ended = rows[rows["reward_status"] == "ok"]
     assert len(ended) >= 16 * UPDATES

@@ -126,7 +126,11 @@ def test_the_best_of_n_is_the_best_by_a_source_and_by_the_model(
     scorer = PairScorer(judge)
     for row in read(kitchen.anchors):
         prompt, answers = row["prompt"], tasted[row["prompt"]]
-        best = best_of(answers, lambda a, b, q=prompt: scorer.pair(q, a, b).r)
+
+        def beats(a: str, b: str, prompt: str = prompt) -> float:
+            return scorer.pair(prompt, a, b).r
+
+        best = best_of(answers, beats)
         assert row["anchor"] == answers[best.place]
         assert row["anchor_score"] == pytest.approx(best.score, abs=1e-5)
         assert row["anchor_by"] == "pairs"
