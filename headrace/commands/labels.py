@@ -128,8 +128,8 @@ class Work:
         capacity = self._config.generator.max_num_seqs
         async with open_sampler(self._config) as sampler, open_desk(self._config.reward) as desk:
 
-            async def passes(answer: Answer, ids: Sequence[int], finished: bool) -> bool:
-                score = await desk.score(self._item(answer, ids, finished=finished))
+            async def passes(row: Answer, ids: Sequence[int], finished: bool) -> bool:
+                score = await desk.score(self._item(row, ids, finished=finished))
                 if score.status != "ok":
                     raise UnjudgedError(f"{score.status}: {score.error}")
                 return score.correct
