@@ -109,11 +109,17 @@ def step(model: Any, optimizer: torch.optim.Optimizer, answers: Answers, pay: Pa
     """One update: log probability times reward less the group's mean."""
     pairs = zip(answers.prompts, answers.texts, strict=True)
     rewards = torch.tensor([pay(*pair) for pair in pairs]).reshape(-1, SAMPLES)
-    advantages = (rewards - rewards.mean(dim=1, keepdim=True)).reshape(-1, 1)
+    reinforce(model, optimizer, answers, (rewards - rewards.mean(dim=1, keepdim=True)).flatten())
+
+
+def reinforce(
+    model: Any, optimizer: torch.optim.Optimizer, answers: Answers, advantages: Tensor
+) -> None:
+    """One update by log probability times advantage, [n] for n answers."""
     opening = answers.ids.shape[1] - MAX_TOKENS
     logits = model(answers.ids).logits[:, opening - 1 : -1].float()
     new = logits.log_softmax(-1).gather(-1, answers.ids[:, opening:, None])[..., 0]
-    loss = -(new * advantages * answers.mask).sum() / answers.mask.sum()
+    loss = -(new * advantages[:, None] * answers.mask).sum() / answers.mask.sum()
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -25,8 +25,7 @@ class Asides:
         self._config, self._tokenizer = config, tokenizer
         self._files: dict[str, dict[str, Anchor]] = {}
         self._columns: dict[str, str] = {}
-        value = config.algorithm.value
-        if value is None or value.context != "anchor":
+        if not config.algorithm.reads_anchors:
             return
         for name, source in config.reward.each().items():
             if source.kind == "pairwise" and (file := source.options.get("anchors")):

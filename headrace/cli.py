@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from headrace.cli_options import Maker, offer_json, take_overrides, take_root
+from headrace.cli_reward import add_reward, reward_action
 from headrace.errors import RunFailedError, UserError
 
-Maker = Callable[..., argparse.ArgumentParser]
 Action = Callable[[argparse.Namespace], int]
 
 EPILOG = """\
@@ -35,30 +36,6 @@ more than one machine:
 
 `headrace COMMAND --help` shows the options and examples of one command.
 """
-
-
-ANCHOR_EXAMPLES = """\
-headrace reward anchors recipes/pairwise-ppo.toml --best-of 8 --out anchors.jsonl
-  headrace reward anchors recipes/pairwise-ppo.toml --by verifier --out anchors.jsonl
-
-The recipe's generator writes N answers to each prompt; the best becomes its anchor. It is picked
-by the source of rewards that scores the prompt: one of the kind pairwise compares the answers with
-its model, every other one scores them. The same command goes on with what was interrupted.
-The file is options.anchors of the kind pairwise, and a dataset with a column `anchor`.
-"""
-
-REWARD_EXAMPLES = """\
-headrace reward train recipes/reward-models/lines.toml --out models/prm
-  headrace reward train my-pairs.toml training.lr=5e-6        any key can be overridden
-  headrace reward train --resume latest                       after Ctrl-C
-
-The recipe says what is learned (objective.kind):
-  bradley_terry   a score of a whole answer, from pairs: rows of prompt, chosen, rejected
-  pairwise        yes or no to "is the first answer better", from the same pairs
-  lines           a score at the end of each line, from rows of prompt, lines, labels (1, 0, -1)
-and from what (data.kind): file, run (the groups of `headrace train`), or task (made on the spot).
-The model, its report and its curves are in the run folder; `headrace show RUN` and the dashboard
-know it, model.critic_path and reward sources take it."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -104,11 +81,11 @@ def _training(command: Maker) -> None:
         "headrace train recipes/quickstart.toml learner.policy.lr=5e-5 --no-dashboard",
     )  # fmt: skip
     train.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file")
-    _overrides(train)
+    take_overrides(train)
     train.add_argument("--resume", metavar="RUN", help="go on with this run (`latest`: the newest)")
     train.add_argument("--no-dashboard", action="store_true", help="start no web page")
     train.add_argument("--plain", action="store_true", help="plain lines, no live display")
-    _root(train)
+    take_root(train)
 
     generator = command(
         "generator", "one more generator for a run that is going on",
@@ -122,7 +99,7 @@ def _training(command: Maker) -> None:
     stop = command("stop", "drain a run, write its checkpoint, end it", "headrace stop latest")
     stop.add_argument("name", metavar="RUN")
     stop.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds to wait")
-    _root(stop)
+    take_root(stop)
 
     evaluate = command(
         "eval", "accuracy of a model on a recipe's held-out prompts",
@@ -130,9 +107,9 @@ def _training(command: Maker) -> None:
     )  # fmt: skip
     evaluate.add_argument("model", metavar="MODEL", help="a model folder")
     evaluate.add_argument("--task", required=True, metavar="RECIPE", dest="recipe")
-    _overrides(evaluate)
-    _json(evaluate)
-    _root(evaluate)
+    take_overrides(evaluate)
+    offer_json(evaluate)
+    take_root(evaluate)
 
 
 def _looking(command: Maker) -> None:
@@ -144,13 +121,13 @@ def _looking(command: Maker) -> None:
     page.add_argument("--port", type=int, default=8501, help="0 takes a free one")
 
     runs = command("runs", "list what ran", "headrace runs --json")
-    _json(runs)
-    _root(runs)
+    offer_json(runs)
+    take_root(runs)
 
     show = command("show", "one run's figures and its ledger", "headrace show latest")
     show.add_argument("name", metavar="RUN")
-    _json(show)
-    _root(show)
+    offer_json(show)
+    take_root(show)
 
     audit = command(
         "audit", "count a run's tokens again and check its account, or repair its journal",
@@ -161,8 +138,8 @@ def _looking(command: Maker) -> None:
         "--repair", action="store_true",
         help="end a damaged journal before its first unusable record; keeps the damaged one",
     )  # fmt: skip
-    _json(audit)
-    _root(audit)
+    offer_json(audit)
+    take_root(audit)
 
     export = command(
         "export", "write trajectories, tokens or metrics of a run to a file",
@@ -174,7 +151,7 @@ def _looking(command: Maker) -> None:
     export.add_argument("--out", required=True, type=Path, metavar="PATH")
     export.add_argument("--where", metavar="FILTER", help="e.g. 'reward == 1 and length > 100'")
     export.add_argument("--force", action="store_true", help="replace an existing file")
-    _root(export)
+    take_root(export)
 
 
 def _checking(command: Maker) -> None:
@@ -190,30 +167,14 @@ def _checking(command: Maker) -> None:
     ):
         made = command(name, text, f"headrace config {name} recipes/quickstart.toml", within=inner)
         made.add_argument("recipe", metavar="RECIPE")
-        _overrides(made)
-        _json(made)
-        _root(made)
+        take_overrides(made)
+        offer_json(made)
+        take_root(made)
 
-    reward = command(
-        "reward", "try rewards, label lines or make anchors by them, train a reward model",
-        "headrace reward try recipes/quickstart.toml answers.jsonl",
-    )  # fmt: skip
-    inner = reward.add_subparsers(dest="action", metavar="ACTION", required=True)
-    tried = command(
-        "try", "score the answers in a file as a run would, one line each",
-        "headrace reward try recipes/quickstart.toml answers.jsonl --json", within=inner,
-    )  # fmt: skip
-    tried.add_argument("recipe", metavar="RECIPE")
-    tried.add_argument("file", metavar="FILE", help="rows of prompt, completion, answer, ...")
-    _overrides(tried)
-    tried.add_argument("--json", action="store_true", help="one JSON object a line")
-    _root(tried)
-    _labelling(command, inner)
-    _anchors(command, inner)
-    _reward_training(command, inner)
+    add_reward(command)
 
     doctor = command("doctor", "check the installation", "headrace doctor")
-    _json(doctor)
+    offer_json(doctor)
 
     box = command(
         "sandbox", "run a program where it can do no harm",
@@ -233,7 +194,7 @@ def _checking(command: Maker) -> None:
         "--package", action="append", default=[], metavar="NAME",
         help="an installed package that the program may import; repeat for more",
     )  # fmt: skip
-    _json(made)
+    offer_json(made)
 
     keys = command("keys", "make key files for connections off this machine", "headrace keys k/")
     keys.add_argument("folder", type=Path, metavar="DIR")
@@ -243,86 +204,6 @@ def _checking(command: Maker) -> None:
     )
     bench.add_argument("name", nargs="?", metavar="NAME", help="none: list them")
     bench.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
-
-
-def _labelling(command: Maker, within: Any) -> None:
-    labelled = command(
-        "label", "label the lines of answers, for training a line reward model",
-        "headrace reward label recipes/code-prm.toml --samples 2000 --k 8 --out labels.jsonl",
-        within=within,
-    )  # fmt: skip
-    labelled.add_argument("recipe", metavar="RECIPE")
-    _overrides(labelled)
-    labelled.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
-    labelled.add_argument(
-        "--answers", metavar="FILE", help="rows of prompt, completion, answer, ..."
-    )
-    labelled.add_argument("--samples", type=int, metavar="N", help="sample so many answers instead")
-    labelled.add_argument("--k", type=int, default=8, help="completions of a prefix at most (8)")
-    labelled.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
-    labelled.add_argument(
-        "--revised-only", action="store_true",
-        help="keep only wrong answers that were good for a while",
-    )  # fmt: skip
-    labelled.add_argument(
-        "--fenced", action=argparse.BooleanOptionalAction, default=None,
-        help="only lines in a fenced code block count (default: where there is one)",
-    )  # fmt: skip
-    _json(labelled)
-    _root(labelled)
-
-
-def _anchors(command: Maker, within: Any) -> None:
-    made = command(
-        "anchors", "make the answer of each prompt that others have to beat", ANCHOR_EXAMPLES,
-        within=within,
-    )  # fmt: skip
-    made.add_argument("recipe", metavar="RECIPE")
-    _overrides(made)
-    made.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
-    made.add_argument(
-        "--best-of", type=int, default=30, metavar="N", help="answers of each prompt (30)"
-    )
-    made.add_argument(
-        "--prompts", type=int, metavar="N",
-        help="training prompts (a dataset: all of them; else 1024); held-out ones come on top",
-    )  # fmt: skip
-    made.add_argument(
-        "--by", metavar="SOURCE", help="the source of rewards that picks (the prompt's own)"
-    )
-    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
-    _json(made)
-    _root(made)
-
-
-def _reward_training(command: Maker, within: Any) -> None:
-    trained = command(
-        "train", "train a reward model by a recipe, or go on with one", REWARD_EXAMPLES,
-        within=within,
-    )  # fmt: skip
-    trained.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file")
-    _overrides(trained)
-    trained.add_argument("--out", type=Path, metavar="DIR", help="folder of the trained model")
-    trained.add_argument(
-        "--resume", metavar="RUN", help="go on with this run (`latest`: the newest of its kind)"
-    )
-    trained.add_argument("--plain", action="store_true", help="plain lines, no live display")
-    _json(trained)
-    _root(trained)
-
-
-def _overrides(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="e.g. learner.policy.lr=1e-5"
-    )
-
-
-def _json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="one JSON object on standard output")
-
-
-def _root(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--root", type=Path, metavar="DIR", help="folder of the runs (runs)")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -378,7 +259,7 @@ def action(arguments: argparse.Namespace) -> Action:
 
             return export
         case "reward":
-            return _reward_action(arguments.action)
+            return reward_action(arguments.action)
         case "doctor":
             from headrace.commands.installation import doctor
 
@@ -405,24 +286,6 @@ def action(arguments: argparse.Namespace) -> Action:
             }
             return each[arguments.action]
     raise AssertionError(f"the command {arguments.command!r} has no function")
-
-
-def _reward_action(name: str) -> Action:
-    if name == "label":
-        from headrace.commands.labels import label
-
-        return label
-    if name == "anchors":
-        from headrace.commands.anchors import anchors
-
-        return anchors
-    if name == "train":
-        from headrace.commands.reward_training import train
-
-        return train
-    from headrace.commands.trial import try_rewards
-
-    return try_rewards
 
 
 def missing(error: ModuleNotFoundError) -> str:

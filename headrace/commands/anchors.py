@@ -42,7 +42,7 @@ PROMPTS = 1024
 class Prompt:
     """A prompt that gets an anchor. `text` is how the policy sees it."""
 
-    index: int
+    place: int
     row: Any
     ids: list[int]
     text: str
@@ -59,7 +59,7 @@ def anchors(arguments: argparse.Namespace) -> int:
     prompts = work.prompts(arguments.prompts)
     file = RowFile(arguments.out, work.settings(prompts))
     began = time.monotonic()
-    todo = [prompt for prompt in prompts if prompt.index not in file.rows]
+    todo = [prompt for prompt in prompts if prompt.place not in file.rows]
     if todo:
         asyncio.run(work.pick_all(todo, file, len(prompts)))
     if not file.rows:
@@ -180,7 +180,7 @@ class Work:
         best = await self._judges.pick(prompt.source, prompt.row, prompt.text, prompt.ids, answers)
         return {
             **prompt.row.info,
-            "index": prompt.index,
+            "index": prompt.place,
             "id": prompt.row.id,
             "prompt": prompt.row.prompt,
             "answer": prompt.row.answer,

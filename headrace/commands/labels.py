@@ -142,7 +142,9 @@ class Work:
             complete = self._completer(sampler)
             # Few answers leave room for several completions of a prefix at a time.
             at_once = min(self._k, max(1, capacity // len(answers)))
-            labeler = PrefixLabeler(complete, passes, k=self._k, at_once=at_once, find=self._find)
+            labeler: PrefixLabeler[Answer] = PrefixLabeler(
+                complete, passes, k=self._k, at_once=at_once, find=self._find
+            )
 
             async def one(answer: Answer) -> str:
                 try:

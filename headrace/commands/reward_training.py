@@ -19,7 +19,7 @@ from rich.console import Console
 from headrace import run_folder
 from headrace.config.hub import with_local_model
 from headrace.config.load import load_reward_model
-from headrace.config.reward_model import RewardModelConfig
+from headrace.config.reward_model import RewardModelConfig, RunDataConfig
 from headrace.errors import UserError
 from headrace.processes.progress import say
 from headrace.processes.reward_progress import RewardScreen
@@ -81,7 +81,22 @@ def _configured(arguments: argparse.Namespace) -> RewardModelConfig:
     out = Path(config.out) if config.out is not None else None
     if out is not None and out.exists() and any(out.iterdir()):
         raise UserError(f"{out} exists and is not empty; name another folder with --out")
-    return with_local_model(config, download=True)
+    return with_local_model(_with_run(config), download=True)
+
+
+def _with_run(config: RewardModelConfig) -> RewardModelConfig:
+    """The recipe with the folder of the run that it learns from: `latest` is the newest one now,
+    trainings of reward models apart."""
+    if not isinstance(config.data, RunDataConfig):
+        return config
+    root, name = Path(config.root), config.data.run
+    if name == LATEST:
+        trained = [
+            n for n in run_folder.run_names(root) if not run_folder.is_reward_model(root / n)
+        ]
+        name = trained[-1] if trained else name
+    run_dir = run_folder.find_run(root, name)
+    return config.model_copy(update={"data": config.data.model_copy(update={"run": str(run_dir)})})
 
 
 def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:

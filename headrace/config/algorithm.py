@@ -241,3 +241,8 @@ class AlgorithmConfig(StrictModel):
 
     kl: KlConfig | None = None
     """Divergence from the starting policy. None: not asked for."""
+
+    @property
+    def reads_anchors(self) -> bool:
+        """Whether the value model reads anchors."""
+        return self.value is not None and self.value.context == "anchor"

@@ -206,6 +206,10 @@ class RewardConfig(SourceConfig):
         own = {name: getattr(self, name) for name in SourceConfig.model_fields}
         return {DEFAULT_SOURCE: SourceConfig(**own)}
 
+    def has_kind(self, kind: Kind) -> bool:
+        """Whether a source is of a kind."""
+        return any(source.kind == kind for source in self.each().values())
+
     def line_source(self) -> SourceConfig | None:
         """The source that scores lines, where there is one."""
         name = self.process.source

@@ -73,21 +73,14 @@ def _prefix_is_fresh(config: RunConfig) -> bool:
     return in_rounds or generator.kv_on_update == "recompute"
 
 
-def _tells_anchors(config: RunConfig) -> bool:
-    """Whether the value model reads anchors."""
-    value = config.algorithm.value
-    return value is not None and value.context == "anchor"
-
-
 def _too_long_for_a_message(config: RunConfig) -> bool:
-    """Whether a single answer, with everything known of its tokens, can be too large for a
-    message."""
+    """Whether one answer, with all that is known of its tokens, can be too large for a message."""
     longest = longest_part_bytes(
         opening=config.task.max_prompt_length,
         length=config.task.max_response_length,
         window=config.window,
         members=config.schedule.num_generations,
-        aside=config.task.max_response_length if _tells_anchors(config) else 0,
+        aside=config.task.max_response_length if config.algorithm.reads_anchors else 0,
     )
     return longest > config.transport.max_message_mib * 2**20
 
@@ -307,9 +300,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "algorithm.value.context",
-        lambda c: _tells_anchors(c)
-        and not any(source.kind == "pairwise" for source in c.reward.each().values()),
-        '"anchor" is for sources of rewards of the kind "pairwise", and there is none',
+        lambda c: c.algorithm.reads_anchors and not c.reward.has_kind("pairwise"),
+        '"anchor" is for rewards of the kind "pairwise", and there are none',
     ),
     Rule(
         "algorithm.value.warmup_explained_variance",

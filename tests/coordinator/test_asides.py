@@ -95,4 +95,4 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no anchors at"):
         Prompts(recipe(tmp_path / "nowhere.jsonl"))
     (line,) = problems(load_recipe(RECIPES / "tracking.toml", ["algorithm.value.context=anchor"]))
-    assert line.startswith('algorithm.value.context: "anchor" is for sources')
+    assert line.startswith('algorithm.value.context: "anchor" is for rewards')

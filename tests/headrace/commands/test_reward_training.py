@@ -9,7 +9,7 @@ import pytest
 from headrace import run_folder
 from headrace.cli import main
 from headrace.config.keys import key_names, keys
-from headrace.config.load import load_reward_model
+from headrace.config.load import load_recipe, load_reward_model
 from headrace.config.reward_model import RewardModelConfig
 from headrace.errors import UserError
 from headrace.reward_model_run import EvaluationLine as Evaluation
@@ -186,3 +186,19 @@ def test_a_reward_models_run_has_no_configuration_of_a_training(scripted: Path) 
     assert run_folder.read_reward_model_config(scripted).objective.kind == "lines"
     with pytest.raises(UserError, match="trained a reward model"):
         run_folder.read_config(scripted)
+
+
+def test_latest_is_the_newest_run_that_has_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is looked for before the training has a folder of its own, and is written down."""
+    root = tmp_path / "runs"
+    quickstart = load_recipe(ROOT / "recipes" / "quickstart.toml", [f'root="{root}"'])
+    run_dir = run_folder.make_run_folder(quickstart)
+    run_folder.make_run_folder(load_reward_model(PAIRS, [f'root="{root}"']))
+    own = Path(recipe(tmp_path, "bradley_terry", "none"))
+    data = 'kind = "file"\npath = "none"', 'kind = "run"\nrun = "latest"'
+    own.write_text(own.read_text().replace(*data))
+    assert main(["reward", "train", str(own), "--root", str(root)]) == 2
+    assert run_dir.name in capsys.readouterr().err
+    assert len(run_folder.run_names(root)) == 2

@@ -1,0 +1,261 @@
+"""Pairwise-RL in miniature: what both orders cure, what an anchor cancels, how good it has to be.
+
+Three parts, each a row for each seed:
+
+position   A judge of pairs learns from data in which the better answer stands first in 85 %, once
+           by cross-entropy alone and once with both orders of each pair and the consistency loss.
+           Gate: the accuracies with the better one first and second lie at most 0.03 apart with,
+           at least 0.10 without, and it is right in at least 0.90 with.
+offset     REINFORCE with a baseline of the batch, on a score with a random offset for each prompt
+           (N(0, 2), as scores that were never compared between prompts have) and on the
+           probability to beat an anchor of random quality, sigma(3 * difference of scores), which
+           has no offset. Gate: beating anchors ends at least 0.08 higher in truth.
+anchors    The mean reward of one policy against anchors that are one answer, the best of 2 and of
+           8 by knock-out, and the right one. Gate: it falls in this order, and is at most 0.52
+           against the right one.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks import hacking_task
+from benchmarks.hacking import Answers, reinforce, sample
+from benchmarks.rows import RESULTS, Rows, result_line
+from headrace.config.load import load_reward_model
+from headrace.config.reward_model import FileDataConfig
+from headrace.install import ROOT
+from headrace.processes.reward_progress import RewardScreen
+from headrace.run_folder import locked, make_run_folder
+from reward_models.knockout import best_of
+from tasks.tracking import LABELS
+
+ROWS = RESULTS / "pairwise.jsonl"
+RECIPE = ROOT / "recipes" / "reward-models" / "pairwise.toml"
+SEEDS = 3
+PAIRS, STEPS, FIRST_SHARE = 4000, 400, 0.85
+UPDATES, PROMPTS_AN_UPDATE, SAMPLES, HELD_OUT = 60, 32, 8, 300
+POLICY_LR, OFFSET, SHARPNESS = 3e-4, 2.0, 3.0
+GAP_WITH, GAP_WITHOUT, RIGHT_WITH = 0.03, 0.10, 0.90
+TRUTH_HIGHER, AGAINST_THE_RIGHT_ONE = 0.08, 0.52
+Row = dict[str, Any]
+
+
+# -- position --------------------------------------------------------------------------------------
+
+
+def write_pairs(path: Path, seed: int) -> None:
+    """Copies of a digit, right and wrong."""
+    rng, rows = Random(f"pairs/{seed}"), []
+    for _ in range(PAIRS):
+        right, wrong = rng.sample(hacking_task.DIGITS, 2)
+        prompt = rng.choice(LABELS) + right + "="
+        rows.append({"prompt": prompt, "chosen": f"#{right}", "rejected": f"#{wrong}"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def judge(folder: Path, seed: int, *, both_orders: bool) -> Row:
+    """Figures of a judge on held-out pairs."""
+    from reward_models.training import train
+
+    pairs = folder / "pairs.jsonl"
+    write_pairs(pairs, seed)
+    config = load_reward_model(
+        RECIPE,
+        [
+            f'root="{folder}/runs"', f"seed={seed}", f"training.steps={STEPS}",
+            f"training.evaluate_every={STEPS}", f"objective.swap={json.dumps(both_orders)}",
+            f"objective.first_share={0.5 if both_orders else FIRST_SHARE}",
+        ],
+    )  # fmt: skip
+    data = FileDataConfig(kind="file", path=str(pairs), eval_limit=512)
+    config = config.model_copy(update={"data": data})
+    run_dir = make_run_folder(config)
+    with locked(run_dir):
+        screen = RewardScreen(Console(stderr=True), live=False)
+        figures = train(config, run_dir, screen, should_stop=lambda: False).figures
+    return {"accuracy": figures["accuracy"], **figures["position_bias"]}
+
+
+def position(folder: Path, seed: int) -> Row:
+    """Both judges."""
+    found = {
+        name: judge(folder, seed, both_orders=both)
+        for name, both in (("one order", False), ("both orders", True))
+    }
+    without, with_both = found["one order"], found["both orders"]
+    passed = (
+        with_both["gap"] <= GAP_WITH
+        and without["gap"] >= GAP_WITHOUT
+        and with_both["accuracy"] >= RIGHT_WITH
+    )
+    return {"arms": found, "passed": passed}
+
+
+# -- offset and anchors ----------------------------------------------------------------------------
+
+
+def beats(score: float, anchor: float) -> float:
+    """How likely an answer beats its anchor."""
+    return 1.0 / (1.0 + math.exp(-SHARPNESS * (score - anchor)))
+
+
+def said_beats(score: str, anchor: str) -> float:
+    """The same of scores that are written out."""
+    return beats(float(score), float(anchor))
+
+
+def truths(answers: Answers) -> list[float]:
+    """1 for each right answer."""
+    return [hacking_task.truth(*pair) for pair in zip(answers.prompts, answers.texts, strict=True)]
+
+
+def offset_of(prompt: str, seed: int) -> float:
+    """Of a prompt's scores."""
+    return Random(f"offset/{seed}/{prompt}").gauss(0.0, OFFSET)
+
+
+def scalar(prompt: str, truth: float, seed: int) -> float:
+    """The score of an answer, which differs between prompts by more than by right and wrong."""
+    return truth + offset_of(prompt, seed)
+
+
+def against_anchor(prompt: str, truth: float, seed: int) -> float:
+    """The same scores, of an answer and of its prompt's anchor, which is right or not."""
+    anchor = float(Random(f"anchor/{seed}/{prompt}").random() < 0.5)
+    return beats(scalar(prompt, truth, seed), scalar(prompt, anchor, seed))
+
+
+ARMS: dict[str, Callable[[str, float, int], float]] = {"score": scalar, "anchor": against_anchor}
+
+
+def trained(folder: Path, seed: int, pay: Callable[[str, float, int], float]) -> list[float]:
+    """Share of right answers to held-out prompts, before and after training."""
+    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=POLICY_LR, weight_decay=0.0)
+    held_out = hacking_task.prompts(HELD_OUT, Random(f"held out/{seed}"))
+    rng = Random(f"training/{seed}")
+    found = [fmean(truths(sample(model, held_out, SAMPLES, seed)))]
+    for _ in range(UPDATES):
+        asked = hacking_task.prompts(PROMPTS_AN_UPDATE, rng)
+        answers = sample(model, asked, SAMPLES, rng.getrandbits(32))
+        right = zip(answers.prompts, truths(answers), strict=True)
+        rewards = torch.tensor([pay(prompt, truth, seed) for prompt, truth in right])
+        reinforce(model, optimizer, answers, rewards - rewards.mean())
+    return [*found, fmean(truths(sample(model, held_out, SAMPLES, seed)))]
+
+
+def offset(folder: Path, seed: int) -> Row:
+    """The same policy trained on each reward."""
+    hacking_task.make_model(folder, seed)
+    arms = {}
+    for name, pay in ARMS.items():
+        before, after = trained(folder, seed, pay)
+        arms[name] = {"before": before, "after": after}
+    passed = arms["anchor"]["after"] - arms["score"]["after"] >= TRUTH_HIGHER
+    return {"arms": arms, "passed": passed}
+
+
+def anchors(folder: Path, seed: int) -> Row:
+    """One policy against better and better anchors."""
+    hacking_task.make_model(folder, seed)
+    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    asked = hacking_task.prompts(HELD_OUT, Random(f"held out/{seed}"))
+    answers = truths(sample(model, asked, 1, seed))
+    others = sample(model, asked, SAMPLES, seed + 1)
+    known = truths(others)
+    found = {}
+    for count in (1, 2, SAMPLES):
+        best = []
+        for first in range(0, len(known), SAMPLES):
+            own = known[first : first + count]
+            best.append(own[best_of(list(map(str, own)), said_beats).place])
+        found[f"best of {count}"] = fmean(map(beats, answers, best))
+    found["right"] = fmean(beats(answer, 1.0) for answer in answers)
+    values = list(found.values())
+    falls = all(a >= b for a, b in pairwise(values)) and values[0] > values[-1]
+    return {"reward": found, "passed": falls and found["right"] <= AGAINST_THE_RIGHT_ONE}
+
+
+# -- the study -------------------------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[Path, int], Row]] = {
+    "position": position, "offset": offset, "anchors": anchors,
+}  # fmt: skip
+
+
+def key(part: str, seed: int) -> str:
+    """The key of a row; changes with the settings."""
+    said = (PAIRS, STEPS, FIRST_SHARE, UPDATES, PROMPTS_AN_UPDATE, SAMPLES, HELD_OUT, POLICY_LR,
+            OFFSET, SHARPNESS, hacking_task.STEPS)  # fmt: skip
+    return f"{part}/{seed}/{hashlib.sha256(repr(said).encode()).hexdigest()[:8]}"
+
+
+def run(part: str, seed: int) -> Row:
+    """The row of one part and seed."""
+    with tempfile.TemporaryDirectory(prefix="headrace-pairwise-") as scratch:
+        return {"part": part, "seed": seed, **PARTS[part](Path(scratch), seed)}
+
+
+def show(rows: Sequence[Row]) -> None:
+    """A line for each row."""
+    table = Table(title="Pairwise-RL in miniature", title_justify="left")
+    for title in ("part", "seed", "found", "passed"):
+        table.add_column(title)
+    for row in rows:
+        found = row.get("arms") or {"mean reward": row["reward"]}
+        lines = [
+            f"{arm}: "
+            + ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in figures.items())
+            for arm, figures in found.items()
+        ]
+        verdict = "yes" if row["passed"] else "no"
+        table.add_row(row["part"], str(row["seed"]), "\n".join(lines), verdict)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench pairwise",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="models and samplings (3)")
+    parser.add_argument("--part", choices=list(PARTS), help="one part alone")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="JSONL file, gone on with")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Make the rows that are missing, print the table; 1 where one fails its gate."""
+    options = parse(argv)
+    rows = Rows(options.rows)
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    parts = [options.part] if options.part else list(PARTS)
+    wanted = [(part, seed) for part in parts for seed in range(options.seeds)]
+    for part, seed in wanted:
+        if key(part, seed) not in rows.rows:
+            rows.add(key(part, seed), run(part, seed))
+    found = [rows.rows[key(part, seed)] for part, seed in wanted]
+    show(found)
+    if options.json:
+        print(result_line({"name": "pairwise", "rows": found}))
+    return 0 if all(row["passed"] for row in found) else 1
