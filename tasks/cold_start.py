@@ -43,6 +43,7 @@ BATCH = 32
 LEARNING_RATE = 1e-3
 WARM_UP_STEPS = 40
 MLP_WIDTH = 384
+LAYERS = 3
 IGNORED = -100
 LONGEST_PROMPT = 128
 """Tokens beside those of the answer that a model has positions for."""
@@ -78,7 +79,11 @@ E = TypeVar("E", bound=Example)
 
 
 def build_model(
-    tokenizer: PreTrainedTokenizerFast, seed: int, *, mlp_width: int = MLP_WIDTH
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int,
+    *,
+    mlp_width: int = MLP_WIDTH,
+    layers: int = LAYERS,
 ) -> LlamaForCausalLM:
     """A freshly initialised model with 0.65M parameters, or fewer with a narrower MLP, fp32."""
     torch.manual_seed(seed)
@@ -87,7 +92,7 @@ def build_model(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=mlp_width,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=64,
@@ -269,6 +274,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--first-cut", type=int, help="most tokens of an answer that the first phase shows"
     )
     parser.add_argument("--mlp-width", type=int, default=MLP_WIDTH)
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument(
         "--max-tokens", type=int, help="longest answer (default: 240, or 7 a term and 8)"
     )
@@ -290,7 +296,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     max_tokens = options.max_tokens or max(240, 7 * sizes.max_terms + 8)
     tokenizer = build_tokenizer(task.characters, max(MAX_LENGTH, max_tokens + LONGEST_PROMPT))
-    model = build_model(tokenizer, options.seed, mlp_width=options.mlp_width)
+    model = build_model(tokenizer, options.seed, mlp_width=options.mlp_width, layers=options.layers)
     train(model, tokenizer, curriculum, steps=options.steps, seed=options.seed)
     seconds = time.monotonic() - began
     model.to(torch.bfloat16).save_pretrained(options.out)
