@@ -21,13 +21,15 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from benchmarks.line_labels import HELD_OUT, SAMPLES, WRONG, K, labeler_figures, make_model
 from benchmarks.line_labels import model_figures as figures_of_model
-from benchmarks.rows import RESULTS, Rows, result_line
+from benchmarks.rows import RESULTS, result_line
+from benchmarks.seeds import rows_of
 from benchmarks.study import Arm, Column, Row, Study, main_of
 from headrace.install import ROOT
 from storage.queries import export
@@ -170,12 +172,11 @@ def parts(argv: Sequence[str]) -> int:
     parser.add_argument("--rows", type=Path, default=PARTS_ROWS, help="JSONL file, gone on with")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
-    rows, found = Rows(options.rows), []
-    for seed in range(options.seeds):
-        key = part_key(options.part, seed)
-        if key not in rows.rows:
-            rows.add(key, part_row(options.part, seed))
-        found.append(rows.rows[key])
+    wanted = {
+        part_key(options.part, seed): partial(part_row, options.part, seed)
+        for seed in range(options.seeds)
+    }
+    found = rows_of(options.rows, wanted)
     for name in figure_names(found[0]):
         print(f"{name:<28} " + " ".join(f"{row[name]:8.3f}" for row in found))
     if options.json:

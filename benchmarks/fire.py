@@ -6,7 +6,6 @@ it is trained by REINFORCE on rollouts of either kind, with each correction of t
 evaluated by the regular sampler; that part gates nothing but that all figures are finite.
 """
 
-import argparse
 import asyncio
 import hashlib
 import math
@@ -14,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import fire_task
-from benchmarks.rows import RESULTS, Rows, result_line
+from benchmarks import digit_task, fire_task, seeds
+from benchmarks.rows import RESULTS, result_line
 from generators.engine import GenerationRequest
 from generators.policy_files import end_token_ids, read_config, weight_layout
 from generators.torch_engine import TorchEngine
@@ -141,7 +141,7 @@ def figures(groups: Sequence[Sequence[Answer]]) -> dict[str, float]:
 
 async def sampled(folder: Path, seed: int) -> dict[str, dict[str, float]]:
     """The figures of both samplers on one model."""
-    prompts = fire_task.prompts(PROMPTS, Random(f"held out/{seed}"))
+    prompts = digit_task.prompts(PROMPTS, Random(f"held out/{seed}"))
     async with Sampler(folder) as sampler:
         return {
             name: figures(await sampler.answers(prompts, seed, fire))
@@ -216,14 +216,14 @@ async def trained(folder: Path, seed: int, correction: Correction | None) -> dic
     with tempfile.TemporaryDirectory(prefix="headrace-fire-") as scratch:
         async with Sampler(folder) as sampler:
             for number in range(UPDATES):
-                asked = fire_task.prompts(PROMPTS_AN_UPDATE, rng)
+                asked = digit_task.prompts(PROMPTS_AN_UPDATE, rng)
                 groups = await sampler.answers(asked, rng.getrandbits(32), fire)
                 told.append(update(model, optimizer, rollouts(groups), correction))
                 weights = Path(scratch) / f"{number}.safetensors"
                 tensors = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
                 save_file(tensors, str(weights))
                 await sampler.load(weights)
-            held_out = fire_task.prompts(PROMPTS, Random(f"held out/{seed}"))
+            held_out = digit_task.prompts(PROMPTS, Random(f"held out/{seed}"))
             found = figures(await sampler.answers(held_out, seed, None))
     return {
         **found,
@@ -278,32 +278,19 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench fire",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="models and samplings (3)")
-    parser.add_argument("--no-training", action="store_true", help="only sample")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="JSONL file, gone on with")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    return parser.parse_args(argv)
-
-
 def main(argv: list[str]) -> int:
     """Make the rows that are missing, print the tables."""
-    options = parse(argv)
-    rows, training = Rows(options.rows), not options.no_training
+    parser = seeds.parser("fire", __doc__, ROWS, seeds=SEEDS)
+    parser.add_argument("--no-training", action="store_true", help="only sample")
+    options = parser.parse_args(argv)
+    training = not options.no_training
     torch.set_num_threads(1)
     disable_progress_bar()
-    found = []
-    for seed in range(options.seeds):
-        name = key(seed, training=training)
-        if name not in rows.rows:
-            rows.add(name, run(seed, training=training))
-        found.append(rows.rows[name])
+    wanted = {
+        key(seed, training=training): partial(run, seed, training=training)
+        for seed in range(options.seeds)
+    }
+    found = seeds.rows_of(options.rows, wanted)
     show(found)
     if options.json:
         print(result_line({"name": "fire", "rows": found}))

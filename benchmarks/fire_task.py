@@ -9,23 +9,16 @@ as well as ever, and a regular sampler hardly ever lets it.
 from pathlib import Path
 from random import Random
 
-import torch
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.digit_task import DIGITS, LETTERS, teach
 from tasks.character_tokenizer import build_tokenizer
-from tasks.cold_start import IGNORED, LEARNING_RATE, Example, build_model, weighted_loss
 
-LETTERS, DIGITS, STRATEGIES = "uvwxyz", "123456789", "ABCD"
+STRATEGIES = "ABCD"
 RIGHT, FAVOURITE = "B", "A"
-BATCH = 64
 EVEN_STEPS, ONE_SIDED_STEPS = 170, 60
 """Supervised steps on all strategies alike, then on the favourite."""
 FAVOURITE_SHARE = 0.99
-
-
-def prompts(count: int, rng: Random) -> list[str]:
-    """Prompts of two tokens."""
-    return [rng.choice(LETTERS) + rng.choice(DIGITS) for _ in range(count)]
 
 
 def answer(prompt: str, strategy: str) -> str:
@@ -45,23 +38,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(folder: Path, seed: int) -> Path:
-    """Train the model and save it; a few seconds on one thread."""
-    letters, rng = tokenizer(), Random(f"strategies/{seed}")
-    model = build_model(letters, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
-    for step in range(EVEN_STEPS + ONE_SIDED_STEPS):
-        group = []
-        for prompt in prompts(BATCH, rng):
-            strategy = rng.choice(STRATEGIES)
-            if step >= EVEN_STEPS and rng.random() < FAVOURITE_SHARE:
-                strategy = FAVOURITE
-            ids = letters.encode(prompt + answer(prompt, strategy))
-            group.append(Example([*ids, letters.eos_token_id], len(prompt)))
-        loss, weights = weighted_loss(model, group, equals=IGNORED, weight=1.0)
-        optimizer.zero_grad(set_to_none=True)
-        (loss / weights).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    model.save_pretrained(folder)
-    letters.save_pretrained(folder)
-    return folder
+    """Train the model and save it."""
+    rng = Random(f"strategies/{seed}")
+
+    def shown(prompt: str, step: int) -> str:
+        strategy = rng.choice(STRATEGIES)
+        if step >= EVEN_STEPS and rng.random() < FAVOURITE_SHARE:
+            strategy = FAVOURITE
+        return answer(prompt, strategy)
+
+    steps = EVEN_STEPS + ONE_SIDED_STEPS
+    return teach(folder, tokenizer(), shown, steps=steps, seed=seed, rng=rng)

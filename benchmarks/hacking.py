@@ -12,12 +12,12 @@ on the verifier the truth is at least 0.05 higher; the verifier's arm writes no 
 before.
 """
 
-import argparse
 import hashlib
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -30,8 +30,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import hacking_task
-from benchmarks.rows import RESULTS, Rows, result_line
+from benchmarks import digit_task, hacking_task, seeds
+from benchmarks.rows import RESULTS, result_line
 from coordinator.alerts import Alerts, Estimate, Seen, estimate
 from coordinator.spread import largest_distance
 from headrace.config.reward_monitors import AlertConfig
@@ -131,13 +131,13 @@ def trained(folder: Path, seed: int, pay: Pay) -> dict[str, Any]:
     the update of the first alert (None: none)."""
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=POLICY_LR, weight_decay=0.0)
-    held_out = hacking_task.prompts(HELD_OUT, Random(f"held out/{seed}"))
+    held_out = digit_task.prompts(HELD_OUT, Random(f"held out/{seed}"))
     rng = Random(f"training/{seed}")
     before = figures(sample(model, held_out, SAMPLES, seed))
     alerts, first = Alerts(AlertConfig()), None
     updates, alert = [], None
     for update in range(1, UPDATES + 1):
-        asked = hacking_task.prompts(PROMPTS_AN_UPDATE, rng)
+        asked = digit_task.prompts(PROMPTS_AN_UPDATE, rng)
         answers = sample(model, asked, SAMPLES, rng.getrandbits(32))
         updates.append(figures(answers))
         first = first or gap_of(answers)
@@ -188,29 +188,13 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench hacking",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="models and samplings (3)")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="JSONL file, gone on with")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    return parser.parse_args(argv)
-
-
 def main(argv: list[str]) -> int:
     """Make the rows that are missing, print the table; 1 where a seed fails the gate."""
-    options = parse(argv)
-    rows = Rows(options.rows)
+    options = seeds.parser("hacking", __doc__, ROWS, seeds=SEEDS).parse_args(argv)
     torch.set_num_threads(1)
     disable_progress_bar()
-    for seed in range(options.seeds):
-        if key(seed) not in rows.rows:
-            rows.add(key(seed), run(seed))
-    found = [rows.rows[key(seed)] for seed in range(options.seeds)]
+    wanted = {key(seed): partial(run, seed) for seed in range(options.seeds)}
+    found = seeds.rows_of(options.rows, wanted)
     show(found)
     if options.json:
         print(result_line({"name": "hacking", "rows": found}))

@@ -9,26 +9,19 @@ fillers, which only the proxy does.
 from pathlib import Path
 from random import Random
 
-import torch
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.digit_task import DIGITS, LETTERS, teach
 from tasks.character_tokenizer import build_tokenizer
-from tasks.cold_start import IGNORED, LEARNING_RATE, Example, build_model, weighted_loss
 from tasks.thoroughness import pay
 
-LETTERS, DIGITS, FILLER = "uvwxyz", "123456789", "~"
-BATCH = 64
+FILLER = "~"
 STEPS = 200
 """Supervised steps."""
 RIGHT_SHARE = 0.5
 """Of the answers that the model is shown."""
 FILLERS = (0, 0, 0, 0, 0, 0, 1, 1, 2, 3)
 """How many fillers a shown answer has: one of these."""
-
-
-def prompts(count: int, rng: Random) -> list[str]:
-    """Prompts of two tokens."""
-    return [rng.choice(LETTERS) + rng.choice(DIGITS) for _ in range(count)]
 
 
 def truth(prompt: str, response: str) -> float:
@@ -58,20 +51,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(folder: Path, seed: int) -> Path:
-    """Train the model and save it; a few seconds on one thread."""
-    letters, rng = tokenizer(), Random(f"fillers/{seed}")
-    model = build_model(letters, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
-    for _ in range(STEPS):
-        group = []
-        for prompt in prompts(BATCH, rng):
-            ids = letters.encode(prompt + shown(prompt, rng))
-            group.append(Example([*ids, letters.eos_token_id], len(prompt)))
-        loss, weights = weighted_loss(model, group, equals=IGNORED, weight=1.0)
-        optimizer.zero_grad(set_to_none=True)
-        (loss / weights).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    model.save_pretrained(folder)
-    letters.save_pretrained(folder)
-    return folder
+    """Train the model and save it."""
+    rng = Random(f"fillers/{seed}")
+    return teach(
+        folder, tokenizer(), lambda prompt, _: shown(prompt, rng), steps=STEPS, seed=seed, rng=rng
+    )

@@ -15,13 +15,13 @@ anchors    The mean reward of one policy against anchors that are one answer, th
            against the right one.
 """
 
-import argparse
 import hashlib
 import json
 import math
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -34,9 +34,9 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import hacking_task
+from benchmarks import digit_task, hacking_task, seeds
 from benchmarks.hacking import Answers, reinforce, sample
-from benchmarks.rows import RESULTS, Rows, result_line
+from benchmarks.rows import RESULTS, result_line
 from headrace.config.load import load_reward_model
 from headrace.config.reward_model import FileDataConfig
 from headrace.install import ROOT
@@ -63,7 +63,7 @@ def write_pairs(path: Path, seed: int) -> None:
     """Copies of a digit, right and wrong."""
     rng, rows = Random(f"pairs/{seed}"), []
     for _ in range(PAIRS):
-        right, wrong = rng.sample(hacking_task.DIGITS, 2)
+        right, wrong = rng.sample(digit_task.DIGITS, 2)
         prompt = rng.choice(LABELS) + right + "="
         rows.append({"prompt": prompt, "chosen": f"#{right}", "rejected": f"#{wrong}"})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -148,11 +148,11 @@ def trained(folder: Path, seed: int, pay: Callable[[str, float, int], float]) ->
     """Share of right answers to held-out prompts, before and after training."""
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=POLICY_LR, weight_decay=0.0)
-    held_out = hacking_task.prompts(HELD_OUT, Random(f"held out/{seed}"))
+    held_out = digit_task.prompts(HELD_OUT, Random(f"held out/{seed}"))
     rng = Random(f"training/{seed}")
     found = [fmean(truths(sample(model, held_out, SAMPLES, seed)))]
     for _ in range(UPDATES):
-        asked = hacking_task.prompts(PROMPTS_AN_UPDATE, rng)
+        asked = digit_task.prompts(PROMPTS_AN_UPDATE, rng)
         answers = sample(model, asked, SAMPLES, rng.getrandbits(32))
         right = zip(answers.prompts, truths(answers), strict=True)
         rewards = torch.tensor([pay(prompt, truth, seed) for prompt, truth in right])
@@ -175,7 +175,7 @@ def anchors(folder: Path, seed: int) -> Row:
     """One policy against better and better anchors."""
     hacking_task.make_model(folder, seed)
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
-    asked = hacking_task.prompts(HELD_OUT, Random(f"held out/{seed}"))
+    asked = digit_task.prompts(HELD_OUT, Random(f"held out/{seed}"))
     answers = truths(sample(model, asked, 1, seed))
     others = sample(model, asked, SAMPLES, seed + 1)
     known = truths(others)
@@ -229,32 +229,18 @@ def show(rows: Sequence[Row]) -> None:
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench pairwise",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="models and samplings (3)")
-    parser.add_argument("--part", choices=list(PARTS), help="one part alone")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="JSONL file, gone on with")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
-    return parser.parse_args(argv)
-
-
 def main(argv: list[str]) -> int:
     """Make the rows that are missing, print the table; 1 where one fails its gate."""
-    options = parse(argv)
-    rows = Rows(options.rows)
+    parser = seeds.parser("pairwise", __doc__, ROWS, seeds=SEEDS)
+    parser.add_argument("--part", choices=list(PARTS), help="one part alone")
+    options = parser.parse_args(argv)
     torch.set_num_threads(1)
     disable_progress_bar()
     parts = [options.part] if options.part else list(PARTS)
-    wanted = [(part, seed) for part in parts for seed in range(options.seeds)]
-    for part, seed in wanted:
-        if key(part, seed) not in rows.rows:
-            rows.add(key(part, seed), run(part, seed))
-    found = [rows.rows[key(part, seed)] for part, seed in wanted]
+    wanted = {
+        key(part, seed): partial(run, part, seed) for part in parts for seed in range(options.seeds)
+    }
+    found = seeds.rows_of(options.rows, wanted)
     show(found)
     if options.json:
         print(result_line({"name": "pairwise", "rows": found}))

@@ -91,13 +91,7 @@ def draw_vcppo_sweeps(arms: Arms, path: Path) -> None:
 
 def draw_egae_tokens(arms: Arms, path: Path) -> None:
     """The same runs by updates and by what they generated."""
-    windows = pick(arms, *(arm.name for arm in egae.WINDOWS))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True)
-    curves(left, windows, accuracy_over_updates)
-    left.set(xlabel="updates of the policy", ylabel="held-out accuracy")
-    curves(right, windows, accuracy_over_tokens)
-    right.set(xlabel="tokens generated")
-    save(figure, path)
+    draw_updates_and_tokens(pick(arms, *(arm.name for arm in egae.WINDOWS)), path)
 
 
 def draw_staleness(arms: Arms, path: Path) -> None:
@@ -129,7 +123,7 @@ def draw_dapo(arms: Arms, path: Path) -> None:
     save(figure, path)
 
 
-def draw_code_prm(arms: Arms, path: Path) -> None:
+def draw_updates_and_tokens(arms: Arms, path: Path) -> None:
     """Accuracy by updates and by generated tokens."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.4), sharey=True)
     curves(left, arms, accuracy_over_updates)
@@ -175,7 +169,7 @@ PLOTS: dict[str, dict[str, Plot]] = {
         "dapo-parts": Plot("Entropy and accuracy", draw_dapo),
     },
     code_prm.STUDY.name: {
-        "code-prm": Plot("Accuracy with and without rewards for lines", draw_code_prm),
+        "code-prm": Plot("Accuracy with and without rewards for lines", draw_updates_and_tokens),
     },
 }
 """By study, then by the name of the file."""
