@@ -4,8 +4,9 @@ A card is a title, the newest value, a chart and a caption that says what it mea
 looks like. Without data it says what is awaited.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -50,6 +51,18 @@ def wait_for_change(run: RunData) -> None:
             st.rerun()
 
     watch()
+
+
+def headline(summary: Mapping[str, Any], facts: Sequence[str]) -> None:
+    """The run's name with its status and some facts; why it ended, where it did not end well."""
+    text = escape("  \u00b7  ".join(facts))
+    st.html(
+        f'<div class="hr-line"><h1>{escape(summary["run_id"])}</h1>'
+        f"{status_pill(summary['status'])}"
+        f'<span class="hr-soft">{text}</span></div>'
+    )
+    if summary["detail"] and summary["status"] in ("failed", "lost", "interrupted"):
+        st.error(escape(summary["detail"]), icon=":material/error:")
 
 
 def empty(text: str) -> None:

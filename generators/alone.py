@@ -26,17 +26,7 @@ from headrace.protocol.sampling import (
     ask_decoder,
     line_of,
 )
-
-
-def take_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Keep stdin and stdout for messages; leave others an empty stdin and stderr."""
-    source, sink = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return source, sink
+from headrace.protocol.stdio import take_streams
 
 
 async def serve(source: BinaryIO, sink: BinaryIO) -> None:
@@ -96,7 +86,7 @@ def _say(sink: BinaryIO, answer: Answer) -> None:
 
 def main() -> int:
     """Entry point; the exit code."""
-    source, sink = take_streams()
+    source, sink = take_streams(buffering=0)
     try:
         asyncio.run(serve(source, sink))
     except UserError as error:

@@ -23,6 +23,7 @@ import msgspec
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
+from headrace.protocol.stdio import take_streams
 from rewards.coroutines import event_loop
 from rewards.known import InvalidRewardError, ScoringError
 from rewards.pipe import (
@@ -59,17 +60,6 @@ def limit_memory(num_bytes: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def take_streams() -> tuple[BinaryIO, BinaryIO]:
-    """Keep stdin and stdout for frames; leave the user's code an empty stdin and stderr."""
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return source, sink
 
 
 def score(verifier: Verifier, item: ScoreItem) -> Outcome:

@@ -57,14 +57,7 @@ def _headline(run: RunData, summary: dict[str, Any]) -> None:
     facts = [summary["mode"], f"seed {summary['seed']}", duration(summary["wall_s"])]
     if summary["lineage"]:
         facts.append(f"lineage {summary['lineage']}")
-    text = escape("  \u00b7  ".join(facts))
-    st.html(
-        f'<div class="hr-line"><h1>{escape(summary["run_id"])}</h1>'
-        f"{panels.status_pill(summary['status'])}"
-        f'<span class="hr-soft">{text}</span></div>'
-    )
-    if summary["detail"] and summary["status"] in ("failed", "lost", "interrupted"):
-        st.error(escape(summary["detail"]), icon=":material/error:")
+    panels.headline(summary, facts)
     found = progress(summary, run.config()["stop"])
     if found is not None:
         done = 1.0 if summary["status"] == "finished" else found[0]

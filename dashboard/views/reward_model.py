@@ -4,7 +4,6 @@ All pages show it alike, because such a run has no generators and no trajectorie
 """
 
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +64,7 @@ def _headline(summary: dict[str, Any]) -> None:
         "reward model", summary["objective"], f"seed {summary['seed']}",
         duration(summary["wall_s"]),
     ]  # fmt: skip
-    text = escape("  \u00b7  ".join(facts))
-    st.html(
-        f'<div class="hr-line"><h1>{escape(summary["run_id"])}</h1>'
-        f"{panels.status_pill(summary['status'])}"
-        f'<span class="hr-soft">{text}</span></div>'
-    )
-    if summary["detail"] and summary["status"] in ("failed", "lost", "interrupted"):
-        st.error(escape(summary["detail"]), icon=":material/error:")
+    panels.headline(summary, facts)
     if summary["of_steps"]:
         part = min(1.0, summary["steps"] / summary["of_steps"])
         text = f"step {count(summary['steps'])} of {count(summary['of_steps'])}"

@@ -135,12 +135,12 @@ def _comparison(source: SourceConfig) -> Compare:
     """How a pairwise reward model picks."""
     from reward_models.knockout import best_of
     from reward_models.scorer import PairScorer
+    from rewards.kinds.model_folder import model_folder
 
-    model, rule = source.options.get("model"), source.options.get("rule")
-    if not isinstance(model, str):
-        raise UserError("kind 'pairwise' needs a pairwise reward model: name its folder in "
-                        "options.model; `headrace reward train` makes one")  # fmt: skip
-    scorer = PairScorer(model)
+    rule = source.options.get("rule")
+    scorer = PairScorer(
+        model_folder(source.options.get("model"), "pairwise", "pairwise reward model")
+    )
 
     def compare(prompt: Any, texts: Sequence[str]) -> Pick:
         try:

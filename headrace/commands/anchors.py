@@ -9,7 +9,6 @@ and needs no anchors for that. Rows have the task's columns too, so that the fil
 import argparse
 import asyncio
 import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from headrace.commands.sampling import (
     draw_seed,
     sampling_config,
     side_by_side,
+    tell,
     training_prompts,
 )
 from headrace.config.run import RunConfig
@@ -75,14 +75,7 @@ def anchors(arguments: argparse.Namespace) -> int:
         "seconds": round(time.monotonic() - began, 2),
         "out": str(arguments.out),
     }
-    if arguments.json:
-        print(json.dumps(result))
-        return 0
-    for name, value in result.items():
-        print(f"{name:<15} {value}")
-    if work.failures:
-        print(f"no anchor       {work.failures[-1]} (the last of {len(work.failures)})")
-    return 0
+    return tell(result, work.failures, failed="no anchor", as_json=arguments.json)
 
 
 class Work:

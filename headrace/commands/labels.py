@@ -23,7 +23,13 @@ from headrace.commands.judges import serving_judges
 from headrace.commands.label_answers import Answer, answers_of
 from headrace.commands.reward import check_reward
 from headrace.commands.row_file import RowFile
-from headrace.commands.sampling import UnjudgedError, draw_seed, sampling_config, side_by_side
+from headrace.commands.sampling import (
+    UnjudgedError,
+    draw_seed,
+    sampling_config,
+    side_by_side,
+    tell,
+)
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.processes.sampler import Sampler, open_sampler
@@ -64,14 +70,7 @@ def label(arguments: argparse.Namespace) -> int:
         "seconds": round(time.monotonic() - began, 2),
         "out": str(arguments.out),
     }
-    if arguments.json:
-        print(json.dumps(result))
-        return 0
-    for name, value in result.items():
-        print(f"{name:<15} {value}")
-    if work.failures:
-        print(f"not labelled    {work.failures[-1]} (the last of {len(work.failures)})")
-    return 0
+    return tell(result, work.failures, failed="not labelled", as_json=arguments.json)
 
 
 def labelling_config(arguments: argparse.Namespace) -> RunConfig:

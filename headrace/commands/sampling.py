@@ -8,7 +8,7 @@ import argparse
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -132,3 +132,16 @@ async def side_by_side(
 def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
     found = errors.exceptions[0]
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+def tell(result: Mapping[str, Any], failures: Sequence[str], *, failed: str, as_json: bool) -> int:
+    """Print what came of a command, a line each, and the last failure under the name `failed`, or
+    one JSON object; the exit code."""
+    if as_json:
+        print(json.dumps(result))
+        return 0
+    for name, value in result.items():
+        print(f"{name:<15} {value}")
+    if failures:
+        print(f"{failed:<15} {failures[-1]} (the last of {len(failures)})")
+    return 0

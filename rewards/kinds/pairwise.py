@@ -18,6 +18,7 @@ from headrace.anchors import Anchor, read_anchors
 from headrace.config.base import StrictModel
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
+from rewards.kinds.model_folder import model_folder
 from rewards.known import InvalidRewardError
 from rewards.verdict import Verdict
 from rewards.verifier import Verifier
@@ -45,11 +46,7 @@ class Options(StrictModel):
 
 def build(options: Options) -> Verifier:
     """The verifier, with its model and anchors loaded; UserError where they cannot be had."""
-    if options.model is None:
-        raise UserError(
-            "kind 'pairwise' needs a pairwise reward model: name its folder in options.model; "
-            "`headrace reward train` makes one"
-        )
+    folder = model_folder(options.model, "pairwise", "pairwise reward model")
     if (options.anchors is None) == (options.column is None):
         raise UserError(
             "kind 'pairwise' needs anchors: name either a file in options.anchors "
@@ -62,7 +59,7 @@ def build(options: Options) -> Verifier:
     from reward_models.scorer import PairScorer
 
     torch.set_num_threads(options.threads)
-    scorer = PairScorer(options.model)
+    scorer = PairScorer(folder)
 
     def judge(item: ScoreItem) -> Verdict:
         anchor = anchor_of(item)

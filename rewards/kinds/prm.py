@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import Field
 
 from headrace.config.base import StrictModel
-from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
+from rewards.kinds.model_folder import model_folder
 from rewards.lines import COMMENTS, neutral_ends, split_lines
 from rewards.verdict import Verdict
 from rewards.verifier import Verifier
@@ -40,18 +40,14 @@ class Options(StrictModel):
 
 def build(options: Options) -> Verifier:
     """The verifier, with its model loaded; UserError where that is no line reward model."""
-    if options.model is None:
-        raise UserError(
-            "kind 'prm' needs a line reward model: name its folder in options.model; "
-            "`headrace reward train` makes one"
-        )
+    folder = model_folder(options.model, "prm", "line reward model")
     # Torch takes seconds to load, and no other kind needs it.
     import torch
 
     from reward_models.scorer import LineScorer
 
     torch.set_num_threads(options.threads)
-    scorer = LineScorer(options.model)
+    scorer = LineScorer(folder)
     tokenizer: Any = scorer.tokenizer
     special = frozenset(tokenizer.all_special_ids)
 
