@@ -244,16 +244,21 @@ async def test_another_python_without_what_children_need_is_told(tmp_path: Path)
         await Pool(user_function(python="/bin/false")).run()
 
 
-async def test_a_child_killed_between_batches_costs_nothing() -> None:
+async def statuses_after_an_idle_death(source: RewardConfig) -> set[str]:
+    """What becomes of answers after a child was killed that had nothing to do."""
     here = psutil.Process(os.getpid())
     others = set(here.children())
-    async with running(user_function()) as pool:
+    async with running(source) as pool:
         await score_all(pool, [item("7")])
         (child,) = set(here.children()) - others
         child.kill()
         await gone(child.pid)
         scores = await score_all(pool, [item("7", trajectory_id=i) for i in range(3)])
-    assert {score.status for score in scores.values()} == {"ok"}
+    return {score.status for score in scores.values()}
+
+
+async def test_a_child_killed_between_batches_costs_nothing() -> None:
+    assert await statuses_after_an_idle_death(user_function()) == {"ok"}
 
 
 async def test_audits_that_fail_end_no_worker() -> None:
