@@ -108,16 +108,11 @@ async def test_what_is_refused_or_known_is_no_progress(tmp_path: Path, clock: li
 async def test_a_stall_is_said_before_it_ends_the_run(tmp_path: Path) -> None:
     """Whoever watches has a moment to look at the processes; who moves meanwhile saves the run."""
     async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:
-        coordinator, hub = stage.coordinator, stage.hub
-        coordinator._watch(0.0)
-        assert hub.stalled is None
-        coordinator._watch(0.1)
-        assert hub.stalled is not None
-        assert hub.failed is None
-        coordinator._watch(-1.0)
-        assert hub.stalled is None
-        coordinator._watch(0.1)
-        coordinator._watch(loop.LOOK_S + 0.1)
+        hub, seen = stage.hub, []
+        for overdue_s in (0.0, 0.1, -1.0, 0.1, loop.LOOK_S + 0.1):
+            stage.coordinator._watch(overdue_s)
+            seen.append((hub.stalled is not None, hub.failed is not None))
+        assert seen == [(False, False), (True, False), (False, False), (True, False), (True, True)]
         assert hub.failed == hub.stalled
         assert hub.failed is not None
         assert hub.failed.startswith(f"nobody makes progress: {GENERATOR} to load version 0 for")
