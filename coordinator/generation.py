@@ -42,6 +42,8 @@ class Generation:
                 top_p=fire.top_p,
                 ban_eos=fire.ban_eos,
             )
+        self._newest_loaded: dict[str, int] = {}
+        """By name. Who dies and comes back loads what it had loaded before: that moves nothing."""
         self._all_held = False
         """Every training lease in force was told to end."""
 
@@ -104,7 +106,9 @@ class Generation:
             self._hub.incident("error", "weights_not_loaded", f"{name}: {message.error}")
             return
         generator.loaded = message.version
-        self._hub.progress()
+        if message.version > self._newest_loaded.get(name, -1):
+            self._newest_loaded[name] = message.version
+            self._hub.progress("weights")
         self._hub.recorder.write(
             VersionLoaded(
                 at=time.time(),

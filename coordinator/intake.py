@@ -54,7 +54,7 @@ class Intake:
             await hub.send(sender, Hold(leases=holds))
         hub.recorder.after(lambda: self._acknowledge(sender, acked))
         if touched:
-            hub.progress()
+            hub.progress("trajectories")
         return [trajectory for trajectory in touched.values() if trajectory.ended]
 
     def _refuse(self, sender: str, chunk: TrajectoryChunk, problem: str) -> None:

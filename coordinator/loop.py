@@ -10,7 +10,7 @@ told. On failure: the first cause is kept in `Hub.failed`, written down, and eve
 import asyncio
 import time
 
-from coordinator.hub import Hub
+from coordinator.hub import Hub, Mover
 from coordinator.parts import build_parts
 from coordinator.peers import GeneratorPeer, Peer
 from coordinator.permissions import (
@@ -22,8 +22,9 @@ from coordinator.permissions import (
 )
 from coordinator.phases import Phases
 from coordinator.prompts import Prompts
-from coordinator.status import status, waits
+from coordinator.status import status
 from coordinator.values import cut
+from coordinator.waits import Waits
 from headrace.protocol import messages as m
 from headrace.protocol.identity import name_of
 from headrace.protocol.records import MetricsSampled, ProcessChanged
@@ -32,6 +33,15 @@ from sequence.trajectories import Trajectory
 TICK_S = 0.1
 NEWCOMER_S = 60.0
 """How long a Hello under a name that is taken is remembered."""
+LOOK_S = 2.0
+"""From the word that nobody makes progress to the end: time to write down what everyone does."""
+LONG = 0.2
+"""A wait of this share of `transport.stall_timeout_s` is written down."""
+JOINING: dict[str, Mover] = {
+    "generator": "generators",
+    "reward": "reward workers",
+    "learner": "learner",
+}
 
 
 class Coordinator:
@@ -40,7 +50,12 @@ class Coordinator:
     def __init__(self, hub: Hub, prompts: Prompts) -> None:
         self.hub = hub
         self.parts = build_parts(hub, prompts)
-        self.phases = Phases(hub, self.parts)
+        self.waits = Waits(hub, self.parts)
+        self.phases = Phases(hub, self.parts, self.waits)
+        self._joined: set[str] = set()
+        """Who has ever been here. Who dies and comes back, again and again, moves nothing."""
+        self._told: set[Mover] = set()
+        """The long waits that are written down."""
         self._newcomers: dict[str, float] = {}
         """Who said Hello under a name that another process has, and when first."""
 
@@ -130,7 +145,7 @@ class Coordinator:
             case m.CheckpointDone():
                 self.parts.training.checkpoint_done(message)
             case m.StatusRequest():
-                await hub.send(name, status(hub, self.parts, self.phases.name))
+                await hub.send(name, status(hub, self.parts, self.waits, self.phases.name))
             case m.Command():
                 self.phases.stop("stopped" if message.action == "stop" else "interrupted")
 
@@ -179,8 +194,10 @@ class Coordinator:
                 await hub.send(name, welcome)
         if known is None:
             self._process_changed(hello, "up", "")
-        if hello.role != "monitor":
-            hub.progress()
+        mover = JOINING.get(hello.role)
+        if mover is not None and name not in self._joined:
+            self._joined.add(name)
+            hub.progress(mover)
 
     async def _is_contested(self, identity: str, hello: m.Hello) -> bool:
         """Whether another process holds this name (or the learner's place) and may still be alive.
@@ -277,9 +294,26 @@ class Coordinator:
                 )
             self.expire()
             if self.hub.recorder.disk_full:
-                self.hub.progress()  # Waiting for room is named, and no reason to give up.
-            if now - self.hub.progress_at > transport.stall_timeout_s:
-                named = waits(self.hub, self.parts).items()
-                stuck = ", ".join(f"{what} for {age:.0f} s" for what, age in named)
-                self.hub.failed = self.hub.failed or f"nobody makes progress: {stuck}"
+                self.hub.progress("disk")  # It is named, and no reason to give up.
+            self._watch(now - self.hub.progress_at - transport.stall_timeout_s)
             await self.phases.advance()
+
+    def _watch(self, overdue_s: float) -> None:
+        """Write down each wait that gets long. When nobody makes progress, say so, give whoever
+        watches the time to look at the processes, and then end the run."""
+        hub, waits = self.hub, self.waits.now()
+        limit_s = hub.config.transport.stall_timeout_s
+        long = {wait.mover: wait for wait in waits if wait.age_s > limit_s * LONG}
+        for mover in long.keys() - self._told:
+            wait = long[mover]
+            hub.incident("warning", "waiting", f"for {wait.words}, {wait.age_s:.0f} s so far")
+        self._told = set(long)
+        if overdue_s <= 0:
+            hub.stalled = None
+            return
+        if hub.stalled is None:
+            stuck = ", ".join(f"{wait.words} for {wait.age_s:.0f} s" for wait in waits)
+            hub.stalled = f"nobody makes progress: {stuck}"
+            hub.incident("error", "stalled", hub.stalled)
+        if overdue_s > LOOK_S:
+            hub.failed = hub.failed or hub.stalled

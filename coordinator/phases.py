@@ -15,6 +15,7 @@ from coordinator.evaluation import Label, can_wait
 from coordinator.hub import Hub
 from coordinator.parts import Parts
 from coordinator.status import status
+from coordinator.waits import Waits
 from headrace.protocol.messages import Shutdown
 from headrace.protocol.records import (
     MetricsSampled,
@@ -30,8 +31,8 @@ GOODBYE_S = 10.0
 class Phases:
     """Where the run stands and what comes next."""
 
-    def __init__(self, hub: Hub, parts: Parts) -> None:
-        self.hub, self.parts = hub, parts
+    def __init__(self, hub: Hub, parts: Parts, waits: Waits) -> None:
+        self.hub, self.parts, self.waits = hub, parts, waits
         self.phase: Phase = "starting"
         self.outcome = "finished"
         self._label: Label = "before"
@@ -101,7 +102,7 @@ class Phases:
         elif phase in ("evaluating", "closing"):
             self.hub.clock.stop()
         self.hub.recorder.write(RunPhase(at=time.time(), phase=phase, detail=detail))
-        self.hub.progress()
+        self.hub.progress("phase")
         log.info("phase %s %s", phase, detail)
 
     # -- start and evaluations --------------------------------------------------------------------
@@ -251,7 +252,7 @@ class Phases:
         self.phase = "leaving"
         self._leaving_since = time.monotonic()
         for name in list(hub.peers.monitors):
-            await hub.send(name, status(hub, self.parts, self.name))
+            await hub.send(name, status(hub, self.parts, self.waits, self.name))
         await hub.broadcast(Shutdown(reason=hub.failed or self.outcome))
 
     def _discard(self) -> None:

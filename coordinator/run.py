@@ -26,6 +26,7 @@ from coordinator.rounds import Rounds
 from coordinator.settle import Settlement
 from coordinator.state import State
 from coordinator.stream import Stream
+from headrace import stacks
 from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
@@ -168,6 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="go on with what the folder holds")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    stacks.listen()
     try:
         config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
         return asyncio.run(_main(config, arguments.run_dir, resume=arguments.resume))

@@ -165,7 +165,7 @@ class Training:
                 num_bytes=notice.num_bytes,
             )
         )
-        self._hub.progress()
+        self._hub.progress("learner")
         await self._generation.publish(notice)
         self.ready = True
 
@@ -303,7 +303,7 @@ class Training:
         explained = metrics.get("critic/vf_explained_var")
         hub.scheduler.committed(explained if isinstance(explained, float) else None)
         hub.clock.learner_waits(True)
-        hub.progress()
+        hub.progress("learner")
         if message.checkpoint:
             self._checkpointed(message.update, message.checkpoint)
         if message.notice is not None:
@@ -346,4 +346,4 @@ class Training:
         )
         kept = sorted(set(hub.state.checkpoints))[-hub.config.checkpoint.keep_last :]
         hub.note(Forgotten(at=time.time(), update=kept[0]))
-        hub.progress()
+        hub.progress("learner")

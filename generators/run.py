@@ -21,6 +21,7 @@ from generators.fake_engine import FakeEngine
 from generators.hot_check import check_hot
 from generators.loop import GeneratorLoop
 from generators.vllm_engine import cache_folder
+from headrace import stacks
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.identity import identity_of
@@ -208,6 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
+    stacks.listen()
     try:
         link = Link(args.connect, curve_keys=args.curve_keys)
         return asyncio.run(generate(link, args.name, args.cpus, args.evaluation_cpus))

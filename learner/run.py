@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from headrace import stacks
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from learner.engines import join_ranks
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
     )
+    stacks.listen()
     try:
         _run(options)
     except UserError as error:

@@ -20,6 +20,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
+from headrace import stacks
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
@@ -165,6 +166,7 @@ def main() -> None:
     die_with(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(MEMORY_BYTES)
+    stacks.listen()
     source, sink = take_streams()
     serve(source, sink)
 

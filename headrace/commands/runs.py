@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace import run_folder
 from headrace.errors import UserError
-from headrace.processes.monitor import Monitor, coordinator_of
+from headrace.processes.monitor import Monitor, coordinator_of, waits_of
 from headrace.processes.progress import duration
 
 
@@ -51,6 +51,8 @@ def show(arguments: argparse.Namespace) -> int:
     from storage.queries import run_summary
 
     row = run_summary(run_dir)
+    if run_folder.is_running(run_dir) and not run_folder.is_reward_model(run_dir):
+        row["waits"] = waits_of(run_dir, run_folder.read_config(run_dir))
     if arguments.json:
         print(json.dumps(row))
         return 0

@@ -7,7 +7,8 @@ Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log
 Promises: no process outlives the supervisor (see `reaper.py`); only process groups of the run are
 signalled; the first cause of a failure is what `Outcome` names. The coordinator comes first, the
 rest once it has an address. Ctrl-C or SIGTERM asks the coordinator to stop (drain, checkpoint,
-end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL.
+end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL. Where nobody makes
+progress, or a stop comes to no end, every process writes its stacks into its log first.
 """
 
 import json
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from headrace import stacks
 from headrace.hardware import free_port
 from headrace.processes.children import Child, Nursery, describe_exit
 from headrace.processes.launch import ADDRESS, MASTER_PORT, ProcessSpec
@@ -64,6 +66,10 @@ class Steering(Protocol):
     def request_stop(self) -> None:
         """Ask the coordinator to drain, write a checkpoint and end."""
 
+    @property
+    def stalled(self) -> bool:
+        """Whether the coordinator says that nobody makes progress and is about to give up."""
+
 
 class Supervisor:
     """One run's processes. Use `run()` once, in the main thread."""
@@ -86,6 +92,7 @@ class Supervisor:
         self._cause: Outcome | None = None
         self._interrupts = 0
         self._stop_asked_at: float | None = None
+        self._asked_for_stacks = False
 
     def run(self) -> Outcome:
         """Run to the end; returns how it ended."""
@@ -111,6 +118,8 @@ class Supervisor:
         while self._coordinator.running:
             self._check_interrupt()
             self._steering.tick()
+            if self._steering.stalled:
+                self._ask_for_stacks()
             for child in self._children:
                 code = self._nursery.bury(child)
                 if code is not None:
@@ -243,7 +252,19 @@ class Supervisor:
                 child.restart_at = None
         elif now - self._stop_asked_at > self._deadlines.stop_s:
             self._steering.note(f"no end after {self._deadlines.stop_s:.0f} s: ending processes")
+            self._ask_for_stacks()
             raise _EndedError
+
+    def _ask_for_stacks(self) -> None:
+        """Have every process write down what it is doing, once, before they are ended."""
+        if self._asked_for_stacks:
+            return
+        self._asked_for_stacks = True
+        groups = {child.process.pid for child in self._children if child.process is not None}
+        asked = stacks.ask(groups)
+        self._event("stacks", "supervisor", detail=f"of {len(asked)} processes")
+        logs = self._coordinator.spec.log.parent
+        self._steering.note(f"what each process was doing stands in its log in {logs}")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -359,8 +359,9 @@ class StatusRequest(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Status(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to monitor: where the run stands. `gauges` are numbers by metric name, `waits`
-    name what each part waits for and for how long."""
+    """Coordinator to monitor: where the run stands. `gauges` are numbers by metric name. `waits`:
+    whom the run waits for and for what, with the seconds since that last moved. `stalled`: nobody
+    has made progress for too long, and the run is about to end for it."""
 
     run_id: str
     phase: str
@@ -372,6 +373,7 @@ class Status(Message, frozen=True, kw_only=True, tag=True):
     waits: dict[str, float]
     processes: dict[str, str]
     message: str = ""
+    stalled: bool = False
 
 
 AnyMessage = (

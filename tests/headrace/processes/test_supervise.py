@@ -33,6 +33,7 @@ class Script:
         self.addresses: list[str] = []
         self.stops = 0
         self.obeys = True
+        self.stalled = False
         self.steps: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 
     def when(self, condition: Callable[[], bool], action: Callable[[], None]) -> None:
@@ -268,3 +269,15 @@ def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         supervisor.kill()
         supervisor.wait()
     assert all(soon(partial(gone, pid)) for pid in pids)
+
+
+def test_processes_of_a_run_that_stalls_write_down_what_they_do(script: Script) -> None:
+    pid_file = script.run_dir / "pid"
+    stays = spec(script, "generator-0", "generator", "listens", pid_file)
+    script.when(pid_file.exists, lambda: setattr(script, "stalled", True))
+    script.when(lambda: "forever" in stays.log.read_text(), script.finish)
+    assert run(script, stays).code == 0
+    assert [row["detail"] for row in script.rows() if row["event"] == "stacks"] == [
+        "of 1 processes"
+    ]
+    assert sum("stands in its log" in note for note in script.notes) == 1
