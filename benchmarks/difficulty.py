@@ -19,7 +19,7 @@ from benchmarks.rows import RESULTS
 from headrace.errors import RunFailedError
 
 ROWS = RESULTS / "hacking_tuning.jsonl"
-CANDIDATES = (100, 200, 400, 800, 1600)
+CANDIDATES = (200, 300, 400, 500, 600, 800, 1000, 1200, 1600)
 """Supervised steps."""
 TUNING_SEEDS = (100, 101)
 LEARNS = 0.25

@@ -97,7 +97,8 @@ def test_the_hardest_sums_that_a_verifier_teaches_are_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the mean of the tuning seeds; a row is made once, and easier candidates not at all."""
-    gains = {100: 0.1, 200: 0.3, 400: 0.5}
+    first, second, *_ = difficulty.CANDIDATES
+    gains = {first: 0.1, second: 0.3}
     asked: list[tuple[int, int]] = []
 
     def learned(steps: int, seed: int) -> dict[str, float]:
@@ -107,9 +108,9 @@ def test_the_hardest_sums_that_a_verifier_teaches_are_chosen(
 
     monkeypatch.setattr(difficulty, "learned", learned)
     path = tmp_path / "rows.jsonl"
-    assert difficulty.chosen(path) == 200
-    assert difficulty.chosen(path) == 200
-    assert asked == [(steps, seed) for steps in (100, 200) for seed in difficulty.TUNING_SEEDS]
+    assert difficulty.chosen(path) == second
+    assert difficulty.chosen(path) == second
+    assert asked == [(steps, seed) for steps in (first, second) for seed in difficulty.TUNING_SEEDS]
     assert len(Rows(path).rows) == 4
     gains.update(dict.fromkeys(difficulty.CANDIDATES, 0.0))
     with pytest.raises(RunFailedError, match="from the verifier"):
