@@ -37,8 +37,8 @@ class Restarts:
 @dataclass(frozen=True)
 class ProcessSpec:
     """One process of a run. `argv` may contain ADDRESS and MASTER_PORT; `env` is added to the
-    supervisor's; `needed` is False for what a run can do without (the dashboard); `leaves` is
-    False for what does not end by itself when the run does."""
+    supervisor's; `needed` is False for what a run can do without (the dashboard, a judge that only
+    audits); `leaves` is False for what does not end by itself when the run does."""
 
     name: str
     role: SpecRole
@@ -135,13 +135,14 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         gpus: tuple[int, ...] = (),
         restarts: Restarts = Restarts(),
         environment: dict[str, str] | None = None,
+        needed: bool = True,
         leaves: bool = True,
     ) -> ProcessSpec:
         pinned = ("--cpus", ",".join(map(str, cpus))) if cpus else ()
         argv = (sys.executable, "-m", module, *arguments, *pinned)
         env = role_environment(threads, gpus if hardware.gpus else None) | (environment or {})
         log = logs / f"{name}.log"
-        return ProcessSpec(name, role, argv, env, log, cpus, gpus, restarts, leaves=leaves)
+        return ProcessSpec(name, role, argv, env, log, cpus, gpus, restarts, needed, leaves)
 
     specs = [
         spec(
@@ -175,7 +176,8 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     specs += [
         spec(
             f"judge-{name}", "judge", *judge_argv(name, run_dir)[2:],
-            cpus=spot.cpus, gpus=spot.gpus, restarts=Restarts(limit=5), leaves=False,
+            cpus=spot.cpus, gpus=spot.gpus, restarts=Restarts(limit=5),
+            needed=name not in config.reward.audit_judges(), leaves=False,
         )
         for name, spot in judges.items()
     ]  # fmt: skip

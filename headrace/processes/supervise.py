@@ -170,15 +170,16 @@ class Supervisor:
 
     def _give_up(self, child: Child, code: int, detail: str) -> None:
         name = child.spec.name
+        tail = child.tail()
+        times = f" {child.deaths} times" if child.deaths > 1 else ""
+        user = code == USER and tail
+        cause = tail.splitlines()[-1] if user else f"{name} died{times} ({detail})"
         if not child.spec.needed:
             child.gave_up = True
-            self._steering.note(f"{name} died ({detail}) and stays away; see {child.spec.log}")
+            self._steering.note(f"{name} stays away and the run goes on: {cause}; {child.spec.log}")
+            self._event("gave_up", name, code=code, detail=f"{cause}; the run goes on without it")
             return
         if self._cause is None:
-            tail = child.tail()
-            times = f" {child.deaths} times" if child.deaths > 1 else ""
-            user = code == USER and tail
-            cause = tail.splitlines()[-1] if user else f"{name} died{times} ({detail})"
             self._cause = Outcome(USER if user else OURS, cause, "" if user else tail)
             self._event("gave_up", name, code=code, detail=cause)
         raise _EndedError
