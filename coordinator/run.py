@@ -154,8 +154,8 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool, host: str | N
 
 
 def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None) -> None:
-    """Tell the supervisor where to connect, in one piece. `host`: under which name others reach this
-    one, where the address binds all of its interfaces."""
+    """Tell the supervisor where to connect, in one piece. `host`: the name that others know this
+    one by, where the address binds all of its interfaces."""
     if host is not None:
         address = f"tcp://{host}:{address.rsplit(':', 1)[1]}"
     path = run_dir / "coordinator.json"

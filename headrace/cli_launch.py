@@ -19,7 +19,7 @@ def add_launch(command: Maker) -> None:
     take_overrides(launch)
     launch.add_argument(
         "--on", required=True, choices=("slurm", "ray"),
-        help="slurm: write the scripts of a job into a new run folder; ray: run on a cluster of Ray",
+        help="slurm: write the scripts of a job into a new run folder; ray: run on a Ray cluster",
     )  # fmt: skip
     launch.add_argument("--resume", metavar="RUN", help="go on with this run")
     take_root(launch)

@@ -1,5 +1,7 @@
-"""What this machine has: cores, memory, GPUs, addresses. Reads /proc, asks the system and nvidia-smi;
-imports no torch."""
+"""What this machine has: cores, memory, GPUs, addresses.
+
+Reads /proc, asks the system and nvidia-smi; imports no torch.
+"""
 
 import os
 import shutil

@@ -131,7 +131,8 @@ def _publisher(config: RunConfig, options: argparse.Namespace, trainer: Trainer)
 
 
 def choose_device(config: RunConfig, rank: int) -> torch.device:
-    """The device of a host's rank of this number; UserError where the configuration asks for one that is not there."""
+    """The device of a host's rank of this number; UserError where the configuration asks for one
+    that is not there."""
     wanted, found = config.learner.device, torch.cuda.is_available()
     if wanted == "cuda" and not found:
         raise UserError("learner.device is cuda, but torch sees no GPU; use learner.device=cpu")

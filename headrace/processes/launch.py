@@ -37,9 +37,9 @@ class Restarts:
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process of a run. `argv` may contain ADDRESS, MASTER_ADDRESS and MASTER_PORT; `env` is added
-    to the supervisor's; `needed` is False for what a run can do without (the dashboard); `leaves` is
-    False for what does not end by itself when the run does."""
+    """One process of a run. `argv` may contain ADDRESS, MASTER_ADDRESS and MASTER_PORT; `env` is
+    added to the supervisor's; `needed` is False for what a run can do without (the dashboard);
+    `leaves` is False for what does not end by itself when the run does."""
 
     name: str
     role: SpecRole

@@ -17,7 +17,6 @@ from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import Command, Hello, Refused, Status, StatusRequest
 from headrace.protocol.sockets import BlockingDealer, Link
 
-
 ANNOUNCED = "coordinator.json"
 
 

@@ -1,8 +1,8 @@
 """One learner rank of a test: `python -m tests.learner.rank_worker MODEL OUT RANK WORLD PORT`.
 
 For ZeRO 0 to 3: three updates on recorded batches that rank 0 hands out in parts. On one rank and
-two, for ZeRO 0 and 2, further ones up to ten, and, with fresh engines, three of which the second has
-a NaN in the last rank's shard. Writes the weights and what happened into OUT.
+two, for ZeRO 0 and 2, further ones up to ten, and, with fresh engines, three of which the second
+has a NaN in the last rank's shard. Writes the weights and what happened into OUT.
 """
 
 import json
