@@ -136,7 +136,7 @@ def _options(job: Job, run_dir: Path) -> Iterator[str]:
     for name in ("time", "partition", "account"):
         if value := getattr(job, name):
             yield f"--{name}={value}"
-    yield f"--output={run_dir / 'logs'}/slurm-%j.log"
+    yield f"--output={shlex.quote(str(run_dir / 'logs'))}/slurm-%j.log"
     yield "--open-mode=append"
     yield "--requeue"
     yield "--no-kill"
@@ -169,12 +169,25 @@ exec {shlex.quote(sys.executable)} -m headrace launch --on slurm{gpus} \\
 """
 
 
-_LEFTOVER = """\
+_BEFORE = """\
+set -eu
 # A step of this name whose srun was killed may still be there: it goes first.
 squeue --steps --jobs="$SLURM_JOB_ID" --noheader --format="%i %j" | while read -r step name; do
   if [ "$name" = "$1" ]; then scancel --signal=KILL "$step"; fi
 done
+left=$(dirname "$0")/$1.left
+rm -f "$left".*
+# Wait for the end of srun, which a SIGTERM to this group tells to end the step.
+trap : TERM
 """
+_AFTER = """\
+# srun ends with 0 as well when a node of its step fails; a task that ended well said so.
+for ((task = 0; task < {tasks}; task++)); do
+  if [ ! -e "$left.$task" ]; then echo "a node of this step failed" >&2; exit 1; fi
+done
+"""
+_TASK = """bash -c '"$@" && touch "$0.$SLURM_PROCID"' "$left\""""
+"""A task that leaves a mark where it ends well."""
 
 
 def _asked(share: Share, job: Job) -> str:
@@ -187,23 +200,24 @@ def _step_script(role: str, share: Share, job: Job) -> str:
     return f"""\
 #!/bin/bash
 # One {role} process on a node of Slurm's choice: {role}.sh NAME COMMAND...
-set -eu
-{_LEFTOVER}
-exec srun --job-name="$1" --nodes=1 --ntasks=1 {_asked(share, job)} \\
-  "${{@:2}}"
-"""
+{_BEFORE}
+srun --job-name="$1" --nodes=1 --ntasks=1 {_asked(share, job)} \\
+  {_TASK} "${{@:2}}"
+
+{_AFTER.format(tasks=1)}"""
 
 
 def _learner_script(share: Share, job: Job, run_dir: Path) -> str:
+    ranks = shlex.quote(str(run_dir / FOLDER / "ranks.sh"))
     return f"""\
 #!/bin/bash
 # All learner ranks, on the first nodes: learner.sh NAME MASTER_HOST MASTER_PORT ARGUMENTS...
-set -eu
-{_LEFTOVER}
-exec srun --job-name="$1" --nodes={job.learner_nodes} --relative=0 --ntasks={job.learner_nodes} \\
+{_BEFORE}
+srun --job-name="$1" --nodes={job.learner_nodes} --relative=0 --ntasks={job.learner_nodes} \\
   --ntasks-per-node=1 --kill-on-bad-exit=1 {_asked(share, job)} \\
-  bash {shlex.quote(str(run_dir / FOLDER / "ranks.sh"))} "${{@:2}}"
-"""
+  {_TASK} bash {ranks} "${{@:2}}"
+
+{_AFTER.format(tasks=job.learner_nodes)}"""
 
 
 def _ranks_script(each: int, job: Job) -> str:

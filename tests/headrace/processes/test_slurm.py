@@ -1,5 +1,6 @@
 """The scripts of a Slurm job, and a plan as its steps."""
 
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -99,3 +100,28 @@ def test_processes_as_steps(make_config: Make) -> None:
     assert generator[:3] == ("bash", "/runs/r1/slurm/generator.sh", "generator-0")
     assert "generators.run" in generator
     assert found["reward-0"].argv[1:3] == ("/runs/r1/slurm/reward.sh", "reward-0")
+
+
+def test_a_step_whose_node_fails_has_failed(make_config: Make, tmp_path: Path) -> None:
+    """srun's exit code is 0 then. What an srun that was killed left behind goes before."""
+    calls = tmp_path / "calls"
+    for name, does in (
+        ("srun", f'echo "srun $*" >> {calls}'),
+        ("squeue", "echo 7.2 generator-1; echo 7.3 generator-0"),
+        ("scancel", f'echo "scancel $*" >> {calls}'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    script = tmp_path / "generator.sh"
+    script.write_text(texts(make_config, OPEN)["generator.sh"])
+    done = subprocess.run(
+        ["bash", str(script), "generator-0", "true"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "a node of this step failed\n"
+    first, second = calls.read_text().splitlines()
+    assert first == "scancel --signal=KILL 7.3"
+    assert second.startswith("srun --job-name=generator-0 --nodes=1 --ntasks=1 ")
