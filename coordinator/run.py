@@ -136,13 +136,13 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
     )
 
 
-async def _main(config: RunConfig, run_dir: Path, *, resume: bool) -> int:
+async def _main(config: RunConfig, run_dir: Path, *, resume: bool, host: str | None = None) -> int:
     coordinator, store = build(config, run_dir, resume=resume)
     hub = coordinator.hub
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, coordinator.phases.stop, "stopped")
     loop.add_signal_handler(signal.SIGINT, coordinator.phases.stop, "interrupted")
-    _announce(run_dir, hub.router.address, hub.run_id)
+    _announce(run_dir, hub.router.address, hub.run_id, host)
     try:
         await coordinator.run()
     finally:
@@ -154,8 +154,11 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool) -> int:
     return 0
 
 
-def _announce(run_dir: Path, address: str, run_id: str) -> None:
-    """Tell the supervisor where to connect, in one piece."""
+def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None) -> None:
+    """Tell the supervisor where to connect, in one piece. `host`: the name that others know this
+    one by, where the address binds all of its interfaces."""
+    if host is not None:
+        address = f"tcp://{host}:{address.rsplit(':', 1)[1]}"
     path = run_dir / "coordinator.json"
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({"address": address, "pid": os.getpid(), "run_id": run_id}))
@@ -167,12 +170,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder")
     parser.add_argument("--resume", action="store_true", help="go on with what the folder holds")
+    parser.add_argument("--announce", metavar="HOST", help="this host's name for the other hosts")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     stacks.listen()
     try:
         config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
-        return asyncio.run(_main(config, arguments.run_dir, resume=arguments.resume))
+        running = _main(config, arguments.run_dir, resume=arguments.resume, host=arguments.announce)
+        return asyncio.run(running)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -189,6 +189,8 @@ def _end_on_signals(loop: GeneratorLoop, interrupted: asyncio.Event) -> None:
 
 
 def _cores(text: str) -> list[int]:
+    if text == "all":
+        return sorted(os.sched_getaffinity(0))
     return [int(core) for core in text.split(",")]
 
 
@@ -198,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--connect", required=True, metavar="ADDR", help="tcp://host:port")
     parser.add_argument("--name", required=True, help="unique in the run, e.g. generator-0")
     parser.add_argument("--curve-keys", metavar="DIR", help="folder with CURVE keys")
-    parser.add_argument("--cpus", type=_cores, metavar="0,1", help="cores of this generator")
+    parser.add_argument("--cpus", type=_cores, metavar="0,1", help="its cores, or `all`")
     parser.add_argument(
         "--evaluation-cpus",
         type=_cores,

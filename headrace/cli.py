@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from headrace.cli_launch import add_launch
 from headrace.cli_options import Maker, offer_json, take_overrides, take_root
 from headrace.cli_reward import add_reward, reward_action
 from headrace.errors import RunFailedError, UserError
@@ -31,6 +32,8 @@ first steps:
   headrace export latest trajectories --format parquet --out trajectories.parquet
 
 more than one machine:
+  headrace launch RECIPE --on slurm --nodes 4 --gpus-per-node 8     a job of a Slurm cluster
+  headrace launch RECIPE --on ray                           a run on a Ray cluster
   headrace keys keys/                                       keys for connections off this machine
   headrace generator --connect tcp://HOST:PORT --curve-keys keys/   one more generator for a run
 
@@ -86,6 +89,8 @@ def _training(command: Maker) -> None:
     train.add_argument("--no-dashboard", action="store_true", help="start no web page")
     train.add_argument("--plain", action="store_true", help="plain lines, no live display")
     take_root(train)
+
+    add_launch(command)
 
     generator = command(
         "generator", "one more generator for a run that is going on",
@@ -226,6 +231,10 @@ def action(arguments: argparse.Namespace) -> Action:
             from headrace.commands.training import train
 
             return train
+        case "launch":
+            from headrace.commands.launching import launch
+
+            return launch
         case "generator":
             from headrace.commands.roles import generator
 

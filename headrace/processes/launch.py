@@ -20,6 +20,7 @@ from headrace.processes.judges import judge_argv, place_judges
 from headrace.protocol.judges import FOLDER, JUDGES_VARIABLE
 
 ADDRESS = "{address}"
+MASTER_ADDRESS = "{master_address}"
 MASTER_PORT = "{master_port}"
 SpecRole = Literal["coordinator", "learner", "generator", "reward", "judge", "dashboard"]
 
@@ -36,9 +37,9 @@ class Restarts:
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process of a run. `argv` may contain ADDRESS and MASTER_PORT; `env` is added to the
-    supervisor's; `needed` is False for what a run can do without (the dashboard, a judge that only
-    audits); `leaves` is False for what does not end by itself when the run does."""
+    """One process of a run. `argv` may contain ADDRESS, MASTER_ADDRESS and MASTER_PORT; `env` is
+    added to the supervisor's; `needed` is False for what a run can do without (the dashboard, a
+    judge that only audits); `leaves` is False for what does not end by itself when the run does."""
 
     name: str
     role: SpecRole
@@ -155,9 +156,9 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         threads = _lockstep_threads(config, hardware) if lockstep else config.learner.threads
         specs += [
             spec(
-                f"learner-{rank}", "learner", "learner.run", "--run-dir", str(run_dir),
-                "--connect", ADDRESS, "--rank", str(rank), "--world-size",
-                str(config.learner.ranks), "--master-port", MASTER_PORT,
+                f"learner-{rank}", "learner", *learner_argv(ADDRESS, run_dir)[2:],
+                "--rank", str(rank), "--world-size", str(config.learner.ranks),
+                "--master-address", MASTER_ADDRESS, "--master-port", MASTER_PORT,
                 threads=threads, cpus=where.learner_cpus, gpus=where.learner_gpus[rank],
                 restarts=Restarts(limit=3), environment=learner_environment(config, hardware),
             )
@@ -202,6 +203,12 @@ def _evaluation_cpus(config: RunConfig, hardware: Hardware) -> tuple[str, ...]:
     if chosen or not apart or config.schedule.mode != "streaming" or len(hardware.cores) == 1:
         return ()
     return ("--evaluation-cpus", ",".join(map(str, hardware.cores)))
+
+
+def learner_argv(address: str, run_dir: Path) -> tuple[str, ...]:
+    """The command of every learner rank, without its place among the others."""
+    run = ("--run-dir", str(run_dir), "--connect", address)
+    return (sys.executable, "-m", "learner.run", *run)
 
 
 def generator_argv(address: str, name: str, curve_keys: str | None) -> tuple[str, ...]:

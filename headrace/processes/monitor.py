@@ -19,12 +19,13 @@ from headrace.protocol.sockets import BlockingDealer, Link
 
 ANSWER_S = 5.0
 """How long a coordinator that is busy may take to answer."""
+ANNOUNCED = "coordinator.json"
 
 
 def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
     """(address, pid) in a run's coordinator.json, or None; a wildcard host becomes loopback."""
     try:
-        data = json.loads((run_dir / "coordinator.json").read_text())
+        data = json.loads((run_dir / ANNOUNCED).read_text())
         address, pid = str(data["address"]), int(data["pid"])
     except (OSError, ValueError, KeyError):
         return None

@@ -24,8 +24,8 @@ from typing import Protocol
 from headrace import stacks
 from headrace.hardware import free_port
 from headrace.processes.children import Child, Nursery, describe_exit
-from headrace.processes.launch import ADDRESS, MASTER_PORT, ProcessSpec
-from headrace.processes.monitor import coordinator_of
+from headrace.processes.launch import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
+from headrace.processes.monitor import ANNOUNCED, coordinator_of
 
 DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
 
@@ -82,12 +82,14 @@ class Supervisor:
         *,
         resume: bool = False,
         deadlines: Deadlines = Deadlines(),
+        nursery: Nursery | None = None,
     ) -> None:
+        """`nursery`: what starts the processes; None: they are processes of this host."""
         self._run_dir, self._steering = run_dir, steering
         self._resume, self._deadlines = resume, deadlines
         self._children = [Child(spec) for spec in specs]
         self._coordinator, *self._others = self._children
-        self._nursery = Nursery()
+        self._nursery = nursery or Nursery()
         self._address = ""
         self._cause: Outcome | None = None
         self._interrupts = 0
@@ -191,7 +193,11 @@ class Supervisor:
     def _start(self, child: Child, *extra: str) -> None:
         if child.spec.role == "learner" and self._master_port is None:
             self._master_port = free_port()
-        values = {ADDRESS: self._address, MASTER_PORT: str(self._master_port)}
+        values = {
+            ADDRESS: self._address,
+            MASTER_ADDRESS: "127.0.0.1",
+            MASTER_PORT: str(self._master_port),
+        }
         first = child.started_at == 0.0
         pid = self._nursery.start(child, values, *extra)
         self._event("started" if first else "restarted", child.spec.name, pid=pid)
@@ -199,11 +205,13 @@ class Supervisor:
     def _start_coordinator(self, *extra: str) -> None:
         """Start it and wait until it says under which address it can be reached."""
         child = self._coordinator
+        before = _stamp(self._run_dir)
         self._start(child, *extra)
         deadline = time.monotonic() + self._deadlines.start_s
         while True:
             found = coordinator_of(self._run_dir)
-            if found and child.process and found[1] == child.process.pid:
+            # Hosts give the same process ids: the file of the one before may have this one's.
+            if found and found[1] == self._nursery.pid(child) and _stamp(self._run_dir) != before:
                 break
             code = self._nursery.bury(child)
             if code is not None:
@@ -295,6 +303,15 @@ class Supervisor:
         row |= {"detail": detail} if detail else {}
         with (self._run_dir / "supervisor.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _stamp(run_dir: Path) -> tuple[int, int] | None:
+    """What changes whenever a coordinator announces itself; None where none ever did."""
+    try:
+        found = (run_dir / ANNOUNCED).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
 
 
 class _EndedError(Exception):
