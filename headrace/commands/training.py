@@ -21,6 +21,7 @@ from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware, detect, free_port
 from headrace.install import setup_seconds
+from headrace.processes.keys import with_keys
 from headrace.processes.launch import plan_processes
 from headrace.processes.progress import LiveScreen, PlainScreen, Watch, duration, say
 from headrace.processes.supervise import INTERRUPTED, OURS, USER, Outcome, Supervisor
@@ -109,7 +110,8 @@ def supervise(
     live: bool,
     resume: bool = False,
 ) -> tuple[Outcome, Watch]:
-    """Start the run's processes and stay until they are gone."""
+    """Start the run's processes and stay until they are gone. The caller holds the run's lock."""
+    config = with_keys(run_dir, config)
     say(console, f"run        {run_dir}")
     if config.dashboard.enabled:
         say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")

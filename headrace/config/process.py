@@ -91,13 +91,14 @@ class TransportConfig(StrictModel):
     """Addresses, limits and deadlines on the wire."""
 
     host: str = "127.0.0.1"
-    """Address the coordinator binds. Anything but loopback needs `curve_keys`."""
+    """Address the coordinator binds. With 0.0.0.0, other machines can join, with the run's keys."""
 
     port: int = Field(default=0, ge=0, le=65535)
     """Port of the coordinator; 0: a free one."""
 
     curve_keys: str | None = None
-    """Folder with CURVE key files made by `headrace keys`; required off loopback."""
+    """Folder with CURVE key files made by `headrace keys`. None: the run makes keys of its own, in
+    its folder."""
 
     max_message_mib: float = Field(default=64.0, gt=0)
     """Largest message accepted."""

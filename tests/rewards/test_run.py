@@ -14,6 +14,7 @@ import pytest
 
 from headrace.config.reward import RewardConfig
 from headrace.config.run import RunConfig
+from headrace.protocol.curve import make_keys
 from headrace.protocol.identity import name_of
 from headrace.protocol.messages import (
     Goodbye,
@@ -28,7 +29,7 @@ from headrace.protocol.messages import (
     Shutdown,
     Welcome,
 )
-from headrace.protocol.sockets import Router, make_keys
+from headrace.protocol.sockets import Router
 from tests.rewards.items import item, user_function
 
 ROOT = Path(__file__).parents[2]
