@@ -1,8 +1,17 @@
 """Evaluation, stopping, checkpoints, storage, transport and dashboard of a run."""
 
+import re
+
 from pydantic import Field
 
 from headrace.config.base import StrictModel
+
+_PASSWORD = re.compile(r"(?P<before>://[^:/@]*:(?=[^@]*@)|password=)[^@&]*")
+
+
+def masked(url: str) -> str:
+    """The address of a database with stars for its password."""
+    return _PASSWORD.sub(r"\g<before>***", url)
 
 
 class EvaluationConfig(StrictModel):
@@ -85,6 +94,11 @@ class StorageConfig(StrictModel):
 
     token_diagnostics: bool = True
     """Keep advantage, value and logprob of every trained token."""
+
+    @property
+    def has_password(self) -> bool:
+        """Whether the database's address holds one."""
+        return self.database is not None and self.database != masked(self.database)
 
 
 class TransportConfig(StrictModel):
