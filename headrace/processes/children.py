@@ -8,14 +8,12 @@ signals process groups of its own children only.
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO
 
-from headrace.processes import reaper
 from headrace.processes.launch import ProcessSpec
+from headrace.reaper import Reaper, signal_groups
 
 TAIL_LINES = 15
 
@@ -67,20 +65,15 @@ class Nursery:
     """Starts and ends children; as a context manager it leaves no child running."""
 
     def __init__(self) -> None:
-        self._reaper: subprocess.Popen[bytes] | None = None
-        self._pipe: IO[bytes] | None = None
+        self._reaper: Reaper | None = None
 
     def __enter__(self) -> "Nursery":
-        command = [sys.executable, "-I", "-S", str(reaper.__file__)]
-        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        self._pipe = self._reaper.stdin
+        self._reaper = Reaper()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        assert self._pipe is not None
         assert self._reaper is not None
-        self._pipe.close()
-        self._reaper.wait()
+        self._reaper.close()
 
     def start(self, child: Child, placeholders: Mapping[str, str], *extra: str) -> int:
         """Start a child; returns its pid, which is also its process group."""
@@ -99,7 +92,8 @@ class Nursery:
             )
         child.started_at = time.monotonic()
         child.restart_at = None
-        self._tell(f"+{child.process.pid}")
+        assert self._reaper is not None
+        self._reaper.watch(child.process.pid)
         return child.process.pid
 
     def bury(self, child: Child) -> int | None:
@@ -107,8 +101,9 @@ class Nursery:
         process = child.process
         if process is None or (code := process.poll()) is None:
             return None
-        reaper.signal_groups({process.pid}, signal.SIGKILL)
-        self._tell(f"-{process.pid}")
+        signal_groups({process.pid}, signal.SIGKILL)
+        assert self._reaper is not None
+        self._reaper.forget(process.pid)
         child.process = None
         return code
 
@@ -117,11 +112,11 @@ class Nursery:
         left = [child for child in children if child.running]
         for child in left:
             assert child.process is not None
-            reaper.signal_groups({child.process.pid}, signal.SIGTERM)
+            signal_groups({child.process.pid}, signal.SIGTERM)
         codes = self.await_all(left, timeout_s=grace_s)
         for child in left:
             if child.process is not None:
-                reaper.signal_groups({child.process.pid}, signal.SIGKILL)
+                signal_groups({child.process.pid}, signal.SIGKILL)
         return codes | self.await_all(left, timeout_s=10.0)
 
     def await_all(self, children: Iterable[Child], *, timeout_s: float) -> dict[str, int]:
@@ -140,8 +135,3 @@ class Nursery:
             if left:
                 time.sleep(0.05)
         return codes
-
-    def _tell(self, line: str) -> None:
-        assert self._pipe is not None
-        self._pipe.write(f"{line}\n".encode())
-        self._pipe.flush()
