@@ -173,8 +173,12 @@ def read_frames(folder: Path, first_row: int = 0) -> Iterator[Frame]:
         is_last = index + 1 == len(paths)
         if not is_last and 0 <= starts[index + 1] <= first_row:
             continue
-        if row >= 0 and starts[index] not in (row, -1):
-            raise damage(path, 0, f"it begins with record {starts[index]:,}, and {row:,} is next")
+        is_late = row < 0 and starts[index] > first_row
+        if is_late or (row >= 0 and starts[index] not in (row, -1)):
+            following = max(row, first_row)
+            raise damage(
+                path, 0, f"it begins with record {starts[index]:,}, and {following:,} is next"
+            )
         row = max(row, starts[index])
         for frame in _frames_of(
             path, is_last=is_last, until=None if is_last else starts[index + 1]
