@@ -1,10 +1,12 @@
 """What the coordinator's parts share: state, leases, recorder, socket, peers, clocks.
 
 `note` is the one way to change the state: it applies a record and queues it for the disk. `settle`
-notes what follows from what happened to trajectories.
+notes what follows from what happened to trajectories. What a peer may cause without end (incidents,
+refused tokens) is summed up here, so that a flood of it does not become a flood of records.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -14,7 +16,7 @@ from coordinator.line_scoring import LineScoring
 from coordinator.monitors import Monitors
 from coordinator.peers import Peers
 from coordinator.recorder import Recorder
-from coordinator.rejections import RejectionLog
+from coordinator.rejections import RejectionLog, Repeats
 from coordinator.schedule import Scheduler
 from coordinator.settle import Settlement
 from coordinator.state import State
@@ -22,7 +24,7 @@ from coordinator.values import cut
 from headrace.config.batch_rules import BatchRules
 from headrace.config.run import RunConfig
 from headrace.protocol.messages import Message
-from headrace.protocol.records import Incident, Record
+from headrace.protocol.records import Incident, Record, TokensLost
 from headrace.protocol.sockets import Router
 from sequence.account import Account
 from sequence.trajectories import Trajectory
@@ -108,7 +110,11 @@ class Hub:
     """Nobody has made progress for too long: who is waited for."""
     failed: str | None = None
     """The first cause for which the run cannot go on."""
+    _denied: int = 0
     rejections: RejectionLog = field(init=False)
+    repeats: Repeats = field(default_factory=Repeats)
+    refused_tokens: Counter[str] = field(default_factory=Counter)
+    """Tokens of refused chunks that are not written down yet, by generator."""
     monitors: Monitors = field(init=False)
     """Of rewards."""
 
@@ -116,7 +122,9 @@ class Hub:
         def warn(kind: str, text: str) -> None:
             self.incident("warning", kind, text)
 
-        self.rejections = RejectionLog(warn)
+        self.rejections = RejectionLog(
+            lambda kind, text: self._write_incident("warning", kind, text)
+        )
         self.monitors = Monitors(self.config.reward, warn)
 
     @property
@@ -136,8 +144,28 @@ class Hub:
             self.note(record)
 
     def incident(self, level: str, kind: str, text: str) -> None:
-        """Something a user should know."""
+        """Something a user should know; of too many of one kind, only the number."""
         assert level in ("info", "warning", "error")
+        if self.repeats.passes(kind):
+            self._write_incident(level, kind, text)
+
+    def tell(self, *, at_once: bool = False) -> None:
+        """Write down what has been summed up: rejections and incidents when their period is over
+        (or `at_once`), refused tokens always."""
+        if denied := self.router.denied - self._denied:
+            self._denied += denied
+            text = f"{denied} connections without the keys of this run were turned away"
+            self.rejections.add("somebody", "connection_denied", text, denied)
+        self.rejections.tell()
+        if summary := self.repeats.summary(at_once=at_once):
+            self._write_incident("warning", "incidents_summed_up", summary)
+        for name, tokens in self.refused_tokens.items():
+            self.note(TokensLost(at=time.time(), generator=name, tokens=tokens, reason="refused"))
+        self.refused_tokens.clear()
+        if at_once:
+            self.rejections.close()
+
+    def _write_incident(self, level: str, kind: str, text: str) -> None:
         self.recorder.write(
             Incident(
                 at=time.time(),

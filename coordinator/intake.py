@@ -13,7 +13,7 @@ import numpy as np
 from coordinator.hub import Hub
 from coordinator.values import Limits, chunk_problem, cut, holds_lease
 from headrace.protocol.messages import ChunkAck, Chunks, Hold, TrajectoryChunk
-from headrace.protocol.records import ChunkArrived, TokensLost, TrajectoryEnded
+from headrace.protocol.records import ChunkArrived, TrajectoryEnded
 from sequence.trajectories import Trajectory
 
 MAX_FAILURES = 3
@@ -62,7 +62,7 @@ class Intake:
         tokens acknowledged so far are kept, and another lease resumes them."""
         hub = self._hub
         if tokens := chunk.token_ids.size:
-            hub.note(TokensLost(at=time.time(), generator=sender, tokens=tokens, reason="refused"))
+            hub.refused_tokens[sender] += tokens
         if holds_lease(chunk, hub.leases.of(chunk.trajectory_id), sender):
             hub.leases.end(chunk.trajectory_id)
         text = f"trajectory {chunk.trajectory_id}: {problem}"

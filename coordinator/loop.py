@@ -22,6 +22,7 @@ from coordinator.permissions import (
 )
 from coordinator.phases import Phases
 from coordinator.prompts import Prompts
+from coordinator.rejections import COMINGS
 from coordinator.status import status
 from coordinator.values import cut
 from coordinator.waits import Waits
@@ -33,6 +34,12 @@ from sequence.trajectories import Trajectory
 TICK_S = 0.1
 NEWCOMER_S = 60.0
 """How long a Hello under a name that is taken is remembered."""
+MOST_NEWCOMERS = 1000
+MOST_PEERS = 4096
+"""Processes that are connected at a time."""
+HELLO_AGAIN_S = 1.0
+"""Who has been welcomed is not welcomed again within this time for the same Hello: an honest peer
+waits longer, and another one would be sent the configuration without end."""
 LOOK_S = 2.0
 """From the word that nobody makes progress to the end: time to write down what everyone does."""
 LONG = 0.2
@@ -166,6 +173,11 @@ class Coordinator:
         if problem is None and await self._is_contested(identity, hello):
             return
         known = hub.peers.of(name, identity)
+        if known is not None and hello == known.hello and known.welcomed_within(HELLO_AGAIN_S):
+            hub.rejections.count("hello_again")
+            return
+        if known is None and len(hub.peers.identities) >= MOST_PEERS:
+            problem = f"{MOST_PEERS} processes are connected, and more are not taken"
         if known is not None and (known.hello.role, known.hello.pid) != (hello.role, hello.pid):
             problem = f"this socket is of process {known.hello.pid}, a {known.hello.role}"
         if problem is not None:
@@ -178,7 +190,7 @@ class Coordinator:
         welcome = m.Welcome(
             run_id=hub.run_id,
             run_dir=hub.run_dir,
-            config="" if hello.role == "monitor" else hub.config.model_dump_json(),
+            config="" if hello.role == "monitor" else hub.config.public().model_dump_json(),
         )
         match hello.role:
             case "learner":
@@ -192,6 +204,8 @@ class Coordinator:
             case "monitor":
                 hub.peers.monitors[name] = Peer(hello)
                 await hub.send(name, welcome)
+        if (peer := hub.peers.of(name, identity)) is not None:
+            peer.welcomed = time.monotonic()
         if known is None:
             self._process_changed(hello, "up", "")
         mover = JOINING.get(hello.role)
@@ -217,6 +231,9 @@ class Coordinator:
             self._process_changed(holder.hello, "lost", "its connection is closed")
             self._forget_peer(name, "restarted")
             return False
+        if identity not in self._newcomers and len(self._newcomers) >= MOST_NEWCOMERS:
+            self.hub.rejections.count("before_hello")
+            return True
         asked_at = self._newcomers.setdefault(identity, time.monotonic())
         if holder.last_seen > asked_at:
             del self._newcomers[identity]
@@ -247,7 +264,7 @@ class Coordinator:
         del peers.identities[name]
 
     def _process_changed(self, hello: m.Hello, state: str, detail: str) -> None:
-        if hello.role == "monitor":
+        if hello.role == "monitor" or not self.hub.repeats.passes("process_changed", COMINGS):
             return
         self.hub.recorder.write(
             ProcessChanged(
@@ -269,11 +286,11 @@ class Coordinator:
         while self.phases.phase != "closed":
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            self.hub.rejections.tell()
             await self.parts.scoring.spread.measure()
             self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
             if now - beat >= transport.heartbeat_s:
                 beat = now
+                self.hub.tell()
                 for name, _ in self.hub.peers.everyone():
                     await self.hub.send(name, m.Heartbeat())
             for name in self.hub.peers.silent(transport.heartbeat_timeout_s):

@@ -4,6 +4,7 @@ Pure bookkeeping: last sign of life, what each generator holds and has loaded, w
 scoring, and the seconds each said it worked and waited.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,6 +18,12 @@ class Peer:
 
     hello: Hello
     last_seen: float = field(default_factory=time.monotonic)
+    welcomed: float = -math.inf
+    """When it was last sent a Welcome."""
+
+    def welcomed_within(self, seconds: float) -> bool:
+        """Whether its Welcome is so new."""
+        return time.monotonic() - self.welcomed < seconds
 
 
 @dataclass

@@ -22,8 +22,8 @@ MAY_SAY: dict[m.Role, frozenset[type[m.Message]]] = {
     "learner": _ALWAYS | {m.WeightNotice, m.UpdateDone, m.CheckpointDone},
     "monitor": _ALWAYS | {m.StatusRequest, m.Command},
 }
-"""A monitor steers the run: it is let in by loopback, so that it runs on this machine, or by the
-run's CURVE keys. Who has said no Hello may say Hello and nothing else."""
+"""A monitor steers the run: what lets it in are the run's keys. Who has said no Hello may say Hello
+and nothing else."""
 
 
 class Refusal(NamedTuple):

@@ -18,6 +18,7 @@ from headrace.protocol.records import Record
 log = logging.getLogger(__name__)
 Effect = Callable[[], Awaitable[None]]
 DISK_RETRY_S = 2.0
+EFFECTS_AT_ONCE = 100
 
 
 class Store(Protocol):
@@ -77,7 +78,9 @@ class Recorder:
                 self.disk_full = True
                 await asyncio.sleep(DISK_RETRY_S)
         self.disk_full = False
-        for effect in effects:
+        for number, effect in enumerate(effects, 1):
             await effect()
+            if number % EFFECTS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # Sending seldom waits: let others run.
         if not self._wake.is_set():
             self._idle.set()

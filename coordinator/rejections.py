@@ -1,9 +1,10 @@
-"""Rejected messages: each is counted, and few are written down.
+"""What peers may cause again and again: each is counted, and few are written down.
 
-Comes in: who sent what is refused, of which kind, and why. Goes out: a count by kind, and lines for
-the run's history. Promises: in a period (a minute) at most FIRST lines for one sender and kind and
-MOST lines in all, then one line that says how many more there were; memory does not grow with the
-number of messages or of senders.
+Comes in: who sent what is refused, of which kind, and why; or what a peer's message makes the
+coordinator write. Goes out: a count by kind, and lines for the run's history. Promises: in a period
+(a minute) at most FIRST rejections of one sender and kind and MOST in all, and at most OF_A_KIND
+lines of any other kind, then one line that says how many more there were; memory does not grow with
+the number of messages or of senders.
 """
 
 import time
@@ -15,6 +16,10 @@ FIRST = 3
 """Lines for one sender and kind in a period."""
 MOST = 20
 """Lines in a period, the summary apart."""
+OF_A_KIND = 30
+"""Incidents of one kind in a period."""
+COMINGS = 1000
+"""Comings and goings of processes in a period."""
 PERIOD_S = 60.0
 LONGEST = 300
 """Characters of a sender's name or of a reason that are kept."""
@@ -42,15 +47,16 @@ class RejectionLog:
         too."""
         self.counts[kind] += 1
 
-    def add(self, sender: str, kind: str, text: str) -> None:
-        """Count a rejection, and write a line about it while the period has lines left."""
+    def add(self, sender: str, kind: str, text: str, number: int = 1) -> None:
+        """Count a rejection, or a number of equal ones, and write a line about it while the period
+        has lines left."""
         self.tell()
-        self.counts[kind] += 1
+        self.counts[kind] += number
         if self._began is None:
             self._began = self.clock()
         key = (sender[:LONGEST], kind)
         if self._lines.total() >= MOST or self._lines[key] >= FIRST:
-            self._unsaid[kind] += 1
+            self._unsaid[kind] += number
             return
         self._lines[key] += 1
         self.write(kind, f"{key[0]}: {text[:LONGEST]}")
@@ -68,3 +74,34 @@ class RejectionLog:
         self._lines.clear()
         self._unsaid.clear()
         self._began = None
+
+
+@dataclass
+class Repeats:
+    """How often something of a kind is written in a period; kinds are names in the program."""
+
+    clock: Callable[[], float] = time.monotonic
+    _seen: Counter[str] = field(default_factory=Counter)
+    _unsaid: Counter[str] = field(default_factory=Counter)
+    _began: float | None = None
+
+    def passes(self, kind: str, most: int = OF_A_KIND) -> bool:
+        """Whether one more of the kind is written; else it is counted for the summary."""
+        if self._began is None:
+            self._began = self.clock()
+        self._seen[kind] += 1
+        if self._seen[kind] <= most:
+            return True
+        self._unsaid[kind] += 1
+        return False
+
+    def summary(self, *, at_once: bool = False) -> str | None:
+        """How many were not written, where the period is over (or `at_once`) and there were some; a
+        new period begins then."""
+        if self._began is None or not (at_once or self.clock() - self._began >= PERIOD_S):
+            return None
+        parts = ", ".join(f"{n} {kind}" for kind, n in sorted(self._unsaid.items()))
+        self._seen.clear()
+        self._unsaid.clear()
+        self._began = None
+        return f"more of the same happened: {parts}" if parts else None

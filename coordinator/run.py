@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -161,7 +162,8 @@ def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None)
         address = f"tcp://{host}:{address.rsplit(':', 1)[1]}"
     path = run_dir / "coordinator.json"
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"address": address, "pid": os.getpid(), "run_id": run_id}))
+    told = {"address": address, "host": socket.gethostname(), "pid": os.getpid(), "run_id": run_id}
+    partial.write_text(json.dumps(told))
     partial.replace(path)
 
 

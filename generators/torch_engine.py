@@ -91,7 +91,10 @@ class TorchEngine:
         torch.set_num_threads(1)
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                self._path, dtype=self._dtype, trust_remote_code=self._trust
+                self._path,
+                dtype=self._dtype,
+                trust_remote_code=self._trust,
+                use_safetensors=True,
             )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]

@@ -34,8 +34,9 @@ first steps:
 more than one machine:
   headrace launch RECIPE --on slurm --nodes 4 --gpus-per-node 8     a job of a Slurm cluster
   headrace launch RECIPE --on ray                           a run on a Ray cluster
-  headrace keys keys/                                       keys for connections off this machine
-  headrace generator --connect tcp://HOST:PORT --curve-keys keys/   one more generator for a run
+  headrace generator --connect latest                       one more generator for a run
+  headrace generator --connect tcp://HOST:PORT --curve-keys keys/   elsewhere, with its keys
+  headrace keys keys/                                       keys of your own (a run makes some)
 
 `headrace COMMAND --help` shows the options and examples of one command.
 """
@@ -94,12 +95,18 @@ def _training(command: Maker) -> None:
 
     generator = command(
         "generator", "one more generator for a run that is going on",
-        "headrace generator --connect tcp://10.0.0.5:7001 --curve-keys keys/",
+        "headrace generator --connect runs/RUN",
     )  # fmt: skip
-    generator.add_argument("--connect", required=True, metavar="tcp://HOST:PORT")
+    generator.add_argument(
+        "--connect", required=True, metavar="RUN|tcp://HOST:PORT",
+        help="a run, whose folder says where it is and has its keys, or an address",
+    )  # fmt: skip
     generator.add_argument("--name", help="unique in the run (default: by host and process)")
-    generator.add_argument("--curve-keys", type=Path, metavar="DIR", help="folder of key files")
+    generator.add_argument(
+        "--curve-keys", type=Path, metavar="DIR", help="a copy of the run's keys, for an address"
+    )
     generator.add_argument("--cpus", help="processor cores, e.g. 0,1")
+    take_root(generator)
 
     stop = command("stop", "drain a run, write its checkpoint, end it", "headrace stop latest")
     stop.add_argument("name", metavar="RUN")

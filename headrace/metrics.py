@@ -176,7 +176,7 @@ _ALL = (
     MetricInfo("timing_s/update", "s", "the whole update in the learner"),
     MetricInfo("timing_s/value", "s", "forward, backward and steps of the value model"),
     MetricInfo("timing_s/wait_for_batch", "s", "the learner's wait before this update", "short against timing_s/update"),
-    MetricInfo("transport/rejected", "messages", "refused since the coordinator started: no message at all, not for their sender to send, or with values that cannot be", "0; a few when processes come back"),
+    MetricInfo("transport/rejected", "messages", "refused since the coordinator started: no message at all, not for their sender to send, or with values that cannot be; connections without the run's keys", "0; a few when processes come back"),
     MetricInfo("value/at_cut", "", "mean value at the cuts of unfinished windows", "near the mean return"),
     MetricInfo("value/bias", "reward", "mean of V - R in each tenth of the response", "-0.3 to 0.3", TENTHS),
     MetricInfo("value/cut_bias", "reward", "mean of V - R at the cuts of responses that have since finished", "-0.2 to 0.2"),

@@ -121,15 +121,21 @@ def read_reward_model_config(run_dir: Path) -> RewardModelConfig:
 
 
 def write_config(run_dir: Path, config: RunConfig | RewardModelConfig) -> None:
-    """Write resolved.json or, for a reward model, reward-model.json."""
+    """Write resolved.json or, for a reward model, reward-model.json. One with a password is the
+    owner's alone."""
     name = REWARD_MODEL if isinstance(config, RewardModelConfig) else RESOLVED
-    write_atomically(run_dir / name, config.model_dump_json(indent=2) + "\n")
+    private = isinstance(config, RunConfig) and config.storage.has_password
+    write_atomically(run_dir / name, config.model_dump_json(indent=2) + "\n", private=private)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file so that readers see the old text or the new one, never half."""
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a small file so that readers see the old text or the new one, never half. A private one
+    can be read by its owner only, from the first byte on."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
+    part.unlink(missing_ok=True)
+    opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    with open(opened, "w", encoding="utf-8") as file:
+        file.write(text)
     part.replace(path)
 
 

@@ -95,6 +95,7 @@ def _load(
             dtype=dtype,
             attn_implementation="flash_attention_2" if flash else ATTENTION,
             trust_remote_code=trust,
+            use_safetensors=True,
         )
     except (OSError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -89,7 +89,10 @@ class _Scorer:
                 other = AutoTokenizer.from_pretrained(policy, trust_remote_code=trust_remote_code)
                 check_tokenizer(self.folder, self.card, other, str(policy))
             model: PreTrainedModel = self.auto.from_pretrained(
-                self.folder, dtype=dtype, trust_remote_code=trust_remote_code
+                self.folder,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
             )
         except (OSError, ValueError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,8 +1,8 @@
 """One scoring process, seen from its worker.
 
 In: a source's configuration. Out: a `Child` that takes batches over a pipe and can be killed with
-all it started. `start` raises UserError where the source is the user's mistake, RunFailedError
-where the process cannot be had.
+all it started; if the worker is killed itself, its reaper does that. `start` raises UserError where
+the source is the user's mistake, RunFailedError where the process cannot be had.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sys
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 import rewards
 from headrace.config.reward import SourceConfig
 from headrace.errors import RunFailedError, UserError
+from headrace.reaper import Reaper
 from rewards.pipe import (
     LENGTH,
     MAX_ANSWER_BYTES,
@@ -33,6 +35,12 @@ from rewards.pipe import (
 START_TIMEOUT_S = 120.0
 """Deadline for loading the verifier (for a child that says it is at it, for its next word), and
 for a child to begin with a batch."""
+
+
+@cache
+def _reaper() -> Reaper:
+    """This process's; it ends with it."""
+    return Reaper()
 
 
 class ChildDiedError(Exception):
@@ -67,6 +75,7 @@ class Child:
             raise UserError(
                 f"reward.python={source.python!r} cannot be started: {error}"
             ) from error
+        _reaper().watch(process.pid)
         child = cls(process)
         try:
             await child.say(Setup(source.model_dump_json(), check))
@@ -132,4 +141,6 @@ class Child:
         self._to.close()
         # To its end, so that the pipes are closed too.
         await self._from.read()
-        return await self._process.wait()
+        code = await self._process.wait()
+        _reaper().forget(self._process.pid)
+        return code

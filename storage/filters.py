@@ -3,10 +3,13 @@
 A condition is `column op literal`; operators are = == != < <= > >= and `contains` (text); literals
 are numbers, quoted text, true, false and null. Conditions join with and, or, not and parentheses.
 `parse` gives a small tree, `to_sql` and `to_arrow` turn it into an expression over known columns.
-Mistakes are UserErrors that name the column and the nearest known one.
+A column of true and false compares with these and with 1 and 0; true is 1 elsewhere. Mistakes are
+UserErrors that name the column and the nearest known one. Whatever `parse` lets through is small
+enough for every database: at most MOST_CONDITIONS, parentheses and `not` DEEPEST in one another.
 """
 
 import difflib
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -15,11 +18,17 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import ColumnElement, and_, not_, or_
+from sqlalchemy import ColumnElement, Integer, and_, cast, not_, or_
 
 from headrace.errors import UserError
 
 Value = str | int | float | bool | None
+MOST_CONDITIONS = 200
+"""Conditions in one filter: SQLite takes expressions of a thousand levels, and joins one more with
+each condition."""
+DEEPEST = 12
+"""Parentheses and `not` in one another: SQLite's parser has a stack of 100, and each may take 5."""
+_LARGEST = 2**63 - 1
 _TOKEN = re.compile(
     r"""\s*(?:
         (?P<op>==|!=|<=|>=|=|<|>)
@@ -99,14 +108,16 @@ def _sql(tree: Filter, columns: Mapping[str, Any]) -> ColumnElement[bool]:
         if tree.kind == "not":
             return not_(parts[0])
         return (and_ if tree.kind == "and" else or_)(*parts)
-    column = columns[tree.column]
-    _check_type(tree, column.type.python_type)
-    if tree.value is None:
+    column: Any = columns[tree.column]
+    value = _comparable(tree, column.type.python_type)
+    if value is None:
         return column.is_(None) if tree.op == "=" else column.is_not(None)
+    if isinstance(value, bool):
+        column, value = cast(column, Integer), int(value)  # Booleans have no order.
     if tree.op == "contains":
-        found = column.contains(tree.value, autoescape=True)
+        found = column.contains(value, autoescape=True)
     else:
-        found = _COMPARE[tree.op](column, tree.value)
+        found = _COMPARE[tree.op](column, value)
     # A null compares as false (and unequal to everything), so that `not` means what it says.
     return or_(column.is_(None), found) if tree.op == "!=" else and_(column.is_not(None), found)
 
@@ -120,44 +131,59 @@ def _arrow(tree: Filter, schema: pa.Schema) -> Any:
         for part in parts[1:]:
             joined = joined & part if tree.kind == "and" else joined | part
         return joined
-    _check_type(tree, _python_type(schema.field(tree.column).type))
+    kind = schema.field(tree.column).type
+    value = _comparable(tree, _python_type(kind))
     field = pc.field(tree.column)
-    if tree.value is None:
+    if value is None:
         return field.is_null() if tree.op == "=" else ~field.is_null()
+    if isinstance(value, bool):
+        field, value = field.cast(pa.int8()), int(value)
     if tree.op == "contains":
-        found = pc.match_substring(field, str(tree.value))
+        found = pc.match_substring(field, str(value))
     else:
-        found = _COMPARE[tree.op](field, pc.scalar(tree.value))
+        found = _COMPARE[tree.op](field, pc.scalar(value))
     return pc.coalesce(found, pc.scalar(tree.op == "!="))
 
 
-def _check_type(condition: Condition, column_type: type) -> None:
+def _comparable(condition: Condition, column_type: type) -> Value:
+    """The literal as a column of this type compares with it; UserError where it does not."""
     value, column = condition.value, condition.column
+    if column_type not in (str, int, float, bool):
+        raise UserError(f"filter: {column} cannot be compared")
     if value is None:
         if condition.op not in ("=", "!="):
             raise UserError(f"filter: null goes with = and != only ({column})")
-        return
+        return None
     is_text = column_type is str
     if condition.op == "contains" and not is_text:
         raise UserError(f"filter: contains goes with text only, and {column} is a number")
     if is_text != isinstance(value, str):
         wanted = "quoted text" if is_text else "a number, true or false"
         raise UserError(f"filter: {column} compares with {wanted}, not with {value!r}")
+    if isinstance(value, str):
+        return value
+    if column_type is bool:
+        if value not in (0, 1):
+            raise UserError(f"filter: {column} compares with true and false, not with {value!r}")
+        return bool(value)
+    return float(value) if column_type is float else value + 0
 
 
 def _python_type(kind: pa.DataType) -> type:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return str
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        return float
-    raise UserError(f"filter: a column of {kind} cannot be compared")
+    if pa.types.is_boolean(kind):
+        return bool
+    if pa.types.is_integer(kind):
+        return int
+    return float if pa.types.is_floating(kind) else object
 
 
 class _Parser:
     """Recursive descent over the tokens of one filter."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._depth = self._conditions = 0
         self._tokens: list[tuple[str, str]] = []
         position = 0
         while text[position:].strip():
@@ -184,15 +210,30 @@ class _Parser:
         if kind == "or":
             return self._junction("and")
         if self._take_word("not"):
-            return Junction("not", (self._part("and"),))
+            self._enter()
+            negated = self._part("and")
+            self._depth -= 1
+            return Junction("not", (negated,))
         if self._peek() == ("paren", "("):
             self._next += 1
+            self._enter()
             tree = self._junction("or")
             self._take("paren", "a closing parenthesis")
+            self._depth -= 1
             return tree
         return self._condition()
 
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise UserError(
+                f"filter: more than {DEEPEST} parentheses and `not` in one another; use fewer"
+            )
+
     def _condition(self) -> Filter:
+        self._conditions += 1
+        if self._conditions > MOST_CONDITIONS:
+            raise UserError(f"filter: more than {MOST_CONDITIONS} conditions; use fewer")
         column = self._take("word", "a column")
         if self._take_word("contains"):
             op = "contains"
@@ -204,9 +245,9 @@ class _Parser:
         kind, token = self._peek()
         self._next += 1
         if kind == "number":
-            return float(token) if re.search(r"[.eE]", token) else int(token)
+            return _number(token)
         if kind == "text":
-            return token[1:-1].replace(token[0] * 2, token[0])
+            return _text(token)
         if kind == "word" and token.lower() in _WORDS:
             return _WORDS[token.lower()]
         if kind == "word":
@@ -229,3 +270,30 @@ class _Parser:
             self._next += 1
             return True
         return False
+
+
+def _number(token: str) -> int | float:
+    # As a float first: a whole number of thousands of digits is none that Python would read.
+    size = float(token)
+    if not math.isfinite(size):
+        raise UserError(f"filter: the number {token[:20]} is too large")
+    if re.search(r"[.eE]", token):
+        return size
+    if abs(size) > 2 * _LARGEST or abs(int(token)) > _LARGEST:
+        raise UserError(f"filter: {token[:20]} is beyond whole numbers of 64 bits; write {size:g}")
+    return int(token)
+
+
+def _text(token: str) -> str:
+    text = token[1:-1].replace(token[0] * 2, token[0])
+    if not text.isprintable() and ("\0" in text or not _is_unicode(text)):
+        raise UserError("filter: text holds a character that no column can have")
+    return text
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

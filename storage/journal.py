@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import UserError
+from headrace.protocol.messages import JournalMark
 from headrace.protocol.records import (
     RECORD_FORMAT,
     AnyRecord,
@@ -90,7 +91,12 @@ class Journal:
     @property
     def next_offset(self) -> int:
         """Offset that the next appended record will have."""
-        return self._writer.rows
+        return self._writer.end.rows
+
+    @property
+    def mark(self) -> JournalMark:
+        """Where it ends, and what it ends with."""
+        return JournalMark(*self._writer.end)
 
     def append(self, records: Sequence[Record]) -> None:
         """Put records on disk in one batch; StorageFullError leaves none of them there."""

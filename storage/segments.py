@@ -2,16 +2,17 @@
 
 A folder holds `segment-000001.arrow`, `segment-000002.arrow`, ... , each a valid Arrow stream that
 pyarrow, polars and DuckDB read as they are. `append` returns once a batch is on disk (one write,
-one fsync). Every batch carries the length and CRC32 of its body, so that `recover` can cut a tail
-that a power loss tore, or left as zeros, back to the last whole batch. After recovery writing goes
-on in a new segment. A full disk raises StorageFullError; the file then ends with its last whole
-batch.
+one fsync). Every batch carries checksums (`storage.frames`) and they are checked whenever it is
+read: DamagedError names the place where bytes are not those that were written. What a write leaves
+that a crash cut off is no damage: readers end there, and `recover` cuts it off. After recovery
+writing goes on in a new segment. A full disk raises StorageFullError; the file then ends with its
+last whole batch.
 """
 
 import errno
 import io
+import logging
 import os
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,20 +20,31 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from headrace.errors import StorageFullError
+from storage.frames import (
+    DIGESTS,
+    END_OF_STREAM,
+    FIRST_ROW,
+    UNREADABLE,
+    DamagedError,
+    Ending,
+    Frame,
+    Walk,
+    damage,
+    read_frame,
+    stamped,
+    stamps,
+)
 
-END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_FIRST_ROW = b"first_row"
+__all__ = ["DamagedError", "SegmentWriter"]
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+log = logging.getLogger(__name__)
 
 
-class Extent(NamedTuple):
-    """What a segment file holds that is whole."""
+class End(NamedTuple):
+    """Where a folder of segments ends: how many rows are whole, and the last one's digest."""
 
-    first_row: int
     rows: int
-    good_bytes: int
-    """Length of the file up to the end of its last whole batch (0: not even a schema)."""
-    sealed: bool
+    digest: str
 
 
 class BatchPlace(NamedTuple):
@@ -52,7 +64,7 @@ def segment_metadata(path: Path) -> dict[bytes, bytes]:
     try:
         with pa.OSFile(str(path)) as source:
             return pa.ipc.open_stream(source).schema.metadata or {}
-    except (pa.ArrowInvalid, OSError):
+    except UNREADABLE:
         return {}
 
 
@@ -60,98 +72,141 @@ def segment_format(path: Path) -> int | None:
     """The format that a segment's schema names (the first one named none); None if not even the
     schema is whole."""
     metadata = segment_metadata(path)
-    return int(metadata.get(b"format", b"1")) if metadata else None
+    if b"format" not in metadata:  # the first batch's digest is also the schema's
+        return 1 if any(Walk(path)) else None
+    return _number(metadata, b"format", 0) or None
 
 
 def rows_before(path: Path) -> int:
     """How many rows stand in the segments before this one; -1 if not even the schema is whole."""
-    return int(segment_metadata(path).get(_FIRST_ROW, b"-1"))
+    return _number(segment_metadata(path), FIRST_ROW, -1)
 
 
-def measure(path: Path) -> Extent:
-    """Walk a segment and check every batch against its CRC."""
-    size = path.stat().st_size
-    rows, good, sealed = 0, 0, False
-    with pa.OSFile(str(path)) as source, path.open("rb") as raw:
-        try:
-            reader = pa.ipc.open_stream(source)
-            first = int(reader.schema.metadata[_FIRST_ROW])
-            good = source.tell()
-            while True:
-                try:
-                    batch, extra = reader.read_next_batch_with_custom_metadata()
-                except StopIteration:
-                    raw.seek(good)
-                    sealed = raw.read() == END_OF_STREAM
-                    break
-                end, length = source.tell(), int(extra[b"length"])
-                raw.seek(end - length)
-                if end > size or zlib.crc32(raw.read(length)) != int(extra[b"crc32"]):
-                    break
-                rows += batch.num_rows
-                good = end
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
-            if good == 0:
-                return Extent(0, 0, 0, False)
-    return Extent(first, rows, good, sealed)
+def _number(metadata: dict[bytes, bytes], name: bytes, otherwise: int) -> int:
+    text = metadata.get(name, b"")
+    return int(text) if text.isdigit() else otherwise
 
 
-def recover(folder: Path) -> int:
-    """Cut a torn tail, seal the last segment, and return the number of rows in the folder."""
-    for path in reversed(segment_paths(folder)):
-        extent = measure(path)
-        if extent.good_bytes == 0:
-            path.unlink()  # died while the segment was being made: nothing is lost
-            continue
-        if not extent.sealed:
-            with path.open("r+b") as file:
-                file.truncate(extent.good_bytes)
-                file.seek(extent.good_bytes)
+def end_of(folder: Path) -> End:
+    """Where a folder ends; nothing is changed. DamagedError: there is more than that."""
+    walks = [walk for walk, _ in _last_walks(folder) if walk.rows]
+    return End(walks[0].first_row + walks[0].rows, walks[0].digest) if walks else End(0, "")
+
+
+def recover(folder: Path) -> End:
+    """Cut off what a crash left of the last write and seal the last segment; the end of the
+    folder. DamagedError: that is not all, and nothing was changed."""
+    end = end_of(folder)
+    for walk, ending in _last_walks(folder):
+        if ending == "torn":
+            cut = walk.path.stat().st_size - walk.end
+            log.warning(
+                "%s: cut off %d bytes of a write that never came to its end", walk.path, cut
+            )
+        if not walk.rows:
+            walk.path.unlink()  # died while the segment was being made: nothing is lost
+        elif ending != "sealed":
+            with walk.path.open("r+b") as file:
+                file.truncate(walk.end)
+                file.seek(walk.end)
                 file.write(END_OF_STREAM)
                 file.flush()
                 os.fsync(file.fileno())
-        return extent.first_row + extent.rows
-    return 0
+    return end
+
+
+def _last_walks(folder: Path) -> list[tuple[Walk, Ending]]:
+    """The last segments, newest first, up to one that holds a row."""
+    walks: list[tuple[Walk, Ending]] = []
+    for path in reversed(segment_paths(folder)):
+        walk = Walk(path).done()
+        walks.append((walk, walk.ending()))
+        if walks[-1][1] == "damaged":
+            raise damage(path, walk.end)
+        if walk.rows:
+            break
+    return walks
+
+
+def digest_at(folder: Path, rows: int) -> str | None:
+    """The digest of the batch that the first `rows` rows end with; None where none ends there."""
+    for path in reversed(segment_paths(folder)):
+        if 0 <= rows_before(path) < rows:
+            walk = Walk(path)
+            for frame in walk:
+                if walk.first_row + walk.rows >= rows:
+                    return frame.digest if walk.first_row + walk.rows == rows else None
+            return None
+    return None
 
 
 def read_batches(folder: Path, first_row: int = 0) -> Iterator[pa.RecordBatch]:
     """Batches in writing order, from the one that holds `first_row` on; safe while another process
-    appends (a batch that is not whole yet ends the iteration)."""
-    for _, batch in locate_batches(folder, first_row):
-        yield batch
+    appends (a batch that is not whole yet ends the iteration). DamagedError at the first byte that
+    is not as it was written, before anything behind it is given out."""
+    for frame in read_frames(folder, first_row):
+        yield frame.batch
 
 
 def locate_batches(folder: Path, first_row: int = 0) -> Iterator[tuple[BatchPlace, pa.RecordBatch]]:
     """`read_batches` with the place of each batch, for `read_batch`."""
-    paths = segment_paths(folder)
-    starts = [rows_before(path) for path in paths]
-    for index, path in enumerate(paths):
-        if starts[index] < 0 or (index + 1 < len(paths) and 0 <= starts[index + 1] <= first_row):
-            continue
-        row = starts[index]
-        with pa.OSFile(str(path)) as source:
-            reader = pa.ipc.open_stream(source)
-            while True:
-                place = BatchPlace(path, source.tell())
-                try:
-                    batch = reader.read_next_batch()
-                except StopIteration:
-                    break
-                except (pa.ArrowInvalid, OSError):
-                    if index + 1 < len(paths):
-                        raise
-                    break
-                row += batch.num_rows
-                if row > first_row:
-                    yield place, batch
+    for frame in read_frames(folder, first_row):
+        yield BatchPlace(frame.path, frame.position), frame.batch
 
 
 def read_batch(place: BatchPlace) -> pa.RecordBatch:
     """The batch at a place that `locate_batches` gave, with its file's own schema."""
-    with pa.OSFile(str(place.path)) as source:
-        schema = pa.ipc.open_stream(source).schema
-        source.seek(place.position)
-        return pa.ipc.read_record_batch(pa.ipc.read_message(source), schema)
+    return read_frame(*place).batch
+
+
+def read_frames(folder: Path, first_row: int = 0) -> Iterator[Frame]:
+    """`read_batches` with all that is known of each."""
+    paths = segment_paths(folder)
+    starts = [rows_before(path) for path in paths]
+    if starts and starts[-1] < 0:  # being made, or its writer died over it
+        walk = Walk(paths[-1]).done()
+        if walk.ending() == "damaged" and rows_before(paths[-1]) < 0:
+            raise damage(paths[-1], walk.end)
+        del paths[-1], starts[-1]
+    row, digest = -1, None
+    for index, path in enumerate(paths):
+        is_last = index + 1 == len(paths)
+        if not is_last and 0 <= starts[index + 1] <= first_row:
+            continue
+        is_late = row < 0 and starts[index] > first_row
+        if is_late or (row >= 0 and starts[index] not in (row, -1)):
+            following = max(row, first_row)
+            raise damage(
+                path, 0, f"it begins with record {starts[index]:,}, and {following:,} is next"
+            )
+        row = max(row, starts[index])
+        for frame in _frames_of(
+            path, is_last=is_last, until=None if is_last else starts[index + 1]
+        ):
+            if frame.digest and digest is not None and frame.after != digest:
+                raise damage(path, frame.position, "it does not follow what stands before it")
+            digest = frame.digest
+            row += frame.batch.num_rows
+            if row > first_row:
+                yield frame
+
+
+def _frames_of(path: Path, *, is_last: bool, until: int | None) -> Iterator[Frame]:
+    """The frames of a segment; the one after it begins with row `until`. A damaged mark behind the
+    last of them is no harm."""
+    end = 0
+    while True:
+        walk = Walk(path)
+        yield from (frame for frame in walk if frame.position >= end)
+        if not is_last:
+            if walk.first_row + walk.rows != until:
+                raise damage(path, walk.end)
+            return
+        if walk.ending() != "damaged":
+            return
+        if walk.end == end:
+            raise damage(path, end)
+        end = walk.end  # it may have grown meanwhile: look again
 
 
 class SegmentWriter:
@@ -162,26 +217,29 @@ class SegmentWriter:
         self._folder = folder
         self._schema = schema
         self._segment_bytes = segment_bytes
-        self.rows = recover(folder)
+        self.rows, self._digest = recover(folder)
         self._file: io.FileIO | None = None
         self._length = 0
         self._staging = io.BytesIO()
+
+    @property
+    def end(self) -> End:
+        """Where the folder ends now."""
+        return End(self.rows, self._digest)
 
     def append(self, batch: pa.RecordBatch) -> None:
         """One batch on disk: written and fsynced, or StorageFullError and not there at all."""
         if self._file is None:
             self._begin()
-        body = memoryview(batch.serialize())
-        body = body[8 + int.from_bytes(body[4:8], "little") :]
-        extra = {"length": str(len(body)), "crc32": str(zlib.crc32(body))}
-        self._stream.write_batch(batch, custom_metadata=extra)
+        self._stream.write_batch(batch, custom_metadata=stamps(batch, self._digest))
+        data, digest = stamped(self._staged())
         try:
-            self._write(self._staged())
+            self._write(data)
         except (OSError, StorageFullError):
             if self._length == 0:  # without its schema a segment is nothing
                 self._discard()
             raise
-        self.rows += batch.num_rows
+        self.rows, self._digest = self.rows + batch.num_rows, digest
         if self._length >= self._segment_bytes:
             self._seal()
 
@@ -197,7 +255,8 @@ class SegmentWriter:
         paths = segment_paths(self._folder)
         number = int(paths[-1].stem.split("-")[1]) + 1 if paths else 1
         path = self._folder / f"segment-{number:06d}.arrow"
-        metadata = {**(self._schema.metadata or {}), _FIRST_ROW: str(self.rows).encode()}
+        first = str(self.rows).encode()
+        metadata = {**(self._schema.metadata or {}), FIRST_ROW: first, DIGESTS: b"sha256"}
         self._staged()
         self._stream = pa.ipc.new_stream(
             pa.PythonFile(self._staging, "w"), self._schema.with_metadata(metadata)

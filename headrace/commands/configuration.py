@@ -17,7 +17,7 @@ from headrace.processes.launch import plan_processes
 
 def show(arguments: argparse.Namespace) -> int:
     """Every key with its value, defaults included."""
-    config = configured(arguments)
+    config = configured(arguments).public()
     if arguments.json:
         print(config.model_dump_json(indent=2))
         return 0

@@ -137,13 +137,13 @@ def _ports() -> Iterator[Finding]:
             f"{DASHBOARD_PORT} is in use; give another with dashboard.port=PORT (0: a free one)",
         )
     try:
-        from headrace.protocol.sockets import has_curve
+        from headrace.protocol.curve import has_curve
     except ImportError as error:
         yield Finding("bad", "zmq", f"cannot be imported: {error}")
         return
     curve = has_curve()
-    advice = "available" if curve else "missing in this libzmq: only loopback connections work"
-    yield Finding("ok" if curve else "note", "CURVE keys", advice)
+    advice = "available" if curve else "missing in this libzmq, and runs need them: reinstall pyzmq"
+    yield Finding("ok" if curve else "bad", "CURVE keys", advice)
 
 
 def _sandbox() -> Iterator[Finding]:

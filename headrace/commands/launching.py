@@ -27,11 +27,10 @@ from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import own_address
 from headrace.processes.hosts import EVERYWHERE, plan_hosts
+from headrace.processes.keys import with_keys
 from headrace.processes.slurm import FOLDER, JOB, Job, job_of, steps, write_scripts
 from headrace.processes.supervise import INTERRUPTED
-from headrace.protocol.sockets import is_loopback, make_keys
-
-KEYS = "keys"
+from headrace.protocol.sockets import is_loopback
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -69,16 +68,11 @@ def _check(config: RunConfig) -> None:
 
 
 def _reachable(config: RunConfig, run_dir: Path) -> RunConfig:
-    """The configuration whose sockets other hosts reach, with keys of the run's own."""
-    changes: dict[str, object] = {}
+    """The configuration whose sockets other hosts reach, with keys."""
     if is_loopback(config.transport.host):
-        changes["host"] = EVERYWHERE
-    if config.transport.curve_keys is None:
-        if not (run_dir / KEYS).exists():
-            make_keys(run_dir / KEYS)
-        changes["curve_keys"] = str(run_dir / KEYS)
-    transport = config.transport.model_copy(update=changes)
-    return config.model_copy(update={"transport": transport})
+        transport = config.transport.model_copy(update={"host": EVERYWHERE})
+        config = config.model_copy(update={"transport": transport})
+    return with_keys(run_dir, config)
 
 
 @contextmanager
@@ -161,8 +155,8 @@ def _in_job(arguments: argparse.Namespace) -> int:
     print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
     code = report(outcome, run_dir)
     if warned and outcome.code == INTERRUPTED:
-        again = subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
-        done = "is queued again" if again.returncode == 0 else "could not be queued again"
+        asked = subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+        done = "is queued again" if asked.returncode == 0 else "could not be queued again"
         print(f"the job's time is over: it {done}", flush=True)
     return code
 

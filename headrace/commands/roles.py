@@ -5,30 +5,49 @@ import os
 import re
 import socket
 import sys
+from pathlib import Path
 
 from headrace.errors import UserError
+from headrace.processes.keys import link_of
 from headrace.processes.launch import generator_argv, role_environment
+from headrace.protocol.sockets import Link
+from headrace.run_folder import find_run
 
 
 def generator(arguments: argparse.Namespace) -> int:
     """Become one more generator of a run; the process is replaced by the role's own."""
-    if not re.fullmatch(r"tcp://\S+:\d+", arguments.connect):
-        raise UserError(f"--connect {arguments.connect}: should look like tcp://HOST:PORT")
     if arguments.curve_keys is not None and not arguments.curve_keys.is_dir():
         raise UserError(f"--curve-keys {arguments.curve_keys}: no such folder")
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())[:40]
     name = arguments.name or f"generator-{host}-{os.getpid()}"
-    keys = str(arguments.curve_keys.resolve()) if arguments.curve_keys else None
-    argv = generator_argv(arguments.connect, name, keys)
+    link = _link(arguments)
+    keys = str(arguments.curve_keys.resolve()) if arguments.curve_keys else link.curve_keys
+    argv = generator_argv(link.address, name, keys)
     if arguments.cpus:
         argv += ("--cpus", arguments.cpus)
     sys.stdout.flush()
     os.execve(argv[0], argv, {**os.environ, **role_environment(threads=1)})
 
 
+def _link(arguments: argparse.Namespace) -> Link:
+    """The coordinator at the address, or of the run, that --connect names."""
+    target: str = arguments.connect
+    if re.fullmatch(r"tcp://\S+:\d+", target):
+        return Link(target)
+    if "://" in target:
+        raise UserError(f"--connect {target}: an address looks like tcp://HOST:PORT")
+    try:
+        run_dir = find_run(Path(arguments.root or "runs"), target)
+    except UserError as error:
+        raise UserError(
+            f"--connect {target}: neither tcp://HOST:PORT nor a run: {error}"
+        ) from error
+    return link_of(run_dir)
+
+
 def keys(arguments: argparse.Namespace) -> int:
     """Write CURVE key files and say how they are used."""
-    from headrace.protocol.sockets import make_keys
+    from headrace.protocol.curve import make_keys
 
     make_keys(arguments.folder)
     folder = arguments.folder.resolve()

@@ -23,6 +23,7 @@ from headrace.errors import UserError
 from headrace.hardware import detect, free_port
 from headrace.install import setup_seconds
 from headrace.processes.children import Nursery
+from headrace.processes.keys import with_keys
 from headrace.processes.launch import ProcessSpec, plan_processes
 from headrace.processes.progress import LiveScreen, PlainScreen, Watch, duration, say
 from headrace.processes.supervise import INTERRUPTED, OURS, USER, Outcome, Supervisor
@@ -115,8 +116,9 @@ def supervise(
     resume: bool = False,
     nursery: Nursery | None = None,
 ) -> tuple[Outcome, Watch]:
-    """Start the run's processes and stay until they are gone. `nursery`: what starts them; None:
-    they are processes of this host."""
+    """Start the run's processes and stay until they are gone. The caller holds the run's lock.
+    `nursery`: what starts them; None: they are processes of this host."""
+    config = with_keys(run_dir, config)
     say(console, f"run        {run_dir}")
     if config.dashboard.enabled:
         say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")

@@ -31,6 +31,8 @@ PATH_KEYS = (
 JUDGE_PATH_KEYS = ("path", "chat_template")
 PATH_OPTIONS = {"prm": ("model",), "pairwise": ("model", "anchors")}
 """The options of a kind of rewards that are paths."""
+LONGEST_LINE = 1000
+"""Characters of a mistake that are shown."""
 Table = dict[str, Any]
 C = TypeVar("C", bound=BaseModel)
 
@@ -121,10 +123,16 @@ def resolve_paths(table: Table, folders: Sequence[Path]) -> None:
         if not isinstance(value, str) or value == NULL:
             continue
         for folder in folders:
-            candidate = folder / Path(value).expanduser()
-            if candidate.exists():
-                place[key] = str(candidate.resolve())
-                break
+            try:
+                candidate = folder / Path(value).expanduser()
+                if candidate.exists():
+                    place[key] = str(candidate.resolve())
+                    break
+            except (OSError, RuntimeError) as error:  # too long a name, a loop of links, no home
+                shown = json.dumps(value)[:80]
+                raise UserError(
+                    f"{key} = {shown}: cannot be a path: {_one_line(str(error))[:80]}"
+                ) from error
 
 
 def _path_places(table: Table) -> Iterator[tuple[Table, str]]:
@@ -165,7 +173,13 @@ def validated(root: type[C], data: Table, source: str, overridden: dict[str, str
         problems.sort(key=lambda problem: problem["type"] != "extra_forbidden")
         line = _describe(root, problems[0], data, source, overridden)
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(line + more) from None
+        raise UserError(_one_line(line) + more) from None
+
+
+def _one_line(text: str) -> str:
+    """A key may have any characters, and any number of them."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:LONGEST_LINE])
+    return shown + (" ..." if len(text) > LONGEST_LINE else "")
 
 
 def _with_nulls(value: Any) -> Any:

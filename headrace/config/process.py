@@ -1,8 +1,17 @@
 """Evaluation, stopping, checkpoints, storage, transport and dashboard of a run."""
 
+import re
+
 from pydantic import Field
 
 from headrace.config.base import StrictModel
+
+_PASSWORD = re.compile(r"(?P<before>://[^:/@]*:(?=[^@]*@)|password=)[^@&]*")
+
+
+def masked(url: str) -> str:
+    """The address of a database with stars for its password."""
+    return _PASSWORD.sub(r"\g<before>***", url)
 
 
 class EvaluationConfig(StrictModel):
@@ -86,18 +95,24 @@ class StorageConfig(StrictModel):
     token_diagnostics: bool = True
     """Keep advantage, value and logprob of every trained token."""
 
+    @property
+    def has_password(self) -> bool:
+        """Whether the database's address holds one."""
+        return self.database is not None and self.database != masked(self.database)
+
 
 class TransportConfig(StrictModel):
     """Addresses, limits and deadlines on the wire."""
 
     host: str = "127.0.0.1"
-    """Address the coordinator binds. Anything but loopback needs `curve_keys`."""
+    """Address the coordinator binds. With 0.0.0.0, other machines can join, with the run's keys."""
 
     port: int = Field(default=0, ge=0, le=65535)
     """Port of the coordinator; 0: a free one."""
 
     curve_keys: str | None = None
-    """Folder with CURVE key files made by `headrace keys`; required off loopback."""
+    """Folder with CURVE key files made by `headrace keys`. None: the run makes keys of its own, in
+    its folder."""
 
     max_message_mib: float = Field(default=64.0, gt=0)
     """Largest message accepted."""

@@ -370,12 +370,6 @@ RULES: tuple[Rule, ...] = (
         'use algorithm.advantages.kind = "egae", which has a critic',
     ),
     Rule(
-        "transport.curve_keys",
-        lambda c: not _loopback(c.transport.host) and c.transport.curve_keys is None,
-        "missing: {c.transport.host} can be reached from other machines; make keys with `headrace "
-        "keys DIR` and name the folder here",
-    ),
-    Rule(
         "transport.max_message_mib",
         _too_long_for_a_message,
         "{c.transport.max_message_mib:g} has no room for one answer with task.max_prompt_length = "
@@ -394,7 +388,3 @@ RULES: tuple[Rule, ...] = (
         "must be true with evaluation.only",
     ),
 )  # fmt: skip
-
-
-def _loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")

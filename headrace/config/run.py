@@ -12,6 +12,7 @@ from headrace.config.process import (
     StopConfig,
     StorageConfig,
     TransportConfig,
+    masked,
 )
 from headrace.config.reward import RewardConfig
 from headrace.config.schedule import ScheduleConfig
@@ -43,6 +44,14 @@ class RunConfig(StrictModel):
     storage: StorageConfig = StorageConfig()
     transport: TransportConfig = TransportConfig()
     dashboard: DashboardConfig = DashboardConfig()
+
+    def public(self) -> "RunConfig":
+        """The same with stars for a password: what other processes and terminals get to see."""
+        if not self.storage.has_password:
+            return self
+        assert self.storage.database is not None
+        storage = self.storage.model_copy(update={"database": masked(self.storage.database)})
+        return self.model_copy(update={"storage": storage})
 
     @property
     def window(self) -> int:

@@ -9,14 +9,14 @@ other hosts.
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from headrace.processes import reaper
+from headrace import stacks
 from headrace.processes.launch import ProcessSpec
+from headrace.reaper import Reaper, signal_groups
 
 TAIL_LINES = 15
 
@@ -79,20 +79,15 @@ class Nursery:
     """Starts and ends children; as a context manager it leaves no child running."""
 
     def __init__(self) -> None:
-        self._reaper: subprocess.Popen[bytes] | None = None
-        self._pipe: IO[bytes] | None = None
+        self._reaper: Reaper | None = None
 
     def __enter__(self) -> "Nursery":
-        command = [sys.executable, "-I", "-S", str(reaper.__file__)]
-        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        self._pipe = self._reaper.stdin
+        self._reaper = Reaper()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        assert self._pipe is not None
         assert self._reaper is not None
-        self._pipe.close()
-        self._reaper.wait()
+        self._reaper.close()
 
     def start(self, child: Child, placeholders: Mapping[str, str], *extra: str) -> int:
         """Start a child; returns its pid, which is also its process group."""
@@ -109,7 +104,8 @@ class Nursery:
             )
         child.started_at = time.monotonic()
         child.restart_at = None
-        self._tell(f"+{child.process.pid}")
+        assert self._reaper is not None
+        self._reaper.watch(child.process.pid)
         return child.process.pid
 
     def pid(self, child: Child) -> int:
@@ -119,15 +115,21 @@ class Nursery:
     def signal(self, child: Child, number: int) -> None:
         """Signal the group of a running child."""
         assert child.process is not None
-        reaper.signal_groups({child.process.pid}, number)
+        signal_groups({child.process.pid}, number)
+
+    def ask_for_stacks(self, child: Child) -> None:
+        """Have a running child, and what it started, write down what each thread is doing."""
+        assert child.process is not None
+        stacks.ask({child.process.pid})
 
     def bury(self, child: Child) -> int | None:
         """The exit status of a child that died, its group cleaned up; None while it lives."""
         process = child.process
         if process is None or (code := process.poll()) is None:
             return None
-        reaper.signal_groups({process.pid}, signal.SIGKILL)
-        self._tell(f"-{process.pid}")
+        signal_groups({process.pid}, signal.SIGKILL)
+        assert self._reaper is not None
+        self._reaper.forget(process.pid)
         child.process = None
         return code
 
@@ -158,8 +160,3 @@ class Nursery:
             if left:
                 time.sleep(0.05)
         return codes
-
-    def _tell(self, line: str) -> None:
-        assert self._pipe is not None
-        self._pipe.write(f"{line}\n".encode())
-        self._pipe.flush()

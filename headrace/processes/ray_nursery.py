@@ -21,10 +21,10 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.hardware import free_port
-from headrace.processes import reaper
 from headrace.processes.children import Child, Nursery, filled
 from headrace.processes.hosts import HOST, Share
 from headrace.processes.launch import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
+from headrace.reaper import signal_groups
 
 PASSED = ("GLOO_", "HF_", "NCCL_", "TORCH_", "TRANSFORMERS_", "VLLM_", "DO_NOT_TRACK")
 """Beginnings of the variables that reach the processes from the supervisor's environment."""
@@ -152,6 +152,10 @@ class RayNursery(Nursery):
         """Have the actor signal its process group."""
         child.remote.actor.signal.remote(number)
 
+    def ask_for_stacks(self, child: Child) -> None:
+        """Have the actor ask."""
+        child.remote.actor.ask_for_stacks.remote()
+
     def bury(self, child: Child) -> int | None:
         """The exit status; -SIGKILL where the actor or its host is gone; None while it lives."""
         import ray
@@ -238,7 +242,12 @@ class Member:
     def signal(self, number: int) -> None:
         """Signal the process and its descendants."""
         if pid := self.pid():
-            reaper.signal_groups({pid}, number)
+            signal_groups({pid}, number)
+
+    def ask_for_stacks(self) -> None:
+        """Have the process and its descendants write down what they are doing."""
+        if self._child is not None and self._child.running:
+            self._nursery.ask_for_stacks(self._child)
 
 
 def _own_host() -> str:

@@ -21,7 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from headrace import stacks
 from headrace.hardware import free_port
 from headrace.processes.children import Child, Nursery, describe_exit
 from headrace.processes.launch import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
@@ -269,9 +268,10 @@ class Supervisor:
         if self._asked_for_stacks:
             return
         self._asked_for_stacks = True
-        groups = {child.process.pid for child in self._children if child.process is not None}
-        asked = stacks.ask(groups)
-        self._event("stacks", "supervisor", detail=f"of {len(asked)} processes")
+        for child in self._children:
+            if child.running:
+                self._nursery.ask_for_stacks(child)
+                self._event("stacks", child.spec.name)
         logs = self._coordinator.spec.log.parent
         self._steering.note(f"what each process was doing stands in its log in {logs}")
 

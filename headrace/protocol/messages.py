@@ -291,11 +291,19 @@ class Scores(Message, frozen=True, kw_only=True, tag=True):
 # -- learning --------------------------------------------------------------------------------------
 
 
+class JournalMark(msgspec.Struct, frozen=True):
+    """A place in the journal: it holds `records` records, and `digest` names all of them."""
+
+    records: fields.Count
+    digest: fields.Digest
+
+
 class Batch(Message, frozen=True, kw_only=True, tag=True):
     """Coordinator to learner rank 0: an update begins. Its contents follow in BatchPart messages,
     `parts[r]` of them for rank r. `lineage` is the line of updates that it continues. `publish_as`
     is the version its weights will have; an empty policy half (value warm-up) publishes nothing.
-    `checkpoint`: write one after this update."""
+    `checkpoint`: write one after this update. `journal`: what is on record of everything that the
+    update rests on."""
 
     update: int
     lineage: int
@@ -304,6 +312,7 @@ class Batch(Message, frozen=True, kw_only=True, tag=True):
     parts: list[int]
     value_epochs: int
     checkpoint: bool
+    journal: JournalMark | None = None
 
 
 class BatchPart(Message, frozen=True, kw_only=True, tag=True):
@@ -331,10 +340,11 @@ class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
 
 class CheckpointRequest(Message, frozen=True, kw_only=True, tag=True):
     """Coordinator to learner between updates: write a checkpoint of the weights after `update` on
-    `lineage` now (end of a run)."""
+    `lineage` now (end of a run). `journal` as in Batch."""
 
     update: int
     lineage: int
+    journal: JournalMark | None = None
 
 
 class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):

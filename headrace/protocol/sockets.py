@@ -1,11 +1,12 @@
-"""ZeroMQ sockets that carry messages: the only file that imports zmq.
+"""ZeroMQ sockets that carry messages: with `curve.py` the only file that imports zmq.
 
 `Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingRouter` and
 `BlockingDealer` are for the learner, which has no event loop. A peer's identity begins with its
 process name (`identity.py`). What cannot be decoded is counted by `rejected` and reported to
 `on_reject`; it never raises out of `receive`. `Pulse` sends heartbeats from a thread and a socket
-of its own (`IDENTITY#pulse`), so that a process in a long step is not taken for dead. Outside
-loopback sockets use CURVE keys: the binding side lets in only holders of the client key.
+of its own (`IDENTITY#pulse`), so that a process in a long step is not taken for dead. Sockets use
+CURVE keys where they are given a folder of them (all sockets of a run are); without keys a router
+binds to loopback only.
 """
 
 import asyncio
@@ -14,22 +15,23 @@ import ipaddress
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import zmq
 import zmq.asyncio
-import zmq.auth
-from zmq.auth.thread import ThreadAuthenticator
 
 from headrace.config.process import TransportConfig
 from headrace.errors import ProtocolError, UserError
 from headrace.protocol.codec import message_codec
+from headrace.protocol.curve import Gate, enter
 from headrace.protocol.messages import Heartbeat, Message
 
 PULSE_SUFFIX = "#pulse"
-SERVER_KEY, CLIENT_KEY = "server", "client"
 LINGER_MS = 2000
+MOST_WAITING = 10_000
+"""Messages of one connection that wait in a router's memory; what follows waits at the sender."""
+MOST_UNREAD = 10_000
+"""Messages that a router keeps for one connection that does not read; more are not sent."""
 
 
 @dataclass(frozen=True)
@@ -56,55 +58,6 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def has_curve() -> bool:
-    """Whether this build of libzmq can encrypt."""
-    return bool(zmq.has("curve"))
-
-
-def make_keys(folder: Path) -> None:
-    """Write CURVE key pairs `server` and `client` into `folder` (readable by the owner only)."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for name in (SERVER_KEY, CLIENT_KEY):
-        if (folder / f"{name}.key_secret").exists():
-            raise UserError(f"{folder} already holds keys; remove them or name another folder")
-        zmq.auth.create_certificates(folder, name)
-        (folder / f"{name}.key_secret").chmod(0o600)
-
-
-def _load_key(folder: str, name: str, *, secret: bool) -> tuple[bytes, bytes | None]:
-    path = Path(folder) / f"{name}.key{'_secret' if secret else ''}"
-    if not path.exists():
-        raise UserError(f"no CURVE key at {path}; make keys with: headrace keys {folder}")
-    try:
-        return zmq.auth.load_certificate(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"no usable CURVE key in {path}: {error}") from error
-
-
-class _OnlyKey:
-    """Lets in the holder of one public key (asked by pyzmq's authenticator)."""
-
-    def __init__(self, public: bytes) -> None:
-        self._public = public
-
-    def callback(self, _domain: str, key: bytes) -> bool:
-        return key == self._public
-
-
-def _serve_curve(socket: zmq.Socket[Any], folder: str) -> ThreadAuthenticator:
-    """Encrypt a socket that is about to be bound; the authenticator runs until it is stopped."""
-    public, secret = _load_key(folder, SERVER_KEY, secret=True)
-    allowed, _ = _load_key(folder, CLIENT_KEY, secret=False)
-    socket.curve_secretkey = secret
-    socket.curve_publickey = public
-    socket.curve_server = True
-    # Without it CURVE would let in whoever knows the server's public key.
-    authenticator = ThreadAuthenticator(zmq.Context(shadow=socket.context.underlying))
-    authenticator.configure_curve_callback("*", _OnlyKey(allowed))
-    authenticator.start()
-    return authenticator
-
-
 def _open_dealer(context: zmq.Context[Any], link: Link, identity: str) -> Any:
     socket: Any = context.socket(zmq.DEALER)
     try:
@@ -117,10 +70,7 @@ def _open_dealer(context: zmq.Context[Any], link: Link, identity: str) -> Any:
         socket.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         if link.curve_keys:
-            public, secret = _load_key(link.curve_keys, CLIENT_KEY, secret=True)
-            socket.curve_secretkey = secret
-            socket.curve_publickey = public
-            socket.curve_serverkey, _ = _load_key(link.curve_keys, SERVER_KEY, secret=False)
+            enter(socket, link.curve_keys)
         socket.connect(link.address)
     except (UserError, zmq.ZMQError) as error:
         socket.close()
@@ -150,18 +100,18 @@ class _Binding:
                 "transport.curve_keys=DIR"
             )
         self._context = context = kind()
-        self._authenticator: ThreadAuthenticator | None = None
+        self._gate: Gate | None = None
         # Of asyncio or not, as the context is.
         self.socket: Any = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
+        self.socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
         self.socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
         try:
             if curve_keys:
-                self._authenticator = _serve_curve(self.socket, curve_keys)
+                self._gate = Gate(self.socket, curve_keys)
             self.socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
             self.close()
@@ -177,11 +127,18 @@ class _Binding:
         self.address = endpoint.rstrip(b"\0").decode()
         self.port = int(self.address.rsplit(":", 1)[1])
 
+    @property
+    def denied(self) -> int:
+        """How many connections had no key, or another one."""
+        return self._gate.denied if self._gate is not None else 0
+
     def close(self) -> None:
         """Close after what was sent is out (two seconds at most)."""
+        if self._gate is not None:
+            self._gate.close()
         self.socket.close()
-        if self._authenticator is not None:
-            self._authenticator.stop()
+        if self._gate is not None:
+            self._gate.stop()
         self._context.term()
 
 
@@ -227,6 +184,11 @@ class Router:
         """How many arrivals were no messages."""
         return self._intake.rejected
 
+    @property
+    def denied(self) -> int:
+        """How many connections had no key, or another one."""
+        return self._bound.denied
+
     async def receive(self) -> tuple[str, Message]:
         """The next good message and its sender."""
         while True:
@@ -236,14 +198,13 @@ class Router:
             await asyncio.sleep(0)  # A flood is received without a pause: let others run.
 
     async def send(self, name: str, message: Message) -> bool:
-        """Send; False when nobody of that name is connected. ProtocolError when it is too long."""
+        """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
+        messages. ProtocolError when it is too long."""
         frames = self._intake.codec.encode(message)
         try:
-            await self._bound.socket.send_multipart([name.encode(), *frames])
+            await self._bound.socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
+            return _not_sent(error)
         return True
 
     def close(self) -> None:
@@ -272,6 +233,11 @@ class BlockingRouter:
         """How many arrivals were no messages."""
         return self._intake.rejected
 
+    @property
+    def denied(self) -> int:
+        """How many connections had no key, or another one."""
+        return self._bound.denied
+
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """The next good message and its sender; None when the time is over."""
         while _arrives(self._bound.socket, timeout_s):
@@ -281,19 +247,25 @@ class BlockingRouter:
         return None
 
     def send(self, name: str, message: Message) -> bool:
-        """Send; False when nobody of that name is connected. ProtocolError when it is too long."""
+        """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
+        messages. ProtocolError when it is too long."""
         frames = self._intake.codec.encode(message)
         try:
-            self._bound.socket.send_multipart([name.encode(), *frames])
+            self._bound.socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
+            return _not_sent(error)
         return True
 
     def close(self) -> None:
         """Close after what was sent is out (two seconds at most)."""
         self._bound.close()
+
+
+def _not_sent(error: zmq.ZMQError) -> bool:
+    """False for the errors of a peer that is gone, or reads nothing; others are raised."""
+    if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+        raise error
+    return False
 
 
 def _milliseconds(timeout_s: float | None) -> int:

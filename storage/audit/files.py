@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from storage.audit.facts import Facts, WindowFacts
-from storage.audit.findings import Findings
+from storage.audit.findings import Findings, Kind
 from storage.diagnostics import DiagnosticsReader, WindowKey
-from storage.segments import measure, segment_paths
+from storage.frames import Walk
+from storage.segments import segment_paths
 
 _IN_LOSS = ("learner_logprobs", "advantages")
 """Figures that every token in the loss has."""
@@ -69,13 +70,12 @@ def check_diagnostics(run_dir: Path, facts: Facts, findings: Findings, *, growin
     folder = run_dir / "diagnostics"
     paths = segment_paths(folder)
     for path in paths:
-        extent = measure(path)
-        size = path.stat().st_size
-        is_open = path == paths[-1] and (growing or extent.good_bytes == size)
-        if not extent.sealed and not is_open:
-            text = f"{size - extent.good_bytes:,} bytes are no whole batch"
-            where = f"diagnostics/{path.name} at byte {extent.good_bytes}"
-            findings.add("damaged", where, text)
+        walk = Walk(path).done()
+        ending, is_last = walk.ending(), path == paths[-1]
+        if ending != "sealed" and not (is_last and (growing or ending == "open")):
+            text = f"{path.stat().st_size - walk.end:,} bytes are no whole batch"
+            kind: Kind = "torn" if is_last and ending == "torn" else "damaged"
+            findings.add(kind, f"diagnostics/{path.name} at byte {walk.end}", text)
             return 0
     reader = DiagnosticsReader(folder)
     by_update: dict[tuple[int, int], dict[WindowKey, WindowFacts]] = defaultdict(dict)

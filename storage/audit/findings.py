@@ -1,6 +1,7 @@
 """What an audit found: each finding has a kind, a place and one line of text.
 
-Kinds: `damaged` (bytes of a file are not what was written), `unusable` (a record that no
+Kinds: `damaged` (bytes of a file are not what was written), `torn` (a crash cut the last write of
+the journal off, which was never acknowledged), `unusable` (a record that no
 coordinator can apply or no database can hold), `journal` (offsets leave a gap), `tokens` (chunks
 and ends), `versions`, `window` (borders and lives), `batch` (updates in their order), `rollback`,
 `lines` (their scores and rewards), `trained_twice`, `value` (what the value model was given),
@@ -16,6 +17,7 @@ import msgspec
 
 Kind = Literal[
     "damaged",
+    "torn",
     "unusable",
     "journal",
     "tokens",

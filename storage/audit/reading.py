@@ -7,7 +7,6 @@ the finding says where it is.
 """
 
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +19,9 @@ from headrace.run_folder import RESOLVED
 from storage import version1
 from storage.audit.findings import Findings
 from storage.audit.ranges import problem_of
+from storage.frames import Walk
 from storage.journal import decode, record_format
-from storage.segments import END_OF_STREAM, rows_before, segment_paths
+from storage.segments import rows_before, segment_paths
 
 UNREADABLE = (
     msgspec.MsgspecError, pa.ArrowException, AssertionError, AttributeError, IndexError, KeyError,
@@ -29,15 +29,6 @@ UNREADABLE = (
 )  # fmt: skip
 """What decoding or translating a record that makes no sense can raise."""
 _FIGURES = (UpdateCommitted.__name__, MetricsSampled.__name__)
-
-
-class WholeBatch(NamedTuple):
-    """A batch whose bytes are those that were written; `end` is the file's length with it."""
-
-    path: Path
-    position: int
-    end: int
-    batch: pa.RecordBatch
 
 
 class Survey(NamedTuple):
@@ -64,66 +55,51 @@ class Read(NamedTuple):
     number: int
 
 
-def whole_batches(path: Path) -> Iterator[WholeBatch]:
-    """The batches of a segment up to the first one that is not whole."""
-    with pa.OSFile(str(path)) as source, path.open("rb") as raw:
-        try:
-            reader = pa.ipc.open_stream(source)
-            while True:
-                position = source.tell()
-                batch, extra = reader.read_next_batch_with_custom_metadata()
-                end, length = source.tell(), int(extra[b"length"])
-                raw.seek(end - length)
-                body = raw.read(length)
-                if len(body) < length or zlib.crc32(body) != int(extra[b"crc32"]):
-                    return
-                yield WholeBatch(path, position, end, batch)
-        except StopIteration:
-            return
-        except (pa.ArrowException, OSError, KeyError, TypeError, ValueError):
-            return
-
-
 def survey(folder: Path, findings: Findings, *, growing: bool) -> Survey:
     """Check every byte of a journal. `growing`: a run writes it, so its last batch may be under
     way."""
     paths = segment_paths(folder)
     end, figures_at, last_batch, number = 0, -1, 0, 0
-    for path in paths:
-        good = 0
+    digest: str | None = None
+    for path, later in zip(paths, [*paths[1:], None], strict=True):
         if rows_before(path) >= 0:
             number = max(number, record_format(path))
             if rows_before(path) != end:
                 text = f"begins with record {rows_before(path)} where {end} is the next"
                 findings.add("journal", path.name, text)
                 break
-        for whole in whole_batches(path):
-            good, last_batch = whole.end, end
-            figures_at = max(figures_at, _last_figures(whole.batch, end))
-            end += whole.batch.num_rows
-        if problem := _rest(path, good, is_last=path == paths[-1], growing=growing):
-            findings.add("damaged", f"{path.name} at byte {good}", problem)
+        walk = Walk(path)
+        for frame in walk:
+            if frame.digest and digest is not None and frame.after != digest:
+                text = "a batch does not follow what stands before it"
+                findings.add("journal", f"{path.name} at byte {frame.position}", text)
+                return Survey(end, figures_at, last_batch, number)
+            last_batch, digest = end, frame.digest
+            figures_at = max(figures_at, _last_figures(frame.batch, end))
+            end += frame.batch.num_rows
+        if not _is_sound(walk, findings, is_last=later is None, growing=growing) and (
+            later is None or rows_before(later) != end
+        ):
             break
     return Survey(end, figures_at, last_batch, number)
 
 
-def _rest(path: Path, good: int, *, is_last: bool, growing: bool) -> str | None:
-    """What is wrong with the bytes of a segment behind its last whole batch (at `good`; 0: there is
-    none)."""
-    if good == 0 and rows_before(path) < 0:
-        return None if is_last else "not even the schema of this segment can be read"
-    with path.open("rb") as file:
-        file.seek(good or _schema_end(path))
-        rest = file.read()
-    if rest == END_OF_STREAM or (is_last and (growing or not rest)):
-        return None
-    return f"{len(rest):,} bytes are no whole batch: cut off, or changed since they were written"
-
-
-def _schema_end(path: Path) -> int:
-    with pa.OSFile(str(path)) as source:
-        pa.ipc.open_stream(source)
-        return int(source.tell())
+def _is_sound(walk: Walk, findings: Findings, *, is_last: bool, growing: bool) -> bool:
+    """Whether nothing is wrong with the bytes of a segment behind its last whole batch."""
+    ending = walk.ending()
+    if is_last and growing and ending == "damaged":  # or it has grown meanwhile
+        ending = "damaged" if Walk(walk.path).done().end == walk.end else "open"
+    if ending == "sealed" or (is_last and (ending == "open" or (growing and ending == "torn"))):
+        return True
+    size = walk.path.stat().st_size - walk.end
+    where = f"{walk.path.name} at byte {walk.end}"
+    if is_last and ending == "torn":
+        text = f"{size:,} bytes of a write that never came to its end: the next resume cuts them"
+        findings.add("torn", where, text)
+    else:
+        text = f"{size:,} bytes are no whole batch: cut off, or changed since they were written"
+        findings.add("damaged", where, text)
+    return False
 
 
 def _last_figures(batch: pa.RecordBatch, first: int) -> int:
@@ -153,9 +129,9 @@ class Records:
     def __iter__(self) -> Iterator[Read]:
         for path in segment_paths(self._run_dir / "journal"):
             number = record_format(path)
-            for whole in whole_batches(path):
-                pairs = decode(whole.batch, number)
-                for _ in range(whole.batch.num_rows):
+            for frame in Walk(path):
+                pairs = decode(frame.batch, number)
+                for _ in range(frame.batch.num_rows):
                     if self.reached >= self._end:
                         return
                     told = self._next(pairs, number)

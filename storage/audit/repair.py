@@ -25,8 +25,9 @@ from sequence.account import Account
 from sequence.ledger import LedgerError
 from storage import projection
 from storage.audit.findings import Findings
-from storage.audit.reading import UNREADABLE, Read, Records, survey, whole_batches
+from storage.audit.reading import UNREADABLE, Read, Records, survey
 from storage.database import SQLITE_NAME, open_file, open_writer
+from storage.frames import Walk
 from storage.journal import read_journal, run_id_of
 from storage.projection.registry import register
 from storage.reader import read_config
@@ -178,8 +179,8 @@ def _kinds(folder: Path, first: int) -> Counter[str]:
     kinds = Counter[str]()
     for path in segment_paths(folder):
         row = rows_before(path)
-        for whole in whole_batches(path):
-            names = whole.batch.column("kind").to_pylist()
+        for batch in Walk(path).salvage():
+            names = batch.column("kind").to_pylist()
             kinds.update(names[max(0, first - row) :])
             row += len(names)
     return kinds
@@ -191,24 +192,22 @@ def _copy(source: Path, target: Path, rows: int) -> None:
     target.mkdir()
     row = 0
     for path in segment_paths(source):
-        good, cut = 0, None
-        for whole in whole_batches(path):
-            if row + whole.batch.num_rows > rows:
-                good, cut = whole.position, whole
+        end, cut = 0, None
+        for frame in Walk(path):
+            if row + frame.batch.num_rows > rows:
+                end, cut = frame.position, frame
                 break
-            row, good = row + whole.batch.num_rows, whole.end
-        if cut is None and row < rows:
-            shutil.copyfile(path, target / path.name)
-            continue
-        if good:
+            row, end = row + frame.batch.num_rows, frame.end
+        if end:
             with path.open("rb") as file:
-                (target / path.name).write_bytes(file.read(good))
+                (target / path.name).write_bytes(file.read(end))
             recover(target)
         if cut is not None and row < rows:
             writer = SegmentWriter(target, cut.batch.schema, segment_bytes=_NO_NEW_SEGMENT)
             writer.append(cut.batch.slice(0, rows - row))
             writer.close()
-        return
+        if row >= rows or cut is not None:
+            return
 
 
 def _free(folder: Path, pattern: str) -> Path:

@@ -61,7 +61,7 @@ class ScriptedPeer:
 
     def __init__(
         self,
-        address: str,
+        address: str | Link,
         name: str,
         *,
         capacity: int = 0,
@@ -69,8 +69,9 @@ class ScriptedPeer:
         resumed_from: str | None = None,
     ) -> None:
         self.name = name
-        self.address, self.identity = address, identity_of(name)
-        self.dealer = Dealer(Link(address), self.identity)
+        self.link = Link(address) if isinstance(address, str) else address
+        self.identity = identity_of(name)
+        self.dealer = Dealer(self.link, self.identity)
         self.capacity, self.update, self.resumed_from = capacity, update, resumed_from
         self.pid = next(_PIDS)
         self.shutdown: str | None = None

@@ -19,6 +19,7 @@ from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.identity import identity_of
 from headrace.protocol.streams import Span
 from storage.run_store import RunStore
+from tests.coordinator.test_loop import run_config
 
 GENERATOR, REWARD, LEARNER, MONITOR = "generator-0", "reward-0", "learner-0", "monitor-0"
 _ROLES: dict[str, m.Role] = {
@@ -193,6 +194,25 @@ async def staged(config: RunConfig, run_dir: Path) -> AsyncIterator[Stage]:
         recorder.cancel()
         stage.hub.router.close()
         stage.store.close()
+
+
+def endless() -> RunConfig:
+    """A configuration of a run that does not end by itself."""
+    return run_config(
+        evaluation={"before": False, "after": False},
+        stop={"updates": 10**6},
+        schedule={"mode": "streaming", "window": 4, "batch_windows": 8, "max_staleness": 1},
+    )
+
+
+def assert_sound(stage: Stage) -> None:
+    """What is on disk gives the state that the coordinator has, and all of it is in SQL."""
+    state, live = stage.replayed(), stage.hub.state
+    assert state.account.ledger.as_metrics() == live.account.ledger.as_metrics()
+    assert (state.update, state.lineage) == (live.update, live.lineage)
+    assert state.versions == live.versions
+    assert sorted(state.account.trajectories) == sorted(live.account.trajectories)
+    assert not stage.store._is_behind
 
 
 Place = tuple[str | int, ...]

@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import pytest
+import zmq
 
 from headrace.protocol import messages as m
 from headrace.protocol.codec import MAGIC
+from headrace.protocol.curve import make_keys
 from headrace.protocol.identity import identity_of
 from headrace.protocol.records import (
     ChunkArrived,
@@ -38,16 +42,19 @@ FLOOD = 50_000
 class Run:
     """A coordinator with honest peers, of whom the learner waits until it is let go on."""
 
-    def __init__(self, tmp_path: Path, updates: int = 3) -> None:
+    def __init__(self, tmp_path: Path, updates: int = 3, keys: str | None = None) -> None:
         config = run_config(
-            stop={"updates": updates}, evaluation={"num_prompts": 8, "before": False}
+            stop={"updates": updates},
+            evaluation={"num_prompts": 8, "before": False},
+            transport={"curve_keys": keys},
         )
         self.coordinator = CoordinatorProcess(tmp_path / "run-1", config)
         self.address = self.coordinator.start()
-        self.learner = Patient(self.address, "learner-0")
+        link = Link(self.address, curve_keys=keys)
+        self.learner = Patient(link, "learner-0")
         self.peers: list[ScriptedPeer] = [
-            ScriptedGenerator(self.address, "generator-0", capacity=8),
-            ScriptedReward(self.address, "reward-0"),
+            ScriptedGenerator(link, "generator-0", capacity=8),
+            ScriptedReward(link, "reward-0"),
             self.learner,
         ]
         self.tasks = [asyncio.create_task(peer.run()) for peer in self.peers]
@@ -68,12 +75,12 @@ class Run:
 class Patient(ScriptedLearner):
     """Holds the first batch until it is told to go on."""
 
-    def __init__(self, address: str, name: str) -> None:
+    def __init__(self, address: str | Link, name: str) -> None:
         super().__init__(address, name)
         self.go_on = asyncio.Event()
 
     async def run(self) -> None:
-        with Pulse(Link(self.address), self.identity, interval_s=0.2):
+        with Pulse(self.link, self.identity, interval_s=0.2):
             await super().run()
 
     async def answer(self, message: m.Message) -> None:
@@ -88,6 +95,7 @@ class Patient(ScriptedLearner):
 @contextlib.asynccontextmanager
 async def intruder(address: str, identity: str) -> AsyncIterator[Dealer]:
     dealer = Dealer(Link(address), identity)
+    dealer._socket.setsockopt(zmq.LINGER, 60_000)  # A flood waits here until the router has room.
     try:
         yield dealer
     finally:
@@ -101,6 +109,19 @@ async def heard(dealer: Dealer, kind: type[m.Message]) -> m.Message:
             message = await dealer.receive()
             if isinstance(message, kind):
                 return message
+
+
+async def rejections(address: str, wanted: int) -> None:
+    """Wait until the coordinator has rejected so many messages."""
+    async with intruder(address, identity_of("monitor-9")) as dealer:
+        await dealer.send(m.Hello(role="monitor", name="monitor-9", pid=9, host="here"))
+        status = None
+        async with asyncio.timeout(60):
+            while status is None or status.gauges["rejected_messages"] < wanted:
+                await dealer.send(m.StatusRequest())
+                status = await heard(dealer, m.Status)
+                assert isinstance(status, m.Status)
+                await asyncio.sleep(0.1)
 
 
 def incidents(records: list[object], kind: str) -> list[str]:
@@ -220,6 +241,7 @@ async def test_a_flood_of_bad_messages_is_a_handful_of_lines(tmp_path: Path) -> 
             else:
                 await dealer.send(m.Command(action="stop"))
         await dealer.send(m.Goodbye())
+        await rejections(run.address, FLOOD)
     records = await run.finish()
     assert len([r for r in records if isinstance(r, Incident)]) < 60
     last = [r for r in records if isinstance(r, MetricsSampled)][-1].metrics
@@ -227,6 +249,83 @@ async def test_a_flood_of_bad_messages_is_a_handful_of_lines(tmp_path: Path) -> 
     (summary, *_) = incidents(records, "messages_rejected")
     assert "not_permitted" in summary
     assert "message_rejected" in summary
+
+
+def a_bad_chunk(number: int) -> list[m.Message]:
+    """Of a lease that nobody has."""
+    chunk = m.TrajectoryChunk(
+        lease_id=10**6 + number,
+        trajectory_id=0,
+        chunk_index=10**6,
+        start=0,
+        token_ids=np.array([1], np.int32),
+        logprobs=np.array([-1.0], np.float32),
+        spans=[Span(0, 0, 1)],
+        finish="stop",
+    )
+    return [m.Chunks(chunks=[chunk])]
+
+
+def a_hello(number: int) -> list[m.Message]:
+    return [m.Hello(role="generator", name="generator-9", pid=9, host="here")]
+
+
+def coming_and_going(number: int) -> list[m.Message]:
+    return [*a_hello(number), m.Goodbye()]
+
+
+@pytest.mark.parametrize(
+    ("flood", "rejected"), [(a_bad_chunk, 20_000), (a_hello, 19_000), (coming_and_going, 1)]
+)
+async def test_a_flood_does_not_become_a_flood_of_records(
+    tmp_path: Path, flood: Callable[[int], list[m.Message]], rejected: int
+) -> None:
+    """Others are answered meanwhile, and the run finishes."""
+    run = Run(tmp_path)
+    await until(run.learner.has_batch)
+    async with intruder(run.address, identity_of("generator-9")) as dealer:
+        await dealer.send(a_hello(0)[0])
+        await heard(dealer, m.Welcome)
+        for number in range(20_000):
+            for message in flood(number):
+                await dealer.send(message)
+        await dealer.send(a_hello(0)[0])
+        await dealer.send(m.Command(action="stop"))
+        await dealer.send(m.Goodbye())
+        await rejections(run.address, rejected)
+    records = await run.finish()
+    assert len(records) < 2_000, Counter(type(record).__name__ for record in records)
+    assert len([r for r in records if isinstance(r, Incident)]) < 60
+
+
+async def test_who_has_no_keys_gets_nowhere_and_is_counted(tmp_path: Path) -> None:
+    """No keys, other keys, and no ZeroMQ at all."""
+    for name in ("keys", "other"):
+        make_keys(tmp_path / name)
+    (tmp_path / "other" / "server.key").write_bytes((tmp_path / "keys" / "server.key").read_bytes())
+    run = Run(tmp_path, keys=str(tmp_path / "keys"))
+    await until(run.learner.has_batch)
+    host, port = run.address.removeprefix("tcp://").split(":")
+    for number in range(100):
+        keys = [None, str(tmp_path / "other")][number % 2]
+        stranger = Dealer(Link(run.address, curve_keys=keys), identity_of("monitor-9"))
+        stranger._socket.setsockopt(zmq.LINGER, 0)
+        await stranger.send(m.Hello(role="monitor", name="monitor-9", pid=9, host="here"))
+        await stranger.send(m.Command(action="stop"))
+        assert await stranger.receive_within(0.05) is None
+        stranger.close()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.0\r\n\r\n" * 10)
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+    records = await run.finish()
+    denied = incidents(records, "connection_denied")
+    assert 1 <= len(denied) <= 3
+    assert "without the keys of this run" in denied[0]
+    last = [r for r in records if isinstance(r, MetricsSampled)][-1].metrics
+    assert last["transport/rejected"] >= 100
+    assert not [r for r in records if isinstance(r, ProcessChanged) and "monitor" in r.name]
 
 
 async def test_values_that_used_to_kill_every_resume(tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from headrace.protocol import messages as m
 from headrace.protocol.identity import identity_of
-from tests.coordinator.stage import GENERATOR, Stage, staged
-from tests.coordinator.test_values import endless
+from tests.coordinator.stage import GENERATOR, Stage, endless, staged
 
 
 def report(**counts: Any) -> m.GeneratorReport:

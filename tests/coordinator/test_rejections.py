@@ -1,6 +1,6 @@
 """Rejections: counted to the last one, written down in bounded number."""
 
-from coordinator.rejections import FIRST, LONGEST, MOST, PERIOD_S, RejectionLog
+from coordinator.rejections import FIRST, LONGEST, MOST, OF_A_KIND, PERIOD_S, RejectionLog, Repeats
 
 
 class Book:
@@ -65,3 +65,27 @@ def test_what_is_only_counted_is_not_written() -> None:
     book.log.count("before_hello")
     book.log.close()
     assert (book.log.total, book.lines) == (1, [])
+
+
+def test_many_of_equal_kind_are_one_line_and_their_number() -> None:
+    book = Book()
+    for _ in range(FIRST + 1):
+        book.log.add("nobody", "denied", "no keys", 1000)
+    assert book.log.counts == {"denied": 1000 * (FIRST + 1)}
+    book.log.close()
+    assert book.lines[-1][1] == "more of the same were rejected: 1000 denied"
+
+
+def test_incidents_of_a_kind_are_written_until_there_are_too_many() -> None:
+    now = 0.0
+    repeats = Repeats(lambda: now)
+    written = [repeats.passes("generation_failed") for _ in range(OF_A_KIND + 5)]
+    assert written == [True] * OF_A_KIND + [False] * 5
+    assert repeats.passes("another")
+    assert repeats.summary() is None
+    now = PERIOD_S
+    assert repeats.summary() == "more of the same happened: 5 generation_failed"
+    assert repeats.passes("generation_failed")
+    now += PERIOD_S
+    assert repeats.summary() is None
+    assert repeats.summary(at_once=True) is None

@@ -31,24 +31,17 @@ from tests.coordinator.stage import (
     LEARNER,
     REWARD,
     Stage,
+    assert_sound,
     body_of,
+    endless,
     places,
     staged,
     with_value,
 )
-from tests.coordinator.test_loop import run_config
 
 INTEGERS = (-(2**63), -1, 0, 1, 2**31 - 1, 2**31, 2**53 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 FLOATS = (math.nan, math.inf, -math.inf, 1e308, -1e308, -1.0, 5e-324)
 TEXTS = ("", "\0", "two\nlines", "x" * 5000, "x" * (2**20 + 1), "\U0001f40d" * 200, "../../up")
-
-
-def endless() -> Any:
-    return run_config(
-        evaluation={"before": False, "after": False},
-        stop={"updates": 10**6},
-        schedule={"mode": "streaming", "window": 4, "batch_windows": 8, "max_staleness": 1},
-    )
 
 
 # -- chunks and scores by themselves ---------------------------------------------------------------
@@ -220,16 +213,6 @@ async def say_changed(stage: Stage, kind: str, place: int, value: Any) -> None:
     await stage.send(identity, [header, raw])
     if stage.hub.peers.of("generator-7", identity):
         await stage.send(identity, stage.codec.encode(m.Goodbye()))
-
-
-def assert_sound(stage: Stage) -> None:
-    """What is on disk gives the state that the coordinator has, and all of it is in SQL."""
-    state, live = stage.replayed(), stage.hub.state
-    assert state.account.ledger.as_metrics() == live.account.ledger.as_metrics()
-    assert (state.update, state.lineage) == (live.update, live.lineage)
-    assert state.versions == live.versions
-    assert sorted(state.account.trajectories) == sorted(live.account.trajectories)
-    assert not stage.store._is_behind
 
 
 @pytest.mark.parametrize("kind", MESSAGES)

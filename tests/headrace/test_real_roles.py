@@ -35,6 +35,11 @@ def test_an_evaluation_without_a_learner(tmp_path: Path) -> None:
     assert result["response_length"] > 0
     assert result["model"] == str(MODEL)
     run_dir = tmp_path / "runs" / result["run_id"]
+    keys = run_dir / "keys"
+    assert keys.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o600}
+    config = json.loads((run_dir / "resolved.json").read_text())
+    assert config["transport"]["curve_keys"] == str(keys)
     events = [json.loads(x) for x in (run_dir / "supervisor.jsonl").read_text().splitlines()]
     started = [row["name"] for row in events if row["event"] == "started"]
     assert started == ["coordinator", "generator-0", "reward-0"]

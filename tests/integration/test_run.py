@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zmq
 
+from headrace.protocol.curve import enter
 from headrace.protocol.records import LineageBegan, UpdateCommitted
 from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import Run, headrace
@@ -42,17 +43,21 @@ def _files(run: Run) -> list[str]:
 
 
 def _throw_garbage(run_dir: Path) -> None:
-    """Not a message, a wrong version, an oversized one."""
+    """Not a message, a wrong version, an oversized one; from somebody who has the run's keys, and
+    from somebody who has none."""
     import json
 
     address = json.loads((run_dir / "coordinator.json").read_text())["address"]
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.linger = 1000
-        socket.identity = b"stranger"
-        socket.connect(address)
-        socket.send_multipart([b"hello", b""])
-        socket.send_multipart([b"HR\x63" + os.urandom(40), b""])
-        socket.send_multipart([b"HR\x01\xc1", b"\0" * 64])
+    for keys in (run_dir / "keys", None):
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.linger = 1000
+            socket.identity = b"stranger"
+            if keys is not None:
+                enter(socket, str(keys))
+            socket.connect(address)
+            socket.send_multipart([b"hello", b""])
+            socket.send_multipart([b"HR\x63" + os.urandom(40), b""])
+            socket.send_multipart([b"HR\x01\xc1", b"\0" * 64])
 
 
 def test_the_run_ends_by_itself_and_tells_everything(finished: Run) -> None:
@@ -85,7 +90,8 @@ def test_behaviour_and_learner_logprobs_agree_in_float32(finished: Run) -> None:
 
 def test_garbage_on_the_socket_was_refused_and_counted(finished: Run) -> None:
     incidents = [r for r in records_of(finished.run_dir) if type(r).__name__ == "Incident"]
-    assert sum(r.kind == "message_rejected" for r in incidents) >= 3
+    assert sum(r.kind == "message_rejected" for r in incidents) == 3
+    assert any(r.kind == "connection_denied" for r in incidents)
 
 
 def test_checkpoints_load_in_transformers(finished: Run) -> None:

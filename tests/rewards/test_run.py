@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import pytest
 
 from headrace.config.reward import RewardConfig
 from headrace.config.run import RunConfig
+from headrace.protocol.curve import make_keys
 from headrace.protocol.identity import name_of
 from headrace.protocol.messages import (
     Goodbye,
@@ -28,7 +30,7 @@ from headrace.protocol.messages import (
     Shutdown,
     Welcome,
 )
-from headrace.protocol.sockets import Router, make_keys
+from headrace.protocol.sockets import Router
 from tests.rewards.items import item, user_function
 
 ROOT = Path(__file__).parents[2]
@@ -188,17 +190,24 @@ async def test_signals_end_it_with_a_goodbye(number: signal.Signals, code: int) 
         front.process.send_signal(number)
         assert await front.hear(Goodbye) == Goodbye()
         assert (await front.ends())[0] == code
-        assert not any(child.is_running() for child in children)
+        assert psutil.wait_procs(children, timeout=DEADLINE_S)[1] == []
 
 
-async def test_children_do_not_outlive_a_killed_worker() -> None:
+async def test_neither_children_nor_what_they_started_outlive_a_killed_worker(
+    tmp_path: Path,
+) -> None:
+    note = tmp_path / "pid"
     async with worker() as front:
         await front.welcome(user_function(timeout_s=DEADLINE_S))
-        await front.say(ScoreRequest(items=[item("7"), item("hang")]))
+        spawning = item("spawn", info=json.dumps({"note": str(note)}))
+        await front.say(ScoreRequest(items=[item("7"), spawning]))
         await front.hear(Scores)
-        children = psutil.Process(front.process.pid).children()
+        async with asyncio.timeout(DEADLINE_S):
+            while not (note.exists() and note.read_text()):
+                await asyncio.sleep(0.01)
+        children = psutil.Process(front.process.pid).children(recursive=True)
+        assert int(note.read_text()) in {child.pid for child in children}
         front.process.kill()
-        assert children
         assert psutil.wait_procs(children, timeout=DEADLINE_S)[1] == []
 
 

@@ -7,26 +7,53 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Column, Float, Integer, MetaData, Table, Text, create_engine, insert, select
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    create_engine,
+    insert,
+    select,
+)
 
 from headrace.errors import UserError
 from storage.filters import Condition, Filter, Junction, parse, to_arrow, to_sql
 
 TABLE = Table(
-    "rows", MetaData(), Column("id", Integer), Column("reward", Float), Column("status", Text)
+    "rows",
+    MetaData(),
+    Column("id", Integer),
+    Column("reward", Float),
+    Column("status", Text),
+    Column("good", Boolean),
+    Column("raw", LargeBinary),
 )
 ROWS: list[dict[str, Any]] = [
-    {"id": 0, "reward": 0.5, "status": "finished"},
-    {"id": 1, "reward": None, "status": "failed"},
-    {"id": 2, "reward": 1.0, "status": None},
-    {"id": 3, "reward": -2.0, "status": "it's 100%"},
+    {"id": 0, "reward": 0.5, "status": "finished", "good": True},
+    {"id": 1, "reward": None, "status": "failed", "good": False},
+    {"id": 2, "reward": 1.0, "status": None, "good": None},
+    {"id": 3, "reward": -2.0, "status": "it's 100%", "good": True},
 ]
 ENGINE = create_engine("sqlite://")
 TABLE.create(ENGINE)
 with ENGINE.begin() as _connection:
     _connection.execute(insert(TABLE), ROWS)
 ARROW = pa.Table.from_pylist(
-    ROWS, pa.schema([("id", pa.int64()), ("reward", pa.float64()), ("status", pa.string())])
+    ROWS,
+    pa.schema(
+        [
+            ("id", pa.int64()),
+            ("reward", pa.float64()),
+            ("status", pa.string()),
+            ("good", pa.bool_()),
+            ("raw", pa.binary()),
+        ]
+    ),
 )
 CASES = {
     "reward > 0.4": [0, 2],
@@ -41,6 +68,21 @@ CASES = {
     'status = "it\'s 100%"': [3],
     "NOT (status contains 'i' OR id = 2)": [],
     "id < 1e0": [0],
+    "id < 0.5": [0],
+    "id < 1e23": [0, 1, 2, 3],
+    "reward < 1e23": [0, 2, 3],
+    "reward != 9007199254740993": [0, 1, 2, 3],
+    "id < 9223372036854775807": [0, 1, 2, 3],
+    "good = true": [0, 3],
+    "good = 1": [0, 3],
+    "good > 0": [0, 3],
+    "good != 1.0": [1, 2],
+    "id = true": [1],
+    "reward = true": [2],
+    "(" * 12 + "id = 1" + ")" * 12: [1],
+    "not " * 12 + "id = 1": [1],
+    "id = 9 or id = 1 and (" * 12 + "id = 1" + ")" * 12: [1],
+    " or ".join(["id != 1"] * 200): [0, 2, 3],
 }
 
 
@@ -129,9 +171,23 @@ def test_three_meanings_agree(tree: Filter) -> None:
         ("reward < null", "null goes with = and != only"),
         ("reward > 1; drop table rows", "cannot read"),
         ("", "expected a column"),
+        ("(" * 13 + "id = 1" + ")" * 13, "more than 12 parentheses"),
+        ("(" * 100_000, "more than 12 parentheses"),
+        ("not " * 2_000 + "id = 1", "more than 12 parentheses"),
+        (" and ".join(["id = 1"] * 201), "more than 200 conditions"),
+        ("id < 100000000000000000000000", "beyond whole numbers of 64 bits; write 1e+23"),
+        ("id < " + "9" * 5_000, "is too large"),
+        ("reward < 1e999", "the number 1e999 is too large"),
+        ("good = 2", "good compares with true and false, not with 2"),
+        ("raw = 1", "raw cannot be compared"),
+        ("status = '\ud800'", "a character that no column can have"),
+        ("status = 'a\0b'", "a character that no column can have"),
+        ("\ud800 = 1", "cannot read"),
     ],
 )
 def test_mistakes_are_named(text: str, message: str) -> None:
-    with pytest.raises(UserError, match="filter") as caught:
-        by_sql(text)
-    assert message in str(caught.value)
+    for meaning in (by_sql, by_arrow):
+        with pytest.raises(UserError, match="filter") as caught:
+            meaning(text)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)

@@ -130,7 +130,6 @@ CARRIED = "learner.context=carried"
             "function mean a right answer is reward.correct_threshold",
         ),
         (["reward.correct_reward=0"], "reward.wrong_reward: 0 is not less than reward.correct_rew"),
-        (["transport.host=0.0.0.0"], "make keys with `headrace keys DIR`"),
         (["transport.heartbeat_timeout_s=2"], "should be at least three heartbeats"),
         (["evaluation.only=true", "evaluation.before=false"], "evaluation.before: must be true"),
     ],

@@ -16,6 +16,7 @@ import zmq
 from headrace.config.process import TransportConfig
 from headrace.errors import ProtocolError, UserError
 from headrace.protocol.codec import MAGIC
+from headrace.protocol.curve import has_keys, load_key, make_keys
 from headrace.protocol.messages import (
     Command,
     Heartbeat,
@@ -32,7 +33,6 @@ from headrace.protocol.sockets import (
     Pulse,
     Router,
     is_loopback,
-    make_keys,
 )
 
 LIMIT = 1 << 20
@@ -322,8 +322,9 @@ def keys(tmp_path: Path) -> Path:
 
 def test_keys_are_for_their_owner_only(keys: Path) -> None:
     assert keys.stat().st_mode & 0o077 == 0
-    for secret in keys.glob("*.key_secret"):
-        assert secret.stat().st_mode & 0o077 == 0
+    assert has_keys(keys)
+    assert {path.stat().st_mode & 0o777 for path in keys.iterdir()} == {0o600}
+    assert len(list(keys.iterdir())) == 4
     with pytest.raises(UserError, match="already holds keys"):
         make_keys(keys)
 
@@ -336,6 +337,19 @@ def test_missing_and_broken_keys(tmp_path: Path, keys: Path) -> None:
     (keys / "server.key_secret").write_text("nothing of the kind")
     with pytest.raises(UserError, match="no usable CURVE key"):
         Router("127.0.0.1", 0, max_bytes=LIMIT, curve_keys=str(keys))
+
+
+def test_a_secret_that_others_can_read_is_not_used(keys: Path) -> None:
+    path = keys / "client.key_secret"
+    path.chmod(0o640)
+    with pytest.raises(UserError, match=f"open to others: chmod 600 {path}"):
+        load_key(str(keys), "client", secret=True)
+
+
+def test_keys_in_a_folder_that_others_can_read_are_still_secret(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    make_keys(tmp_path)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
 async def test_the_right_keys_get_in(keys: Path) -> None:
@@ -386,6 +400,7 @@ async def test_the_wrong_keys_stay_out(
         assert heard == [("monitor-0", Command(action="stop"))]
         sent = router.send("reward-0", Shutdown(reason="done"))
         assert not (sent if isinstance(sent, bool) else await sent)
+        assert router.denied >= 1
     finally:
         inside.close()
         outside._socket.setsockopt(zmq.LINGER, 0)

@@ -1,0 +1,173 @@
+"""What must hold in all of the source: no code in data, secrets masked, weights without code."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from headrace import run_folder
+from headrace.cli import main
+from headrace.config.hub import FILES
+from headrace.config.keys import models_of
+from headrace.config.load import load_recipe
+from headrace.config.process import masked
+from headrace.config.reward_model import RewardModelConfig
+from headrace.config.run import RunConfig
+from headrace.protocol import messages as m
+from tests.coordinator.stage import GENERATOR, endless, staged
+from tests.test_architecture import MODULES, ROOT, imports_of, name_of
+
+CODE_IN_DATA = {
+    "pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle", "yaml",
+}  # fmt: skip
+RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
+IN_A_CELL = {"sandbox/candidate.py", "sandbox/examiner.py"}
+"""They run inside the sandbox, and model-written code is what they are for."""
+UNPICKLES = {
+    "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",
+    "send_pyobj", "recv_pyobj", "read_pickle", "to_pickle",
+}  # fmt: skip
+DATABASE = "postgresql+psycopg://headrace:hunter2@db.example/runs"
+
+
+def calls_of(path: Path) -> Iterator[ast.Call]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield node
+
+
+def called(call: ast.Call) -> str:
+    """The last name of what is called."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_data_becomes_code(path: Path) -> None:
+    """No pickle, nothing that evaluates text, no torch.load, no arrays of objects."""
+    assert not {name.split(".")[0] for name in imports_of(path)} & CODE_IN_DATA
+    assert not {name for name in imports_of(path) if name.startswith("torch.serialization")}
+    for call in calls_of(path):
+        name = called(call)
+        if isinstance(call.func, ast.Name) and name_of(path) not in IN_A_CELL:
+            assert name not in RUNS_TEXT, f"{name} in line {call.lineno}"
+        assert name not in UNPICKLES, f"{name} in line {call.lineno}"
+        given = {word.arg: word.value for word in call.keywords}
+        assert "allow_pickle" not in given
+        if ast.unparse(call.func) in ("torch.load", "torch.save"):
+            raise AssertionError(f"torch pickles in line {call.lineno}")
+        if ast.unparse(call.func).startswith("subprocess."):
+            shell = given.get("shell")
+            assert shell is None or ast.unparse(shell) == "False", f"a shell in line {call.lineno}"
+
+
+def all_models(root: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield root
+    for field in root.model_fields.values():
+        for model in models_of(field.annotation):
+            yield from all_models(model)
+
+
+@pytest.mark.parametrize("root", [RunConfig, RewardModelConfig])
+def test_code_in_model_folders_is_off_unless_somebody_asks(root: type[BaseModel]) -> None:
+    found = [model for model in all_models(root) if "trust_remote_code" in model.model_fields]
+    assert found
+    assert not any(model.model_fields["trust_remote_code"].default for model in found)
+    recipes = (ROOT / "recipes").rglob("*.toml")
+    assert not [path for path in recipes if "trust_remote_code" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_code_in_model_folders_is_asked_for_by_the_configuration_alone(path: Path) -> None:
+    for call in calls_of(path):
+        for word in call.keywords:
+            if word.arg == "trust_remote_code":
+                assert ast.unparse(word.value) != "True", f"line {call.lineno}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_weights_are_read_from_safetensors_alone(path: Path) -> None:
+    """Whoever loads weights with transformers, outside the makers of small models, says so."""
+    if path.parts[-2] == "tasks":
+        return
+    for call in calls_of(path):
+        if called(call) == "from_pretrained" and "dtype" in {word.arg for word in call.keywords}:
+            given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+            assert given.get("use_safetensors") == "True", f"line {call.lineno}"
+
+
+def test_no_file_with_code_is_downloaded() -> None:
+    assert FILES == ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+# -- secrets ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (DATABASE, "postgresql+psycopg://headrace:***@db.example/runs"),
+        ("postgresql+psycopg://a:b:c/d@host:5432/x", "postgresql+psycopg://a:***@host:5432/x"),
+        ("postgresql+psycopg://host/x?user=a&password=b&port=1",
+         "postgresql+psycopg://host/x?user=a&password=***&port=1"),
+        ("postgresql+psycopg://a@host:5432/x", "postgresql+psycopg://a@host:5432/x"),
+        ("postgresql+psycopg://host:5432/x", "postgresql+psycopg://host:5432/x"),
+    ],
+)  # fmt: skip
+def test_passwords_are_masked(url: str, shown: str) -> None:
+    assert masked(url) == shown
+
+
+def with_password(config: RunConfig) -> RunConfig:
+    storage = config.storage.model_copy(update={"database": DATABASE})
+    return config.model_copy(update={"storage": storage})
+
+
+def test_a_configuration_with_a_password_is_its_owners_alone(tmp_path: Path) -> None:
+    config = endless().model_copy(update={"root": str(tmp_path)})
+    plain, private = map(run_folder.make_run_folder, (config, with_password(config)))
+    assert (private / "resolved.json").stat().st_mode & 0o777 == 0o600
+    assert (plain / "resolved.json").stat().st_mode & 0o044
+    assert run_folder.read_config(private).storage.database == DATABASE
+
+
+def test_a_recipe_is_shown_without_its_password(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = str(ROOT / "recipes" / "quickstart.toml")
+    for form in ([], ["--json"]):
+        assert main(["config", "show", recipe, *form, f"storage.database={DATABASE}"]) == 0
+        shown = capsys.readouterr().out
+        assert "hunter2" not in shown
+        assert "headrace:***@db.example" in shown
+
+
+async def test_other_processes_are_told_the_configuration_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    async with staged(endless(), tmp_path / "run") as stage:
+        stage.hub.config = with_password(stage.hub.config)
+
+        async def send(name: str, message: m.Message) -> bool:
+            sent.append(message)
+            return True
+
+        monkeypatch.setattr(stage.hub.router, "send", send)
+        stage.hub.peers.generators[GENERATOR].welcomed = 0.0
+        hello = m.Hello(role="generator", name=GENERATOR, pid=1, host="here", capacity=8)
+        await stage.say(GENERATOR, hello)
+    (welcome,) = [message for message in sent if isinstance(message, m.Welcome)]
+    assert "hunter2" not in welcome.config
+    told = RunConfig.model_validate(json.loads(welcome.config))
+    assert told.storage.database == masked(DATABASE)
+
+
+def test_the_configuration_of_a_recipe_is_not_changed_by_masking() -> None:
+    config = load_recipe(ROOT / "recipes" / "quickstart.toml")
+    assert config.public() is config
