@@ -80,7 +80,7 @@ class Warmup:
     def restart(self) -> None:
         """Begin where the state is; a batch that is out is not in yet."""
         value, first = self._value, self._state.first_policy_update
-        done = self._state.update - (self._state.account.taken is not None)
+        done = self._state.committed
         # The warm-up may have ended early, by explained variance.
         over = first is not None and done >= first - 1
         self.on = value is not None and done < value.warmup_updates and not over

@@ -39,8 +39,10 @@ class State:
         account: trajectories, windows, queues and the ledger.
         versions: which update each weight version is from.
         update: the update that is out at the learner, else the last one committed.
+        given: the highest update that any learner of the run was ever given.
         lineage: the line of updates that the learner is on; a rollback begins a new one.
-        returned: the batch that came back last, until another leaves.
+        line: the places on it that a learner can still go back to: by update, the batch that was
+            trained in it (None: the starting model, or a batch from before they had ids).
         first_policy_update: the first update on this lineage that trained the policy.
         checkpoints: updates of the checkpoints on this lineage, oldest first.
         issued, ended: training trajectories so far, the ended ones by status.
@@ -49,13 +51,13 @@ class State:
     def __init__(self, config: RunConfig) -> None:
         self.account = Account(has_value=config.algorithm.value is not None)
         self.versions = Versions()
-        self.returned: BatchTaken | None = None
         self.next_group = 0
         self.next_trajectory = 0
         self.next_lease = 0
         self.position = 0
-        self.update = 0
+        self.update = self.given = 0
         self.lineage = 0
+        self.line: dict[int, int | None] = {0: None}
         self.first_policy_update: int | None = None
         self.train_time_s = 0.0
         self.evaluations: list[EvaluationDone] = []
@@ -64,14 +66,20 @@ class State:
         self.ended: Counter[str] = Counter()
 
     @property
-    def newest_update(self) -> int:
-        """The last update on this lineage that a learner was given."""
-        batch = self.account.taken or self.returned
-        return max(self.update, batch.update if batch else 0)
+    def committed(self) -> int:
+        """The last update that is in."""
+        return self.update - (self.account.taken is not None)
+
+    def is_on_line(self, update: int, batch_id: int | None) -> bool:
+        """Whether weights of this update, of which that batch was the last one trained, are a place
+        on the surviving line. A batch that somebody does not name is taken to be the line's."""
+        if update not in self.line:
+            return False
+        ours = self.line[update]
+        return ours is None or batch_id is None or ours == batch_id
 
     def apply(self, record: Record) -> None:
         """Change the state as the record says."""
-        before = self.account.taken
         self.account.apply(record)
         match record:
             case ChunkArrived() | WindowsClosed() | WindowsReady():
@@ -86,9 +94,9 @@ class State:
                 trajectory = self.account.trajectories[record.trajectory_id]
                 self.ended[record.status] += trajectory.purpose == "train"
             case BatchTaken():
-                self.update, self.returned = record.update, None
+                self.update, self.given = record.update, max(self.given, record.update)
             case BatchReturned():
-                self.update, self.returned = record.update - 1, before
+                self.update = record.update - 1
             case UpdateCommitted():
                 self._commit(record)
             case LineageBegan():
@@ -103,6 +111,7 @@ class State:
                 self.checkpoints.append(record.update)
             case Forgotten():
                 self.checkpoints = [u for u in self.checkpoints if u >= record.update]
+                self.line = {u: b for u, b in self.line.items() if u >= record.update}
                 self.versions.forget(self._oldest_version())
 
     def _issue(self, record: GroupIssued) -> None:
@@ -113,7 +122,7 @@ class State:
             self.position = max(self.position, record.position + 1)
 
     def _commit(self, record: UpdateCommitted) -> None:
-        self.returned = None
+        self.line[record.update] = record.batch_id
         self.train_time_s = record.train_time_s
         if record.skipped is not None or not record.window_ids:
             self.versions.keep(record.update)
@@ -122,7 +131,7 @@ class State:
 
     def _roll_back(self, record: LineageBegan) -> None:
         self.lineage, self.update = record.lineage, record.update
-        self.returned = None
+        self.line = {u: b for u, b in self.line.items() if u <= record.update}
         self.checkpoints = [u for u in self.checkpoints if u <= record.update]
         self.versions.roll_back(record.update)
         if self.first_policy_update is not None and record.update < self.first_policy_update - 1:

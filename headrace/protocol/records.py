@@ -219,23 +219,26 @@ class TakenWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchTaken(Record, frozen=True, kw_only=True, tag=True):
-    """Windows and value trajectories went to the learner."""
+    """Windows and value trajectories went to the learner. `batch_id` is no other batch's, in the
+    whole run; None in records from before batches had one."""
 
     update: int
     lineage: int
     version: int
     windows: list[TakenWindow]
     value_trajectories: list[int]
+    batch_id: int | None = None
 
 
 class BatchReturned(Record, frozen=True, kw_only=True, tag=True):
-    """The learner died before it committed: what it had is ready again."""
+    """The learner's weights are without this batch: what it had is ready again."""
 
     update: int
     lineage: int
     reason: str
     window_ids: list[int]
     value_trajectories: list[int]
+    batch_id: int | None = None
 
 
 class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
@@ -255,6 +258,7 @@ class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
     metrics: dict[str, Metric]
     diagnostics: list[TokenDiagnostics]
     skipped: str | None = None
+    batch_id: int | None = None
 
 
 class TokensLost(Record, frozen=True, kw_only=True, tag=True):

@@ -280,7 +280,14 @@ class World:
         if selection is None:
             return None
         rules = batch_rules(self.config)
-        prepared = prepare(selection, self.state, rules, ranks=ranks, max_bytes=max_bytes)
+        prepared = prepare(
+            selection,
+            self.state,
+            rules,
+            ranks=ranks,
+            max_bytes=max_bytes,
+            batch_id=len(self.records),
+        )
         self.note(prepared.taken)
         return prepared
 
@@ -305,6 +312,7 @@ class World:
                 metrics={},
                 diagnostics=[],
                 skipped=skipped,
+                batch_id=taken.batch_id,
             )
         )
         if not taken.windows:
@@ -325,6 +333,7 @@ class World:
                 reason="killed",
                 window_ids=[w.window_id for w in taken.windows],
                 value_trajectories=taken.value_trajectories,
+                batch_id=taken.batch_id,
             )
         )
 
