@@ -93,8 +93,9 @@ class Coordinator:
         name = name_of(identity) or identity
         peer = hub.peers.of(name, identity)
         if peer is None:
-            # Its Hello is on the way: it hears no heartbeat from us until then.
             hub.rejections.count("before_hello")
+            if isinstance(message, m.Heartbeat):  # It lives, and there are few of these.
+                await hub.router.send(identity, m.AskHello())
             return False
         peer.last_seen = time.monotonic()
         if refusal := self._refusal(peer, message):
@@ -265,13 +266,15 @@ class Coordinator:
                 "warning", "stood_still", f"the coordinator stood still for {seconds:.1f} s"
             )
 
-    def _forget_silent(self, now: float) -> None:
-        """Give up peers that were not heard for too long; after a pause of its own not before the
-        coordinator has received what came meanwhile."""
-        timeout_s = self.hub.config.transport.heartbeat_timeout_s
-        if self._empty_at < self._woke_at and now - self._woke_at < timeout_s:
-            return
-        for name in self.hub.peers.silent(timeout_s):
+    def _has_heard_all(self, now: float) -> bool:
+        """Whether what came while this process stood still was received, so that silence means
+        something."""
+        patience = self.hub.config.transport.heartbeat_timeout_s
+        return self._empty_at >= self._woke_at or now - self._woke_at > patience
+
+    def _forget_silent(self) -> None:
+        """Give up peers that were not heard for too long."""
+        for name in self.hub.peers.silent(self.hub.config.transport.heartbeat_timeout_s):
             peer = self.hub.peers.find(name)
             assert peer is not None
             self._process_changed(peer.hello, "lost", "no heartbeat")
@@ -296,7 +299,9 @@ class Coordinator:
                 beat = now
                 for name, _ in self.hub.peers.everyone():
                     await self.hub.send(name, m.Heartbeat())
-            self._forget_silent(now)
+            if self._has_heard_all(now):
+                self._forget_silent()
+                await self.parts.intake.expire()
             if now - sample >= 1.0 and self.phases.phase in ("training", "evaluating", "draining"):
                 sample = now
                 self.hub.recorder.write(
@@ -309,6 +314,7 @@ class Coordinator:
                     )
                 )
             self.expire()
+            self.parts.generation.expire()
             if self.hub.recorder.disk_full:
                 self.hub.progress()  # Waiting for room is named, and no reason to give up.
             if now - self.hub.progress_at > transport.stall_timeout_s:

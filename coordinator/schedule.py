@@ -43,6 +43,9 @@ class Scheduler(Protocol):
     def restart(self) -> None:
         """The learner is at another update than it was: begin the round and the warm-up there."""
 
+    def resume(self) -> None:
+        """A new coordinator took over: leases are in force already."""
+
     def stops_at_border(self) -> bool:
         """Whether a request ends with its window."""
 

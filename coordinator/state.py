@@ -2,8 +2,8 @@
 
 Comes in: records, live or replayed. Goes out: the account of all sequences, versions and their age,
 counters of the run. Promise: `apply` is the only way in which anything here changes, so that
-replaying the journal rebuilds the state of a coordinator that died, memory included. Leases are not
-part of it (`coordinator.leases`): they die with the coordinator that gave them.
+replaying the journal rebuilds the state of a coordinator that died, memory included. Of leases it
+has who was given which; who waits for one is worked out from that (`coordinator.leases`).
 """
 
 from collections import Counter
@@ -22,6 +22,7 @@ from headrace.protocol.records import (
     LineageBegan,
     Record,
     Restarted,
+    TokensLost,
     TrajectoryEnded,
     UpdateCommitted,
     VersionIssued,
@@ -45,6 +46,9 @@ class State:
             trained in it (None: the starting model, or a batch from before they had ids).
         first_policy_update: the first update on this lineage that trained the policy.
         checkpoints: updates of the checkpoints on this lineage, oldest first.
+        leases: the last lease of each trajectory that has not answered it: id and generator. It may
+            be over, where a generator was lost.
+        discarded: by generator, its process and what that had thrown away at holds.
         issued, ended: training trajectories so far, the ended ones by status.
     """
 
@@ -62,6 +66,8 @@ class State:
         self.train_time_s = 0.0
         self.evaluations: list[EvaluationDone] = []
         self.checkpoints: list[int] = []
+        self.leases: dict[int, tuple[int, str]] = {}
+        self.discarded: dict[str, tuple[int, int]] = {}
         self.issued = 0
         self.ended: Counter[str] = Counter()
 
@@ -82,15 +88,24 @@ class State:
         """Change the state as the record says."""
         self.account.apply(record)
         match record:
-            case ChunkArrived() | WindowsClosed() | WindowsReady():
+            case ChunkArrived():
+                if record.finish is not None:
+                    self.leases.pop(record.trajectory_id, None)
+            case WindowsClosed() | WindowsReady():
                 pass  # The most frequent ones are the account's alone.
             case GroupIssued():
                 self._issue(record)
             case LeaseIssued():
                 self.next_lease = max(self.next_lease, record.lease_id + 1)
+                self.leases[record.trajectory_id] = record.lease_id, record.generator
             case Restarted():
                 self.next_lease = record.next_lease
+                self._forget_leases()
+            case TokensLost():
+                if record.pid:
+                    self.discarded[record.generator] = record.pid, record.total
             case TrajectoryEnded():
+                self.leases.pop(record.trajectory_id, None)
                 trajectory = self.account.trajectories[record.trajectory_id]
                 self.ended[record.status] += trajectory.purpose == "train"
             case BatchTaken():
@@ -107,6 +122,7 @@ class State:
                 self.versions.publish(record.version, record.update)
             case EvaluationDone():
                 self.evaluations.append(record)
+                self._forget_leases()
             case CheckpointWritten():
                 self.checkpoints.append(record.update)
             case Forgotten():
@@ -136,6 +152,11 @@ class State:
         self.versions.roll_back(record.update)
         if self.first_policy_update is not None and record.update < self.first_policy_update - 1:
             self.first_policy_update = None
+
+    def _forget_leases(self) -> None:
+        """Those of evaluations that are no more."""
+        known = self.account.trajectories
+        self.leases = {key: lease for key, lease in self.leases.items() if key in known}
 
     def _oldest_version(self) -> int:
         """The oldest version that a token still to be trained may have."""

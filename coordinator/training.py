@@ -140,7 +140,7 @@ class Training:
             )
         )
         self._hub.progress()
-        await self._generation.publish(notice)
+        self._generation.publish(notice)
         self.ready = True
 
     # -- updates ----------------------------------------------------------------------------------

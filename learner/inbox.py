@@ -20,6 +20,7 @@ from headrace.config.process import TransportConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import (
+    AskHello,
     Goodbye,
     Heartbeat,
     Hello,
@@ -122,6 +123,10 @@ class Inbox:
         the coordinator had the last Hello."""
         match message:
             case Heartbeat():
+                return False
+            case AskHello():
+                if not self._awaits_answer:
+                    self.greet()
                 return False
             case Welcome(greeting=greeting):
                 if greeting != self._greetings:

@@ -47,6 +47,8 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     """None: none yet, or a checkpoint that does not say."""
     resumed_from: fields.Line | None = None
     greeting: fields.Count = 0
+    leases: list[fields.Count] = []
+    """Those that a generator still works on, or has chunks of that are not acknowledged."""
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag=True):
@@ -75,6 +77,10 @@ class Refused(Message, frozen=True, kw_only=True, tag=True):
     """The coordinator will not talk to this process (wrong version, name in use)."""
 
     reason: str
+
+
+class AskHello(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to a process that it hears and does not know: say Hello (again)."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
@@ -169,7 +175,7 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 class Chunks(Message, frozen=True, kw_only=True, tag=True):
     """Generator to coordinator: chunks gathered over a few milliseconds. Kept by the generator
-    until acknowledged, sent again on reconnect."""
+    until acknowledged, and sent again in their order after each Welcome and Resend."""
 
     chunks: list[TrajectoryChunk]
 
@@ -179,6 +185,11 @@ class ChunkAck(Message, frozen=True, kw_only=True, tag=True):
 
     acked: list[tuple[int, int]]
     """(trajectory_id, chunk_index)"""
+
+
+class Resend(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to generator: chunks before one that came are missing. Send again what is not
+    acknowledged."""
 
 
 class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
@@ -395,8 +406,8 @@ class Status(Message, frozen=True, kw_only=True, tag=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Restore | Refused | Heartbeat | Shutdown | Goodbye
-    | Leases | Hold | Chunks | ChunkAck | GeneratorReport
+    Hello | Welcome | Restore | Refused | AskHello | Heartbeat | Shutdown | Goodbye
+    | Leases | Hold | Chunks | ChunkAck | Resend | GeneratorReport
     | WeightNotice | WeightsLoaded | WeightRequest | WeightBytes
     | ScoreRequest | Scores
     | Batch | BatchPart | UpdateDone | CheckpointRequest | CheckpointDone

@@ -265,11 +265,13 @@ class TokensLost(Record, frozen=True, kw_only=True, tag=True):
     """Tokens were generated that the journal will never have. held: the generator threw them away
     when it was told to stop at a window's border. refused: the chunk belonged to no lease any
     more. died: a generator that is gone had not sent them when it last reported, at most about a
-    second before: an estimate."""
+    second before: an estimate. `total`: what the process `pid` had thrown away at holds by then."""
 
     generator: str
     tokens: int
     reason: Literal["held", "refused", "died"]
+    pid: int = 0
+    total: int = 0
 
 
 class LineageBegan(Record, frozen=True, kw_only=True, tag=True):
@@ -293,8 +295,8 @@ class Forgotten(Record, frozen=True, kw_only=True, tag=True):
 
 
 class Restarted(Record, frozen=True, kw_only=True, tag=True):
-    """A new coordinator took over. Leases died with the last one, an evaluation that was under way
-    begins anew, and lease ids go on from `next_lease`."""
+    """A new coordinator took over. Leases of training trajectories stay in force, an evaluation
+    that was under way begins anew, and lease ids go on from `next_lease`."""
 
     next_lease: int
 

@@ -37,14 +37,15 @@ class CoordinatorProcess:
     def start(self, *, resume: bool = False) -> str:
         """Start and wait for the address."""
         announced = self.run_dir / "coordinator.json"
-        announced.unlink(missing_ok=True)
         command = [sys.executable, "-m", "coordinator.run", "--run-dir", str(self.run_dir)]
         with (self.run_dir / "coordinator.log").open("ab") as log:
             self.process = subprocess.Popen(command + ["--resume"] * resume, stderr=log)
-        while not announced.exists():
+        while True:
             assert self.process.poll() is None, (self.run_dir / "coordinator.log").read_text()
+            said = json.loads(announced.read_text()) if announced.exists() else {}
+            if said.get("pid") == self.process.pid:
+                return str(said["address"])
             time.sleep(0.05)
-        return str(json.loads(announced.read_text())["address"])
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -106,6 +107,9 @@ class ScriptedPeer:
             welcomed = True
             if isinstance(message, m.Heartbeat):
                 await self.dealer.send(m.Heartbeat())
+                continue
+            if isinstance(message, m.AskHello):
+                await self.hello()
                 continue
             self.seen.append(message)
             if isinstance(message, m.Shutdown):

@@ -121,7 +121,8 @@ class World:
         """The coordinator dies, and another one takes over."""
         self._build(self.replayed())
         self.note(Restarted(at=0.0, next_lease=self.state.next_lease + 1000))
-        self.leases.begin()
+        self.leases.begin(self.state.leases)
+        self.scheduler.resume()
         self.settle(list(self.account.active.values()))
 
     def settle(self, trajectories: Iterable[Trajectory]) -> None:
