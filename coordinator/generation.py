@@ -152,7 +152,7 @@ class Generation:
 
     def _notify(self, name: str, notice: WeightNotice) -> None:
         self._hub.peers.generators[name].noticed.add(notice.version)
-        self._hub.send_after(name, notice)
+        self._hub.send_after(name, notice, hurry=True)
 
     def loaded(self, name: str, message: WeightsLoaded) -> None:
         """A generator samples from new weights, or could not load them."""
@@ -183,7 +183,7 @@ class Generation:
 
     async def lease_training(self) -> None:
         """Fill free slots: unfinished trajectories first, then new groups."""
-        if self.draining or self.notice is None:
+        if self.draining or self.notice is None or self._hub.scheduler.is_behind():
             return
         free = sum(g.free for g in self._hub.peers.generators.values())
         if free == 0:
@@ -211,6 +211,7 @@ class Generation:
 
     async def _lease(self, trajectories: list[Trajectory]) -> None:
         by_generator: dict[str, list[Lease]] = {}
+        idle = any(not generator.live for generator in self._hub.peers.generators.values())
         self._all_held = self._all_held and not trajectories
         for trajectory in trajectories:
             name, generator = max(self._hub.peers.generators.items(), key=lambda item: item[1].free)
@@ -228,7 +229,7 @@ class Generation:
                 )
             )
         for name, leases in by_generator.items():
-            self._hub.recorder.after(partial(self._send_leases, name, leases))
+            self._hub.recorder.after(partial(self._send_leases, name, leases), hurry=idle)
 
     async def _send_leases(self, name: str, leases: list[Lease]) -> None:
         """Send those that are still in force."""
@@ -272,7 +273,7 @@ class Generation:
 
     # -- stopping ---------------------------------------------------------------------------------
 
-    async def hold_all(self) -> None:
+    def hold_all(self) -> None:
         """Take back every training lease; tokens that exist are kept. Whoever asks again while no
         lease was given in between does not look at all of them."""
         if self._all_held:

@@ -198,7 +198,7 @@ class Phases:
     async def _quiet(self) -> bool:
         """No lease and no batch out; towards an evaluation also weights loaded and rewards in."""
         generation = self.parts.generation
-        await generation.hold_all()
+        generation.hold_all()
         # Whether a learner that is gone had trained its batch is known when one comes back.
         if (self.hub.account.taken and self.hub.peers.learner) or generation.live():
             return False

@@ -125,6 +125,10 @@ class Rounds:
 
     # -- batches ----------------------------------------------------------------------------------
 
+    def is_behind(self) -> bool:
+        """Whether nothing is to be sampled, because a rollback is gone over again."""
+        return self._halves.is_behind()
+
     def too_stale(self) -> list[Window]:
         """Ready windows that can no longer be trained."""
         return self._halves.too_stale()
@@ -133,6 +137,8 @@ class Rounds:
         """The next batch, or None when the learner has to wait."""
         if self._account.taken is not None or (self._round and not self._round_over()):
             return None
+        if again := self._halves.again():
+            return again
         value = self._config.algorithm.value
         if self.warming:
             assert value is not None

@@ -34,6 +34,7 @@ from headrace.protocol.records import MetricsSampled, Restarted, VersionPublishe
 from headrace.protocol.sockets import Router
 from storage.run_store import RunStore
 
+
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
     """Everything the loop needs; on resume the journal is replayed into the state."""
     run_id = run_dir.name

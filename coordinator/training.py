@@ -78,6 +78,8 @@ class Training:
         if problem is not None:
             await self._bring_back(hello.name, problem)
             return
+        if hub.scheduler.is_behind():
+            self._generation.hold_all()
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
         self.orders = Orders(versions={version: hello.update}, newest=hello.update)

@@ -136,6 +136,8 @@ class GeneratorLoop:
     async def _leave(self, failed: str | None) -> None:
         for lease_id in [*self._live, *self._waiting]:
             self._hold(lease_id, -1)
+        if self._outbox.paused:
+            self._outbox.resend()
         if not await self._outbox.drain(_GOODBYE_S):
             _LOG.warning("some chunks were not acknowledged; they will be generated again")
         await self._channel.send(Goodbye(failed=failed))

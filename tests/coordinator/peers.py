@@ -63,6 +63,8 @@ class ScriptedPeer:
     """A socket with a Hello; subclasses answer messages."""
 
     role: m.Role
+    awaits_answer = False
+    """To a Hello."""
 
     def __init__(
         self,
@@ -83,6 +85,7 @@ class ScriptedPeer:
 
     async def hello(self) -> None:
         """Join."""
+        self.awaits_answer = True
         await self.dealer.send(
             m.Hello(
                 role=self.role,
@@ -109,8 +112,11 @@ class ScriptedPeer:
                 await self.dealer.send(m.Heartbeat())
                 continue
             if isinstance(message, m.AskHello):
-                await self.hello()
+                if not self.awaits_answer:
+                    await self.hello()
                 continue
+            if isinstance(message, m.Welcome | m.Restore):
+                self.awaits_answer = False
             self.seen.append(message)
             if isinstance(message, m.Shutdown):
                 self.shutdown = message.reason
@@ -226,6 +232,7 @@ class ScriptedLearner(ScriptedPeer):
     async def hello(self) -> None:
         """Join; what was sent before the answer is void."""
         self.greetings += 1
+        self.awaits_answer = True
         self.batch = None
         self.shards: list[Shard] = []
         await self.dealer.send(

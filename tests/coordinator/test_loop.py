@@ -239,7 +239,7 @@ async def test_failing_rewards_stop_the_run_with_the_reason(tmp_path: Path) -> N
 
 
 async def test_a_run_in_which_nobody_moves_ends_and_names_what_it_waits_for(tmp_path: Path) -> None:
-    transport = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 60.0, "stall_timeout_s": 2.0}
+    transport = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 60.0, "stall_timeout_s": 6.0}
     coordinator = CoordinatorProcess(tmp_path / "run-1", run_config(transport=transport))
     address = coordinator.start()
     silent = ScriptedLearner(address, "learner-0")

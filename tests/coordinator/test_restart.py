@@ -245,7 +245,7 @@ async def test_who_does_not_come_back_after_a_restart_is_waited_for_and_then_not
 def test_a_round_goes_on_with_its_leases() -> None:
     """In lockstep nothing is trained before the round is through, restart or not."""
     world = World(make_config(schedule={"mode": "windowed", "window": 4, "batch_windows": 4}))
-    first, second, third, fourth = world.fill(4)
+    first, second, third, _ = world.fill(4)
     for trajectory in (first, second):
         world.chunk(trajectory, 3, "stop")
         world.reward(trajectory)

@@ -1,5 +1,5 @@
-"""Exactly once, in the weights too: what the ledger says was trained is what learners apply, whoever
-stands still, says wrong things or dies. Real coordinator processes, scripted peers."""
+"""Exactly once, in the weights too: what the ledger says was trained is what learners apply,
+whoever stands still, says wrong things or dies. Real coordinator processes, scripted peers."""
 
 import asyncio
 import contextlib
@@ -20,6 +20,7 @@ from headrace.protocol.records import (
     LineageBegan,
     ProcessChanged,
     UpdateCommitted,
+    WindowsDropped,
 )
 from headrace.protocol.sockets import Link, Pulse
 from tests.coordinator.peers import (
@@ -39,7 +40,12 @@ QUICK = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 1.5, "stall_timeout_s": 20.0
 class Run:
     """A coordinator, its peers, and the folder in which learners write down what they train."""
 
-    def __init__(self, tmp_path: Path, **sections: Any) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        generator: type[ScriptedGenerator] = ScriptedGenerator,
+        **sections: Any,
+    ) -> None:
         usual: dict[str, Any] = {
             "stop": {"updates": UPDATES},
             "checkpoint": {"every_updates": 2, "keep_last": 1},
@@ -49,7 +55,7 @@ class Run:
         self.run_dir = self.coordinator.run_dir
         self.address = self.coordinator.start()
         self.others: list[ScriptedPeer] = [
-            ScriptedGenerator(self.address, "generator-0", capacity=8),
+            generator(self.address, "generator-0", capacity=8),
             ScriptedReward(self.address, "reward-0"),
         ]
         self.tasks: list[asyncio.Task[None]] = []
@@ -81,8 +87,8 @@ async def beating(peer: ScriptedPeer) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(tmp_path: Path, **sections: Any) -> AsyncIterator[Run]:
-    run = Run(tmp_path, **sections)
+async def running(tmp_path: Path, **how: Any) -> AsyncIterator[Run]:
+    run = Run(tmp_path, **how)
     run.go(*run.others)
     try:
         yield run
@@ -213,3 +219,43 @@ async def test_a_batch_whose_report_never_came_is_out_until_a_learner_says_what_
     assert (lost in trained, lost in returned) == (restored, not restored)
     ids = [r.batch_id for r in of(BatchTaken, records)]
     assert len(ids) == len(set(ids))
+
+
+class OneWindow(ScriptedGenerator):
+    """No answer is longer than a window, so that nothing is sampled ahead of the bound."""
+
+    def length_of(self, trajectory_id: int) -> int:
+        return 1 + trajectory_id % 4
+
+
+async def test_work_that_is_rolled_back_again_and_again_is_trained_in_the_end(
+    tmp_path: Path,
+) -> None:
+    """Staleness 1, as in the demonstration, and learners that lose six updates twice."""
+    schedule = {"mode": "streaming", "window": 4, "batch_windows": 8, "max_staleness": 1}
+    how = {"schedule": schedule, "checkpoint": {"every_updates": 20}}
+    async with running(tmp_path, generator=OneWindow, **how) as run:
+        for number in range(3):
+            learner = run.learner()
+            learner.die_at = 7 if number < 2 else None
+            run.go(learner)
+            if number < 2:
+                await until(lambda: has_batch(learner, 7))  # noqa: B023
+                run.tasks[-1].cancel()
+                learner.dealer.close()
+        records = await run.records()
+    rollbacks = of(LineageBegan, records)
+    assert [r.update for r in rollbacks] == [0, 0]
+    back = {key for rollback in rollbacks for key in rollback.window_ids}
+    surviving: dict[int, list[int]] = {}
+    for record in records:
+        if isinstance(record, UpdateCommitted):
+            surviving[record.update] = record.window_ids
+        elif isinstance(record, LineageBegan):
+            surviving = {u: ids for u, ids in surviving.items() if u <= record.update}
+    assert back
+    assert back <= {key for ids in surviving.values() for key in ids}
+    reasons = {r.reason for r in of(WindowsDropped, records)}
+    assert "stale" not in reasons
+    masked = [run for b in of(BatchTaken, records) for w in b.windows for run in w.masked]
+    assert "stale" not in {run.reason for run in masked}

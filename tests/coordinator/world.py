@@ -193,6 +193,8 @@ class World:
 
     def fill(self, free: int) -> list[Trajectory]:
         """Lease what the scheduler wants leased."""
+        if self.scheduler.is_behind():
+            return []
         chosen, groups = self.scheduler.next_leases(free)
         for _ in range(groups):
             chosen.extend(self.issue())
