@@ -77,14 +77,13 @@ class Generation:
         known = {lease: key for key, (lease, owner) in hub.state.leases.items() if owner == name}
         over: list[tuple[int, int]] = []
         for lease_id in sorted(theirs):
-            key = known.get(lease_id)
-            if key is not None and hub.leases.of(key) is None:
-                hub.leases.give(key, lease_id, name)
-            lease = None if key is None else hub.leases.of(key)
-            if key is None or lease is None or lease.lease_id != lease_id:
+            if lease_id not in known:
                 over.append((lease_id, -1))
-            else:
-                hub.peers.generators[name].live.add(key)
+                continue
+            # A trajectory's last lease is the only one that `known` has.
+            if hub.leases.of(known[lease_id]) is None:
+                hub.leases.give(known[lease_id], lease_id, name)
+            hub.peers.generators[name].live.add(known[lease_id])
         if over:
             await hub.send(name, Hold(leases=over))
 

@@ -139,8 +139,9 @@ class Halves:
             windows = [account.ready[key] for key in ids if key in account.ready]
             values = [account.values[k] for k in batch.value_trajectories if k in account.values]
             if windows or values:
-                warm_up = value is not None and not ids
-                epochs = value.warmup_epochs if warm_up else self._config.learner.value.epochs
+                epochs = self._config.learner.value.epochs
+                if value is not None and not ids:
+                    epochs = value.warmup_epochs
                 return Selection(windows, values, epochs)
         return None
 

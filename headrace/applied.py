@@ -75,8 +75,8 @@ class _Commit(NamedTuple):
 
 
 def read_applied(run_dir: Path) -> Iterator[tuple[str, AppliedUpdate]]:
-    """(rank, line) in the order in which each rank wrote. A line that a power loss tore is none: its
-    update was never reported."""
+    """(rank, line) in the order in which each rank wrote. A line that a power loss tore is none:
+    its update was never reported."""
     for path in sorted((run_dir / FOLDER).glob("rank-*.jsonl")):
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
@@ -183,7 +183,7 @@ def _surviving(records: Iterator[dict[str, Any]]) -> list[_Commit]:
 
 def _trains(window: dict[str, Any], sizes: dict[int, int]) -> bool:
     """Whether a window that was taken has tokens outside its masked runs."""
-    masked = sum(tokens for _, _, _, tokens in window.get("masked", []))
+    masked = sum(int(tokens) for _, _, _, tokens in window.get("masked", []))
     return masked < sizes.get(window["window_id"], masked + 1)
 
 

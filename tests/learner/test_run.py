@@ -243,26 +243,28 @@ def test_nothing_but_the_next_update_of_its_lineage_is_trained(tmp_path: Path) -
         first = coordinator.expect(UpdateDone)
         assert first.notice is not None
         weights = first.notice.sha256
-        for wrong in (
+        wrong = (
             batch_of(shard, update=1, version=1),
             batch_of(shard, update=3, version=1),
             batch_of(shard, update=2, lineage=1, version=1),
-        ):
-            coordinator.send_batch(wrong)
+        )
+        for version, sent in enumerate(wrong, start=11):
+            coordinator.send_batch(sent)
             hello = coordinator.expect(Hello)
             assert (hello.update, hello.batch_id) == (1, 1)
-            coordinator.send(welcome(hello, 1, 0))
+            coordinator.send(welcome(hello, version, 0))
             assert coordinator.expect(WeightNotice).sha256 == weights
         for update in (2, 3):
-            coordinator.send_batch(batch_of(shard, update=update, version=1, checkpoint=True))
+            sent = batch_of(shard, update=update, version=20 + update, checkpoint=True)
+            coordinator.send_batch(sent)
             coordinator.expect(UpdateDone)
 
         coordinator.send(Restore(reason="a test", line=[(0, None), (1, 1), (2, 77)]))
         hello = coordinator.expect(Hello)
         assert (hello.update, hello.batch_id) == (0, None), "step_1 was forgotten"
-        coordinator.send(welcome(hello, 5, 1))
+        coordinator.send(welcome(hello, 31, 1))
         coordinator.expect(WeightNotice)
-        coordinator.send_batch(batch_of(shard, update=1, lineage=1, version=0, checkpoint=True))
+        coordinator.send_batch(batch_of(shard, update=1, lineage=1, version=40, checkpoint=True))
         again = coordinator.expect(UpdateDone)
         assert again.notice is not None
         assert again.notice.sha256 == weights
@@ -273,7 +275,7 @@ def test_nothing_but_the_next_update_of_its_lineage_is_trained(tmp_path: Path) -
         hello = coordinator.expect(Hello)
         assert (hello.update, hello.batch_id) == (1, 1001)
         assert hello.resumed_from == str(run_dir / "checkpoints" / "step_1")
-        coordinator.send(welcome(hello, 6, 2))
+        coordinator.send(welcome(hello, 51, 2))
         assert coordinator.expect(WeightNotice).sha256 == weights
         coordinator.send(Restore(reason="a test", line=[(2, 1002)]))
         assert "can be gone back to" in str(coordinator.expect(Goodbye).failed)
