@@ -145,6 +145,14 @@ class Hub:
         """Send to a peer; False when it is not connected."""
         return await self.router.send(self.peers.identities.get(name, name), message)
 
+    def send_after(self, name: str, message: Message) -> None:
+        """Send once everything noted so far is on disk, to whoever has the name then."""
+
+        async def send() -> None:
+            await self.send(name, message)
+
+        self.recorder.after(send)
+
     async def broadcast(self, message: Message) -> None:
         """Send to everyone but monitors."""
         for name, _ in self.peers.everyone():

@@ -30,6 +30,11 @@ from headrace.protocol.records import MetricsSampled, ProcessChanged
 from sequence.trajectories import Trajectory
 
 TICK_S = 0.1
+STOOD_STILL_S = 1.0
+"""A tick that comes so late means that the process stood still (it was stopped, or the machine was)
+and heard nobody."""
+_WAITED_S = 0.001
+"""A message that takes so long to come was not there when the socket was asked."""
 NEWCOMER_S = 60.0
 """How long a Hello under a name that is taken is remembered."""
 
@@ -43,6 +48,9 @@ class Coordinator:
         self.phases = Phases(hub, self.parts)
         self._newcomers: dict[str, float] = {}
         """Who said Hello under a name that another process has, and when first."""
+        self._woke_at = self._empty_at = 0.0
+        """When this process last went on after it had stood still, and when nothing was left to
+        receive."""
 
     async def run(self) -> None:
         """Serve until the run is over."""
@@ -67,7 +75,10 @@ class Coordinator:
 
     async def _receive(self) -> None:
         while self.phases.phase != "closed":
+            asked_at = time.monotonic()
             identity, message = await self.hub.router.receive()
+            if time.monotonic() - asked_at > _WAITED_S:
+                self._empty_at = asked_at
             if await self._dispatch(identity, message):
                 await self.phases.advance()
             else:
@@ -82,12 +93,15 @@ class Coordinator:
         name = name_of(identity) or identity
         peer = hub.peers.of(name, identity)
         if peer is None:
-            # Its Hello is on the way: it hears no heartbeat from us until then.
             hub.rejections.count("before_hello")
+            if isinstance(message, m.Heartbeat):  # It lives, and there are few of these.
+                await hub.router.send(identity, m.AskHello())
             return False
         peer.last_seen = time.monotonic()
         if refusal := self._refusal(peer, message):
             hub.rejections.add(name, *refusal)
+            if isinstance(message, m.UpdateDone):
+                await self.parts.training.doubt(message)
             return False
         await self._act(name, peer, message)
         return True
@@ -147,7 +161,7 @@ class Coordinator:
 
     async def _join(self, identity: str, hello: m.Hello) -> None:
         hub, name = self.hub, hello.name
-        problem = hello_problem(identity, hello, hub.state.newest_update)
+        problem = hello_problem(identity, hello, hub.state.given)
         if problem is None and await self._is_contested(identity, hello):
             return
         known = hub.peers.of(name, identity)
@@ -156,8 +170,6 @@ class Coordinator:
         if problem is not None:
             hub.rejections.add(identity, "hello_refused", problem)
             await hub.router.send(identity, m.Refused(reason=problem))
-            return
-        if known is not None and hello.role == "learner":
             return
         hub.peers.identities[name] = identity
         welcome = m.Welcome(
@@ -198,7 +210,7 @@ class Coordinator:
             return False
         if not await self.hub.send(name, m.Heartbeat()):
             self._process_changed(holder.hello, "lost", "its connection is closed")
-            self._forget_peer(name, "restarted")
+            self._forget_peer(name)
             return False
         asked_at = self._newcomers.setdefault(identity, time.monotonic())
         if holder.last_seen > asked_at:
@@ -213,11 +225,11 @@ class Coordinator:
         assert peer is not None
         role, failed = peer.hello.role, cut(failed)
         self._process_changed(peer.hello, "gone", failed or "")
-        self._forget_peer(name, failed or "left", died=False)
+        self._forget_peer(name, died=False)
         if failed and role in ("reward", "learner"):
             self.hub.failed = self.hub.failed or f"{name}: {failed}"
 
-    def _forget_peer(self, name: str, reason: str, *, died: bool = True) -> None:
+    def _forget_peer(self, name: str, *, died: bool = True) -> None:
         peers = self.hub.peers
         if name in peers.generators:
             self.parts.generation.lose(name, died=died)
@@ -226,7 +238,7 @@ class Coordinator:
         elif name in peers.monitors:
             del peers.monitors[name]
         else:
-            self.parts.training.lose(reason)
+            self.parts.training.lose()
         del peers.identities[name]
 
     def _process_changed(self, hello: m.Hello, state: str, detail: str) -> None:
@@ -244,14 +256,42 @@ class Coordinator:
             )
         )
 
+    def _wake(self, now: float, seconds: float) -> None:
+        """This process stood still: nobody was silent, and nobody failed to make progress."""
+        self._woke_at = now
+        self.hub.peers.excuse(seconds)
+        self.hub.progress_at = min(now, self.hub.progress_at + seconds)
+        if seconds > self.hub.config.transport.heartbeat_s * 2:
+            self.hub.incident(
+                "warning", "stood_still", f"the coordinator stood still for {seconds:.1f} s"
+            )
+
+    def _has_heard_all(self, now: float) -> bool:
+        """Whether what came while this process stood still was received, so that silence means
+        something."""
+        patience = self.hub.config.transport.heartbeat_timeout_s
+        return self._empty_at >= self._woke_at or now - self._woke_at > patience
+
+    def _forget_silent(self) -> None:
+        """Give up peers that were not heard for too long."""
+        for name in self.hub.peers.silent(self.hub.config.transport.heartbeat_timeout_s):
+            peer = self.hub.peers.find(name)
+            assert peer is not None
+            self._process_changed(peer.hello, "lost", "no heartbeat")
+            self._forget_peer(name)
+
     # -- the clock --------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         beat = sample = 0.0
+        last = time.monotonic()
         transport = self.hub.config.transport
         while self.phases.phase != "closed":
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
+            if now - last > STOOD_STILL_S:
+                self._wake(now, now - last)
+            last = now
             self.hub.rejections.tell()
             await self.parts.scoring.spread.measure()
             self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
@@ -259,11 +299,9 @@ class Coordinator:
                 beat = now
                 for name, _ in self.hub.peers.everyone():
                     await self.hub.send(name, m.Heartbeat())
-            for name in self.hub.peers.silent(transport.heartbeat_timeout_s):
-                peer = self.hub.peers.find(name)
-                assert peer is not None
-                self._process_changed(peer.hello, "lost", "no heartbeat")
-                self._forget_peer(name, "no heartbeat")
+            if self._has_heard_all(now):
+                self._forget_silent()
+                await self.parts.intake.expire()
             if now - sample >= 1.0 and self.phases.phase in ("training", "evaluating", "draining"):
                 sample = now
                 self.hub.recorder.write(
@@ -276,6 +314,7 @@ class Coordinator:
                     )
                 )
             self.expire()
+            self.parts.generation.expire()
             if self.hub.recorder.disk_full:
                 self.hub.progress()  # Waiting for room is named, and no reason to give up.
             if now - self.hub.progress_at > transport.stall_timeout_s:

@@ -129,7 +129,7 @@ class Phases:
         result = await self.parts.evaluation.advance()
         if result is None:
             return
-        self._evaluated_at = self.hub.state.update
+        self._evaluated_at = self.hub.state.committed
         if self._label == "after" or self.hub.config.evaluation.only:
             await self._finish()
         elif self._stop_reason():
@@ -138,7 +138,7 @@ class Phases:
             self._enter("training")
 
     def _evaluation_due(self) -> bool:
-        every, update = self.hub.config.evaluation.every_updates, self._committed()
+        every, update = self.hub.config.evaluation.every_updates, self.hub.state.committed
         if every is None or update == 0 or update % every or update == self._evaluated_at:
             return False
         state, now = self.hub.state, self.hub.clock.now()
@@ -169,13 +169,9 @@ class Phases:
                 f"{self._skips_told} prompts over task.max_prompt_length were skipped so far",
             )
 
-    def _committed(self) -> int:
-        state = self.hub.state
-        return state.update - (self.hub.account.taken is not None)
-
     def _stop_reason(self) -> str | None:
         stop, state = self.hub.config.stop, self.hub.state
-        committed = self._committed()
+        committed = state.committed
         if stop.updates is not None and committed >= stop.updates:
             return f"{committed} updates"
         if stop.train_time_s is not None and self.hub.clock.now() >= stop.train_time_s:
@@ -203,7 +199,8 @@ class Phases:
         """No lease and no batch out; towards an evaluation also weights loaded and rewards in."""
         generation = self.parts.generation
         await generation.hold_all()
-        if self.hub.account.taken or generation.live():
+        # Whether a learner that is gone had trained its batch is known when one comes back.
+        if (self.hub.account.taken and self.hub.peers.learner) or generation.live():
             return False
         return self._stopping or (generation.all_loaded() and not self.parts.scoring.waiting())
 
@@ -223,7 +220,7 @@ class Phases:
 
     async def _finish(self) -> None:
         self._enter("closing", self.outcome)
-        training, update = self.parts.training, self.hub.state.update
+        training, update = self.parts.training, self.hub.state.committed
         if training.ready and update > 0 and training.checkpoint_update != update:
             self._checkpoint_asked = True
             await training.request_checkpoint()
@@ -233,7 +230,7 @@ class Phases:
     async def _advance_closing(self) -> None:
         if not self._checkpoint_asked:
             return
-        if self.parts.training.checkpoint_update == self.hub.state.update:
+        if self.parts.training.checkpoint_update == self.hub.state.committed:
             await self._close()
         elif self.hub.peers.learner is None:
             self.hub.incident("error", "no_checkpoint", "the learner was gone before the last one")
@@ -242,6 +239,7 @@ class Phases:
     async def _close(self) -> None:
         hub = self.hub
         if self.outcome == "finished":
+            self.parts.training.give_back("the run ended without its learner")
             self._discard()
         metrics = self.parts.gauges.now(0, 0)
         hub.recorder.write(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))

@@ -41,6 +41,11 @@ class Rounds:
         self._end_round()
         self._warmup.restart()
 
+    def resume(self) -> None:
+        """A new coordinator took over: windows that are under way are those of a round."""
+        for key in list(self._leases.open):
+            self._join_round(key)
+
     def committed(self, explained_variance: float | None) -> None:
         """An update is in, and its round is over."""
         self._end_round()

@@ -30,13 +30,9 @@ from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import WeightNotice
-from headrace.protocol.records import Restarted, VersionPublished
+from headrace.protocol.records import MetricsSampled, Restarted, VersionPublished
 from headrace.protocol.sockets import Router
 from storage.run_store import RunStore
-
-UNJOURNALED_LEASES = 1_000_000
-"""At most so many leases are given out between two commits of the journal."""
-
 
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
     """Everything the loop needs; on resume the journal is replayed into the state."""
@@ -64,9 +60,12 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         router = bind(0)
     state = State(config)
     store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, run_id, config)
+    rejected_before = 0.0
     if resume:
         for record in store.replay():
             state.apply(record)
+            if isinstance(record, MetricsSampled):
+                rejected_before = record.metrics.get("transport/rejected", rejected_before)
     leases = Leases(state.account)
     kind = Stream if config.schedule.mode == "streaming" else Rounds
     lines = None
@@ -87,6 +86,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         clock=Clock(train_s=state.train_time_s),
         lines=lines,
     )
+    hub.rejections.before = int(rejected_before)
     coordinator = Coordinator(hub, prompts)
     if resume:
         _take_over(coordinator)
@@ -105,14 +105,14 @@ def _last_port(run_dir: Path) -> int:
 
 
 def _take_over(coordinator: Coordinator) -> None:
-    """Go on where the last coordinator was: its leases are void, so every unfinished trajectory
-    waits for a new lease and every complete one for its score. A batch may be out at the learner:
-    the learner's Hello will say whether its weights already hold that batch."""
+    """Go on where the last coordinator was: generators go on with the leases that it gave, every
+    other unfinished trajectory waits for one, and every complete one for its score. A batch may be
+    out at the learner: the learner's Hello will say whether its weights already hold that batch."""
     hub = coordinator.hub
-    # Some leases may have been given out and not journaled.
-    next_lease = hub.state.next_lease + UNJOURNALED_LEASES
-    hub.note(Restarted(at=time.time(), next_lease=next_lease))
-    hub.leases.begin()
+    hub.note(Restarted(at=time.time(), next_lease=hub.state.next_lease))
+    hub.leases.begin(hub.state.leases)
+    hub.scheduler.resume()
+    coordinator.parts.generation.resume()
     hub.settle(list(hub.account.active.values()))
     for trajectory in hub.account.trajectories.values():
         coordinator.parts.scoring.add(trajectory)

@@ -43,6 +43,9 @@ class Scheduler(Protocol):
     def restart(self) -> None:
         """The learner is at another update than it was: begin the round and the warm-up there."""
 
+    def resume(self) -> None:
+        """A new coordinator took over: leases are in force already."""
+
     def stops_at_border(self) -> bool:
         """Whether a request ends with its window."""
 
@@ -80,7 +83,7 @@ class Warmup:
     def restart(self) -> None:
         """Begin where the state is; a batch that is out is not in yet."""
         value, first = self._value, self._state.first_policy_update
-        done = self._state.update - (self._state.account.taken is not None)
+        done = self._state.committed
         # The warm-up may have ended early, by explained variance.
         over = first is not None and done >= first - 1
         self.on = value is not None and done < value.warmup_updates and not over

@@ -41,6 +41,9 @@ class Stream:
         """The learner is at another update than it was."""
         self._warmup.restart()
 
+    def resume(self) -> None:
+        """A new coordinator took over: whoever has a lease is in play already."""
+
     def committed(self, explained_variance: float | None) -> None:
         """An update is in."""
         self._warmup.committed(explained_variance)

@@ -19,7 +19,7 @@ import torch
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from learner.engines import join_ranks
-from learner.inbox import Inbox
+from learner.inbox import Inbox, Weights
 from learner.loop import run_loop
 from learner.publishing import Publisher
 from learner.relay import Relay
@@ -89,8 +89,7 @@ def _run(options: argparse.Namespace) -> None:
                     Inbox(
                         options.connect,
                         config.transport,
-                        update=lambda: trainer.update,
-                        resumed_from=str(trainer.resumed_from) if trainer.resumed_from else None,
+                        weights=lambda: weights_of(trainer),
                     )
                 )
             else:
@@ -100,6 +99,12 @@ def _run(options: argparse.Namespace) -> None:
             _LOG.info("rank %d ends: %s", options.rank, reason)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def weights_of(trainer: Trainer) -> Weights:
+    """What the coordinator is told of a learner's weights."""
+    resumed_from = None if trainer.resumed_from is None else str(trainer.resumed_from)
+    return Weights(trainer.update, trainer.batch_id, resumed_from)
 
 
 def _publisher(config: RunConfig, options: argparse.Namespace, trainer: Trainer) -> Publisher:

@@ -12,7 +12,15 @@ import contextlib
 import time
 
 from headrace.errors import RunFailedError, UserError
-from headrace.protocol.messages import Hello, Refused, Score, ScoreRequest, Scores, Shutdown
+from headrace.protocol.messages import (
+    AskHello,
+    Hello,
+    Refused,
+    Score,
+    ScoreRequest,
+    Scores,
+    Shutdown,
+)
 from headrace.protocol.sockets import Dealer
 from rewards.pool import Pool
 
@@ -57,6 +65,8 @@ async def _receive(
         heard = time.monotonic()
         if isinstance(message, ScoreRequest):
             await pool.submit(message.items)
+        elif isinstance(message, AskHello):
+            await dealer.send(hello)
         elif isinstance(message, Refused):
             raise RunFailedError(f"the coordinator refuses this worker: {message.reason}")
         elif isinstance(message, Shutdown):

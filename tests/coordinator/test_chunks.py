@@ -30,7 +30,7 @@ VERSIONS = 5
 
 def encoded(shard: Shard) -> list[bytes]:
     """As on the wire."""
-    part = m.BatchPart(update=0, rank=0, index=0, shard=shard)
+    part = m.BatchPart(batch_id=0, rank=0, index=0, shard=shard)
     return message_codec(max_bytes=1 << 20).encode(part)
 
 

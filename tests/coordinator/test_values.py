@@ -228,6 +228,7 @@ def assert_sound(stage: Stage) -> None:
     assert state.account.ledger.as_metrics() == live.account.ledger.as_metrics()
     assert (state.update, state.lineage) == (live.update, live.lineage)
     assert state.versions == live.versions
+    assert state.line == live.line
     assert sorted(state.account.trajectories) == sorted(live.account.trajectories)
     assert not stage.store._is_behind
 

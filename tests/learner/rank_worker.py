@@ -83,7 +83,7 @@ class Wire:
     """The coordinator's side of rank 0: the header, then all parts, foreign ones among them."""
 
     def __init__(self, sent: Sent) -> None:
-        stray = BatchPart(update=sent.batch.update - 1, rank=0, index=0, shard=sent.shards[0])
+        stray = BatchPart(batch_id=sent.batch.batch_id - 1, rank=0, index=0, shard=sent.shards[0])
         twice = sent.parts()
         unknown = replace(twice[0], rank=99)
         self._messages = [stray, unknown, *(part for p in twice for part in (p, p))]
