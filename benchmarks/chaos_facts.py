@@ -8,7 +8,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.chaos_job import Course, Done
 from headrace.applied import compare, read_applied
@@ -25,7 +25,7 @@ from storage.audit.recount import surplus
 from storage.run_store import RunStore
 
 Figures = dict[str, Any]
-DOUBLED = "trained_twice"
+DOUBLED: Final = "trained_twice"
 
 
 def facts(run_dir: Path, course: Course) -> Figures:
