@@ -5,6 +5,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -37,6 +38,8 @@ from tests.coordinator.peers import (
 from tests.coordinator.test_loop import assert_balanced, records_of, run_config
 
 FLOOD = 50_000
+
+Heard = TypeVar("Heard", bound=m.Message)
 
 
 class Run:
@@ -102,7 +105,7 @@ async def intruder(address: str, identity: str) -> AsyncIterator[Dealer]:
         dealer.close()
 
 
-async def heard(dealer: Dealer, kind: type[m.Message]) -> m.Message:
+async def heard(dealer: Dealer, kind: type[Heard]) -> Heard:
     """The next message of a kind."""
     async with asyncio.timeout(20):
         while True:

@@ -22,10 +22,9 @@ from headrace.protocol.sockets import Dealer, Link, Pulse
 from headrace.protocol.streams import Span
 from storage.audit import audit_run, recount_ledger
 from tests.coordinator.peers import CoordinatorProcess, ScriptedLearner, ScriptedReward, until
-from tests.coordinator.stage import GENERATOR, Stage, staged
+from tests.coordinator.stage import GENERATOR, Stage, endless, staged
 from tests.coordinator.test_loop import records_of, run_config
 from tests.coordinator.test_lost_tokens import report
-from tests.coordinator.test_values import endless
 from tests.coordinator.world import World, make_config
 
 # -- real processes, a real generator's loop -------------------------------------------------------

@@ -22,7 +22,7 @@ from headrace.protocol.records import (
     UpdateCommitted,
     WindowsDropped,
 )
-from headrace.protocol.sockets import Link, Pulse
+from headrace.protocol.sockets import Pulse
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,
@@ -82,7 +82,7 @@ class Run:
 
 
 async def beating(peer: ScriptedPeer) -> None:
-    with Pulse(Link(peer.address), peer.identity, interval_s=0.2):
+    with Pulse(peer.link, peer.identity, interval_s=0.2):
         await peer.run()
 
 
