@@ -8,7 +8,7 @@ happens is a finding, and so is a promise of the target that does not hold.
 import tempfile
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
