@@ -17,6 +17,7 @@ from coordinator.rejections import RejectionLog
 from coordinator.schedule import Scheduler
 from coordinator.settle import Settlement
 from coordinator.state import State
+from coordinator.troubles import Troubles
 from coordinator.values import cut
 from headrace.config.batch_rules import BatchRules
 from headrace.config.run import RunConfig
@@ -101,12 +102,14 @@ class Hub:
     rejections: RejectionLog = field(init=False)
     monitors: Monitors = field(init=False)
     """Of rewards."""
+    troubles: Troubles = field(init=False)
 
     def __post_init__(self) -> None:
         def warn(kind: str, text: str) -> None:
             self.incident("warning", kind, text)
 
         self.rejections = RejectionLog(warn)
+        self.troubles = Troubles(self.incident)
         self.monitors = Monitors(self.config.reward, warn)
 
     @property

@@ -9,6 +9,7 @@ told. On failure: the first cause is kept in `Hub.failed`, written down, and eve
 
 import asyncio
 import time
+from functools import partial
 
 from coordinator.hub import Hub
 from coordinator.parts import build_parts
@@ -30,6 +31,7 @@ from headrace.protocol.records import MetricsSampled, ProcessChanged
 from sequence.trajectories import Trajectory
 
 TICK_S = 0.1
+RECORDER = "the journal"
 NEWCOMER_S = 60.0
 """How long a Hello under a name that is taken is remembered."""
 
@@ -129,6 +131,9 @@ class Coordinator:
                 await self.parts.training.done(message)
             case m.CheckpointDone():
                 self.parts.training.checkpoint_done(message)
+            case m.Trouble(kind=kind, text=text):
+                tell = partial(hub.troubles.wait, name) if message.waits else hub.troubles.tell
+                tell(kind, cut(text) or "")
             case m.StatusRequest():
                 await hub.send(name, status(hub, self.parts, self.phases.name))
             case m.Command():
@@ -228,6 +233,7 @@ class Coordinator:
         else:
             self.parts.training.lose(reason)
         del peers.identities[name]
+        self.hub.troubles.waits.pop(name, None)
 
     def _process_changed(self, hello: m.Hello, state: str, detail: str) -> None:
         if hello.role == "monitor":
@@ -246,9 +252,18 @@ class Coordinator:
 
     # -- the clock --------------------------------------------------------------------------------
 
+    def _watch_disk(self) -> None:
+        """Say what the recorder waits for, once, and when it goes on."""
+        recorder, troubles = self.hub.recorder, self.hub.troubles
+        told = troubles.waits.get(RECORDER)
+        if recorder.waits_for != (told.text if told else ""):
+            troubles.wait(RECORDER, "disk", recorder.waits_for)
+        if recorder.behind:
+            troubles.tell("database_behind", recorder.behind)
+
     async def _tick(self) -> None:
         beat = sample = 0.0
-        transport = self.hub.config.transport
+        hub, transport = self.hub, self.hub.config.transport
         while self.phases.phase != "closed":
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
@@ -264,7 +279,12 @@ class Coordinator:
                 assert peer is not None
                 self._process_changed(peer.hello, "lost", "no heartbeat")
                 self._forget_peer(name, "no heartbeat")
-            if now - sample >= 1.0 and self.phases.phase in ("training", "evaluating", "draining"):
+            self._watch_disk()
+            if (
+                now - sample >= 1.0
+                and not hub.recorder.waits_for
+                and self.phases.phase in ("training", "evaluating", "draining")
+            ):
                 sample = now
                 self.hub.recorder.write(
                     MetricsSampled(
@@ -276,8 +296,8 @@ class Coordinator:
                     )
                 )
             self.expire()
-            if self.hub.recorder.disk_full:
-                self.hub.progress()  # Waiting for room is named, and no reason to give up.
+            if self.hub.troubles.waits:
+                self.hub.progress()  # Waiting for a disk is named, and no reason to give up.
             if now - self.hub.progress_at > transport.stall_timeout_s:
                 named = waits(self.hub, self.parts).items()
                 stuck = ", ".join(f"{what} for {age:.0f} s" for what, age in named)

@@ -28,7 +28,8 @@ from coordinator.state import State
 from coordinator.stream import Stream
 from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
-from headrace.errors import UserError
+from headrace.disk import writing
+from headrace.errors import StorageBlockedError, UserError
 from headrace.protocol.messages import WeightNotice
 from headrace.protocol.records import Restarted, VersionPublished
 from headrace.protocol.sockets import Router
@@ -36,6 +37,11 @@ from storage.run_store import RunStore
 
 UNJOURNALED_LEASES = 1_000_000
 """At most so many leases are given out between two commits of the journal."""
+
+START_BYTES = 1 << 20
+"""About what the files take that a coordinator makes when it starts."""
+LAST_WRITER_S = 20.0
+"""How long a coordinator whose supervisor was killed may need to end, before another takes over."""
 
 
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
@@ -63,7 +69,10 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
             raise
         router = bind(0)
     state = State(config)
-    store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, run_id, config)
+    if resume:
+        store = RunStore.open(run_dir, wait_s=LAST_WRITER_S)
+    else:
+        store = RunStore.create(run_dir, run_id, config)
     if resume:
         for record in store.replay():
             state.apply(record)
@@ -136,7 +145,8 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
 
 
 async def _main(config: RunConfig, run_dir: Path, *, resume: bool) -> int:
-    coordinator, store = build(config, run_dir, resume=resume)
+    with writing(run_dir, START_BYTES):
+        coordinator, store = build(config, run_dir, resume=resume)
     hub = coordinator.hub
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, coordinator.phases.stop, "stopped")
@@ -148,7 +158,7 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool) -> int:
         hub.router.close()
         store.close()
     if hub.failed:
-        print(hub.failed, file=sys.stderr)
+        print(f"error: {hub.failed}", file=sys.stderr)
         return 1
     return 0
 
@@ -172,7 +182,10 @@ def main(argv: list[str] | None = None) -> int:
         config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
         return asyncio.run(_main(config, arguments.run_dir, resume=arguments.resume))
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except StorageBlockedError as error:
+        print(f"error: to start, the run needs {error}", file=sys.stderr)
         return 2
 
 

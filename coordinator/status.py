@@ -25,14 +25,13 @@ def waits(hub: Hub, parts: Parts) -> dict[str, float]:
         waits.append("the learner to publish its weights")
     elif hub.account.taken:
         waits.append(f"the learner's update {hub.account.taken.update}")
-    if hub.recorder.disk_full:
-        waits.append("room on the disk")
     if parts.scoring.waiting():
         waits.append(f"{parts.scoring.waiting()} rewards")
     if parts.generation.live():
         waits.append(f"{parts.generation.live()} trajectories to go on")
-    age = time.monotonic() - hub.progress_at
-    return dict.fromkeys(waits, age)
+    now = time.monotonic()
+    disks = {f"{name}: {w.text}": now - w.since for name, w in hub.troubles.waits.items()}
+    return dict.fromkeys(waits, now - hub.progress_at) | disks
 
 
 def status(hub: Hub, parts: Parts, phase: str) -> Status:
@@ -67,5 +66,7 @@ def status(hub: Hub, parts: Parts, phase: str) -> Status:
         dropped=dict(ledger.dropped),
         waits=waits(hub, parts),
         processes={n: p.hello.role for n, p in hub.peers.everyone()},
-        message=hub.failed or "",
+        message=hub.failed
+        or "; ".join(f"{name} waits: {wait.text}" for name, wait in hub.troubles.waits.items()),
+        troubles=list(hub.troubles.newest),
     )

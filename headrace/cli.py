@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from headrace.cli_options import Maker, offer_json, take_overrides, take_root
 from headrace.cli_reward import add_reward, reward_action
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, StorageBlockedError, UserError
 
 Action = Callable[[argparse.Namespace], int]
 
@@ -320,6 +320,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {line}", file=sys.stderr)
         return 2
+    except StorageBlockedError as error:
+        print(f"error: this needs {error}", file=sys.stderr)
+        return 1
     except RunFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from headrace.errors import StorageFullError, UserError
+from headrace.errors import StorageBlockedError, UserError
 from storage.export_rows import KINDS, Rows
 from storage.filters import parse
 from storage.reader import open_run
@@ -102,7 +102,7 @@ def _part_of(out: Path) -> Iterator[Path]:
         part.replace(out)
     except OSError as error:
         if error.errno in (28, 122):
-            raise StorageFullError(f"no room left for {out}") from error
+            raise StorageBlockedError(f"room for {out}") from error
         raise
     finally:
         part.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ rest once it has an address. Ctrl-C or SIGTERM asks the coordinator to stop (dra
 end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL.
 """
 
+import contextlib
 import json
 import signal
 import time
@@ -23,9 +24,12 @@ from typing import Protocol
 from headrace.hardware import free_port
 from headrace.processes.children import Child, Nursery, describe_exit
 from headrace.processes.launch import ADDRESS, MASTER_PORT, ProcessSpec
+from headrace.processes.logs import append_some, first_cause
 from headrace.processes.monitor import coordinator_of
 
 DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
+_CAUSE_LINES = 400
+"""So far back the line is looked for that says why a process ended."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Supervisor:
         self._cause: Outcome | None = None
         self._interrupts = 0
         self._stop_asked_at: float | None = None
+        self._unwritten = b""
 
     def run(self) -> Outcome:
         """Run to the end; returns how it ended."""
@@ -167,9 +172,13 @@ class Supervisor:
             return
         if self._cause is None:
             tail = child.tail()
-            times = f" {child.deaths} times" if child.deaths > 1 else ""
-            user = code == USER and tail
-            cause = tail.splitlines()[-1] if user else f"{name} died{times} ({detail})"
+            why = first_cause(child.tail(_CAUSE_LINES)) if code > 0 else ""
+            user = code == USER and why
+            cause = why
+            # A coordinator that ends a run says why; of others it is told who they are.
+            if not user and not (why and child is self._coordinator):
+                times = f" {child.deaths} times" if child.deaths > 1 else ""
+                cause = f"{name} died{times} ({detail})" + (f": {why}" if why else "")
             self._cause = Outcome(USER if user else OURS, cause, "" if user else tail)
             self._event("gave_up", name, code=code, detail=cause)
         raise _EndedError
@@ -271,8 +280,9 @@ class Supervisor:
         row |= {"pid": pid} if pid else {}
         row |= {"code": code} if code is not None else {}
         row |= {"detail": detail} if detail else {}
-        with (self._run_dir / "supervisor.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self._unwritten += json.dumps(row).encode() + b"\n"
+        with contextlib.suppress(OSError):  # a disk that takes nothing: with the next event
+            self._unwritten = append_some(self._run_dir / "supervisor.jsonl", self._unwritten)
 
 
 class _EndedError(Exception):

@@ -12,17 +12,18 @@ import msgspec
 from headrace.protocol import fields
 from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import TokenDiagnostics
+from headrace.protocol.message import Message as Message
 from headrace.protocol.streams import Float32, Int32, Reward, Span, Streams
+from headrace.protocol.watching import Command as Command
+from headrace.protocol.watching import Status as Status
+from headrace.protocol.watching import StatusRequest as StatusRequest
+from headrace.protocol.watching import Trouble as Trouble
 
 PROTOCOL_VERSION = 3
 
 Role = Literal["generator", "reward", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
 Purpose = Literal["train", "eval"]
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all messages; the tag is the class name."""
 
 
 # -- joining and staying ---------------------------------------------------------------------------
@@ -291,7 +292,7 @@ class Scores(Message, frozen=True, kw_only=True, tag=True):
 # -- learning --------------------------------------------------------------------------------------
 
 
-class JournalMark(msgspec.Struct, frozen=True):
+class JournalEnd(msgspec.Struct, frozen=True):
     """A place in the journal: it holds `records` records, and `digest` names all of them."""
 
     records: fields.Count
@@ -312,7 +313,7 @@ class Batch(Message, frozen=True, kw_only=True, tag=True):
     parts: list[int]
     value_epochs: int
     checkpoint: bool
-    journal: JournalMark | None = None
+    journal: JournalEnd | None = None
 
 
 class BatchPart(Message, frozen=True, kw_only=True, tag=True):
@@ -344,7 +345,7 @@ class CheckpointRequest(Message, frozen=True, kw_only=True, tag=True):
 
     update: int
     lineage: int
-    journal: JournalMark | None = None
+    journal: JournalEnd | None = None
 
 
 class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
@@ -354,36 +355,6 @@ class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
     path: fields.Line
 
 
-# -- watching and steering -------------------------------------------------------------------------
-
-
-class Command(Message, frozen=True, kw_only=True, tag=True):
-    """Monitor to coordinator. drain, checkpoint, end; the run is then `stopped`, or
-    `interrupted` when it was Ctrl-C."""
-
-    action: Literal["stop", "interrupt"]
-
-
-class StatusRequest(Message, frozen=True, kw_only=True, tag=True):
-    """Monitor to coordinator."""
-
-
-class Status(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to monitor: where the run stands. `gauges` are numbers by metric name, `waits`
-    name what each part waits for and for how long."""
-
-    run_id: str
-    phase: str
-    update: int
-    version: int
-    gauges: dict[str, float]
-    ledger: dict[str, int]
-    dropped: dict[str, int]
-    waits: dict[str, float]
-    processes: dict[str, str]
-    message: str = ""
-
-
 AnyMessage = (
     Hello | Welcome | Refused | Heartbeat | Shutdown | Goodbye
     | Leases | Hold | Chunks | ChunkAck | GeneratorReport
@@ -391,4 +362,5 @@ AnyMessage = (
     | ScoreRequest | Scores
     | Batch | BatchPart | UpdateDone | CheckpointRequest | CheckpointDone
     | Command | StatusRequest | Status
+    | Trouble
 )  # fmt: skip

@@ -174,6 +174,7 @@ class Stage:
         state = State(self.config)
         for record in self.store.replay():
             state.apply(record)
+        self.store.close()
         return state
 
 

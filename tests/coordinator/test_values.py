@@ -204,6 +204,7 @@ MESSAGES: dict[str, tuple[str, Callable[[Stage], Callable[[], m.Message | None]]
     "WeightNotice": (LEARNER, lambda stage: stage.notice),
     "UpdateDone": (LEARNER, lambda stage: stage.update),
     "CheckpointDone": (LEARNER, a_checkpoint),
+    "Trouble": (LEARNER, lambda _: lambda: m.Trouble(kind="disk", text="is full", waits=True)),
 }
 
 
@@ -229,7 +230,7 @@ def assert_sound(stage: Stage) -> None:
     assert (state.update, state.lineage) == (live.update, live.lineage)
     assert state.versions == live.versions
     assert sorted(state.account.trajectories) == sorted(live.account.trajectories)
-    assert not stage.store._is_behind
+    assert not stage.store.behind
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
