@@ -15,7 +15,7 @@ from headrace.cli_data import add_data
 from headrace.cli_launch import add_launch
 from headrace.cli_options import Maker, offer_json, take_overrides, take_root
 from headrace.cli_reward import add_reward, reward_action
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, StorageBlockedError, UserError
 
 Action = Callable[[argparse.Namespace], int]
 
@@ -331,6 +331,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {line}", file=sys.stderr)
         return 2
+    except StorageBlockedError as error:
+        print(f"error: this needs {error}", file=sys.stderr)
+        return 1
     except RunFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,8 +1,9 @@
 """Run folders: how they are made, found and locked, and which one `latest` names.
 
 In: a root folder and a run's name. Out: paths. `resolved.json` holds the configuration (a reward
-model's run has `reward-model.json` instead); the lock is held for the life of a supervisor, so that
-a run is never started twice.
+model's run has `reward-model.json` instead). Two locks: one is held for the life of a supervisor,
+so that a run is never started twice; the other one by whoever writes its journal and tables, so
+that a coordinator whose supervisor died is never joined by a second one.
 """
 
 import difflib
@@ -11,10 +12,12 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from pydantic import ValidationError
 
@@ -25,6 +28,8 @@ from headrace.errors import UserError
 LATEST = "latest"
 RESOLVED = "resolved.json"
 REWARD_MODEL = "reward-model.json"
+LOCK, WRITER = ".lock", ".writer"
+_LOOK_AGAIN_S = 0.1
 
 
 def new_run_id(name: str) -> str:
@@ -39,10 +44,10 @@ def make_run_folder(config: RunConfig | RewardModelConfig) -> Path:
     run_dir = root / new_run_id(config.name)
     try:
         (run_dir / "logs").mkdir(parents=True)
+        write_config(run_dir, config)
+        write_atomically(root / LATEST, run_dir.name + "\n")
     except OSError as error:
         raise UserError(f"cannot make the run folder {run_dir}: {error}") from error
-    write_config(run_dir, config)
-    write_atomically(root / LATEST, run_dir.name + "\n")
     return run_dir
 
 
@@ -142,20 +147,53 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
     """Hold the run; UserError where another supervisor does."""
-    with (run_dir / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+    with (run_dir / LOCK).open("w") as file:
+        if not _taken(file):
             raise UserError(
                 f"{run_dir.name} is still going on; end it with: headrace stop {run_dir.name}"
-            ) from error
+            )
         yield
 
 
+def hold_writer(run_dir: Path, *, wait_s: float = 1.0) -> IO[str]:
+    """Become the one who writes a run's journal and tables, until the file that is returned is
+    closed or the process has ended. UserError where another process is it, and still is after
+    `wait_s`."""
+    file = (run_dir / WRITER).open("a+")
+    deadline = time.monotonic() + wait_s
+    while not _taken(file):
+        if time.monotonic() >= deadline:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise UserError(
+                f"{run_dir.name} is still being written by {holder}: wait until it has ended, or "
+                "end it"
+            )
+        time.sleep(_LOOK_AGAIN_S)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file
+
+
 def is_running(run_dir: Path) -> bool:
-    """Whether a supervisor on this machine holds the run."""
+    """Whether a supervisor or a coordinator on this machine holds the run."""
+    return any(_is_held(run_dir / name) for name in (LOCK, WRITER))
+
+
+def _is_held(path: Path) -> bool:
     try:
-        with locked(run_dir):
-            return False
-    except UserError:
-        return True
+        with path.open() as file:
+            return not _taken(file, fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
+
+
+def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether this open file has its lock now."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -173,6 +173,7 @@ def print_summary(
     rows.append(("look at it", f"headrace dashboard{root.replace(' --root', '')}"))
     rows.append(("", f"headrace show {name}{root}"))
     rows.append(("take it along", f"headrace export {name} trajectories --out t.parquet{root}"))
+    rows += [("" if number else "look into", text) for number, text in enumerate(watch.troubles)]
     say(console, "")
     for label, value in rows:
         say(console, f"{label:<18} {value}")

@@ -11,6 +11,7 @@ end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL. 
 progress, or a stop comes to no end, every process writes its stacks into its log first.
 """
 
+import contextlib
 import json
 import signal
 import time
@@ -24,9 +25,12 @@ from typing import Protocol
 from headrace.hardware import free_port
 from headrace.processes.children import Child, Nursery, describe_exit
 from headrace.processes.launch import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
+from headrace.processes.logs import append_some, first_cause
 from headrace.processes.monitor import ANNOUNCED, coordinator_of
 
 DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
+_CAUSE_LINES = 400
+"""So far back the line is looked for that says why a process ended."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class Supervisor:
         self._interrupts = 0
         self._stop_asked_at: float | None = None
         self._asked_for_stacks = False
+        self._unwritten = b""
 
     def run(self) -> Outcome:
         """Run to the end; returns how it ended."""
@@ -171,17 +176,19 @@ class Supervisor:
 
     def _give_up(self, child: Child, code: int, detail: str) -> None:
         name = child.spec.name
-        tail = child.tail()
-        times = f" {child.deaths} times" if child.deaths > 1 else ""
-        user = code == USER and tail
-        cause = tail.splitlines()[-1] if user else f"{name} died{times} ({detail})"
+        why = first_cause(child.tail(_CAUSE_LINES)) if code > 0 else ""
+        user, cause = code == USER and why, why
+        # A coordinator that ends a run says why; of others it is told who they are.
+        if not user and not (why and child is self._coordinator):
+            times = f" {child.deaths} times" if child.deaths > 1 else ""
+            cause = f"{name} died{times} ({detail})" + (f": {why}" if why else "")
         if not child.spec.needed:
             child.gave_up = True
             self._steering.note(f"{name} stays away and the run goes on: {cause}; {child.spec.log}")
             self._event("gave_up", name, code=code, detail=f"{cause}; the run goes on without it")
             return
         if self._cause is None:
-            self._cause = Outcome(USER if user else OURS, cause, "" if user else tail)
+            self._cause = Outcome(USER if user else OURS, cause, "" if user else child.tail())
             self._event("gave_up", name, code=code, detail=cause)
         raise _EndedError
 
@@ -301,8 +308,9 @@ class Supervisor:
         row |= {"pid": pid} if pid else {}
         row |= {"code": code} if code is not None else {}
         row |= {"detail": detail} if detail else {}
-        with (self._run_dir / "supervisor.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self._unwritten += json.dumps(row).encode() + b"\n"
+        with contextlib.suppress(OSError):  # a disk that takes nothing: with the next event
+            self._unwritten = append_some(self._run_dir / "supervisor.jsonl", self._unwritten)
 
 
 def _stamp(run_dir: Path) -> tuple[int, int] | None:
