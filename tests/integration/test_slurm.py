@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -128,11 +129,11 @@ def test_a_job_drains_before_its_time_ends_and_goes_on_in_the_next(cluster: Clus
             assert address in words
 
 
-def shown(runs: Path) -> dict[str, object]:
+def shown(runs: Path) -> dict[str, Any]:
     """`headrace show latest --json`."""
     done = headrace("show", "latest", "--json", "--root", str(runs))
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
