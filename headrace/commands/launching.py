@@ -155,8 +155,8 @@ def _in_job(arguments: argparse.Namespace) -> int:
     print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
     code = report(outcome, run_dir)
     if warned and outcome.code == INTERRUPTED:
-        asked = subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
-        done = "is queued again" if asked.returncode == 0 else "could not be queued again"
+        queued = subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+        done = "is queued again" if queued.returncode == 0 else "could not be queued again"
         print(f"the job's time is over: it {done}", flush=True)
     return code
 
