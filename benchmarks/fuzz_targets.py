@@ -8,7 +8,7 @@ happens is a finding, and so is a promise of the target that does not hold.
 import tempfile
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -117,7 +117,7 @@ class FilterTarget:
     def __init__(self) -> None:
         kinds = {"id": sa.Integer, "reward": sa.Float, "status": sa.Text, "good": sa.Boolean,
                  "raw": sa.LargeBinary}  # fmt: skip
-        columns = [sa.Column(name, kind) for name, kind in kinds.items()]
+        columns: list[sa.Column[Any]] = [sa.Column(name, kind) for name, kind in kinds.items()]
         self._table = sa.Table("rows", sa.MetaData(), *columns)
         rewards = (0.5, None, 1.0, -2.0, 1e23, 0.0)
         states = ("finished", None, "it's 100%", "", "_", "\\")
@@ -175,9 +175,9 @@ class FilterTarget:
         """One that is nearly always right."""
         column = random.choice(("id", "reward", "status", "good"))
         literal = random.choice(_WORDS if column == "status" else _NUMBERS)
-        operators = ("=", "!=") if literal == "null" else _OPERATORS[:7]
+        operators = list(_OPERATORS[:7]) if literal != "null" else ["=", "!="]
         if column == "status" and literal != "null":
-            operators += ("contains",)
+            operators.append("contains")
         return f"{column} {random.choice(operators)} {literal}"
 
     def close(self) -> None:
