@@ -175,9 +175,9 @@ class FilterTarget:
         """One that is nearly always right."""
         column = random.choice(("id", "reward", "status", "good"))
         literal = random.choice(_WORDS if column == "status" else _NUMBERS)
-        operators = list(_OPERATORS[:7]) if literal != "null" else ["=", "!="]
+        operators: tuple[str, ...] = ("=", "!=") if literal == "null" else _OPERATORS[:7]
         if column == "status" and literal != "null":
-            operators.append("contains")
+            operators += ("contains",)
         return f"{column} {random.choice(operators)} {literal}"
 
     def close(self) -> None:
