@@ -136,8 +136,8 @@ class Learner:
         """One update."""
         self._update += 1
         header = Batch(
-            update=self._update, lineage=0, version=0, publish_as=1, parts=[1], value_epochs=1,
-            checkpoint=False,
+            batch_id=self._update, update=self._update, lineage=0, version=0, publish_as=1,
+            parts=[1], value_epochs=1, checkpoint=False,
         )  # fmt: skip
         return self.updater.run(header, shard)
 

@@ -29,14 +29,16 @@ def teach(
     steps: int,
     seed: int,
     rng: Random,
+    asked: Callable[[int, Random], list[str]] = prompts,
 ) -> Path:
     """Train a model on the answer to a prompt that `shown` gives for a step, and save it; a few
-    seconds on one thread. `seed` is that of its first weights, `rng` draws prompts."""
+    seconds on one thread. `seed` is that of its first weights, `rng` draws the prompts of
+    `asked`."""
     model = build_model(letters, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     for step in range(steps):
         group = []
-        for prompt in prompts(BATCH, rng):
+        for prompt in asked(BATCH, rng):
             ids = letters.encode(prompt + shown(prompt, step))
             group.append(Example([*ids, letters.eos_token_id], len(prompt)))
         loss, weights = weighted_loss(model, group, equals=IGNORED, weight=1.0)

@@ -51,6 +51,7 @@ def recorded_batches(run_dir: Path, config: RunConfig) -> Iterator[tuple[Batch, 
                     max_bytes=config.transport.part_bytes,
                 )
                 header = Batch(
+                    batch_id=record.batch_id or record.update,
                     update=record.update,
                     lineage=record.lineage,
                     version=record.version,

@@ -78,6 +78,7 @@ def demo_batch(
                 )
             )
     header = Batch(
+        batch_id=seed + 1,
         update=seed + 1,
         lineage=0,
         version=0,

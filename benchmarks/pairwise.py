@@ -9,7 +9,8 @@ position   A judge of pairs learns from data in which the better answer stands f
 offset     REINFORCE with a baseline of the batch, on a score with a random offset for each prompt
            (N(0, 2), as scores that were never compared between prompts have) and on the
            probability to beat an anchor of random quality, sigma(3 * difference of scores), which
-           has no offset. Gate: beating anchors ends at least 0.08 higher in truth.
+           has no offset. The policy adds digits as in the study of hacking, as hard as there
+           (`benchmarks.difficulty`). Gate: beating anchors ends at least 0.08 higher in truth.
 anchors    The mean reward of one policy against anchors that are one answer, the best of 2 and of
            8 by knock-out, and the right one. Gate: it falls in this order, and is at most 0.52
            against the right one.
@@ -20,7 +21,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,8 +35,10 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import digit_task, hacking_task, seeds
-from benchmarks.hacking import Answers, reinforce, sample
+from benchmarks import difficulty, digit_task, hacking_task, seeds, sums_task
+from benchmarks.filler_task import Task
+from benchmarks.hacking_task import COPY
+from benchmarks.reinforce import reinforce, sample, truths
 from benchmarks.rows import RESULTS, result_line
 from headrace.config.load import load_reward_model
 from headrace.config.reward_model import FileDataConfig
@@ -120,11 +123,6 @@ def said_beats(score: str, anchor: str) -> float:
     return beats(float(score), float(anchor))
 
 
-def truths(answers: Answers) -> list[float]:
-    """1 for each right answer."""
-    return [hacking_task.truth(*pair) for pair in zip(answers.prompts, answers.texts, strict=True)]
-
-
 def offset_of(prompt: str, seed: int) -> float:
     """Of a prompt's scores."""
     return Random(f"offset/{seed}/{prompt}").gauss(0.0, OFFSET)
@@ -144,41 +142,43 @@ def against_anchor(prompt: str, truth: float, seed: int) -> float:
 ARMS: dict[str, Callable[[str, float, int], float]] = {"score": scalar, "anchor": against_anchor}
 
 
-def trained(folder: Path, seed: int, pay: Callable[[str, float, int], float]) -> list[float]:
+def trained(
+    task: Task, folder: Path, seed: int, pay: Callable[[str, float, int], float]
+) -> list[float]:
     """Share of right answers to held-out prompts, before and after training."""
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=POLICY_LR, weight_decay=0.0)
-    held_out = digit_task.prompts(HELD_OUT, Random(f"held out/{seed}"))
+    held_out = task.prompts(HELD_OUT, Random(f"held out/{seed}"))
     rng = Random(f"training/{seed}")
-    found = [fmean(truths(sample(model, held_out, SAMPLES, seed)))]
+    found = [fmean(truths(task, sample(task, model, held_out, SAMPLES, seed)))]
     for _ in range(UPDATES):
-        asked = digit_task.prompts(PROMPTS_AN_UPDATE, rng)
-        answers = sample(model, asked, SAMPLES, rng.getrandbits(32))
-        right = zip(answers.prompts, truths(answers), strict=True)
+        asked = task.prompts(PROMPTS_AN_UPDATE, rng)
+        answers = sample(task, model, asked, SAMPLES, rng.getrandbits(32))
+        right = zip(answers.prompts, truths(task, answers), strict=True)
         rewards = torch.tensor([pay(prompt, truth, seed) for prompt, truth in right])
         reinforce(model, optimizer, answers, rewards - rewards.mean())
-    return [*found, fmean(truths(sample(model, held_out, SAMPLES, seed)))]
+    return [*found, fmean(truths(task, sample(task, model, held_out, SAMPLES, seed)))]
 
 
-def offset(folder: Path, seed: int) -> Row:
-    """The same policy trained on each reward."""
-    hacking_task.make_model(folder, seed)
+def offset(folder: Path, seed: int, *, steps: int) -> Row:
+    """The same policy, taught for so many steps, trained on each reward."""
+    task = sums_task.sums(steps)
+    task.make_model(folder, seed)
     arms = {}
     for name, pay in ARMS.items():
-        before, after = trained(folder, seed, pay)
+        before, after = trained(task, folder, seed, pay)
         arms[name] = {"before": before, "after": after}
     passed = arms["anchor"]["after"] - arms["score"]["after"] >= TRUTH_HIGHER
-    return {"arms": arms, "passed": passed}
+    return {"task": "sums", "steps": steps, "arms": arms, "passed": passed}
 
 
 def anchors(folder: Path, seed: int) -> Row:
     """One policy against better and better anchors."""
-    hacking_task.make_model(folder, seed)
+    COPY.make_model(folder, seed)
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
-    asked = digit_task.prompts(HELD_OUT, Random(f"held out/{seed}"))
-    answers = truths(sample(model, asked, 1, seed))
-    others = sample(model, asked, SAMPLES, seed + 1)
-    known = truths(others)
+    asked = COPY.prompts(HELD_OUT, Random(f"held out/{seed}"))
+    answers = truths(COPY, sample(COPY, model, asked, 1, seed))
+    known = truths(COPY, sample(COPY, model, asked, SAMPLES, seed + 1))
     found = {}
     for count in (1, 2, SAMPLES):
         best = []
@@ -194,9 +194,7 @@ def anchors(folder: Path, seed: int) -> Row:
 
 # -- the study -------------------------------------------------------------------------------------
 
-PARTS: dict[str, Callable[[Path, int], Row]] = {
-    "position": position, "offset": offset, "anchors": anchors,
-}  # fmt: skip
+PARTS = ("position", "offset", "anchors")
 
 
 def key(part: str, seed: int) -> str:
@@ -206,10 +204,28 @@ def key(part: str, seed: int) -> str:
     return f"{part}/{seed}/{hashlib.sha256(repr(said).encode()).hexdigest()[:8]}"
 
 
-def run(part: str, seed: int) -> Row:
+def run(part: str, seed: int, make: Callable[[Path, int], Row]) -> Row:
     """The row of one part and seed."""
     with tempfile.TemporaryDirectory(prefix="headrace-pairwise-") as scratch:
-        return {"part": part, "seed": seed, **PARTS[part](Path(scratch), seed)}
+        return {"part": part, "seed": seed, **make(Path(scratch), seed)}
+
+
+def rows_wanted(
+    parts: Sequence[str], number: int, tuning: Path
+) -> dict[str, Callable[[], Mapping[str, Any]]]:
+    """What makes the rows of parts and seeds, by their keys. The sums' difficulty is a part of the
+    key of what is trained on them."""
+    makes: dict[str, Callable[[Path, int], Row]] = {"position": position, "anchors": anchors}
+    kind = {}
+    if "offset" in parts:
+        steps = difficulty.chosen(tuning)
+        makes["offset"] = partial(offset, steps=steps)
+        kind["offset"] = f"/{difficulty.digest(steps)}"
+    return {
+        key(part, seed) + kind.get(part, ""): partial(run, part, seed, makes[part])
+        for part in parts
+        for seed in range(number)
+    }
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -232,15 +248,13 @@ def show(rows: Sequence[Row]) -> None:
 def main(argv: list[str]) -> int:
     """Make the rows that are missing, print the table; 1 where one fails its gate."""
     parser = seeds.parser("pairwise", __doc__, ROWS, seeds=SEEDS)
-    parser.add_argument("--part", choices=list(PARTS), help="one part alone")
+    parser.add_argument("--part", choices=PARTS, help="one part alone")
+    seeds.take_tuning(parser, difficulty.ROWS)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     disable_progress_bar()
-    parts = [options.part] if options.part else list(PARTS)
-    wanted = {
-        key(part, seed): partial(run, part, seed) for part in parts for seed in range(options.seeds)
-    }
-    found = seeds.rows_of(options.rows, wanted)
+    parts = [options.part] if options.part else PARTS
+    found = seeds.rows_of(options.rows, rows_wanted(parts, options.seeds, options.tuning))
     show(found)
     if options.json:
         print(result_line({"name": "pairwise", "rows": found}))

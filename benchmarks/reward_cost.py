@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from msgspec.structs import replace
 
 from benchmarks.runs import train
 from headrace.commands.answers import items_of
@@ -172,17 +173,25 @@ async def reward_worker(config: RunConfig) -> AsyncIterator[Worker]:
 
 
 async def cost(config: RunConfig, answers: Answers, *, warm: int = WARM) -> Cost:
-    """Have the answers scored when they were finished; the first `warm` at once, and unmeasured."""
+    """Have the answers scored when they were finished; the first `warm` at once, and unmeasured, as
+    is the start of the children."""
+    first = [*answers.items[:warm], long_way(config, answers.items[0])]
     async with reward_worker(config) as worker:
         listening = asyncio.create_task(worker.listen())
         try:
-            return await _until_failed(listening, _measure(worker, answers, warm))
+            return await _until_failed(listening, _measure(worker, answers, warm, first))
         finally:
             listening.cancel()
 
 
-async def _measure(worker: Worker, answers: Answers, warm: int) -> Cost:
-    await worker.ask(answers.items[:warm])
+def long_way(config: RunConfig, item: ScoreItem) -> ScoreItem:
+    """An answer that is not told at a glance: when it has its score, the children are there."""
+    marker = config.reward.answer_marker or ""
+    return replace(item, text=f"{marker}1+x", answer="x+1", finished=True)
+
+
+async def _measure(worker: Worker, answers: Answers, warm: int, first: Sequence[ScoreItem]) -> Cost:
+    await worker.ask(first)
     await worker.finish()
     items, at = answers.items[warm:], answers.at[warm:]
     worker.most_waiting = 0

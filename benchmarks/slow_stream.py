@@ -138,6 +138,7 @@ class Learner:
         await asyncio.sleep(UPDATE_S)
         await self._dealer.send(
             UpdateDone(
+                batch_id=batch.batch_id,
                 update=batch.update,
                 lineage=batch.lineage,
                 metrics={},

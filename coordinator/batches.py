@@ -71,7 +71,13 @@ class _Item:
 
 
 def prepare(
-    selection: Selection, state: State, rules: BatchRules, *, ranks: int, max_bytes: int
+    selection: Selection,
+    state: State,
+    rules: BatchRules,
+    *,
+    ranks: int,
+    max_bytes: int,
+    batch_id: int | None = None,
 ) -> Prepared:
     """Compile a batch; each part takes at most `max_bytes` on the wire."""
     trajectories = state.account.trajectories
@@ -97,6 +103,7 @@ def prepare(
         version=state.versions.current,
         windows=taken,
         value_trajectories=list(values),
+        batch_id=batch_id,
     )
     dealt = _deal(policy, values, ranks, stays=rules.stays_with_rank)
     parts = [_cut(items, state, rules, max_bytes) for items in dealt]

@@ -72,7 +72,7 @@ class Evaluation:
         record = EvaluationDone(
             at=time.time(),
             label=self._label,
-            update=state.update,
+            update=state.committed,
             version=state.versions.current,
             num_prompts=len(trajectories),
             accuracy=right / max(1, len(trajectories)),

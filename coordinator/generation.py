@@ -1,11 +1,13 @@
 """Leases out, weights out: what the generators are told.
 
-Comes in: free slots, the scheduler's choice, weight notices. Goes out: Leases, Hold, WeightNotice.
-A generator that is lost gives its trajectories back: the tokens that were acknowledged are kept and
-resumed elsewhere.
+Comes in: free slots, the scheduler's choice, weight notices. Goes out: Leases, Hold, WeightNotice,
+none before it is in the journal, so that a coordinator that takes over knows them. A generator that
+is lost gives its trajectories back: the tokens that were acknowledged are kept and resumed
+elsewhere. One that is heard again goes on with those that nobody has taken.
 """
 
 import time
+from functools import partial
 from typing import Literal
 
 from coordinator.hub import Hub
@@ -42,23 +44,62 @@ class Generation:
                 top_p=fire.top_p,
                 ban_eos=fire.ban_eos,
             )
+        self._newest_loaded: dict[str, int] = {}
+        """By name. Who dies and comes back loads what it had loaded before: that moves nothing."""
         self._all_held = False
         """Every training lease in force was told to end."""
+        self._awaited_until: float | None = None
+        """After a restart: until then generators that have leases may come back for them."""
 
     # -- generators come and go -------------------------------------------------------------------
 
     async def join(self, hello: Hello) -> None:
         """A generator said Hello. The same process may say it again (its engine is ready now, or it
-        heard nothing for a while) and keeps its leases; a different process under the same name
-        starts without any."""
+        heard nothing for a while) and keeps its leases, also where a restart or a long silence lies
+        between; a different process under the same name starts without any."""
         known = self._hub.peers.generators.get(hello.name)
         if known is not None and known.hello.pid == hello.pid:
             known.hello = hello
         else:
             self.lose(hello.name, died=True)
             self._hub.peers.generators[hello.name] = GeneratorPeer(hello)
+            await self._agree(hello)
         if self.notice is not None:
-            await self._notify(hello.name, self.notice)
+            self._notify(hello.name, self.notice)
+
+    async def _agree(self, hello: Hello) -> None:
+        """Bring the leases in force to those that a generator says it has: what it does not know is
+        over, and what is not its any more it is told to end."""
+        hub, name = self._hub, hello.name
+        theirs = set(hello.leases)
+        for key in hub.leases.held_by(name):
+            lease = hub.leases.of(key)
+            if lease is not None and lease.lease_id not in theirs:
+                hub.leases.end(key)
+        known = {lease: key for key, (lease, owner) in hub.state.leases.items() if owner == name}
+        over: list[tuple[int, int]] = []
+        for lease_id in sorted(theirs):
+            if lease_id not in known:
+                over.append((lease_id, -1))
+                continue
+            # A trajectory's last lease is the only one that `known` has.
+            if hub.leases.of(known[lease_id]) is None:
+                hub.leases.give(known[lease_id], lease_id, name)
+            hub.peers.generators[name].live.add(known[lease_id])
+        if over:
+            await hub.send(name, Hold(leases=over))
+
+    def resume(self) -> None:
+        """A new coordinator took over: generators that have leases are on their way back."""
+        self._awaited_until = time.monotonic() + self._hub.config.transport.heartbeat_timeout_s
+
+    def expire(self) -> None:
+        """Wait no longer for generators that had leases before a restart and did not come back."""
+        if self._awaited_until is None or time.monotonic() < self._awaited_until:
+            return
+        self._awaited_until = None
+        for name in self._hub.leases.holders() - self._hub.peers.generators.keys():
+            self._hub.leases.lose(name)
 
     def lose(self, name: str, *, died: bool) -> None:
         """A generator is gone: its leases return. One that `died` took with it what it had not
@@ -75,25 +116,44 @@ class Generation:
         generator = self._hub.peers.generators.get(name)
         if generator is None:
             return
-        known = generator.report.discarded_tokens if generator.report else 0
         generator.report = report
-        self._note_lost(name, report.discarded_tokens - known, "held")
+        pid, total = generator.hello.pid, report.discarded_tokens
+        process, known = self._hub.state.discarded.get(name, (pid, 0))
+        new = total - known if process == pid else total
+        self._note_lost(name, new, "held", pid=pid, total=total)
 
-    def _note_lost(self, name: str, tokens: int, reason: Literal["held", "died"]) -> None:
+    def _note_lost(
+        self,
+        name: str,
+        tokens: int,
+        reason: Literal["held", "died"],
+        *,
+        pid: int = 0,
+        total: int = 0,
+    ) -> None:
         if tokens > 0:
-            self._hub.note(TokensLost(at=time.time(), generator=name, tokens=tokens, reason=reason))
+            self._hub.note(
+                TokensLost(
+                    at=time.time(),
+                    generator=name,
+                    tokens=tokens,
+                    reason=reason,
+                    pid=pid,
+                    total=total,
+                )
+            )
 
     # -- weights ----------------------------------------------------------------------------------
 
-    async def publish(self, notice: WeightNotice) -> None:
+    def publish(self, notice: WeightNotice) -> None:
         """New weights: every generator is told."""
         self.notice = notice
         for name in self._hub.peers.generators:
-            await self._notify(name, notice)
+            self._notify(name, notice)
 
-    async def _notify(self, name: str, notice: WeightNotice) -> None:
+    def _notify(self, name: str, notice: WeightNotice) -> None:
         self._hub.peers.generators[name].noticed.add(notice.version)
-        await self._hub.send(name, notice)
+        self._hub.send_after(name, notice, hurry=True)
 
     def loaded(self, name: str, message: WeightsLoaded) -> None:
         """A generator samples from new weights, or could not load them."""
@@ -104,7 +164,9 @@ class Generation:
             self._hub.incident("error", "weights_not_loaded", f"{name}: {message.error}")
             return
         generator.loaded = message.version
-        self._hub.progress()
+        if message.version > self._newest_loaded.get(name, -1):
+            self._newest_loaded[name] = message.version
+            self._hub.progress("weights")
         self._hub.recorder.write(
             VersionLoaded(
                 at=time.time(),
@@ -124,7 +186,7 @@ class Generation:
 
     async def lease_training(self) -> None:
         """Fill free slots: unfinished trajectories first, then new groups."""
-        if self.draining or self.notice is None:
+        if self.draining or self.notice is None or self._hub.scheduler.is_behind():
             return
         free = sum(g.free for g in self._hub.peers.generators.values())
         if free == 0:
@@ -152,6 +214,7 @@ class Generation:
 
     async def _lease(self, trajectories: list[Trajectory]) -> None:
         by_generator: dict[str, list[Lease]] = {}
+        idle = any(not generator.live for generator in self._hub.peers.generators.values())
         self._all_held = self._all_held and not trajectories
         for trajectory in trajectories:
             name, generator = max(self._hub.peers.generators.items(), key=lambda item: item[1].free)
@@ -169,7 +232,18 @@ class Generation:
                 )
             )
         for name, leases in by_generator.items():
-            await self._hub.send(name, Leases(leases=leases))
+            self._hub.recorder.after(partial(self._send_leases, name, leases), hurry=idle)
+
+    async def _send_leases(self, name: str, leases: list[Lease]) -> None:
+        """Send those that are still in force."""
+        given = self._hub.leases.given
+        now = [
+            lease
+            for lease in leases
+            if (mine := given.get(lease.trajectory_id)) and mine.lease_id == lease.lease_id
+        ]
+        if now:
+            await self._hub.send(name, Leases(leases=now))
 
     def _make_lease(self, trajectory: Trajectory) -> Lease:
         config, state = self._hub.config, self._hub.state
@@ -202,7 +276,7 @@ class Generation:
 
     # -- stopping ---------------------------------------------------------------------------------
 
-    async def hold_all(self) -> None:
+    def hold_all(self) -> None:
         """Take back every training lease; tokens that exist are kept. Whoever asks again while no
         lease was given in between does not look at all of them."""
         if self._all_held:
@@ -214,7 +288,8 @@ class Generation:
                 lease.holding = True
                 by_generator.setdefault(lease.generator, []).append((lease.lease_id, -1))
         for name, leases in by_generator.items():
-            await self._hub.send(name, Hold(leases=leases))
+            # After the leases, which may be on their way to the disk.
+            self._hub.send_after(name, Hold(leases=leases))
 
     def live(self) -> int:
         """Training trajectories with a lease."""

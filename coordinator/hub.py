@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from coordinator.leases import Leases
 from coordinator.line_scoring import LineScoring
@@ -27,6 +28,11 @@ from headrace.protocol.records import Incident, Record, TokensLost
 from headrace.protocol.sockets import Router
 from sequence.account import Account
 from sequence.trajectories import Trajectory
+
+Mover = Literal[
+    "phase", "generators", "weights", "reward workers", "learner", "disk", "rewards", "trajectories"
+]
+"""What of a run can move, or hold it."""
 
 
 @dataclass
@@ -97,7 +103,11 @@ class Hub:
     clock: Clock = field(default_factory=Clock)
     lines: LineScoring | None = None
     """Where a source scores lines: who waits for what, and what they earn."""
+    moved: dict[Mover, float] = field(default_factory=dict)
+    """When each part last moved."""
     progress_at: float = field(default_factory=time.monotonic)
+    stalled: str | None = None
+    """Nobody has made progress for too long: who is waited for."""
     failed: str | None = None
     """The first cause for which the run cannot go on."""
     _denied: int = 0
@@ -165,13 +175,22 @@ class Hub:
             )
         )
 
-    def progress(self) -> None:
-        """Something moved: the watchdog starts anew."""
-        self.progress_at = time.monotonic()
+    def progress(self, mover: Mover) -> None:
+        """This part moved: the watchdog starts anew. Not for what changes nothing, such as a chunk
+        that is refused or known, or weights that a generator has loaded before."""
+        self.moved[mover] = self.progress_at = time.monotonic()
 
     async def send(self, name: str, message: Message) -> bool:
         """Send to a peer; False when it is not connected."""
         return await self.router.send(self.peers.identities.get(name, name), message)
+
+    def send_after(self, name: str, message: Message, *, hurry: bool = False) -> None:
+        """Send once everything noted so far is on disk, to whoever has the name then."""
+
+        async def send() -> None:
+            await self.send(name, message)
+
+        self.recorder.after(send, hurry=hurry)
 
     async def broadcast(self, message: Message) -> None:
         """Send to everyone but monitors."""

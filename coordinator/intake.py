@@ -1,9 +1,10 @@
 """Chunks in: checked, made records, acknowledged once they are on disk.
 
 A chunk is taken when it is the next of a lease that is in force; a duplicate is acknowledged
-again; a chunk of a lease that was taken back or is another generator's, or one that skips a
-position, is refused and counted as lost (`values.chunk_problem`). Only what is taken counts as
-progress.
+again. Where a chunk comes too early its generator is asked for those before it, which a connection
+that broke may have lost; if they do not come the lease is over. A chunk of a lease that was taken
+back or is another generator's, or one that skips a position, is refused and counted as lost
+(`values.chunk_problem`). Only what is taken counts as progress.
 """
 
 import time
@@ -12,11 +13,13 @@ import numpy as np
 
 from coordinator.hub import Hub
 from coordinator.values import Limits, chunk_problem, cut, holds_lease
-from headrace.protocol.messages import ChunkAck, Chunks, Hold, TrajectoryChunk
+from headrace.protocol.messages import ChunkAck, Chunks, Hold, Resend, TrajectoryChunk
 from headrace.protocol.records import ChunkArrived, TrajectoryEnded
 from sequence.trajectories import Trajectory
 
 MAX_FAILURES = 3
+GAP_S = 2.0
+"""A generator that is asked for chunks which it has sent before answers sooner than that."""
 
 
 class Intake:
@@ -25,21 +28,28 @@ class Intake:
     def __init__(self, hub: Hub, vocabulary: int) -> None:
         self._hub = hub
         self._limits = Limits(hub.config.task.max_response_length, vocabulary)
-        self.duplicates = 0
+        self._gaps: dict[int, tuple[str, TrajectoryChunk, float]] = {}
+        """By lease: who was asked for chunks before this one, and when."""
 
     async def receive(self, sender: str, message: Chunks) -> list[Trajectory]:
         """Take what is good; return the trajectories that ended."""
         hub = self._hub
         acked: list[tuple[int, int]] = []
         touched: dict[int, Trajectory] = {}
+        early = False
         holds: list[tuple[int, int]] = []
         for chunk in message.chunks:
             trajectory = hub.account.trajectories.get(chunk.trajectory_id)
+            lease, versions = hub.leases.of(chunk.trajectory_id), hub.state.versions
+            if trajectory is not None and holds_lease(chunk, lease, sender):
+                if chunk.chunk_index > trajectory.next_chunk:
+                    early |= chunk.lease_id not in self._gaps
+                    self._gaps.setdefault(chunk.lease_id, (sender, chunk, time.monotonic()))
+                    continue
+                self._gaps.pop(chunk.lease_id, None)
             acked.append((chunk.trajectory_id, chunk.chunk_index))
             if trajectory is None or chunk.chunk_index < trajectory.next_chunk:
-                self.duplicates += 1
                 continue
-            lease, versions = hub.leases.of(chunk.trajectory_id), hub.state.versions
             problem = chunk_problem(chunk, trajectory, lease, sender, self._limits, versions)
             if problem:
                 self._refuse(sender, chunk, problem)
@@ -52,10 +62,30 @@ class Intake:
         holds += [hold for t in touched.values() if (hold := self._hold(t)) is not None]
         if holds:
             await hub.send(sender, Hold(leases=holds))
+        if early:
+            await hub.send(sender, Resend())
         hub.recorder.after(lambda: self._acknowledge(sender, acked))
         if touched:
-            hub.progress()
+            hub.progress("trajectories")
         return [trajectory for trajectory in touched.values() if trajectory.ended]
+
+    async def expire(self) -> None:
+        """Chunks that were asked for did not come: their leases are over."""
+        limit = time.monotonic() - GAP_S
+        for lease_id, (sender, chunk, asked_at) in list(self._gaps.items()):
+            if asked_at > limit:
+                continue
+            del self._gaps[lease_id]
+            trajectory = self._hub.account.trajectories.get(chunk.trajectory_id)
+            lease = self._hub.leases.of(chunk.trajectory_id)
+            if trajectory is not None and holds_lease(chunk, lease, sender):
+                index, next_chunk = chunk.chunk_index, trajectory.next_chunk
+                problem = f"chunk {index} came, and those from {next_chunk} on never did"
+                self._refuse(sender, chunk, problem)
+                generator = self._hub.peers.generators.get(sender)
+                if generator is not None:
+                    generator.live.discard(chunk.trajectory_id)
+                await self._hub.send(sender, Hold(leases=[(lease_id, -1)]))
 
     def _refuse(self, sender: str, chunk: TrajectoryChunk, problem: str) -> None:
         """Count a chunk that cannot be taken. If its lease is in force, the lease ends here: the

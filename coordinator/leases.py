@@ -2,12 +2,12 @@
 
 Comes in: the records as they are applied, and what the coordinator tells generators. Goes out: the
 lease of a trajectory, those of a generator, the trajectories that wait, how many windows are being
-generated. Nothing of this is rebuilt by a replay: leases die with the coordinator that gave them,
-and `begin` makes every unfinished trajectory wait for a new one. Every event costs constant time
-(a logarithm of the waiting trajectories).
+generated. After a replay `begin` takes the leases that the records name as being in force, and
+makes every other unfinished trajectory wait for a new one. Every event costs constant time (a
+logarithm of the waiting trajectories).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -62,10 +62,13 @@ class Leases:
 
     # -- records ----------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """After a replay: whoever is unfinished waits for a lease."""
+    def begin(self, given: Mapping[int, tuple[int, str]]) -> None:
+        """After a replay: leases by trajectory (id and generator) are in force, and whoever else is
+        unfinished waits for one."""
+        for key, (lease_id, generator) in given.items():
+            self.give(key, lease_id, generator)
         for trajectory in self.account.active.values():
-            if not trajectory.ended:
+            if not trajectory.ended and trajectory.trajectory_id not in self.given:
                 self._wait(trajectory.trajectory_id)
 
     def see(self, record: Record) -> None:
@@ -75,7 +78,7 @@ class Leases:
                 for trajectory_id in record.trajectory_ids:
                     self._wait(trajectory_id)
             case LeaseIssued():
-                self._give(record)
+                self._put(record.trajectory_id, record.lease_id, record.generator)
             case ChunkArrived(trajectory_id=key):
                 if record.finish is not None:
                     self.end(key)
@@ -89,15 +92,22 @@ class Leases:
                 self.open.discard(key)
                 self._leave_queue(key)
 
-    def _give(self, record: LeaseIssued) -> None:
-        self._leave_queue(record.trajectory_id)
-        training = self.account.trajectories[record.trajectory_id].purpose == "train"
-        before = self.given.get(record.trajectory_id)
-        self._training += training - (before is not None and before.training)
-        self.given[record.trajectory_id] = Given(record.lease_id, record.generator, training)
-        self._by_generator.setdefault(record.generator, set()).add(record.trajectory_id)
-
     # -- leases -----------------------------------------------------------------------------------
+
+    def give(self, trajectory_id: int, lease_id: int, generator: str) -> None:
+        """A lease that was given before is in force again: its trajectory is inside a window, or
+        begins one."""
+        self._put(trajectory_id, lease_id, generator)
+        if self.given[trajectory_id].training:
+            self.open.add(trajectory_id)
+
+    def _put(self, trajectory_id: int, lease_id: int, generator: str) -> None:
+        self._leave_queue(trajectory_id)
+        training = self.account.trajectories[trajectory_id].purpose == "train"
+        before = self.given.get(trajectory_id)
+        self._training += training - (before is not None and before.training)
+        self.given[trajectory_id] = Given(lease_id, generator, training)
+        self._by_generator.setdefault(generator, set()).add(trajectory_id)
 
     def end(self, trajectory_id: int) -> None:
         """The lease is over; an unfinished trajectory waits for the next."""
@@ -114,6 +124,14 @@ class Leases:
         for trajectory_id in list(self._by_generator.get(generator, ())):
             self.end(trajectory_id)
         self._by_generator.pop(generator, None)
+
+    def held_by(self, generator: str) -> list[int]:
+        """Trajectories whose lease a generator has."""
+        return sorted(self._by_generator.get(generator, ()))
+
+    def holders(self) -> set[str]:
+        """Generators that have leases."""
+        return {name for name, held in self._by_generator.items() if held}
 
     def of(self, trajectory_id: int) -> Given | None:
         """The lease in force, if there is one."""

@@ -10,7 +10,7 @@ told. On failure: the first cause is kept in `Hub.failed`, written down, and eve
 import asyncio
 import time
 
-from coordinator.hub import Hub
+from coordinator.hub import Hub, Mover
 from coordinator.parts import build_parts
 from coordinator.peers import GeneratorPeer, Peer
 from coordinator.permissions import (
@@ -23,14 +23,20 @@ from coordinator.permissions import (
 from coordinator.phases import Phases
 from coordinator.prompts import Prompts
 from coordinator.rejections import COMINGS
-from coordinator.status import status, waits
+from coordinator.status import status
 from coordinator.values import cut
+from coordinator.waits import Waits
 from headrace.protocol import messages as m
 from headrace.protocol.identity import name_of
 from headrace.protocol.records import MetricsSampled, ProcessChanged
 from sequence.trajectories import Trajectory
 
 TICK_S = 0.1
+STOOD_STILL_S = 1.0
+"""A tick that comes so late means that the process stood still (it was stopped, or the machine was)
+and heard nobody."""
+_WAITED_S = 0.001
+"""A message that takes so long to come was not there when the socket was asked."""
 NEWCOMER_S = 60.0
 """How long a Hello under a name that is taken is remembered."""
 MOST_NEWCOMERS = 1000
@@ -39,6 +45,15 @@ MOST_PEERS = 4096
 HELLO_AGAIN_S = 1.0
 """Who has been welcomed is not welcomed again within this time for the same Hello: an honest peer
 waits longer, and another one would be sent the configuration without end."""
+LOOK_S = 2.0
+"""From the word that nobody makes progress to the end: time to write down what everyone does."""
+LONG = 0.2
+"""A wait of this share of `transport.stall_timeout_s` is written down."""
+JOINING: dict[str, Mover] = {
+    "generator": "generators",
+    "reward": "reward workers",
+    "learner": "learner",
+}
 
 
 class Coordinator:
@@ -47,9 +62,17 @@ class Coordinator:
     def __init__(self, hub: Hub, prompts: Prompts) -> None:
         self.hub = hub
         self.parts = build_parts(hub, prompts)
-        self.phases = Phases(hub, self.parts)
+        self.waits = Waits(hub, self.parts)
+        self.phases = Phases(hub, self.parts, self.waits)
+        self._joined: set[str] = set()
+        """Who has ever been here. Who dies and comes back, again and again, moves nothing."""
+        self._told: set[Mover] = set()
+        """The long waits that are written down."""
         self._newcomers: dict[str, float] = {}
         """Who said Hello under a name that another process has, and when first."""
+        self._woke_at = self._empty_at = 0.0
+        """When this process last went on after it had stood still, and when nothing was left to
+        receive."""
 
     async def run(self) -> None:
         """Serve until the run is over."""
@@ -74,7 +97,10 @@ class Coordinator:
 
     async def _receive(self) -> None:
         while self.phases.phase != "closed":
+            asked_at = time.monotonic()
             identity, message = await self.hub.router.receive()
+            if time.monotonic() - asked_at > _WAITED_S:
+                self._empty_at = asked_at
             if await self._dispatch(identity, message):
                 await self.phases.advance()
             else:
@@ -89,12 +115,15 @@ class Coordinator:
         name = name_of(identity) or identity
         peer = hub.peers.of(name, identity)
         if peer is None:
-            # Its Hello is on the way: it hears no heartbeat from us until then.
             hub.rejections.count("before_hello")
+            if isinstance(message, m.Heartbeat):  # It lives, and there are few of these.
+                await hub.router.send(identity, m.AskHello())
             return False
         peer.last_seen = time.monotonic()
         if refusal := self._refusal(peer, message):
             hub.rejections.add(name, *refusal)
+            if isinstance(message, m.UpdateDone):
+                await self.parts.training.doubt(message)
             return False
         await self._act(name, peer, message)
         return True
@@ -137,7 +166,7 @@ class Coordinator:
             case m.CheckpointDone():
                 self.parts.training.checkpoint_done(message)
             case m.StatusRequest():
-                await hub.send(name, status(hub, self.parts, self.phases.name))
+                await hub.send(name, status(hub, self.parts, self.waits, self.phases.name))
             case m.Command():
                 self.phases.stop("stopped" if message.action == "stop" else "interrupted")
 
@@ -154,7 +183,7 @@ class Coordinator:
 
     async def _join(self, identity: str, hello: m.Hello) -> None:
         hub, name = self.hub, hello.name
-        problem = hello_problem(identity, hello, hub.state.newest_update)
+        problem = hello_problem(identity, hello, hub.state.given)
         if problem is None and await self._is_contested(identity, hello):
             return
         known = hub.peers.of(name, identity)
@@ -168,8 +197,6 @@ class Coordinator:
         if problem is not None:
             hub.rejections.add(identity, "hello_refused", problem)
             await hub.router.send(identity, m.Refused(reason=problem))
-            return
-        if known is not None and hello.role == "learner":
             return
         hub.peers.identities[name] = identity
         welcome = m.Welcome(
@@ -193,8 +220,10 @@ class Coordinator:
             peer.welcomed = time.monotonic()
         if known is None:
             self._process_changed(hello, "up", "")
-        if hello.role != "monitor":
-            hub.progress()
+        mover = JOINING.get(hello.role)
+        if mover is not None and name not in self._joined:
+            self._joined.add(name)
+            hub.progress(mover)
 
     async def _is_contested(self, identity: str, hello: m.Hello) -> bool:
         """Whether another process holds this name (or the learner's place) and may still be alive.
@@ -212,7 +241,7 @@ class Coordinator:
             return False
         if not await self.hub.send(name, m.Heartbeat()):
             self._process_changed(holder.hello, "lost", "its connection is closed")
-            self._forget_peer(name, "restarted")
+            self._forget_peer(name)
             return False
         if identity not in self._newcomers and len(self._newcomers) >= MOST_NEWCOMERS:
             self.hub.rejections.count("before_hello")
@@ -230,11 +259,11 @@ class Coordinator:
         assert peer is not None
         role, failed = peer.hello.role, cut(failed)
         self._process_changed(peer.hello, "gone", failed or "")
-        self._forget_peer(name, failed or "left", died=False)
+        self._forget_peer(name, died=False)
         if failed and role in ("reward", "learner"):
             self.hub.failed = self.hub.failed or f"{name}: {failed}"
 
-    def _forget_peer(self, name: str, reason: str, *, died: bool = True) -> None:
+    def _forget_peer(self, name: str, *, died: bool = True) -> None:
         peers = self.hub.peers
         if name in peers.generators:
             self.parts.generation.lose(name, died=died)
@@ -243,7 +272,7 @@ class Coordinator:
         elif name in peers.monitors:
             del peers.monitors[name]
         else:
-            self.parts.training.lose(reason)
+            self.parts.training.lose()
         del peers.identities[name]
 
     def _process_changed(self, hello: m.Hello, state: str, detail: str) -> None:
@@ -261,14 +290,42 @@ class Coordinator:
             )
         )
 
+    def _wake(self, now: float, seconds: float) -> None:
+        """This process stood still: nobody was silent, and nobody failed to make progress."""
+        self._woke_at = now
+        self.hub.peers.excuse(seconds)
+        self.hub.progress_at = min(now, self.hub.progress_at + seconds)
+        if seconds > self.hub.config.transport.heartbeat_s * 2:
+            self.hub.incident(
+                "warning", "stood_still", f"the coordinator stood still for {seconds:.1f} s"
+            )
+
+    def _has_heard_all(self, now: float) -> bool:
+        """Whether what came while this process stood still was received, so that silence means
+        something."""
+        patience = self.hub.config.transport.heartbeat_timeout_s
+        return self._empty_at >= self._woke_at or now - self._woke_at > patience
+
+    def _forget_silent(self) -> None:
+        """Give up peers that were not heard for too long."""
+        for name in self.hub.peers.silent(self.hub.config.transport.heartbeat_timeout_s):
+            peer = self.hub.peers.find(name)
+            assert peer is not None
+            self._process_changed(peer.hello, "lost", "no heartbeat")
+            self._forget_peer(name)
+
     # -- the clock --------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         beat = sample = 0.0
+        last = time.monotonic()
         transport = self.hub.config.transport
         while self.phases.phase != "closed":
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
+            if now - last > STOOD_STILL_S:
+                self._wake(now, now - last)
+            last = now
             await self.parts.scoring.spread.measure()
             self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
             if now - beat >= transport.heartbeat_s:
@@ -276,11 +333,9 @@ class Coordinator:
                 self.hub.tell()
                 for name, _ in self.hub.peers.everyone():
                     await self.hub.send(name, m.Heartbeat())
-            for name in self.hub.peers.silent(transport.heartbeat_timeout_s):
-                peer = self.hub.peers.find(name)
-                assert peer is not None
-                self._process_changed(peer.hello, "lost", "no heartbeat")
-                self._forget_peer(name, "no heartbeat")
+            if self._has_heard_all(now):
+                self._forget_silent()
+                await self.parts.intake.expire()
             if now - sample >= 1.0 and self.phases.phase in ("training", "evaluating", "draining"):
                 sample = now
                 self.hub.recorder.write(
@@ -293,10 +348,28 @@ class Coordinator:
                     )
                 )
             self.expire()
+            self.parts.generation.expire()
             if self.hub.recorder.disk_full:
-                self.hub.progress()  # Waiting for room is named, and no reason to give up.
-            if now - self.hub.progress_at > transport.stall_timeout_s:
-                named = waits(self.hub, self.parts).items()
-                stuck = ", ".join(f"{what} for {age:.0f} s" for what, age in named)
-                self.hub.failed = self.hub.failed or f"nobody makes progress: {stuck}"
+                self.hub.progress("disk")  # It is named, and no reason to give up.
+            self._watch(now - self.hub.progress_at - transport.stall_timeout_s)
             await self.phases.advance()
+
+    def _watch(self, overdue_s: float) -> None:
+        """Write down each wait that gets long. When nobody makes progress, say so, give whoever
+        watches the time to look at the processes, and then end the run."""
+        hub, waits = self.hub, self.waits.now()
+        limit_s = hub.config.transport.stall_timeout_s
+        long = {wait.mover: wait for wait in waits if wait.age_s > limit_s * LONG}
+        for mover in long.keys() - self._told:
+            wait = long[mover]
+            hub.incident("warning", "waiting", f"for {wait.words}, {wait.age_s:.0f} s so far")
+        self._told = set(long)
+        if overdue_s <= 0:
+            hub.stalled = None
+            return
+        if hub.stalled is None:
+            stuck = ", ".join(f"{wait.words} for {wait.age_s:.0f} s" for wait in waits)
+            hub.stalled = f"nobody makes progress: {stuck}"
+            hub.incident("error", "stalled", hub.stalled)
+        if overdue_s > LOOK_S:
+            hub.failed = hub.failed or hub.stalled

@@ -41,6 +41,7 @@ class Orders:
     """The batch that is out."""
     lineage: int = 0
     """The lineage that it continues."""
+    batch_id: int | None = None
     windows: list[Window] = field(default_factory=list)
     publish_as: int | None = None
     """The version that the batch's weights will have; None where it trains no policy."""
@@ -55,7 +56,7 @@ class Orders:
     def batch(self, batch: m.Batch, windows: list[Window]) -> None:
         """A batch goes out."""
         self.update = self.newest = batch.update
-        self.lineage = batch.lineage
+        self.lineage, self.batch_id = batch.lineage, batch.batch_id
         self.windows, self.checkpoint_with_update = windows, batch.checkpoint
         trains = batch.publish_as != batch.version
         self.publish_as = batch.publish_as if trains else None
@@ -64,7 +65,7 @@ class Orders:
 
     def done(self) -> None:
         """The learner has answered for the batch."""
-        self.update = self.publish_as = None
+        self.update = self.batch_id = self.publish_as = None
         self.windows, self.checkpoint_with_update = [], False
 
     def published(self, version: int) -> None:
@@ -106,8 +107,12 @@ def learner_refusal(
 
 
 def _update_problem(message: m.UpdateDone, orders: Orders) -> str | None:
-    if (message.lineage, message.update) != (orders.lineage, orders.update):
-        return f"update {message.update} of lineage {message.lineage} was not expected"
+    said = message.lineage, message.update, message.batch_id
+    if said != (orders.lineage, orders.update, orders.batch_id):
+        return (
+            f"update {message.update} of lineage {message.lineage}, batch {message.batch_id}, was "
+            "not expected"
+        )
     notice = message.notice
     if notice is not None and (notice.version, notice.update) != (
         orders.publish_as,
@@ -129,16 +134,16 @@ def _notice_problem(notice: m.WeightNotice, orders: Orders) -> str | None:
     return None
 
 
-def hello_problem(identity: str, hello: m.Hello, newest_update: int) -> str | None:
-    """Why a Hello is refused whatever other processes are connected, or None. `newest_update` is
-    the last update that the run has given to a learner."""
+def hello_problem(identity: str, hello: m.Hello, given: int) -> str | None:
+    """Why a Hello is refused whatever other processes are connected, or None. `given` is the
+    highest update that the run has ever given to a learner."""
     if hello.protocol != m.PROTOCOL_VERSION:
         return f"this is protocol {m.PROTOCOL_VERSION}"
     if name_of(identity) != hello.name:
         return "the socket's identity is not NAME~SECRET with the name in Hello"
-    if hello.role == "learner" and hello.update > newest_update:
+    if hello.role == "learner" and hello.update > given:
         return (
             f"its weights are from update {hello.update}, and this run has come to update "
-            f"{newest_update}: the checkpoint is another run's"
+            f"{given}: the checkpoint is another run's"
         )
     return None

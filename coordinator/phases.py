@@ -15,6 +15,7 @@ from coordinator.evaluation import Label, can_wait
 from coordinator.hub import Hub
 from coordinator.parts import Parts
 from coordinator.status import status
+from coordinator.waits import Waits
 from headrace.protocol.messages import Shutdown
 from headrace.protocol.records import (
     MetricsSampled,
@@ -30,8 +31,8 @@ GOODBYE_S = 10.0
 class Phases:
     """Where the run stands and what comes next."""
 
-    def __init__(self, hub: Hub, parts: Parts) -> None:
-        self.hub, self.parts = hub, parts
+    def __init__(self, hub: Hub, parts: Parts, waits: Waits) -> None:
+        self.hub, self.parts, self.waits = hub, parts, waits
         self.phase: Phase = "starting"
         self.outcome = "finished"
         self._label: Label = "before"
@@ -101,7 +102,7 @@ class Phases:
         elif phase in ("evaluating", "closing"):
             self.hub.clock.stop()
         self.hub.recorder.write(RunPhase(at=time.time(), phase=phase, detail=detail))
-        self.hub.progress()
+        self.hub.progress("phase")
         log.info("phase %s %s", phase, detail)
 
     # -- start and evaluations --------------------------------------------------------------------
@@ -129,7 +130,7 @@ class Phases:
         result = await self.parts.evaluation.advance()
         if result is None:
             return
-        self._evaluated_at = self.hub.state.update
+        self._evaluated_at = self.hub.state.committed
         if self._label == "after" or self.hub.config.evaluation.only:
             await self._finish()
         elif self._stop_reason():
@@ -138,7 +139,7 @@ class Phases:
             self._enter("training")
 
     def _evaluation_due(self) -> bool:
-        every, update = self.hub.config.evaluation.every_updates, self._committed()
+        every, update = self.hub.config.evaluation.every_updates, self.hub.state.committed
         if every is None or update == 0 or update % every or update == self._evaluated_at:
             return False
         state, now = self.hub.state, self.hub.clock.now()
@@ -169,13 +170,9 @@ class Phases:
                 f"{self._skips_told} prompts over task.max_prompt_length were skipped so far",
             )
 
-    def _committed(self) -> int:
-        state = self.hub.state
-        return state.update - (self.hub.account.taken is not None)
-
     def _stop_reason(self) -> str | None:
         stop, state = self.hub.config.stop, self.hub.state
-        committed = self._committed()
+        committed = state.committed
         if stop.updates is not None and committed >= stop.updates:
             return f"{committed} updates"
         if stop.train_time_s is not None and self.hub.clock.now() >= stop.train_time_s:
@@ -202,8 +199,9 @@ class Phases:
     async def _quiet(self) -> bool:
         """No lease and no batch out; towards an evaluation also weights loaded and rewards in."""
         generation = self.parts.generation
-        await generation.hold_all()
-        if self.hub.account.taken or generation.live():
+        generation.hold_all()
+        # Whether a learner that is gone had trained its batch is known when one comes back.
+        if (self.hub.account.taken and self.hub.peers.learner) or generation.live():
             return False
         return self._stopping or (generation.all_loaded() and not self.parts.scoring.waiting())
 
@@ -223,7 +221,7 @@ class Phases:
 
     async def _finish(self) -> None:
         self._enter("closing", self.outcome)
-        training, update = self.parts.training, self.hub.state.update
+        training, update = self.parts.training, self.hub.state.committed
         if training.ready and update > 0 and training.checkpoint_update != update:
             self._checkpoint_asked = True
             await training.request_checkpoint()
@@ -233,7 +231,7 @@ class Phases:
     async def _advance_closing(self) -> None:
         if not self._checkpoint_asked:
             return
-        if self.parts.training.checkpoint_update == self.hub.state.update:
+        if self.parts.training.checkpoint_update == self.hub.state.committed:
             await self._close()
         elif self.hub.peers.learner is None:
             self.hub.incident("error", "no_checkpoint", "the learner was gone before the last one")
@@ -242,6 +240,7 @@ class Phases:
     async def _close(self) -> None:
         hub = self.hub
         if self.outcome == "finished":
+            self.parts.training.give_back("the run ended without its learner")
             self._discard()
         hub.tell(at_once=True)
         metrics = self.parts.gauges.now(0, 0)
@@ -251,7 +250,7 @@ class Phases:
         self.phase = "leaving"
         self._leaving_since = time.monotonic()
         for name in list(hub.peers.monitors):
-            await hub.send(name, status(hub, self.parts, self.name))
+            await hub.send(name, status(hub, self.parts, self.waits, self.name))
         await hub.broadcast(Shutdown(reason=hub.failed or self.outcome))
 
     def _discard(self) -> None:

@@ -8,6 +8,7 @@ room, and an incident says so.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -36,7 +37,7 @@ class Recorder:
         self._interval_s = interval_s
         self._records: list[Record] = []
         self._effects: list[Effect] = []
-        self._wake = asyncio.Event()
+        self._wake, self._hurry = asyncio.Event(), asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self.disk_full = False
@@ -47,17 +48,21 @@ class Recorder:
         self._idle.clear()
         self._wake.set()
 
-    def after(self, effect: Effect) -> None:
-        """Run once everything written so far is on disk."""
+    def after(self, effect: Effect, *, hurry: bool = False) -> None:
+        """Run once everything written so far is on disk; with `hurry` nothing more is gathered
+        first, because somebody has nothing else to do."""
         self._effects.append(effect)
         self._idle.clear()
         self._wake.set()
+        if hurry:
+            self._hurry.set()
 
     async def run(self) -> None:
         """Commit for as long as the task lives."""
         while True:
             await self._wake.wait()
-            await asyncio.sleep(self._interval_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), self._interval_s)
             await self._commit()
 
     async def flush(self) -> None:
@@ -66,6 +71,7 @@ class Recorder:
 
     async def _commit(self) -> None:
         self._wake.clear()
+        self._hurry.clear()
         records, self._records = self._records, []
         effects, self._effects = self._effects, []
         while records:

@@ -32,7 +32,9 @@ class RejectionLog:
     write: Callable[[str, str], None]
     clock: Callable[[], float] = time.monotonic
     counts: Counter[str] = field(default_factory=Counter)
-    """All rejections so far, by kind."""
+    """All rejections of this process so far, by kind."""
+    before: int = 0
+    """Those of the coordinators before it."""
     _lines: Counter[tuple[str, str]] = field(default_factory=Counter)
     _unsaid: Counter[str] = field(default_factory=Counter)
     _began: float | None = None
@@ -40,7 +42,7 @@ class RejectionLog:
     @property
     def total(self) -> int:
         """All rejections so far."""
-        return self.counts.total()
+        return self.before + self.counts.total()
 
     def count(self, kind: str) -> None:
         """Count a rejection and write nothing, because such rejections happen in healthy runs

@@ -41,6 +41,11 @@ class Rounds:
         self._end_round()
         self._warmup.restart()
 
+    def resume(self) -> None:
+        """A new coordinator took over: windows that are under way are those of a round."""
+        for key in list(self._leases.open):
+            self._join_round(key)
+
     def committed(self, explained_variance: float | None) -> None:
         """An update is in, and its round is over."""
         self._end_round()
@@ -120,6 +125,10 @@ class Rounds:
 
     # -- batches ----------------------------------------------------------------------------------
 
+    def is_behind(self) -> bool:
+        """Whether nothing is to be sampled, because a rollback is gone over again."""
+        return self._halves.is_behind()
+
     def too_stale(self) -> list[Window]:
         """Ready windows that can no longer be trained."""
         return self._halves.too_stale()
@@ -128,6 +137,8 @@ class Rounds:
         """The next batch, or None when the learner has to wait."""
         if self._account.taken is not None or (self._round and not self._round_over()):
             return None
+        if again := self._halves.again():
+            return again
         value = self._config.algorithm.value
         if self.warming:
             assert value is not None

@@ -27,16 +27,14 @@ from coordinator.rounds import Rounds
 from coordinator.settle import Settlement
 from coordinator.state import State
 from coordinator.stream import Stream
+from headrace import stacks
 from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import WeightNotice
-from headrace.protocol.records import Restarted, VersionPublished
+from headrace.protocol.records import MetricsSampled, Restarted, VersionPublished
 from headrace.protocol.sockets import Router
 from storage.run_store import RunStore
-
-UNJOURNALED_LEASES = 1_000_000
-"""At most so many leases are given out between two commits of the journal."""
 
 
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
@@ -65,9 +63,12 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         router = bind(0)
     state = State(config)
     store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, run_id, config)
+    rejected_before = 0.0
     if resume:
         for record in store.replay():
             state.apply(record)
+            if isinstance(record, MetricsSampled):
+                rejected_before = record.metrics.get("transport/rejected", rejected_before)
     leases = Leases(state.account)
     kind = Stream if config.schedule.mode == "streaming" else Rounds
     lines = None
@@ -88,6 +89,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         clock=Clock(train_s=state.train_time_s),
         lines=lines,
     )
+    hub.rejections.before = int(rejected_before)
     coordinator = Coordinator(hub, prompts)
     if resume:
         _take_over(coordinator)
@@ -106,14 +108,14 @@ def _last_port(run_dir: Path) -> int:
 
 
 def _take_over(coordinator: Coordinator) -> None:
-    """Go on where the last coordinator was: its leases are void, so every unfinished trajectory
-    waits for a new lease and every complete one for its score. A batch may be out at the learner:
-    the learner's Hello will say whether its weights already hold that batch."""
+    """Go on where the last coordinator was: generators go on with the leases that it gave, every
+    other unfinished trajectory waits for one, and every complete one for its score. A batch may be
+    out at the learner: the learner's Hello will say whether its weights already hold that batch."""
     hub = coordinator.hub
-    # Some leases may have been given out and not journaled.
-    next_lease = hub.state.next_lease + UNJOURNALED_LEASES
-    hub.note(Restarted(at=time.time(), next_lease=next_lease))
-    hub.leases.begin()
+    hub.note(Restarted(at=time.time(), next_lease=hub.state.next_lease))
+    hub.leases.begin(hub.state.leases)
+    hub.scheduler.resume()
+    coordinator.parts.generation.resume()
     hub.settle(list(hub.account.active.values()))
     for trajectory in hub.account.trajectories.values():
         coordinator.parts.scoring.add(trajectory)
@@ -136,13 +138,13 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
     )
 
 
-async def _main(config: RunConfig, run_dir: Path, *, resume: bool) -> int:
+async def _main(config: RunConfig, run_dir: Path, *, resume: bool, host: str | None = None) -> int:
     coordinator, store = build(config, run_dir, resume=resume)
     hub = coordinator.hub
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, coordinator.phases.stop, "stopped")
     loop.add_signal_handler(signal.SIGINT, coordinator.phases.stop, "interrupted")
-    _announce(run_dir, hub.router.address, hub.run_id)
+    _announce(run_dir, hub.router.address, hub.run_id, host)
     try:
         await coordinator.run()
     finally:
@@ -154,8 +156,11 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool) -> int:
     return 0
 
 
-def _announce(run_dir: Path, address: str, run_id: str) -> None:
-    """Tell the supervisor where to connect, in one piece."""
+def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None) -> None:
+    """Tell the supervisor where to connect, in one piece. `host`: the name that others know this
+    one by, where the address binds all of its interfaces."""
+    if host is not None:
+        address = f"tcp://{host}:{address.rsplit(':', 1)[1]}"
     path = run_dir / "coordinator.json"
     partial = path.with_suffix(".partial")
     told = {"address": address, "host": socket.gethostname(), "pid": os.getpid(), "run_id": run_id}
@@ -168,11 +173,14 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder")
     parser.add_argument("--resume", action="store_true", help="go on with what the folder holds")
+    parser.add_argument("--announce", metavar="HOST", help="this host's name for the other hosts")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    stacks.listen()
     try:
         config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
-        return asyncio.run(_main(config, arguments.run_dir, resume=arguments.resume))
+        running = _main(config, arguments.run_dir, resume=arguments.resume, host=arguments.announce)
+        return asyncio.run(running)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -43,6 +43,12 @@ class Scheduler(Protocol):
     def restart(self) -> None:
         """The learner is at another update than it was: begin the round and the warm-up there."""
 
+    def resume(self) -> None:
+        """A new coordinator took over: leases are in force already."""
+
+    def is_behind(self) -> bool:
+        """Whether nothing is to be sampled, because a rollback is gone over again."""
+
     def stops_at_border(self) -> bool:
         """Whether a request ends with its window."""
 
@@ -80,7 +86,7 @@ class Warmup:
     def restart(self) -> None:
         """Begin where the state is; a batch that is out is not in yet."""
         value, first = self._value, self._state.first_policy_update
-        done = self._state.update - (self._state.account.taken is not None)
+        done = self._state.committed
         # The warm-up may have ended early, by explained variance.
         over = first is not None and done >= first - 1
         self.on = value is not None and done < value.warmup_updates and not over
@@ -101,7 +107,7 @@ class Halves:
     """Which of the windows and trajectories that wait go into a batch."""
 
     def __init__(self, config: RunConfig, state: State, *, by_arrival: bool) -> None:
-        self._schedule = config.schedule
+        self._config, self._schedule = config, config.schedule
         self._state, self._account = state, state.account
         self._by_arrival = by_arrival
         self._looked_at = (-1, -1)
@@ -123,6 +129,30 @@ class Halves:
         self._looked_at = (update, max([mark, *(window.order for window in new)]))
         bound, age = self._schedule.max_staleness, self._state.versions.age
         return [window for window in new if age(window.max_version, update) > bound]
+
+    def again(self) -> Selection | None:
+        """The first batch that came back, as far as it can still be trained: the surviving lineage
+        goes the way of the one that was given up, batch by batch."""
+        account, value = self._account, self._config.algorithm.value
+        for batch in account.again:
+            ids = [window.window_id for window in batch.windows]
+            windows = [account.ready[key] for key in ids if key in account.ready]
+            values = [account.values[k] for k in batch.value_trajectories if k in account.values]
+            if windows or values:
+                epochs = self._config.learner.value.epochs
+                if value is not None and not ids:
+                    epochs = value.warmup_epochs
+                return Selection(windows, values, epochs)
+        return None
+
+    def is_behind(self) -> bool:
+        """Whether so many updates are to be done again that what is sampled now would be too old
+        when its turn comes."""
+        account = self._account
+        if not account.again:
+            return False
+        left = sum(map(account.is_wanted, account.again))
+        return 0 < left >= self._schedule.max_staleness
 
     def windows(self) -> list[Window]:
         """What a full batch takes of the ready windows: the oldest ones."""

@@ -173,7 +173,7 @@ class Scoring:
             touched += self._take(ask, score)
         self._hub.settle(touched)
         if touched:
-            self._hub.progress()
+            self._hub.progress("rewards")
         return self._told()
 
     def expire(self) -> list[Trajectory]:
@@ -185,7 +185,7 @@ class Scoring:
             self._note_held(trajectory)
         self._hub.settle(late)
         if late:
-            self._hub.progress()
+            self._hub.progress("rewards")
         return self._told()
 
     def _told(self) -> list[Trajectory]:

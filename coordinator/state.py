@@ -2,8 +2,8 @@
 
 Comes in: records, live or replayed. Goes out: the account of all sequences, versions and their age,
 counters of the run. Promise: `apply` is the only way in which anything here changes, so that
-replaying the journal rebuilds the state of a coordinator that died, memory included. Leases are not
-part of it (`coordinator.leases`): they die with the coordinator that gave them.
+replaying the journal rebuilds the state of a coordinator that died, memory included. Of leases it
+has who was given which; who waits for one is worked out from that (`coordinator.leases`).
 """
 
 from collections import Counter
@@ -22,6 +22,7 @@ from headrace.protocol.records import (
     LineageBegan,
     Record,
     Restarted,
+    TokensLost,
     TrajectoryEnded,
     UpdateCommitted,
     VersionIssued,
@@ -39,56 +40,78 @@ class State:
         account: trajectories, windows, queues and the ledger.
         versions: which update each weight version is from.
         update: the update that is out at the learner, else the last one committed.
+        given: the highest update that any learner of the run was ever given.
         lineage: the line of updates that the learner is on; a rollback begins a new one.
-        returned: the batch that came back last, until another leaves.
+        line: the places on it that a learner can still go back to: by update, the batch that was
+            trained in it (None: the starting model, or a batch from before they had ids).
         first_policy_update: the first update on this lineage that trained the policy.
         checkpoints: updates of the checkpoints on this lineage, oldest first.
+        leases: the last lease of each trajectory that has not answered it: id and generator. It may
+            be over, where a generator was lost.
+        discarded: by generator, its process and what that had thrown away at holds.
         issued, ended: training trajectories so far, the ended ones by status.
     """
 
     def __init__(self, config: RunConfig) -> None:
         self.account = Account(has_value=config.algorithm.value is not None)
         self.versions = Versions()
-        self.returned: BatchTaken | None = None
         self.next_group = 0
         self.next_trajectory = 0
         self.next_lease = 0
         self.position = 0
-        self.update = 0
+        self.update = self.given = 0
         self.lineage = 0
+        self.line: dict[int, int | None] = {0: None}
         self.first_policy_update: int | None = None
         self.train_time_s = 0.0
         self.evaluations: list[EvaluationDone] = []
         self.checkpoints: list[int] = []
+        self.leases: dict[int, tuple[int, str]] = {}
+        self.discarded: dict[str, tuple[int, int]] = {}
         self.issued = 0
         self.ended: Counter[str] = Counter()
 
     @property
-    def newest_update(self) -> int:
-        """The last update on this lineage that a learner was given."""
-        batch = self.account.taken or self.returned
-        return max(self.update, batch.update if batch else 0)
+    def committed(self) -> int:
+        """The last update that is in."""
+        return self.update - (self.account.taken is not None)
+
+    def is_on_line(self, update: int, batch_id: int | None) -> bool:
+        """Whether weights of this update, of which that batch was the last one trained, are a place
+        on the surviving line. A batch that somebody does not name is taken to be the line's."""
+        if update not in self.line:
+            return False
+        ours = self.line[update]
+        return ours is None or batch_id is None or ours == batch_id
 
     def apply(self, record: Record) -> None:
         """Change the state as the record says."""
-        before = self.account.taken
         self.account.apply(record)
         match record:
-            case ChunkArrived() | WindowsClosed() | WindowsReady():
+            case ChunkArrived():
+                if record.finish is not None:
+                    self.leases.pop(record.trajectory_id, None)
+            case WindowsClosed() | WindowsReady():
                 pass  # The most frequent ones are the account's alone.
             case GroupIssued():
                 self._issue(record)
             case LeaseIssued():
                 self.next_lease = max(self.next_lease, record.lease_id + 1)
+                self.leases[record.trajectory_id] = record.lease_id, record.generator
             case Restarted():
                 self.next_lease = record.next_lease
+                self._forget_leases()
+            case TokensLost():
+                if record.pid:
+                    self.discarded[record.generator] = record.pid, record.total
             case TrajectoryEnded():
+                self.leases.pop(record.trajectory_id, None)
                 trajectory = self.account.trajectories[record.trajectory_id]
                 self.ended[record.status] += trajectory.purpose == "train"
             case BatchTaken():
-                self.update, self.returned = record.update, None
+                self.update, self.given = record.update, max(self.given, record.update)
             case BatchReturned():
-                self.update, self.returned = record.update - 1, before
+                self.update = record.update - 1
             case UpdateCommitted():
                 self._commit(record)
             case LineageBegan():
@@ -99,10 +122,12 @@ class State:
                 self.versions.publish(record.version, record.update)
             case EvaluationDone():
                 self.evaluations.append(record)
+                self._forget_leases()
             case CheckpointWritten():
                 self.checkpoints.append(record.update)
             case Forgotten():
                 self.checkpoints = [u for u in self.checkpoints if u >= record.update]
+                self.line = {u: b for u, b in self.line.items() if u >= record.update}
                 self.versions.forget(self._oldest_version())
 
     def _issue(self, record: GroupIssued) -> None:
@@ -113,7 +138,7 @@ class State:
             self.position = max(self.position, record.position + 1)
 
     def _commit(self, record: UpdateCommitted) -> None:
-        self.returned = None
+        self.line[record.update] = record.batch_id
         self.train_time_s = record.train_time_s
         if record.skipped is not None or not record.window_ids:
             self.versions.keep(record.update)
@@ -122,11 +147,16 @@ class State:
 
     def _roll_back(self, record: LineageBegan) -> None:
         self.lineage, self.update = record.lineage, record.update
-        self.returned = None
+        self.line = {u: b for u, b in self.line.items() if u <= record.update}
         self.checkpoints = [u for u in self.checkpoints if u <= record.update]
         self.versions.roll_back(record.update)
         if self.first_policy_update is not None and record.update < self.first_policy_update - 1:
             self.first_policy_update = None
+
+    def _forget_leases(self) -> None:
+        """Those of evaluations that are no more."""
+        known = self.account.trajectories
+        self.leases = {key: lease for key, lease in self.leases.items() if key in known}
 
     def _oldest_version(self) -> int:
         """The oldest version that a token still to be trained may have."""

@@ -1,41 +1,12 @@
 """What the coordinator tells a monitor: where the run stands and what is waited for."""
 
-import time
-
 from coordinator.hub import Hub
 from coordinator.parts import Parts
+from coordinator.waits import Waits
 from headrace.protocol.messages import Status
 
 
-def waits(hub: Hub, parts: Parts) -> dict[str, float]:
-    """What is waited for, in words, and for how long."""
-    peers = hub.peers
-    waits: list[str] = []
-    if not peers.generators:
-        waits.append("a generator to join")
-    elif hub.state.versions.current >= 0 and not parts.generation.all_loaded():
-        waits.append(f"generators to load version {hub.state.versions.current}")
-    if not peers.rewards:
-        waits.append("a reward worker to join")
-    if hub.config.evaluation.only:
-        pass
-    elif peers.learner is None:
-        waits.append("the learner to join")
-    elif not parts.training.ready:
-        waits.append("the learner to publish its weights")
-    elif hub.account.taken:
-        waits.append(f"the learner's update {hub.account.taken.update}")
-    if hub.recorder.disk_full:
-        waits.append("room on the disk")
-    if parts.scoring.waiting():
-        waits.append(f"{parts.scoring.waiting()} rewards")
-    if parts.generation.live():
-        waits.append(f"{parts.generation.live()} trajectories to go on")
-    age = time.monotonic() - hub.progress_at
-    return dict.fromkeys(waits, age)
-
-
-def status(hub: Hub, parts: Parts, phase: str) -> Status:
+def status(hub: Hub, parts: Parts, waits: Waits, phase: str) -> Status:
     """The run's phase, its gauges and ledger, and what is waited for."""
     state = hub.state
     ledger = hub.account.ledger
@@ -65,7 +36,8 @@ def status(hub: Hub, parts: Parts, phase: str) -> Status:
             **{name: ledger.accounts[name] for name in ("trained_policy", "ready", "in_flight")},
         },
         dropped=dict(ledger.dropped),
-        waits=waits(hub, parts),
+        waits={wait.words: wait.age_s for wait in waits.now()},
         processes={n: p.hello.role for n, p in hub.peers.everyone()},
-        message=hub.failed or "",
+        message=hub.failed or hub.stalled or "",
+        stalled=hub.stalled is not None,
     )

@@ -41,6 +41,9 @@ class Stream:
         """The learner is at another update than it was."""
         self._warmup.restart()
 
+    def resume(self) -> None:
+        """A new coordinator took over: whoever has a lease is in play already."""
+
     def committed(self, explained_variance: float | None) -> None:
         """An update is in."""
         self._warmup.committed(explained_variance)
@@ -95,12 +98,16 @@ class Stream:
         """A trajectory that is being generated came to a border: may it begin the next window?"""
         if trajectory.trajectory_id in self._leases.open:
             return True
-        if not self._may_begin(self.in_play()):
+        if not self._may_begin(self.in_play()) or self.is_behind():
             return False
         self._leases.may_begin(trajectory.trajectory_id)
         return True
 
     # -- batches ----------------------------------------------------------------------------------
+
+    def is_behind(self) -> bool:
+        """Whether nothing is to be sampled, because a rollback is gone over again."""
+        return self._halves.is_behind()
 
     def too_stale(self) -> list[Window]:
         """Ready windows that can no longer be trained."""
@@ -110,6 +117,8 @@ class Stream:
         """The next batch, or None when the learner has to wait."""
         if self._account.taken is not None:
             return None
+        if again := self._halves.again():
+            return again
         value = self._config.algorithm.value
         if self.warming:
             assert value is not None

@@ -2,11 +2,11 @@
 
 Comes in: the scheduler's selection, UpdateDone, a learner that joins (again). Goes out: Batch,
 the records of what was taken and committed, checkpoints. Promises: one batch is out at a time and
-is on record before it is sent; versions are issued here and never twice; a learner that was
-restored to an earlier update begins a new lineage, and what was committed after that update is
-ready again.
+is on record before it is sent; batches have ids and versions numbers that are never another's; what
+a learner's weights make of the ledger is decided in `surviving_line`.
 """
 
+import secrets
 import time
 from collections import Counter
 
@@ -20,6 +20,7 @@ from coordinator.hub import Hub
 from coordinator.peers import Peer
 from coordinator.permissions import Orders
 from coordinator.shares import DropShares
+from coordinator.surviving_line import SurvivingLine
 from coordinator.values import cut
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages import (
@@ -33,11 +34,9 @@ from headrace.protocol.messages import (
     Welcome,
 )
 from headrace.protocol.records import (
-    BatchReturned,
     BatchTaken,
     CheckpointWritten,
     Forgotten,
-    LineageBegan,
     UpdateCommitted,
     VersionIssued,
     VersionPublished,
@@ -45,6 +44,8 @@ from headrace.protocol.records import (
 )
 from sequence.trajectories import Trajectory
 
+_BATCH_ID_BITS = 52
+"""Batch ids are random, so that none comes again where a journal lost its end."""
 MANY_BATCHES = 10
 """So many batches of groups filtered in a row are worth a word."""
 
@@ -58,6 +59,7 @@ class Training:
         self._gauges = gauges
         self._batch_metrics: dict[str, Metric] = {}
         self._sent_at = 0.0
+        self._line = SurvivingLine(hub)
         self._admission = Admission(hub.account)
         self._shares = DropShares()
         self.orders = Orders()
@@ -67,25 +69,17 @@ class Training:
     # -- the learner comes and goes ---------------------------------------------------------------
 
     async def join(self, hello: Hello, welcome: Welcome) -> None:
-        """A learner said Hello: bring the ledger to the update its weights are from."""
-        hub, state = self._hub, self._hub.state
-        self._commit_unreported(hello)
-        self.lose("restarted")
-        if hello.update != state.update or (state.update and hello.resumed_from):
-            undone = [b for u, b in hub.account.committed.items() if u > hello.update]
-            hub.note(
-                LineageBegan(
-                    at=time.time(),
-                    lineage=state.lineage + 1,
-                    update=hello.update,
-                    version=state.versions.issued + 1,
-                    reason=f"learner restored from {hello.resumed_from or 'the starting model'}",
-                    window_ids=[w.window_id for batch in undone for w in batch.windows],
-                    value_trajectories=[t for batch in undone for t in batch.value_trajectories],
-                )
-            )
-            hub.scheduler.restart()
+        """A learner said Hello, for the first time or again: bring the ledger to the update its
+        weights are from, or the learner to weights that the ledger knows."""
+        hub = self._hub
+        self.lose()
+        problem = self._line.meet(hello)
         self.admit(self._admission.unjudged())
+        if problem is not None:
+            await self._bring_back(hello.name, problem)
+            return
+        if hub.scheduler.is_behind():
+            self._generation.hold_all()
         hub.peers.learner = Peer(hello)
         version = self._issue_version()
         self.orders = Orders(versions={version: hello.update}, newest=hello.update)
@@ -96,57 +90,39 @@ class Training:
                 run_dir=welcome.run_dir,
                 config=welcome.config,
                 publish_as=version,
+                lineage=hub.state.lineage,
+                greeting=hello.greeting,
             ),
         )
 
-    def _commit_unreported(self, hello: Hello) -> None:
-        """The learner's weights hold a batch whose UpdateDone never came (it died, or the
-        coordinator did, between checkpoint and report): it is trained, and must not be again."""
-        state = self._hub.state
-        batch = self._hub.account.taken or state.returned
-        if batch is None or hello.update != batch.update:
-            return
-        if self._hub.account.taken is None:
-            self._hub.note(batch)
-        self._hub.note(
-            UpdateCommitted(
-                at=time.time(),
-                update=batch.update,
-                lineage=batch.lineage,
-                version=batch.version,
-                train_time_s=self._hub.clock.now(),
-                trained_tokens=0,
-                window_ids=[window.window_id for window in batch.windows],
-                value_trajectories=batch.value_trajectories,
-                metrics={},
-                diagnostics=[],
-            )
-        )
-        self._spend(batch)
-        self._hub.scheduler.committed(None)
-
-    def _spend(self, batch: BatchTaken) -> None:
-        """What a warm-up's critic has seen the end of is not for the policy any more."""
-        if not batch.windows:
-            for drop in self._hub.settlement.spend(batch.value_trajectories):
-                self._hub.note(drop)
-
-    def lose(self, reason: str) -> None:
-        """The learner is gone: the batch it had is ready again."""
+    def lose(self) -> None:
+        """The learner is gone. Whether its weights hold the batch it had is known when one joins:
+        until then the batch is out."""
         self.ready = False
         self.orders = Orders()
         self._hub.peers.learner = None
-        if (taken := self._hub.account.taken) is not None:
-            self._hub.note(
-                BatchReturned(
-                    at=time.time(),
-                    update=taken.update,
-                    lineage=taken.lineage,
-                    reason=reason,
-                    window_ids=[window.window_id for window in taken.windows],
-                    value_trajectories=taken.value_trajectories,
-                )
+
+    async def doubt(self, message: UpdateDone) -> None:
+        """The learner reported an update that nobody waits for. If it is of a batch that is neither
+        out nor in, its weights hold what the ledger does not."""
+        hub = self._hub
+        committed = hub.state.line.get(hub.state.committed)
+        learner = hub.peers.learner
+        if learner is not None and message.batch_id not in (self.orders.batch_id, committed):
+            name = learner.hello.name
+            self.lose()
+            await self._bring_back(
+                name, f"it trained batch {message.batch_id}, which it did not have at that time"
             )
+
+    async def _bring_back(self, name: str, problem: str) -> None:
+        self._line.give_back("the learner has to go back")
+        self._hub.incident("warning", "learner_brought_back", f"{name}: {problem}")
+        await self._hub.send(name, self._line.restore(problem))
+
+    def give_back(self, reason: str) -> None:
+        """No learner will say any more what became of the batch that is out."""
+        self._line.give_back(reason)
 
     def _issue_version(self) -> int:
         version = self._hub.state.versions.issued + 1
@@ -165,8 +141,8 @@ class Training:
                 num_bytes=notice.num_bytes,
             )
         )
-        self._hub.progress()
-        await self._generation.publish(notice)
+        self._hub.progress("learner")
+        self._generation.publish(notice)
         self.ready = True
 
     # -- updates ----------------------------------------------------------------------------------
@@ -205,12 +181,16 @@ class Training:
             hub.rules,
             ranks=hub.config.learner.ranks,
             max_bytes=hub.config.transport.part_bytes,
+            batch_id=secrets.randbits(_BATCH_ID_BITS),
         )
         hub.note(prepared.taken)
         every = hub.config.checkpoint.every_updates
         update = prepared.taken.update
         version = hub.state.versions.current
+        batch_id = prepared.taken.batch_id
+        assert batch_id is not None
         batch = Batch(
+            batch_id=batch_id,
             update=update,
             lineage=prepared.taken.lineage,
             version=version,
@@ -220,7 +200,7 @@ class Training:
             checkpoint=bool(every and update % every == 0),
         )
         parts = [
-            BatchPart(update=update, rank=rank, index=index, shard=shard)
+            BatchPart(batch_id=batch_id, rank=rank, index=index, shard=shard)
             for rank, shards in enumerate(prepared.parts)
             for index, shard in enumerate(shards)
         ]
@@ -266,7 +246,7 @@ class Training:
 
     async def _send(self, name: str, batch: Batch, parts: list[BatchPart]) -> None:
         taken = self._hub.account.taken
-        if taken is not None and (taken.lineage, taken.update) == (batch.lineage, batch.update):
+        if taken is not None and taken.batch_id == self.orders.batch_id == batch.batch_id:
             await self._hub.send(name, batch)
             for part in parts:
                 await self._hub.send(name, part)
@@ -293,17 +273,18 @@ class Training:
             metrics=metrics,
             diagnostics=message.diagnostics,
             skipped=cut(message.skipped),
+            batch_id=taken.batch_id,
         )
         # Its metrics hold the ledger as it is after this commit, so they are filled in behind it.
         hub.state.apply(record)
         metrics |= self._gauges.at_commit(metrics)
         trained = hub.account.ledger.accounts["trained_policy"]
         hub.recorder.write(msgspec.structs.replace(record, metrics=metrics, trained_tokens=trained))
-        self._spend(taken)
+        self._line.spend(taken)
         explained = metrics.get("critic/vf_explained_var")
         hub.scheduler.committed(explained if isinstance(explained, float) else None)
         hub.clock.learner_waits(True)
-        hub.progress()
+        hub.progress("learner")
         if message.checkpoint:
             self._checkpointed(message.update, message.checkpoint)
         if message.notice is not None:
@@ -315,7 +296,7 @@ class Training:
         """Ask for a checkpoint of the present weights."""
         learner = self._hub.peers.learner
         if learner is not None:
-            update, lineage = self._hub.state.update, self._hub.state.lineage
+            update, lineage = self._hub.state.committed, self._hub.state.lineage
             self.orders.checkpoint = update
             await self._hub.send(
                 learner.hello.name, CheckpointRequest(update=update, lineage=lineage)
@@ -346,4 +327,4 @@ class Training:
         )
         kept = sorted(set(hub.state.checkpoints))[-hub.config.checkpoint.keep_last :]
         hub.note(Forgotten(at=time.time(), update=kept[0]))
-        hub.progress()
+        hub.progress("learner")

@@ -15,7 +15,15 @@ from dashboard import data, panels
 from dashboard.data import RunData
 from dashboard.palette import STYLE
 from dashboard.picker import pick_run
-from dashboard.views import learning, overview, pipeline, reward_model, rewards, trajectories
+from dashboard.views import (
+    learning,
+    overview,
+    pipeline,
+    query,
+    reward_model,
+    rewards,
+    trajectories,
+)
 
 _STATIC = Path(__file__).parent / "static"
 Render = Callable[[RunData, Path], None]
@@ -27,6 +35,7 @@ PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Rewards", ":material/balance:", rewards.render),
     ("Pipeline", ":material/view_timeline:", pipeline.render),
     ("Trajectories", ":material/notes:", trajectories.render),
+    ("Query", ":material/database_search:", query.render),
 )
 
 

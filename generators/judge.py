@@ -18,6 +18,7 @@ from typing import Any
 
 from generators.run import has_gpu
 from generators.vllm_engine import VllmSettings, prepare_environment
+from headrace import stacks
 from headrace.config.judge import JudgeConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.judges import FOLDER, JudgeAddress, forget_address, write_address
@@ -135,6 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
+    stacks.listen()
     try:
         judge = read_config(args.run_dir).reward.judges[args.name]
         if args.cpus:

@@ -7,9 +7,10 @@ anything else that the loop does.
 What blocks it: a lease waits for weights of its `version_at_least` (and for any weights at all);
 nothing else. What wakes it: messages and tokens. On Shutdown or `finish` every live lease is held
 with the tokens it has, chunks are delivered, Goodbye is said. When the engine dies the same happens
-with the cause in Goodbye, and `run` raises. When the coordinator is silent for some heartbeats
-Hello is sent again; each Welcome makes everything unacknowledged go out once more; silence for
-`stall_timeout_s` raises RunFailedError.
+with the cause in Goodbye, and `run` raises. When the coordinator is silent for some heartbeats, or
+asks, Hello is sent again with the leases that are held, and chunks wait for the Welcome; it makes
+everything unacknowledged go out once more. Engines go on meanwhile. Silence for `stall_timeout_s`
+raises RunFailedError.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from generators.chunking import ChunkCutter
 from generators.cores import Cores
@@ -34,6 +37,7 @@ from generators.weights import WeightsUnavailableError, fetch
 from generators.worktime import WorkTime
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import (
+    AskHello,
     ChunkAck,
     GeneratorReport,
     Goodbye,
@@ -43,6 +47,7 @@ from headrace.protocol.messages import (
     Leases,
     Message,
     Refused,
+    Resend,
     Shutdown,
     WeightNotice,
     WeightsLoaded,
@@ -131,6 +136,8 @@ class GeneratorLoop:
     async def _leave(self, failed: str | None) -> None:
         for lease_id in [*self._live, *self._waiting]:
             self._hold(lease_id, -1)
+        if self._outbox.paused:
+            self._outbox.resend()
         if not await self._outbox.drain(_GOODBYE_S):
             _LOG.warning("some chunks were not acknowledged; they will be generated again")
         await self._channel.send(Goodbye(failed=failed))
@@ -159,7 +166,10 @@ class GeneratorLoop:
                     if self._notice is None or message.version >= self._notice.version:
                         self._notice = message
                         self._noticed.set()
-                case Welcome():
+                case AskHello():
+                    if not self._outbox.paused:
+                        await self._greet()
+                case Welcome() | Resend():
                     self._outbox.resend()
                 case Refused(reason=reason):
                     raise UserError(f"the coordinator refuses {self._hello.name}: {reason}")
@@ -278,10 +288,19 @@ class GeneratorLoop:
                     f"nothing heard from the coordinator for {now - self._heard:.0f} s"
                 )
             patience = _SILENT_HEARTBEATS * self._heartbeat_s
-            if now - max(self._heard, greeted) > patience:
+            heard = 0.0 if self._outbox.paused else self._heard
+            if now - max(heard, greeted) > patience:
                 greeted = now
-                await self._channel.send(self._hello)
+                await self._greet()
             await self._channel.send(self._report())
+
+    async def _greet(self) -> None:
+        """Say Hello with the leases that are held; chunks wait for the answer."""
+        if self._over.done():
+            return
+        self._outbox.pause()
+        leases = {*self._live, *self._waiting, *self._outbox.leases()}
+        await self._channel.send(replace(self._hello, leases=sorted(leases)))
 
     def _report(self) -> GeneratorReport:
         return GeneratorReport(

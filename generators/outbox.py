@@ -2,7 +2,9 @@
 
 Chunks gather for a few milliseconds into one message. Each is kept until it is acknowledged;
 `resend` sends all unacknowledged ones again, in order, so that nothing is lost when the coordinator
-or the connection goes away. Nothing here blocks; memory is bounded by what the live leases may
+or the connection goes away. Between `pause` and `resend` they are kept and not sent: whoever has
+said Hello sends nothing before the answer, so that no chunk overtakes those before it. Nothing here
+blocks; memory is bounded by what the live leases may
 generate.
 """
 
@@ -26,6 +28,15 @@ class Outbox:
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
+        self.paused = False
+
+    def pause(self) -> None:
+        """Send nothing until `resend`."""
+        self.paused = True
+
+    def leases(self) -> set[int]:
+        """Leases of which something is not acknowledged."""
+        return {chunk.lease_id for chunk in self._unacked.values()}
 
     def put(self, chunk: TrajectoryChunk) -> None:
         """Send soon, keep until acknowledged."""
@@ -42,7 +53,8 @@ class Outbox:
             self._empty.set()
 
     def resend(self) -> None:
-        """Send everything that is not acknowledged once more."""
+        """Send everything that is not acknowledged once more, and all that comes."""
+        self.paused = False
         self._waiting = list(self._unacked.values())
         if self._waiting:
             self._wake.set()
@@ -56,8 +68,10 @@ class Outbox:
 
     async def flush(self) -> None:
         """Send all that waits now, in messages of at most about `max_bytes`."""
-        waiting, self._waiting = self._waiting, []
         self._wake.clear()
+        if self.paused:
+            return
+        waiting, self._waiting = self._waiting, []
         message: list[TrajectoryChunk] = []
         size = 0
         for chunk in waiting:

@@ -21,6 +21,7 @@ from generators.fake_engine import FakeEngine
 from generators.hot_check import check_hot
 from generators.loop import GeneratorLoop
 from generators.vllm_engine import cache_folder
+from headrace import stacks
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.identity import identity_of
@@ -188,6 +189,8 @@ def _end_on_signals(loop: GeneratorLoop, interrupted: asyncio.Event) -> None:
 
 
 def _cores(text: str) -> list[int]:
+    if text == "all":
+        return sorted(os.sched_getaffinity(0))
     return [int(core) for core in text.split(",")]
 
 
@@ -197,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--connect", required=True, metavar="ADDR", help="tcp://host:port")
     parser.add_argument("--name", required=True, help="unique in the run, e.g. generator-0")
     parser.add_argument("--curve-keys", metavar="DIR", help="folder with CURVE keys")
-    parser.add_argument("--cpus", type=_cores, metavar="0,1", help="cores of this generator")
+    parser.add_argument("--cpus", type=_cores, metavar="0,1", help="its cores, or `all`")
     parser.add_argument(
         "--evaluation-cpus",
         type=_cores,
@@ -208,6 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
+    stacks.listen()
     try:
         link = Link(args.connect, curve_keys=args.curve_keys)
         return asyncio.run(generate(link, args.name, args.cpus, args.evaluation_cpus))

@@ -2,7 +2,8 @@
 
 Importing it ties that process's life to the generator's: when the generator dies, however it dies,
 the kernel kills the engine, which would otherwise stay as an orphan with its memory. It also has
-the engine gather the tokens that it sends (`vllm_gather`). `WeightLoader` is mixed into vLLM's
+the engine say what it is doing when it is asked (`headrace.stacks`) and gather the tokens that it
+sends (`vllm_gather`). `WeightLoader` is mixed into vLLM's
 worker class and replaces its weights from a safetensors file.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 
 from generators.vllm_gather import TOKENS_VARIABLE
 from generators.vllm_gather import install as install_gatherer
+from headrace import stacks
 
 OWNER_VARIABLE = "HEADRACE_ENGINE_OWNER"
 _PR_SET_PDEATHSIG = 1
@@ -35,6 +37,7 @@ def die_with_owner() -> None:
 
 
 die_with_owner()
+stacks.listen()
 install_gatherer(int(os.environ.get(TOKENS_VARIABLE, "1")))
 
 

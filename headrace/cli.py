@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from headrace.cli_data import add_data
+from headrace.cli_launch import add_launch
 from headrace.cli_options import Maker, offer_json, take_overrides, take_root
 from headrace.cli_reward import add_reward, reward_action
 from headrace.errors import RunFailedError, UserError
@@ -29,8 +31,11 @@ first steps:
   headrace show latest --json                               one run's figures and its ledger
   headrace audit latest                                     count its tokens again, check it
   headrace export latest trajectories --format parquet --out trajectories.parquet
+  headrace sql latest "select avg(reward) from trajectories where purpose = 'train'"
 
 more than one machine:
+  headrace launch RECIPE --on slurm --nodes 4 --gpus-per-node 8     a job of a Slurm cluster
+  headrace launch RECIPE --on ray                           a run on a Ray cluster
   headrace generator --connect latest                       one more generator for a run
   headrace generator --connect tcp://HOST:PORT --curve-keys keys/   elsewhere, with its keys
   headrace keys keys/                                       keys of your own (a run makes some)
@@ -72,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
 
     _training(command)
     _looking(command)
+    add_data(command)
     _checking(command)
     return root
 
@@ -87,6 +93,8 @@ def _training(command: Maker) -> None:
     train.add_argument("--no-dashboard", action="store_true", help="start no web page")
     train.add_argument("--plain", action="store_true", help="plain lines, no live display")
     take_root(train)
+
+    add_launch(command)
 
     generator = command(
         "generator", "one more generator for a run that is going on",
@@ -147,18 +155,6 @@ def _looking(command: Maker) -> None:
     )  # fmt: skip
     offer_json(audit)
     take_root(audit)
-
-    export = command(
-        "export", "write trajectories, tokens or metrics of a run to a file",
-        "headrace export latest trajectories --format jsonl --out out.jsonl --where 'reward > 0'",
-    )  # fmt: skip
-    export.add_argument("name", metavar="RUN")
-    export.add_argument("kind", metavar="KIND", help="trajectories, tokens or metrics")
-    export.add_argument("--format", metavar="F", help="parquet or jsonl (default: by the name)")
-    export.add_argument("--out", required=True, type=Path, metavar="PATH")
-    export.add_argument("--where", metavar="FILTER", help="e.g. 'reward == 1 and length > 100'")
-    export.add_argument("--force", action="store_true", help="replace an existing file")
-    take_root(export)
 
 
 def _checking(command: Maker) -> None:
@@ -233,6 +229,10 @@ def action(arguments: argparse.Namespace) -> Action:
             from headrace.commands.training import train
 
             return train
+        case "launch":
+            from headrace.commands.launching import launch
+
+            return launch
         case "generator":
             from headrace.commands.roles import generator
 
@@ -262,9 +262,13 @@ def action(arguments: argparse.Namespace) -> Action:
 
             return audit
         case "export":
-            from headrace.commands.runs import export
+            from headrace.commands.export import export
 
             return export
+        case "sql":
+            from headrace.commands.sql import sql
+
+            return sql
         case "reward":
             return reward_action(arguments.action)
         case "doctor":

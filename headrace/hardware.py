@@ -1,4 +1,7 @@
-"""What this machine has: cores, memory, GPUs. Reads /proc and asks nvidia-smi; imports no torch."""
+"""What this machine has: cores, memory, GPUs, addresses.
+
+Reads /proc, asks the system and nvidia-smi; imports no torch.
+"""
 
 import os
 import shutil
@@ -6,6 +9,8 @@ import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 MIB, GIB = 2**20, 2**30
 
@@ -51,6 +56,23 @@ def port_is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def own_address(host: str, port: int = 1) -> str:
+    """This machine's IPv4 address as `host` sees it; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
+
+
+def interface_towards(host: str) -> str | None:
+    """The network interface that this machine's address towards `host` belongs to; None where
+    no interface has it."""
+    address = own_address(host)
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            return str(name)
+    return None
 
 
 def _memory() -> tuple[int, int]:

@@ -60,14 +60,18 @@ def write_checkpoint(
     partial.rename(final)
     _point(root, LATEST, final.name)
     _sync(root)
-    _forget(root, keep_last)
+    _forget(root, update, keep_last)
     return final
 
 
-def newest(root: Path) -> Path | None:
-    """The newest checkpoint whose files are those of its manifest, or None."""
+def newest(root: Path, *, among: Callable[[int, int | None], bool] | None = None) -> Path | None:
+    """The newest checkpoint whose files are those of its manifest, or None. `among` says of an
+    update and its batch (None where the manifest names none) whether it will do."""
     for path in reversed(_numbered(root)):
-        if not mismatch(path):
+        if mismatch(path):
+            continue
+        manifest = read_manifest(path)
+        if among is None or among(int(manifest["update"]), manifest.get("batch_id")):
             return path
     return None
 
@@ -104,14 +108,22 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def _numbered(root: Path) -> list[Path]:
     """Complete-looking checkpoints, oldest first."""
     found = [p for p in root.glob("step_*") if p.name.removeprefix("step_").isdigit()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("step_")))
+    return sorted(found, key=_number)
 
 
-def _forget(root: Path, keep_last: int) -> None:
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
+
+
+def _forget(root: Path, update: int, keep_last: int) -> None:
+    """Remove what is not among the last ones up to this update. Those of later updates are of a
+    lineage that was given up: updates of one lineage only grow."""
     best = root / BEST
     kept = {best.read_text().strip()} if best.is_file() else set()
-    for path in _numbered(root)[:-keep_last]:
-        if path.name not in kept:
+    numbered = _numbered(root)
+    last = [path for path in numbered if _number(path) <= update][-keep_last:]
+    for path in numbered:
+        if path not in last and path.name not in kept:
             shutil.rmtree(path)
 
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config.learner import LearnerConfig, OptimizerConfig
+from headrace.hardware import interface_towards
+from headrace.protocol.sockets import is_loopback
 from learner.forward import Pack
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
@@ -272,15 +274,36 @@ def _deepspeed_config(
     }
 
 
-def join_ranks(*, rank: int, world_size: int, port: int, device: torch.device) -> None:
-    """Form the group of all learner ranks on this host (gloo on a CPU, NCCL on GPUs)."""
+def join_ranks(
+    *,
+    rank: int,
+    world_size: int,
+    port: int,
+    device: torch.device,
+    address: str = "127.0.0.1",
+    local_rank: int | None = None,
+) -> None:
+    """Form the group of all learner ranks (gloo on a CPU, NCCL on GPUs).
+
+    Args:
+        rank: this one, from 0.
+        world_size: how many there are.
+        port: where rank 0 is met.
+        device: this rank's.
+        address: rank 0's host as the others know it.
+        local_rank: this one's number on its host; None: all are on one host.
+    """
     os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank if local_rank is None else local_rank),
         "WORLD_SIZE": str(world_size),
     }
+    interface = None if is_loopback(address) else interface_towards(address)
+    if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+        # Gloo takes the interface of the host's own name, which is often the loopback.
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     deepspeed.init_distributed(
         dist_backend="nccl" if device.type == "cuda" else "gloo",
         auto_mpi_discovery=False,

@@ -1,12 +1,13 @@
 """The learner's heart: receive, update, publish, report.
 
-Comes in: Welcome, Batch with its parts and CheckpointRequest from the coordinator (on rank 0, which
-shares them with the other ranks and hands each rank its parts). Goes out: the notice of weights,
-UpdateDone with metrics and token diagnostics, CheckpointDone. What blocks it: waiting for a
-message. What wakes it: any message, a signal to end, a publication that is due. At shutdown the
-update at hand is finished first; a batch whose parts have not all come is given up for whatever
-comes instead of them. On failure the exception ends the process, and the coordinator serves the
-batch again.
+Comes in: Welcome, Restore, Batch with its parts and CheckpointRequest from the coordinator (on rank
+0, which shares them with the other ranks and hands each rank its parts). Goes out: the notice of
+weights, UpdateDone with metrics and token diagnostics, CheckpointDone. What blocks it: waiting for
+a message. What wakes it: any message, a signal to end, a publication that is due. Promises: it
+trains no batch but the next update of its lineage; what a Restore names is what it goes on with. At
+shutdown the update at hand is finished first; a batch whose parts have not all come is given up for
+whatever comes instead of them. On failure the exception ends the process, and the coordinator
+serves the batch again.
 """
 
 import logging
@@ -17,6 +18,7 @@ from headrace.protocol.messages import (
     BatchPart,
     CheckpointRequest,
     Message,
+    Restore,
     Shutdown,
     UpdateDone,
     WeightRequest,
@@ -42,7 +44,17 @@ def run_loop(
         answer: Message | None = None
         match message:
             case Welcome():
+                trainer.lineage = message.lineage
                 answer = trainer.announce(message.publish_as, publisher)
+            case Restore():
+                trainer.go_back(message.line)
+                _greet(inbox)
+            case Batch() if not trainer.is_next(message):
+                _LOG.error(
+                    "update %d of lineage %d is refused: the weights are from update %d of lineage "
+                    "%d", message.update, message.lineage, trainer.update, trainer.lineage,
+                )  # fmt: skip
+                _greet(inbox)
             case Batch():
                 answer, waiting = _update(message, inbox, publisher, relay, trainer)
             case WeightRequest():
@@ -53,6 +65,11 @@ def run_loop(
                 return message.reason
         if inbox is not None and answer is not None:
             inbox.send(answer)
+
+
+def _greet(inbox: Inbox | None) -> None:
+    if inbox is not None:
+        inbox.greet()
 
 
 def _update(
@@ -76,5 +93,5 @@ def _next(inbox: Inbox | None, trainer: Trainer) -> Message | None:
     waiting, due_at = trainer.waiting, trainer.due_at
     due = (waiting, due_at) if waiting is not None and due_at is not None else None
     while isinstance(message := inbox.next(due=due), BatchPart):
-        _LOG.warning("a part of update %d ignored: its batch was given up", message.update)
+        _LOG.warning("a part of batch %d ignored: the batch was given up", message.batch_id)
     return message

@@ -9,7 +9,6 @@ versions stay; weights that are not finite never leave; the folder goes when the
 import hashlib
 import os
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from headrace.config.process import TransportConfig
 from headrace.errors import RunFailedError
+from headrace.hardware import own_address
 from headrace.protocol.messages import WeightBytes, WeightNotice, WeightRequest
 from headrace.protocol.sockets import BlockingRouter, is_loopback
 
@@ -173,11 +173,9 @@ def _remove_orphans(parent: Path, prefix: str) -> None:
 
 
 def _own_address(coordinator: str) -> str:
-    """This host's address as the coordinator's network sees it; nothing is sent."""
+    """This host's address as the coordinator's network sees it."""
     target = urlsplit(coordinator)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((target.hostname or "127.0.0.1", target.port or 1))
-        return str(probe.getsockname()[0])
+    return own_address(target.hostname or "127.0.0.1", target.port or 1)
 
 
 def weights_of(state: Mapping[str, Tensor], *, dtype: torch.dtype | None) -> dict[str, Tensor]:

@@ -98,11 +98,11 @@ class Relay:
         if not isinstance(message, BatchPart):
             return message
         rank, index = message.rank, message.index
-        known = message.update == batch.update and 0 <= rank < len(missing)
+        known = message.batch_id == batch.batch_id and 0 <= rank < len(missing)
         if not known or index not in missing[rank]:
             _LOG.warning(
-                "part %d for rank %d of update %d ignored: update %d does not wait for it",
-                index, rank, message.update, batch.update,
+                "part %d for rank %d of batch %d ignored: update %d does not wait for it",
+                index, rank, message.batch_id, batch.update,
             )  # fmt: skip
             return None
         missing[rank].discard(index)

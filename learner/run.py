@@ -1,8 +1,10 @@
-"""A learner rank: `python -m learner.run --run-dir DIR --connect ADDR --rank R --world-size N ...`.
+"""A learner rank: `python -m learner.run --run-dir DIR --connect ADDR [--rank R ...]`.
 
-Reads the run's resolved configuration, joins the other ranks, builds models and engines (from the
-newest checkpoint if there is one), and runs the loop. Rank 0 talks to the coordinator and serves
-weights. Exit codes: 0 done, 1 ours, 2 the user's mistake, 130 interrupted.
+Its place among the ranks is told by its options or, where those are missing, by torchrun's
+variables (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Reads the run's resolved
+configuration, joins the other ranks, builds models and engines (from the newest checkpoint if there
+is one), and runs the loop. Rank 0 talks to the coordinator and serves weights. Exit codes: 0 done,
+1 ours, 2 the user's mistake, 130 interrupted.
 """
 
 import argparse
@@ -16,16 +18,18 @@ from pathlib import Path
 
 import torch
 
+from headrace import stacks
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from learner.engines import join_ranks
-from learner.inbox import Inbox
+from learner.inbox import Inbox, Weights
 from learner.loop import run_loop
 from learner.publishing import Publisher
 from learner.relay import Relay
 from learner.trainer import Trainer
 
 _LOG = logging.getLogger("headrace.learner")
+TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
 REPRODUCIBLE = {"MKL_CBWR": "AUTO"}
 """Without it MKL's products may differ in the last bit with where their operands lie in memory, on
 some processors: a resumed run would not go on as one that was never interrupted."""
@@ -39,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
     )
+    stacks.listen()
     try:
         _run(options)
     except UserError as error:
@@ -56,11 +61,21 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="learner.run")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--connect", required=True, help="the coordinator's address")
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--world-size", type=int, required=True)
-    parser.add_argument("--master-port", type=int, required=True)
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--world-size", type=int)
+    parser.add_argument("--master-address", default="127.0.0.1", help="rank 0's host")
+    parser.add_argument("--master-port", type=int)
     parser.add_argument("--cpus", type=_cores, help="cores to run on, such as 1,2")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.local_rank = options.rank
+    if options.rank is None:
+        missing = [name for name in TORCHRUN if name not in os.environ]
+        if missing:
+            parser.error(f"give --rank, --world-size and --master-port; no {missing[0]} is set")
+        numbers = [int(os.environ[name]) for name in TORCHRUN[:-1]]
+        options.rank, options.local_rank, options.world_size, options.master_port = numbers
+        options.master_address = os.environ[TORCHRUN[-1]]
+    return options
 
 
 def _cores(text: str) -> list[int]:
@@ -72,11 +87,16 @@ def _run(options: argparse.Namespace) -> None:
     if options.world_size != config.learner.ranks:
         raise UserError(f"--world-size {options.world_size}, but learner.ranks is "
                         f"{config.learner.ranks}")  # fmt: skip
-    device = choose_device(config, options.rank)
+    device = choose_device(config, options.local_rank)
     if device.type == "cpu":
         _use_cores(config, options.cpus)
     join_ranks(
-        rank=options.rank, world_size=options.world_size, port=options.master_port, device=device
+        rank=options.rank,
+        world_size=options.world_size,
+        port=options.master_port,
+        device=device,
+        address=options.master_address,
+        local_rank=options.local_rank,
     )
     relay = Relay(rank=options.rank, world=options.world_size)
     trainer = Trainer(config, options.run_dir, rank=options.rank, device=device)
@@ -89,8 +109,7 @@ def _run(options: argparse.Namespace) -> None:
                     Inbox(
                         options.connect,
                         config.transport,
-                        update=lambda: trainer.update,
-                        resumed_from=str(trainer.resumed_from) if trainer.resumed_from else None,
+                        weights=lambda: weights_of(trainer),
                     )
                 )
             else:
@@ -100,6 +119,12 @@ def _run(options: argparse.Namespace) -> None:
             _LOG.info("rank %d ends: %s", options.rank, reason)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def weights_of(trainer: Trainer) -> Weights:
+    """What the coordinator is told of a learner's weights."""
+    resumed_from = None if trainer.resumed_from is None else str(trainer.resumed_from)
+    return Weights(trainer.update, trainer.batch_id, resumed_from)
 
 
 def _publisher(config: RunConfig, options: argparse.Namespace, trainer: Trainer) -> Publisher:
@@ -113,7 +138,8 @@ def _publisher(config: RunConfig, options: argparse.Namespace, trainer: Trainer)
 
 
 def choose_device(config: RunConfig, rank: int) -> torch.device:
-    """The device of a rank; UserError where the configuration asks for one that is not there."""
+    """The device of a host's rank of this number; UserError where the configuration asks for one
+    that is not there."""
     wanted, found = config.learner.device, torch.cuda.is_available()
     if wanted == "cuda" and not found:
         raise UserError("learner.device is cuda, but torch sees no GPU; use learner.device=cpu")

@@ -2,14 +2,16 @@
 out.
 
 In: a run's configuration and folder. Out: answers to the coordinator's messages. Promises: starts
-from the newest complete checkpoint of the run, else from the configured models; what it publishes
-and what it saves are whole models, whatever the ZeRO stage; with one rank a restored learner
-goes on to the bit.
+from the newest complete checkpoint of the run, else from the configured models; each update is
+written down when it is in the weights, before anybody is told; what it publishes and what it saves
+are whole models, whatever the ZeRO stage; with one rank a restored learner goes on to the bit.
 """
 
+import gc
 import logging
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,6 +27,7 @@ from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.messages import Batch, CheckpointDone, UpdateDone, WeightNotice
 from learner.algorithm import build_algorithm
+from learner.applied import AppliedLog
 from learner.checkpoint import newest, read_manifest, write_checkpoint
 from learner.engines import DeepSpeedEngine
 from learner.forward import PolicyNetwork, ValueNetwork
@@ -44,6 +47,7 @@ class Trainer:
 
     Attributes:
         update: the last one in the weights (0: the starting policy).
+        batch_id: the batch that was trained in it; None where it is not known.
         lineage: the line of updates that it is on.
         resumed_from: the checkpoint the weights are from, or None.
         policy_bytes: about the size of a published version.
@@ -53,10 +57,37 @@ class Trainer:
         self, config: RunConfig, run_dir: Path, *, rank: int, device: torch.device
     ) -> None:
         """Build or restore; UserError where a model cannot be had."""
-        learner = config.learner
-        self._config, self._rank = config, rank
+        self._config, self._rank, self._device = config, rank, device
         self._root = run_dir / "checkpoints"
-        self.resumed_from = newest(self._root)
+        self._applied = AppliedLog(run_dir, rank=rank)
+        self._build(newest(self._root))
+
+    def go_back(self, line: Sequence[tuple[int, int | None]]) -> None:
+        """Go on with the newest checkpoint whose update and batch are on the line, else with the
+        starting model where that is. UserError: there is none."""
+        places = dict(line)
+
+        def is_on_line(update: int, batch_id: int | None) -> bool:
+            known = places.get(update)
+            return update in places and (known is None or batch_id in (None, known))
+
+        found = newest(self._root, among=is_on_line)
+        if found is None and 0 not in places:
+            raise UserError(
+                f"no whole checkpoint in {self._root} can be gone back to: bring back step_"
+                f"{min(places)} or a later one of this run, or start a new run"
+            )
+        _LOG.warning("going back to %s", found or "the starting model")
+        del self._updater, self._engines, self._models, self._policy_model
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._build(found)
+
+    def _build(self, checkpoint: Path | None) -> None:
+        """Models, engines and where they stand, from a checkpoint or from the start."""
+        config, learner, device = self._config, self._config.learner, self._device
+        self.resumed_from = checkpoint
         torch.manual_seed(config.seed)
         models = config.model
         if self.resumed_from:
@@ -103,7 +134,7 @@ class Trainer:
                 model.train()
         place = Place(
             device=device,
-            rank=rank,
+            rank=self._rank,
             world=learner.ranks,
             budget=learner.micro_batch_tokens,
             seed=config.seed,
@@ -134,6 +165,7 @@ class Trainer:
             reference=reference,
         )
         self.update, self.lineage = 0, 0
+        self.batch_id: int | None = None
         self._version = 0
         self._published_at = float("-inf")
         self.waiting: int | None = None
@@ -141,12 +173,18 @@ class Trainer:
             self._restore(self.resumed_from)
         self.policy_bytes = sum(p.numel() * p.element_size() for p in policy.parameters())
 
+    def is_next(self, batch: Batch) -> bool:
+        """Whether a batch is the next update of the lineage that these weights are on."""
+        return (batch.lineage, batch.update) == (self.lineage, self.update + 1)
+
     def train(self, batch: Batch, shard: Shard, publisher: Publisher | None) -> UpdateDone:
         """One update on this rank's share, its publication and its checkpoint. `publisher` on rank
         0."""
         outcome = self._updater.run(batch, shard)
         metrics = outcome.metrics
+        self._applied.write(batch, shard, after=self.batch_id, skipped=outcome.skipped)
         self.update, self.lineage = batch.update, batch.lineage
+        self.batch_id = batch.batch_id
         notice = None
         if outcome.policy_moved and outcome.skipped is None:
             began = time.perf_counter()
@@ -159,6 +197,7 @@ class Trainer:
             checkpoint = str(self._save())
             metrics["timing_s/checkpoint"] = time.perf_counter() - began
         return UpdateDone(
+            batch_id=batch.batch_id,
             update=batch.update,
             lineage=batch.lineage,
             metrics=metrics,
@@ -242,6 +281,7 @@ class Trainer:
             "zero_stage": self._config.learner.zero_stage,
             "steps": steps,
             "lineage": self.lineage,
+            "batch_id": self.batch_id,
             "resumed_from": str(self.resumed_from) if self.resumed_from else None,
         }
         write_checkpoint(
@@ -275,6 +315,7 @@ class Trainer:
             torch.set_rng_state(state.pop("rng"))
             engine.load_state(state)
         self.update = int(manifest["update"])
+        self.batch_id = manifest.get("batch_id")
         self.lineage = int(manifest["lineage"])
         self._version = int(manifest["version"])
 

@@ -20,6 +20,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
+from headrace import stacks
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
@@ -39,7 +40,6 @@ from rewards.pipe import (
     pack,
     read_question,
 )
-from rewards.verdict import Verdict
 from rewards.verifier import AsyncJudge, Verifier, build_verifier
 
 MEMORY_BYTES = 4 << 30
@@ -66,7 +66,7 @@ def score(verifier: Verifier, item: ScoreItem) -> Outcome:
     """The outcome of one item, whatever the verifier does short of ending the process."""
     began = time.perf_counter()
     try:
-        return _outcome(verifier(item), time.perf_counter() - began)
+        return Outcome.of(verifier(item), time.perf_counter() - began)
     except (Exception, SystemExit) as error:
         return _failure(error, began)
 
@@ -76,7 +76,7 @@ async def score_in_time(judge: AsyncJudge, item: ScoreItem, timeout_s: float) ->
     began = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            return _outcome(await judge(item), time.perf_counter() - began)
+            return Outcome.of(await judge(item), time.perf_counter() - began)
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -86,21 +86,6 @@ async def score_in_time(judge: AsyncJudge, item: ScoreItem, timeout_s: float) ->
         notes = getattr(error.__cause__, "__notes__", [])
         text = "; ".join([f"no result within {timeout_s:g} s", *notes])
         return Outcome("timeout", time.perf_counter() - began, error=text[:MAX_ERROR])
-
-
-def _outcome(verdict: Verdict | None, seconds: float) -> Outcome:
-    if verdict is None:
-        error = "the function says None, so no reward applies to this response"
-        return Outcome("invalid", seconds, error=error)
-    return Outcome(
-        "ok",
-        seconds,
-        verdict.reward,
-        verdict.correct,
-        verdict.parts,
-        lines=list(verdict.lines),
-        siblings=[_outcome(sibling, seconds) for sibling in verdict.siblings],
-    )
 
 
 def _failure(error: BaseException, began: float) -> Outcome:
@@ -165,6 +150,7 @@ def main() -> None:
     die_with(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(MEMORY_BYTES)
+    stacks.listen()
     source, sink = take_streams()
     serve(source, sink)
 

@@ -1,10 +1,10 @@
 """The scoring children of one source.
 
 In: items by `submit`. Out: one Score an item by the callback, in the order of completion.
-Promises: an item ends within its deadline plus the time it waited for a free child of its source; a
-child that misses a deadline is killed with all it started, and replaced; a crash costs only what
-was running; what had not begun is handed out again. Children that score many responses at a time
-are in `flight.py`.
+Promises: what can be told at a glance is told at once; any other item ends within its deadline plus
+the time it waited for a free child of its source; a child that misses a deadline is killed with all
+it started, and replaced; a crash costs only what was running; what had not begun is handed out
+again. Children that score many responses at a time are in `flight.py`.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from headrace.config.reward import SourceConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import Score, ScoreItem
 from rewards.flight import fly
+from rewards.glance import glance_of
 from rewards.pipe import Batch, Began, Outcome
 from rewards.process import START_TIMEOUT_S, Child, ChildDiedError
 
@@ -40,6 +41,7 @@ class Crew:
     ) -> None:
         self._source, self._settle_score = source, settle
         self._batch, self._most_failures = batch, most_failures
+        self._glance = glance_of(source)
         self._waiting: deque[ScoreItem] = deque()
         self._arrived = asyncio.Condition()
         self._failures = 0
@@ -48,9 +50,19 @@ class Crew:
 
     async def submit(self, items: Sequence[ScoreItem]) -> None:
         """Have these scored."""
-        async with self._arrived:
-            self._waiting.extend(items)
-            self._arrived.notify_all()
+        left = [item for item in items if not self._told(item)]
+        if left:
+            async with self._arrived:
+                self._waiting.extend(left)
+                self._arrived.notify_all()
+
+    def _told(self, item: ScoreItem) -> bool:
+        """Score an item without a child, if it can be."""
+        if (outcome := self._glance(item)) is None:
+            return False
+        self._settle_score(_score(item, outcome))
+        self._count([item], outcome)
+        return True
 
     async def run(self) -> None:
         """Keep the children at work; ends only by cancellation or an error."""

@@ -1,10 +1,10 @@
 """The heart of a reward worker.
 
-In: ScoreRequests. Out: Scores, gathered for a few milliseconds. Blocks on: the socket, and the
-children of the pool. Wakes by: a message, a score. Shutdown: what is held is finished, within
-`drain_s`, then `serve` returns. Silence: after `quiet_s` without a message the worker says Hello
-again (a restarted coordinator has forgotten it), after `stall_s` it gives up. Failure:
-RunFailedError or UserError, also when the pool cannot go on.
+In: ScoreRequests. Out: Scores; the first at once, others with those of the next GATHER_S. Blocks
+on: the socket, and the children of the pool. Wakes by: a message, a score. Shutdown: what is held
+is finished, audits apart, within `drain_s`, then `serve` returns. Silence: after `quiet_s` without
+a message the worker says Hello again (a restarted coordinator has forgotten it), after `stall_s` it
+gives up. Failure: RunFailedError or UserError, also when the pool cannot go on.
 """
 
 import asyncio
@@ -12,11 +12,20 @@ import contextlib
 import time
 
 from headrace.errors import RunFailedError, UserError
-from headrace.protocol.messages import Hello, Refused, Score, ScoreRequest, Scores, Shutdown
+from headrace.protocol.messages import (
+    AskHello,
+    Hello,
+    Refused,
+    Score,
+    ScoreRequest,
+    Scores,
+    Shutdown,
+)
 from headrace.protocol.sockets import Dealer
 from rewards.pool import Pool
 
-GATHER_S = 0.005
+GATHER_S = 0.02
+"""A message costs more than the plain answers in it; so long nobody minds to wait."""
 MOST_SCORES = 256
 
 
@@ -57,6 +66,8 @@ async def _receive(
         heard = time.monotonic()
         if isinstance(message, ScoreRequest):
             await pool.submit(message.items)
+        elif isinstance(message, AskHello):
+            await dealer.send(hello)
         elif isinstance(message, Refused):
             raise RunFailedError(f"the coordinator refuses this worker: {message.reason}")
         elif isinstance(message, Shutdown):

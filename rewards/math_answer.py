@@ -8,6 +8,7 @@ which runs this in a process that can be killed.
 """
 
 import re
+from functools import lru_cache
 
 from rewards import answer_lists, formula
 from rewards.answer_lists import Listing, names_of, read_listing, split_name
@@ -54,6 +55,7 @@ def is_right(text: str, answer: str, *, marker: str | None = None) -> bool:
     return _said(wanted, given, found)
 
 
+@lru_cache(maxsize=256)
 def _wanted(source: str) -> str:
     """The right answer, alone; one in words is taken as it stands where nothing in it looks like
     the answer."""

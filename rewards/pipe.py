@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from headrace.protocol.messages import ScoreItem
+from rewards.verdict import Verdict
 
 LENGTH = struct.Struct(">I")
 MAX_ANSWER_BYTES = 1 << 20
@@ -77,6 +78,22 @@ class Outcome(msgspec.Struct, frozen=True, tag=True):
     lines: list[float | None] = []
     siblings: list["Outcome"] = []
     number: int = 0
+
+    @classmethod
+    def of(cls, verdict: Verdict | None, seconds: float) -> "Outcome":
+        """What a verdict is to the worker; None is no verdict: none applies to the response."""
+        if verdict is None:
+            error = "the function says None, so no reward applies to this response"
+            return cls("invalid", seconds, error=error)
+        return cls(
+            "ok",
+            seconds,
+            verdict.reward,
+            verdict.correct,
+            verdict.parts,
+            lines=list(verdict.lines),
+            siblings=[cls.of(sibling, seconds) for sibling in verdict.siblings],
+        )
 
 
 Question = Setup | Batch

@@ -38,6 +38,8 @@ class Pool:
         self._idle.set()
         self.held = 0
         """Items submitted and not yet scored."""
+        self._owed = 0
+        """Those of them that are no audits: somebody waits for them."""
         self.counts: dict[Status, int] = {"ok": 0, "timeout": 0, "crashed": 0, "invalid": 0}
         """Scores so far, by status."""
 
@@ -51,7 +53,8 @@ class Pool:
         if strangers := {item.source for item in items} - self._crews.keys():
             raise RunFailedError(f"no reward source {sorted(strangers)[0]!r} is configured")
         self.held += len(items)
-        if self.held:
+        self._owed += sum(not item.audit for item in items)
+        if self._owed:
             self._idle.clear()
         for name, crew in self._crews.items():
             own = [item for item in items if item.source == name]
@@ -59,8 +62,8 @@ class Pool:
                 await crew.submit(own)
 
     async def finish(self) -> None:
-        """Return when everything submitted is scored and everything on `scores` is dealt with
-        (`scores.task_done`)."""
+        """Return when everything submitted is scored, audits apart, and everything on `scores` is
+        dealt with (`scores.task_done`)."""
         await self._idle.wait()
         await self.scores.join()
 
@@ -88,7 +91,8 @@ class Pool:
 
     def _settle(self, score: Score) -> None:
         self.held -= 1
-        if not self.held:
+        self._owed -= not score.audit
+        if not self._owed:
             self._idle.set()
         self.counts[score.status] += 1
         self.scores.put_nowait(score)

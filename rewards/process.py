@@ -100,6 +100,11 @@ class Child:
         child.ready = answer
         return child
 
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None until its end is known, and all of it closed."""
+        return self._process.returncode
+
     async def say(self, message: Setup | Batch) -> None:
         """Write one frame; ChildDiedError when nobody reads."""
         try:
@@ -123,7 +128,16 @@ class Child:
             raise ChildDiedError(f"the child sent no answer: {error}") from error
 
     async def kill(self) -> int:
-        """End the process and whatever it started; its exit code (negative: the signal)."""
+        """End the process and whatever it started; its exit code (negative: the signal). A caller
+        that is cancelled meanwhile leaves nothing open behind."""
+        ending = asyncio.create_task(self._end())
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await asyncio.wait((ending,))
+            raise
+
+    async def _end(self) -> int:
         # The group can outlive its leader, so it is signalled even when the child is dead.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from headrace import stacks
 from headrace.config.process import TransportConfig
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
@@ -84,6 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s"
     )
+    stacks.listen()
     link = Link(options.connect, curve_keys=options.curve_keys)
     try:
         asyncio.run(_until_signal(link, options.name))

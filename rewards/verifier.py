@@ -5,12 +5,9 @@ waits for others, many at a time. Building it loads what it needs (math-verify, 
 so that scoring starts warm.
 """
 
-import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-from pydantic import ValidationError
 
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
@@ -19,6 +16,7 @@ from rewards import coroutines, kinds
 from rewards.functions import load_functions
 from rewards.groups import load_group_functions
 from rewards.line_functions import load_line_functions
+from rewards.options import read_options
 from rewards.pay import foregone, paid
 from rewards.verdict import Verdict
 
@@ -122,18 +120,7 @@ def _of_kind(source: SourceConfig) -> Verifier:
     if source.unit not in units:
         known = " and ".join(f'"{unit}"' for unit in units)
         raise UserError(f'kind {source.kind!r} has no unit "{source.unit}" (it has {known})')
-    told = dict(source.options)
-    if source.answer_marker is not None:
-        told["answer_marker"] = source.answer_marker
-    try:
-        options = module.Options.model_validate_json(json.dumps(told), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"])) or "options"
-        known = ", ".join(module.Options.model_fields) or "none"
-        raise UserError(
-            f"option {name} of kind {source.kind!r}: {first['msg'].lower()} (it knows {known})"
-        ) from None
+    options = read_options(source, module)
     seconds = getattr(options, "seconds", 0.0)
     if seconds >= source.timeout_s:
         raise UserError(

@@ -44,6 +44,8 @@ class Account:
         values: trajectories for the value model, by id: those in state `waiting`.
         taken: the batch that is out at the learner.
         committed: batches by update, of this lineage, that a rollback could still undo.
+        again: batches that came back, from a learner or by a rollback: they are to be taken again
+            as they were, in this order.
     """
 
     def __init__(self, *, has_value: bool) -> None:
@@ -58,6 +60,7 @@ class Account:
         self.values: OrderedDict[int, Trajectory] = OrderedDict()
         self.taken: BatchTaken | None = None
         self.committed: dict[int, BatchTaken] = {}
+        self.again: list[BatchTaken] = []
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -69,6 +72,12 @@ class Account:
     def members(self, group_id: int) -> list[Trajectory]:
         """The trajectories of a group."""
         return [self.trajectories[i] for i in self.groups[group_id].trajectory_ids]
+
+    def is_wanted(self, batch: BatchTaken) -> bool:
+        """Whether anything of a batch that came back can still be trained."""
+        return any(window.window_id in self.ready for window in batch.windows) or any(
+            trajectory_id in self.values for trajectory_id in batch.value_trajectories
+        )
 
     # -- the fold ---------------------------------------------------------------------------------
 
@@ -108,9 +117,15 @@ class Account:
         match record:
             case BatchTaken():
                 self.taken = record
+                self.again = [batch for batch in self.again if not _have_in_common(batch, record)]
             case UpdateCommitted():
                 self._commit(record)
-            case LineageBegan() | BatchReturned():
+            case BatchReturned():
+                if self.taken is not None:
+                    self.again.insert(0, self.taken)
+                self.taken = None
+                self._sort()
+            case LineageBegan():
                 self.taken = None
                 self._sort()
 
@@ -241,6 +256,8 @@ class Account:
             window = self.window(window_id)
             if window.state == "trained":
                 self.ledger.abandoned += window.tokens - sum(window.dropped().values())
+        undone = [b for u, b in sorted(self.committed.items()) if u > record.update]
+        self.again = undone + self.again
         self.committed = {u: b for u, b in self.committed.items() if u <= record.update}
 
     # -- letting go -------------------------------------------------------------------------------
@@ -248,6 +265,7 @@ class Account:
     def _forget(self, up_to_update: int) -> None:
         """Let go of groups that nothing can train, and no rollback can bring back, any more."""
         self.committed = {u: b for u, b in self.committed.items() if u > up_to_update}
+        self.again = [batch for batch in self.again if self.is_wanted(batch)]
         reachable = {
             trajectory_of(item.window_id)[0]
             for batch in self.committed.values()
@@ -266,6 +284,15 @@ class Account:
         for trajectory_id in group.trajectory_ids:
             del self.trajectories[trajectory_id]
         del self.groups[group.group_id]
+
+
+def _have_in_common(one: BatchTaken, other: BatchTaken) -> bool:
+    """Whether two batches share a window or a value trajectory."""
+    windows = {window.window_id for window in one.windows}
+    return not (
+        windows.isdisjoint(window.window_id for window in other.windows)
+        and set(one.value_trajectories).isdisjoint(other.value_trajectories)
+    )
 
 
 def _spent(trajectory: Trajectory) -> bool:

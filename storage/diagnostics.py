@@ -9,16 +9,18 @@ Each segment's schema says its format and which columns it has.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.errors import UserError
 from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records import UpdateCommitted
+from headrace.protocol.streams import Float32
 from storage import version1
 from storage.segments import (
     BatchPlace,
@@ -48,6 +50,14 @@ WindowKey = tuple[int, int, int]
 """(lineage, update, window_id)"""
 
 
+class Seen(NamedTuple):
+    """What the learner saw of some windows: their places in some order, and for each figure how
+    many numbers each of these windows has and all of them in one array."""
+
+    places: npt.NDArray[np.int64]
+    figures: Mapping[str, tuple[npt.NDArray[np.int64], Float32]]
+
+
 class DiagnosticsWriter:
     """The writing end; opening repairs a torn tail."""
 
@@ -71,7 +81,7 @@ class DiagnosticsReader:
 
     def __init__(self, folder: Path) -> None:
         self._places: dict[tuple[int, int], list[BatchPlace]] = {}
-        self._batches: OrderedDict[BatchPlace, dict[WindowKey, TokenDiagnostics]] = OrderedDict()
+        self._batches: OrderedDict[BatchPlace, _Batch] = OrderedDict()
         self._renamed = {path: _names_in(path) for path in segment_paths(folder)}
         for place, batch in locate_batches(folder):
             keys = zip(*(batch.column(c).to_pylist() for c in ("lineage", "update")), strict=True)
@@ -81,20 +91,67 @@ class DiagnosticsReader:
     def read(self, keys: Iterable[WindowKey]) -> dict[WindowKey, TokenDiagnostics]:
         """Diagnostics of the windows asked for; those that were not recorded are missing."""
         found: dict[WindowKey, TokenDiagnostics] = {}
-        wanted = set(keys)
-        for place in sorted({p for key in wanted for p in self._places.get(key[:2], [])}):
-            rows = self._rows(place)
-            found.update({key: rows[key] for key in wanted if key in rows})
+        for batch, chosen in self._chosen(keys):
+            rows = _decode(batch.rows.take(pa.array([batch.places[key] for key in chosen])))
+            found.update(zip(chosen, rows, strict=True))
         return found
 
-    def _rows(self, place: BatchPlace) -> dict[WindowKey, TokenDiagnostics]:
+    def read_columns(self, keys: Sequence[WindowKey]) -> Iterator[Seen]:
+        """The same as columns, by the windows' places among the keys. A window may come twice: its
+        later figures count."""
+        order = {key: place for place, key in enumerate(keys)}
+        for batch, chosen in self._chosen(keys):
+            rows = batch.rows.take(pa.array([batch.places[key] for key in chosen]))
+            places = np.array([order[key] for key in chosen], np.int64)
+            yield Seen(places, {name: _flat(rows.column(name)) for name in _figures(rows)})
+
+    def _chosen(self, keys: Iterable[WindowKey]) -> Iterator[tuple["_Batch", list[WindowKey]]]:
+        """The batches in the order in which they were written, with the windows asked for that are
+        in each."""
+        by_update: dict[tuple[int, int], list[WindowKey]] = {}
+        for key in keys:
+            by_update.setdefault(key[:2], []).append(key)
+        wanted: dict[BatchPlace, list[WindowKey]] = {}
+        for update, windows in by_update.items():
+            for place in self._places.get(update, []):
+                wanted.setdefault(place, []).extend(windows)
+        for place in sorted(wanted):
+            batch = self._batch(place)
+            if chosen := [key for key in wanted[place] if key in batch.places]:
+                yield batch, chosen
+
+    def _batch(self, place: BatchPlace) -> "_Batch":
         if place not in self._batches:
-            renamed = self._renamed.get(place.path, {})
-            self._batches[place] = _decode(read_batch(place), renamed)
+            self._batches[place] = _named(read_batch(place), self._renamed.get(place.path, {}))
             if len(self._batches) > _CACHED_BATCHES:
                 self._batches.popitem(last=False)
         self._batches.move_to_end(place)
         return self._batches[place]
+
+
+class _Batch(NamedTuple):
+    """A batch with today's names, and where each window's (last) row is."""
+
+    rows: pa.RecordBatch
+    places: dict[WindowKey, int]
+
+
+def _named(batch: pa.RecordBatch, renamed: dict[str, str]) -> _Batch:
+    """Columns that nobody knows any more are left out."""
+    named = batch.rename_columns([renamed.get(name, name) for name in batch.schema.names])
+    known = [name for name in named.schema.names if name in (*_PLAIN, *COLUMN_NAMES)]
+    keys = zip(*(named.column(name).to_pylist() for name in _PLAIN[:3]), strict=True)
+    return _Batch(named.select(known), {key: row for row, key in enumerate(keys)})
+
+
+def _figures(rows: pa.RecordBatch) -> list[str]:
+    return [name for name in rows.schema.names if name in COLUMN_NAMES]
+
+
+def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int64], Float32]:
+    """How many numbers each row has, and all of them."""
+    counts = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+    return counts, column.flatten().to_numpy(zero_copy_only=False)
 
 
 def _names_in(path: Path) -> dict[str, str]:
@@ -108,31 +165,24 @@ def _names_in(path: Path) -> dict[str, str]:
     return version1.DIAGNOSTIC_NAMES if number == 1 else {}
 
 
-def _decode(batch: pa.RecordBatch, renamed: dict[str, str]) -> dict[WindowKey, TokenDiagnostics]:
-    """Rows by key; arrays are read-only views of the batch. Columns that the file does not have, or
-    that nobody knows any more, are left out."""
-    plain = [batch.column(name).to_pylist() for name in _PLAIN]
-    arrays = {
-        renamed.get(name, name): batch.column(name)
-        for name in batch.schema.names
-        if renamed.get(name, name) in COLUMN_NAMES
+def _decode(rows: pa.RecordBatch) -> list[TokenDiagnostics]:
+    """Rows as they are told; figures that a row does not have are left out."""
+    plain = [rows.column(name).to_pylist() for name in _PLAIN[2:]]
+    known = {name: rows.column(name).is_valid().to_pylist() for name in _figures(rows)}
+    flat = {name: _flat(rows.column(name)) for name in known}
+    parts = {
+        name: np.split(values, np.cumsum(counts)[:-1]) for name, (counts, values) in flat.items()
     }
-    borders = {name: array.offsets.to_numpy() for name, array in arrays.items()}
-    values = {name: array.values.to_numpy() for name, array in arrays.items()}
-    known = {name: array.is_valid().to_pylist() for name, array in arrays.items()}
-    found: dict[WindowKey, TokenDiagnostics] = {}
-    for row, (lineage, update, window_id, trajectory_id, start, lam) in enumerate(
-        zip(*plain, strict=True)
-    ):
-        columns = {
-            name: values[name][borders[name][row] : borders[name][row + 1]]
-            for name in arrays
-            if known[name][row]
-        }
-        found[lineage, update, window_id] = TokenDiagnostics(
-            window_id=window_id, trajectory_id=trajectory_id, start=start, lam=lam, columns=columns
+    return [
+        TokenDiagnostics(
+            window_id=window_id,
+            trajectory_id=trajectory_id,
+            start=start,
+            lam=lam,
+            columns={name: parts[name][row] for name in known if known[name][row]},
         )
-    return found
+        for row, (window_id, trajectory_id, start, lam) in enumerate(zip(*plain, strict=True))
+    ]
 
 
 def _encode(rows: Sequence[tuple[UpdateCommitted, TokenDiagnostics]]) -> pa.RecordBatch:

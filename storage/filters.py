@@ -82,12 +82,13 @@ def columns_of(tree: Filter) -> set[str]:
     return set().union(*(columns_of(part) for part in tree.parts))
 
 
-def check_columns(tree: Filter, known: Mapping[str, Any]) -> None:
-    """UserError for a column that does not exist, naming the nearest one that does."""
+def check_columns(tree: Filter, known: Mapping[str, Any], place: str = "filter") -> None:
+    """UserError for a column that does not exist, naming the nearest one that does; it begins with
+    `place`, where the column was named."""
     for column in sorted(columns_of(tree) - set(known)):
         near = difflib.get_close_matches(column, known, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(sorted(known))}"
-        raise UserError(f"filter: no column {column}{hint}")
+        raise UserError(f"{place}: no column {column}{hint}")
 
 
 def to_sql(tree: Filter, columns: Mapping[str, Any]) -> ColumnElement[bool]:
@@ -132,8 +133,10 @@ def _arrow(tree: Filter, schema: pa.Schema) -> Any:
             joined = joined & part if tree.kind == "and" else joined | part
         return joined
     kind = schema.field(tree.column).type
-    value = _comparable(tree, _python_type(kind))
     field = pc.field(tree.column)
+    if pa.types.is_dictionary(kind):
+        kind, field = kind.value_type, field.cast(kind.value_type)
+    value = _comparable(tree, _python_type(kind))
     if value is None:
         return field.is_null() if tree.op == "=" else ~field.is_null()
     if isinstance(value, bool):

@@ -4,13 +4,14 @@ Rows that an older version made are made anew from the journal when the run is f
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from headrace.errors import UserError
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunReader:
-    """Read access to one run; `key` is its `runs.id`."""
+    """Read access to one run; `key` is its `runs.id`. `connection`: the one that all reads go
+    through, for a reader of one moment."""
 
     run_dir: Path
     run_id: str
     engine: Engine
     key: int
+    connection: Connection | None = None
 
     @property
     def journal(self) -> Path:
@@ -45,14 +48,34 @@ class RunReader:
 
     def rows(self, query: AnySelect) -> Sequence[Any]:
         """All rows of a query."""
-        with self.engine.connect() as connection:
+        with self._connected() as connection:
             return connection.execute(query).all()
+
+    def stream(self, query: AnySelect, size: int) -> Iterator[Sequence[Any]]:
+        """The rows of a query, so many at a time, without having all of them in memory."""
+        with self._connected() as connection:
+            result = connection.execute(query.execution_options(yield_per=size))
+            yield from result.partitions(size)
+
+    @contextmanager
+    def moment(self) -> Iterator["RunReader"]:
+        """The run as it is now: all reads through this reader see one state of the database,
+        whatever is written meanwhile."""
+        with self.engine.connect() as connection:
+            if self.engine.dialect.name == "sqlite":
+                connection.exec_driver_sql("BEGIN")  # the driver begins nothing for a SELECT
+            else:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            yield replace(self, connection=connection)
+
+    def _connected(self) -> AbstractContextManager[Connection]:
+        return self.engine.connect() if self.connection is None else nullcontext(self.connection)
 
     def frame(self, query: AnySelect) -> "pd.DataFrame":
         """A query's rows as a frame with the query's column names."""
         import pandas as pd
 
-        with self.engine.connect() as connection:
+        with self._connected() as connection:
             result = connection.execute(query)
             return pd.DataFrame(result.all(), columns=list(result.keys()))
 

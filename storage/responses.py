@@ -52,7 +52,8 @@ def read_responses(
     final = int(wanted.last_offsets.max())
     parts: dict[int, list[ChunkArrived]] = {}
     for batch in read_batches(journal, first_offset):
-        chosen, last_offsets = _choose(batch, wanted)
+        chosen = chunks_of(batch, wanted)
+        last_offsets = last_offsets_of(chosen, wanted).tolist()
         for (offset, chunk), last in zip(decode(chosen), last_offsets, strict=True):
             assert isinstance(chunk, ChunkArrived)
             parts.setdefault(chunk.trajectory_id, []).append(chunk)
@@ -62,9 +63,8 @@ def read_responses(
             return
 
 
-def _choose(batch: pa.RecordBatch, wanted: Wanted) -> tuple[pa.RecordBatch, list[int]]:
-    """The chunks of wanted trajectories, and for each of them where its trajectory's last chunk
-    is."""
+def chunks_of(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
+    """The rows of a batch that are chunks of wanted trajectories."""
     trajectories = batch.column("trajectory_id").fill_null(-1).to_numpy()
     places = np.searchsorted(wanted.ids, trajectories).clip(max=len(wanted.ids) - 1)
     is_chunk = pc.equal(batch.column("kind"), ChunkArrived.__name__).to_numpy(zero_copy_only=False)
@@ -72,7 +72,25 @@ def _choose(batch: pa.RecordBatch, wanted: Wanted) -> tuple[pa.RecordBatch, list
     mask = (
         is_chunk & (wanted.ids[places] == trajectories) & (offsets <= wanted.last_offsets[places])
     )
-    return batch.filter(pa.array(mask)), wanted.last_offsets[places[mask]].tolist()
+    return batch.filter(pa.array(mask))
+
+
+def last_offsets_of(chunks: pa.RecordBatch, wanted: Wanted) -> npt.NDArray[np.int64]:
+    """For each chunk of a wanted trajectory, where the trajectory's last chunk is."""
+    return wanted.last_offsets[np.searchsorted(wanted.ids, chunks.column("trajectory_id"))]
+
+
+def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int, Streams]:
+    """The streams of those responses that have any, by their number in `whose`, which says for each
+    chunk which response it is of."""
+    spoken = np.unique(whose[chunks.column("body").is_valid().to_numpy(zero_copy_only=False)])
+    found: dict[int, Streams] = {}
+    for response in spoken.tolist():
+        records = decode(chunks.filter(pa.array(whose == response)))
+        streams = _streams([chunk for _, chunk in records if isinstance(chunk, ChunkArrived)])
+        if streams is not None:
+            found[response] = streams
+    return found
 
 
 def _join(chunks: list[ChunkArrived]) -> Response:

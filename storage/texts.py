@@ -4,6 +4,7 @@ The `tokenizer.json` of the newest checkpoint, of the model's folder, or of the 
 read by the tokenizers library; nothing is downloaded. No such file: no text.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,6 +28,13 @@ class TextDecoder:
         """The response as text, without special tokens."""
         text: str = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
         return text
+
+    def texts(self, responses: Sequence[Int32]) -> list[str]:
+        """Responses as texts, without special tokens."""
+        texts: list[str] = self._tokenizer.decode_batch(
+            [token_ids.tolist() for token_ids in responses], skip_special_tokens=True
+        )
+        return texts
 
     def pieces(self, token_ids: Int32) -> list[str]:
         """Each token as text of its own, special tokens included."""

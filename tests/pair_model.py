@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
-from reward_models.card import Card, fingerprint, write_card
+from tests.model_card import finish_folder
 
 
 def write_pair_model(policy: Path, folder: Path, *, seed: int = 0, **objective: Any) -> Path:
@@ -17,16 +17,5 @@ def write_pair_model(policy: Path, folder: Path, *, seed: int = 0, **objective: 
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
     model.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(policy)
-    tokenizer.save_pretrained(folder)
     words = {"template": "{question}P{first}Q{second}=", "rule": "", "yes": "S", "no": "T"}
-    card = {
-        "format": 1,
-        "objective": {"kind": "pairwise", **words, **objective},
-        "vocabulary": fingerprint(tokenizer),
-        "chat_template": "auto",
-        "max_tokens": 128,
-        "run_id": "none",
-    }
-    write_card(folder, Card.model_validate(card))
-    return folder
+    return finish_folder(policy, folder, {"kind": "pairwise", **words, **objective})

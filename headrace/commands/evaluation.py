@@ -18,6 +18,7 @@ from headrace.config.checks import check_machine, check_recipe
 from headrace.config.hub import is_hub_name, with_local_model
 from headrace.errors import RunFailedError, UserError
 from headrace.hardware import detect
+from headrace.processes.launch import plan_processes
 from headrace.processes.supervise import DONE, USER
 
 
@@ -46,7 +47,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     run_dir = run_folder.make_run_folder(config)
     console = Console(file=sys.stderr)
     with run_folder.locked(run_dir):
-        outcome, _ = supervise(run_dir, config, hardware, console, live=console.is_terminal)
+        specs = plan_processes(config, run_dir, hardware)
+        outcome, _ = supervise(run_dir, config, specs, console, live=console.is_terminal)
     if outcome.code != DONE:
         if outcome.code == USER:
             run_folder.discard_run_folder(run_dir)

@@ -21,8 +21,8 @@ END_S = 10.0
 
 @asynccontextmanager
 async def serving_judges(config: RunConfig) -> AsyncIterator[None]:
-    """Serve the judges of a recipe while the block runs; UserError, which ends the block, when one
-    of them dies."""
+    """Serve the judges of a recipe while the block runs, but those that only audit; UserError,
+    which ends the block, when one of them dies."""
     if not config.reward.judges:
         yield
         return
@@ -30,7 +30,7 @@ async def serving_judges(config: RunConfig) -> AsyncIterator[None]:
         run_dir = Path(folder)
         write_config(run_dir, config)
         specs = plan_processes(config, run_dir, detect())
-        children = [Child(spec) for spec in specs if spec.role == "judge"]
+        children = [Child(spec) for spec in specs if spec.role == "judge" and spec.needed]
         for child in children:
             nursery.start(child, {})
         os.environ[JUDGES_VARIABLE] = str(run_dir / FOLDER)

@@ -1,4 +1,4 @@
-"""`headrace runs`, `show`, `export` and `stop`: what ran, and the run that is going on."""
+"""`headrace runs`, `show` and `stop`: what ran, and the run that is going on."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace import run_folder
 from headrace.errors import UserError
-from headrace.processes.monitor import Monitor, coordinator_of
+from headrace.processes.monitor import Monitor, coordinator_of, waits_of
 from headrace.processes.progress import duration
 
 
@@ -51,6 +51,8 @@ def show(arguments: argparse.Namespace) -> int:
     from storage.queries import run_summary
 
     row = run_summary(run_dir)
+    if run_folder.is_running(run_dir) and not run_folder.is_reward_model(run_dir):
+        row["waits"] = waits_of(run_dir, run_folder.read_config(run_dir))
     if arguments.json:
         print(json.dumps(row))
         return 0
@@ -68,28 +70,6 @@ def _lines(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield prefix, "-" if value is None or value in ({}, []) else str(value)
     else:
         yield prefix, f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
-
-
-def export(arguments: argparse.Namespace) -> int:
-    """Write a run's data to a file."""
-    run_dir = run_folder.find_run(_root(arguments), arguments.name)
-    form = arguments.format or arguments.out.suffix.removeprefix(".")
-    if not form:
-        raise UserError("name the format: --format parquet, or an --out that ends in .parquet")
-    if arguments.out.exists() and not arguments.force:
-        raise UserError(f"{arguments.out} exists; --force replaces it")
-    from storage.queries import export as write_export
-
-    written = write_export(
-        run_dir,
-        arguments.kind,
-        fmt=form,
-        out=arguments.out,
-        where=arguments.where,
-        force=arguments.force,
-    )
-    print(f"{written.rows:,} rows of {arguments.kind} in {arguments.out}")
-    return 0
 
 
 def stop(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ user can get wrong is checked before the folder is made.
 import argparse
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from headrace.config.hub import with_local_model
 from headrace.config.load import build, deep_merge, load_recipe, merge_overrides
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
-from headrace.hardware import Hardware, detect, free_port
+from headrace.hardware import detect, free_port
 from headrace.install import setup_seconds
+from headrace.processes.children import Nursery
 from headrace.processes.keys import with_keys
-from headrace.processes.launch import plan_processes
+from headrace.processes.launch import ProcessSpec, plan_processes
 from headrace.processes.progress import LiveScreen, PlainScreen, Watch, duration, say
 from headrace.processes.supervise import INTERRUPTED, OURS, USER, Outcome, Supervisor
 
@@ -33,7 +35,7 @@ def train(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     hardware = detect()
     if arguments.resume:
-        run_dir, config = _resumed(arguments)
+        run_dir, config = resumed(arguments, lambda config: check_machine(config, hardware))
     else:
         config = configured(arguments)
         check_recipe(config)
@@ -45,7 +47,8 @@ def train(arguments: argparse.Namespace) -> int:
     live = console.is_terminal and not arguments.plain
     resume = bool(arguments.resume)
     with run_folder.locked(run_dir):
-        outcome, watch = supervise(run_dir, config, hardware, console, live=live, resume=resume)
+        specs = plan_processes(config, run_dir, hardware)
+        outcome, watch = supervise(run_dir, config, specs, console, live=live, resume=resume)
     fresh = not arguments.resume
     if fresh and outcome.code == USER and (watch.last is None or watch.last.update == 0):
         run_folder.discard_run_folder(run_dir)
@@ -75,14 +78,16 @@ def with_port(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"dashboard": page})
 
 
-def _resumed(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
+def resumed(
+    arguments: argparse.Namespace, check: Callable[[RunConfig], object]
+) -> tuple[Path, RunConfig]:
     """The folder of an earlier run and its configuration, with the overrides that a resumed run may
-    have."""
+    have. `check` raises UserError where it cannot run."""
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.resume)
     overrides = [*filter(None, [arguments.recipe]), *arguments.overrides]
     if any("=" not in override for override in overrides):
         raise UserError("--resume takes its recipe from the run; give only overrides (key=value)")
-    if arguments.no_dashboard:
+    if getattr(arguments, "no_dashboard", False):
         overrides.append("dashboard.enabled=false")
     table: dict[str, Any] = json.loads(run_folder.read_config(run_dir).model_dump_json())
     changes: dict[str, Any] = {}
@@ -94,7 +99,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
     config = with_port(build(table, source=str(run_dir / "resolved.json"), overridden=changed))
     check_recipe(config)
     with run_folder.locked(run_dir):
-        check_machine(config, detect())
+        check(config)
         config = check_reward(config)
         run_folder.write_config(run_dir, config)
     run_folder.write_atomically(run_dir.parent / run_folder.LATEST, run_dir.name + "\n")
@@ -104,13 +109,15 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
 def supervise(
     run_dir: Path,
     config: RunConfig,
-    hardware: Hardware,
+    specs: Sequence[ProcessSpec],
     console: Console,
     *,
     live: bool,
     resume: bool = False,
+    nursery: Nursery | None = None,
 ) -> tuple[Outcome, Watch]:
-    """Start the run's processes and stay until they are gone. The caller holds the run's lock."""
+    """Start the run's processes and stay until they are gone. The caller holds the run's lock.
+    `nursery`: what starts them; None: they are processes of this host."""
     config = with_keys(run_dir, config)
     say(console, f"run        {run_dir}")
     if config.dashboard.enabled:
@@ -119,10 +126,9 @@ def supervise(
         say(console, "no stop condition: this run goes on until Ctrl-C or `headrace stop`")
     if ignores_age(config):
         say(console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would")
-    specs = plan_processes(config, run_dir, hardware)
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
     watch = Watch(config, screen)
-    supervisor = Supervisor(run_dir, specs, watch, resume=resume)
+    supervisor = Supervisor(run_dir, specs, watch, resume=resume, nursery=nursery)
     try:
         outcome = supervisor.run()
     finally:
@@ -131,9 +137,16 @@ def supervise(
 
 
 def print_summary(
-    console: Console, run_dir: Path, watch: Watch, outcome: Outcome, *, fresh: bool = True
+    console: Console,
+    run_dir: Path,
+    watch: Watch,
+    outcome: Outcome,
+    *,
+    fresh: bool = True,
+    again: str = "headrace train --resume {name}{root}",
 ) -> None:
-    """Accuracy and length before and after, times, and where to look."""
+    """Accuracy and length before and after, times, and where to look. `again`: the command that
+    goes on with the run."""
     gauges = watch.last.gauges if watch.last else {}
     rows: list[tuple[str, str]] = []
     for name, key, form in (
@@ -156,7 +169,7 @@ def print_summary(
     name = run_dir.name
     rows.append(("run folder", str(run_dir)))
     if outcome.code == INTERRUPTED:
-        rows.append(("go on with", f"headrace train --resume {name}{root}"))
+        rows.append(("go on with", again.format(name=name, root=root)))
     rows.append(("look at it", f"headrace dashboard{root.replace(' --root', '')}"))
     rows.append(("", f"headrace show {name}{root}"))
     rows.append(("take it along", f"headrace export {name} trajectories --out t.parquet{root}"))

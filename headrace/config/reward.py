@@ -229,6 +229,15 @@ class RewardConfig(SourceConfig):
         by_name = self.route.column is not None and not self.route.values
         return frozenset() if by_name else frozenset({self.audit.source})
 
+    def audit_judges(self) -> frozenset[str]:
+        """Judges of the run that nobody asks but a source that only audits."""
+        audits, asked = self.audit_only(), {True: set[str](), False: set[str]()}
+        for name, source in self.each().items():
+            judge = source.options.get("judge") if source.kind == "judge" else None
+            if isinstance(judge, str):
+                asked[name in audits].add(judge)
+        return frozenset(asked[True] - asked[False])
+
     def route_of(self, task: str, columns: Callable[[], Mapping[str, Any]]) -> str | None:
         """The name of the source for a prompt of a task; None where there is none. The row's
         columns are asked for only where the route goes by one."""

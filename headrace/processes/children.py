@@ -2,7 +2,8 @@
 
 A `Child` is one `ProcessSpec` and its life so far. `Nursery` starts children, signals them,
 collects their exit codes and keeps the reaper informed, so that none outlives the supervisor. It
-signals process groups of its own children only.
+signals process groups of its own children only. `ray_nursery.py` has the one whose children are on
+other hosts.
 """
 
 import os
@@ -11,7 +12,9 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
+from headrace import stacks
 from headrace.processes.launch import ProcessSpec
 from headrace.reaper import Reaper, signal_groups
 
@@ -24,6 +27,9 @@ class Child:
     def __init__(self, spec: ProcessSpec) -> None:
         self.spec = spec
         self.process: subprocess.Popen[bytes] | None = None
+        """On this host."""
+        self.remote: Any = None
+        """Elsewhere: whatever its nursery knows it by."""
         self.started_at = 0.0
         self.deaths = 0
         self.restart_at: float | None = None
@@ -32,7 +38,7 @@ class Child:
     @property
     def running(self) -> bool:
         """Whether it was started and not yet found dead."""
-        return self.process is not None
+        return self.process is not None or self.remote is not None
 
     def tail(self, lines: int = TAIL_LINES) -> str:
         """The last lines of its log."""
@@ -61,6 +67,14 @@ def describe_exit(code: int) -> str:
         return f"killed by signal {-code}"
 
 
+def filled(argv: Iterable[str], placeholders: Mapping[str, str]) -> list[str]:
+    """A command with its placeholders replaced."""
+    words = list(argv)
+    for placeholder, value in placeholders.items():
+        words = [word.replace(placeholder, value) for word in words]
+    return words
+
+
 class Nursery:
     """Starts and ends children; as a context manager it leaves no child running."""
 
@@ -77,9 +91,7 @@ class Nursery:
 
     def start(self, child: Child, placeholders: Mapping[str, str], *extra: str) -> int:
         """Start a child; returns its pid, which is also its process group."""
-        argv = [*child.spec.argv, *extra]
-        for placeholder, value in placeholders.items():
-            argv = [argument.replace(placeholder, value) for argument in argv]
+        argv = filled((*child.spec.argv, *extra), placeholders)
         child.spec.log.parent.mkdir(parents=True, exist_ok=True)
         with child.spec.log.open("ab") as log:
             child.process = subprocess.Popen(
@@ -96,6 +108,20 @@ class Nursery:
         self._reaper.watch(child.process.pid)
         return child.process.pid
 
+    def pid(self, child: Child) -> int:
+        """The process id of a child on its host; 0 where it is not known yet or not running."""
+        return child.process.pid if child.process is not None else 0
+
+    def signal(self, child: Child, number: int) -> None:
+        """Signal the group of a running child."""
+        assert child.process is not None
+        signal_groups({child.process.pid}, number)
+
+    def ask_for_stacks(self, child: Child) -> None:
+        """Have a running child, and what it started, write down what each thread is doing."""
+        assert child.process is not None
+        stacks.ask({child.process.pid})
+
     def bury(self, child: Child) -> int | None:
         """The exit status of a child that died, its group cleaned up; None while it lives."""
         process = child.process
@@ -111,12 +137,11 @@ class Nursery:
         """SIGTERM, then SIGKILL after `grace_s`, to the groups of running children; exit codes."""
         left = [child for child in children if child.running]
         for child in left:
-            assert child.process is not None
-            signal_groups({child.process.pid}, signal.SIGTERM)
+            self.signal(child, signal.SIGTERM)
         codes = self.await_all(left, timeout_s=grace_s)
         for child in left:
-            if child.process is not None:
-                signal_groups({child.process.pid}, signal.SIGKILL)
+            if child.running:
+                self.signal(child, signal.SIGKILL)
         return codes | self.await_all(left, timeout_s=10.0)
 
     def await_all(self, children: Iterable[Child], *, timeout_s: float) -> dict[str, int]:

@@ -20,6 +20,7 @@ from headrace.processes.judges import judge_argv, place_judges
 from headrace.protocol.judges import FOLDER, JUDGES_VARIABLE
 
 ADDRESS = "{address}"
+MASTER_ADDRESS = "{master_address}"
 MASTER_PORT = "{master_port}"
 SpecRole = Literal["coordinator", "learner", "generator", "reward", "judge", "dashboard"]
 
@@ -36,9 +37,9 @@ class Restarts:
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process of a run. `argv` may contain ADDRESS and MASTER_PORT; `env` is added to the
-    supervisor's; `needed` is False for what a run can do without (the dashboard); `leaves` is
-    False for what does not end by itself when the run does."""
+    """One process of a run. `argv` may contain ADDRESS, MASTER_ADDRESS and MASTER_PORT; `env` is
+    added to the supervisor's; `needed` is False for what a run can do without (the dashboard, a
+    judge that only audits); `leaves` is False for what does not end by itself when the run does."""
 
     name: str
     role: SpecRole
@@ -135,13 +136,14 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         gpus: tuple[int, ...] = (),
         restarts: Restarts = Restarts(),
         environment: dict[str, str] | None = None,
+        needed: bool = True,
         leaves: bool = True,
     ) -> ProcessSpec:
         pinned = ("--cpus", ",".join(map(str, cpus))) if cpus else ()
         argv = (sys.executable, "-m", module, *arguments, *pinned)
         env = role_environment(threads, gpus if hardware.gpus else None) | (environment or {})
         log = logs / f"{name}.log"
-        return ProcessSpec(name, role, argv, env, log, cpus, gpus, restarts, leaves=leaves)
+        return ProcessSpec(name, role, argv, env, log, cpus, gpus, restarts, needed, leaves)
 
     specs = [
         spec(
@@ -154,9 +156,9 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         threads = _lockstep_threads(config, hardware) if lockstep else config.learner.threads
         specs += [
             spec(
-                f"learner-{rank}", "learner", "learner.run", "--run-dir", str(run_dir),
-                "--connect", ADDRESS, "--rank", str(rank), "--world-size",
-                str(config.learner.ranks), "--master-port", MASTER_PORT,
+                f"learner-{rank}", "learner", *learner_argv(ADDRESS, run_dir)[2:],
+                "--rank", str(rank), "--world-size", str(config.learner.ranks),
+                "--master-address", MASTER_ADDRESS, "--master-port", MASTER_PORT,
                 threads=threads, cpus=where.learner_cpus, gpus=where.learner_gpus[rank],
                 restarts=Restarts(limit=3), environment=learner_environment(config, hardware),
             )
@@ -175,7 +177,8 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     specs += [
         spec(
             f"judge-{name}", "judge", *judge_argv(name, run_dir)[2:],
-            cpus=spot.cpus, gpus=spot.gpus, restarts=Restarts(limit=5), leaves=False,
+            cpus=spot.cpus, gpus=spot.gpus, restarts=Restarts(limit=5),
+            needed=name not in config.reward.audit_judges(), leaves=False,
         )
         for name, spot in judges.items()
     ]  # fmt: skip
@@ -200,6 +203,12 @@ def _evaluation_cpus(config: RunConfig, hardware: Hardware) -> tuple[str, ...]:
     if chosen or not apart or config.schedule.mode != "streaming" or len(hardware.cores) == 1:
         return ()
     return ("--evaluation-cpus", ",".join(map(str, hardware.cores)))
+
+
+def learner_argv(address: str, run_dir: Path) -> tuple[str, ...]:
+    """The command of every learner rank, without its place among the others."""
+    run = ("--run-dir", str(run_dir), "--connect", address)
+    return (sys.executable, "-m", "learner.run", *run)
 
 
 def generator_argv(address: str, name: str, curve_keys: str | None) -> tuple[str, ...]:

@@ -17,11 +17,15 @@ from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import Command, Hello, Refused, Status, StatusRequest
 from headrace.protocol.sockets import BlockingDealer, Link
 
+ANSWER_S = 5.0
+"""How long a coordinator that is busy may take to answer."""
+ANNOUNCED = "coordinator.json"
+
 
 def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
     """(address, pid) in a run's coordinator.json, or None; a wildcard host becomes loopback."""
     try:
-        data = json.loads((run_dir / "coordinator.json").read_text())
+        data = json.loads((run_dir / ANNOUNCED).read_text())
         address, pid = str(data["address"]), int(data["pid"])
     except (OSError, ValueError, KeyError):
         return None
@@ -72,3 +76,18 @@ class Monitor:
         and forgets those that were silent for a while."""
         self._dealer.send(self._hello)
         self._dealer.send(message)
+
+
+def waits_of(run_dir: Path, config: RunConfig) -> dict[str, float] | None:
+    """Whom a run waits for and for what, with the seconds since that last moved; None where its
+    coordinator does not answer."""
+    found = coordinator_of(run_dir)
+    if found is None:
+        return None
+    monitor = Monitor(config, found[0])
+    try:
+        monitor.ask()
+        status = monitor.answer(ANSWER_S)
+    finally:
+        monitor.close()
+    return None if status is None else status.waits

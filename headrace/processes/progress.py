@@ -253,6 +253,11 @@ class Watch:
         """Show a line that stays."""
         self._screen.note(text)
 
+    @property
+    def stalled(self) -> bool:
+        """Whether the coordinator last said that nobody makes progress."""
+        return self.last is not None and self.last.stalled
+
     def request_stop(self) -> None:
         """Ask the coordinator to end the run in good order."""
         if self._monitor is not None:

@@ -7,7 +7,8 @@ Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log
 Promises: no process outlives the supervisor (see `reaper.py`); only process groups of the run are
 signalled; the first cause of a failure is what `Outcome` names. The coordinator comes first, the
 rest once it has an address. Ctrl-C or SIGTERM asks the coordinator to stop (drain, checkpoint,
-end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL.
+end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL. Where nobody makes
+progress, or a stop comes to no end, every process writes its stacks into its log first.
 """
 
 import json
@@ -22,8 +23,8 @@ from typing import Protocol
 
 from headrace.hardware import free_port
 from headrace.processes.children import Child, Nursery, describe_exit
-from headrace.processes.launch import ADDRESS, MASTER_PORT, ProcessSpec
-from headrace.processes.monitor import coordinator_of
+from headrace.processes.launch import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
+from headrace.processes.monitor import ANNOUNCED, coordinator_of
 
 DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
 
@@ -64,6 +65,10 @@ class Steering(Protocol):
     def request_stop(self) -> None:
         """Ask the coordinator to drain, write a checkpoint and end."""
 
+    @property
+    def stalled(self) -> bool:
+        """Whether the coordinator says that nobody makes progress and is about to give up."""
+
 
 class Supervisor:
     """One run's processes. Use `run()` once, in the main thread."""
@@ -76,16 +81,19 @@ class Supervisor:
         *,
         resume: bool = False,
         deadlines: Deadlines = Deadlines(),
+        nursery: Nursery | None = None,
     ) -> None:
+        """`nursery`: what starts the processes; None: they are processes of this host."""
         self._run_dir, self._steering = run_dir, steering
         self._resume, self._deadlines = resume, deadlines
         self._children = [Child(spec) for spec in specs]
         self._coordinator, *self._others = self._children
-        self._nursery = Nursery()
+        self._nursery = nursery or Nursery()
         self._address = ""
         self._cause: Outcome | None = None
         self._interrupts = 0
         self._stop_asked_at: float | None = None
+        self._asked_for_stacks = False
 
     def run(self) -> Outcome:
         """Run to the end; returns how it ended."""
@@ -111,6 +119,8 @@ class Supervisor:
         while self._coordinator.running:
             self._check_interrupt()
             self._steering.tick()
+            if self._steering.stalled:
+                self._ask_for_stacks()
             for child in self._children:
                 code = self._nursery.bury(child)
                 if code is not None:
@@ -161,15 +171,16 @@ class Supervisor:
 
     def _give_up(self, child: Child, code: int, detail: str) -> None:
         name = child.spec.name
+        tail = child.tail()
+        times = f" {child.deaths} times" if child.deaths > 1 else ""
+        user = code == USER and tail
+        cause = tail.splitlines()[-1] if user else f"{name} died{times} ({detail})"
         if not child.spec.needed:
             child.gave_up = True
-            self._steering.note(f"{name} died ({detail}) and stays away; see {child.spec.log}")
+            self._steering.note(f"{name} stays away and the run goes on: {cause}; {child.spec.log}")
+            self._event("gave_up", name, code=code, detail=f"{cause}; the run goes on without it")
             return
         if self._cause is None:
-            tail = child.tail()
-            times = f" {child.deaths} times" if child.deaths > 1 else ""
-            user = code == USER and tail
-            cause = tail.splitlines()[-1] if user else f"{name} died{times} ({detail})"
             self._cause = Outcome(USER if user else OURS, cause, "" if user else tail)
             self._event("gave_up", name, code=code, detail=cause)
         raise _EndedError
@@ -181,7 +192,11 @@ class Supervisor:
     def _start(self, child: Child, *extra: str) -> None:
         if child.spec.role == "learner" and self._master_port is None:
             self._master_port = free_port()
-        values = {ADDRESS: self._address, MASTER_PORT: str(self._master_port)}
+        values = {
+            ADDRESS: self._address,
+            MASTER_ADDRESS: "127.0.0.1",
+            MASTER_PORT: str(self._master_port),
+        }
         first = child.started_at == 0.0
         pid = self._nursery.start(child, values, *extra)
         self._event("started" if first else "restarted", child.spec.name, pid=pid)
@@ -189,11 +204,13 @@ class Supervisor:
     def _start_coordinator(self, *extra: str) -> None:
         """Start it and wait until it says under which address it can be reached."""
         child = self._coordinator
+        before = _stamp(self._run_dir)
         self._start(child, *extra)
         deadline = time.monotonic() + self._deadlines.start_s
         while True:
             found = coordinator_of(self._run_dir)
-            if found and child.process and found[1] == child.process.pid:
+            # Hosts give the same process ids: the file of the one before may have this one's.
+            if found and found[1] == self._nursery.pid(child) and _stamp(self._run_dir) != before:
                 break
             code = self._nursery.bury(child)
             if code is not None:
@@ -243,7 +260,20 @@ class Supervisor:
                 child.restart_at = None
         elif now - self._stop_asked_at > self._deadlines.stop_s:
             self._steering.note(f"no end after {self._deadlines.stop_s:.0f} s: ending processes")
+            self._ask_for_stacks()
             raise _EndedError
+
+    def _ask_for_stacks(self) -> None:
+        """Have every process write down what it is doing, once, before they are ended."""
+        if self._asked_for_stacks:
+            return
+        self._asked_for_stacks = True
+        for child in self._children:
+            if child.running:
+                self._nursery.ask_for_stacks(child)
+                self._event("stacks", child.spec.name)
+        logs = self._coordinator.spec.log.parent
+        self._steering.note(f"what each process was doing stands in its log in {logs}")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -273,6 +303,15 @@ class Supervisor:
         row |= {"detail": detail} if detail else {}
         with (self._run_dir / "supervisor.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _stamp(run_dir: Path) -> tuple[int, int] | None:
+    """What changes whenever a coordinator announces itself; None where none ever did."""
+    try:
+        found = (run_dir / ANNOUNCED).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
 
 
 class _EndedError(Exception):

@@ -14,7 +14,7 @@ from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.streams import Float32, Int32, Reward, Span, Streams
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 Role = Literal["generator", "reward", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
@@ -31,8 +31,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Hello(Message, frozen=True, kw_only=True, tag=True):
     """First message of a process. `name` is unique in a run (e.g. generator-0), and the identity of
     the socket begins with it. A generator's capacity is how many trajectories it holds at once. A
-    learner says which update its weights are from (0: the starting policy), and the checkpoint that
-    it was restored from."""
+    learner says which update its weights are from (0: the starting policy), the batch that was
+    trained in it, and the checkpoint that it was restored from. It counts its Hellos in `greeting`
+    and acts on nothing but the Welcome that answers the last one: whatever was sent before is
+    void."""
 
     role: Role
     name: fields.Name
@@ -41,23 +43,44 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     protocol: fields.Count = PROTOCOL_VERSION
     capacity: fields.Position = 0
     update: fields.Count = 0
+    batch_id: fields.Count | None = None
+    """None: none yet, or a checkpoint that does not say."""
     resumed_from: fields.Line | None = None
+    greeting: fields.Count = 0
+    leases: list[fields.Count] = []
+    """Those that a generator still works on, or has chunks of that are not acknowledged."""
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag=True):
     """Answer to Hello. `config` is the resolved configuration as JSON (empty for a monitor). For a
-    learner, `publish_as` is the version under which it publishes its weights at once."""
+    learner, `publish_as` is the version under which it publishes its weights at once, `lineage` the
+    line of updates that they are on, and `greeting` that of the Hello."""
 
     run_id: str
     run_dir: str
     config: str
     publish_as: int = 0
+    lineage: int = 0
+    greeting: int = 0
+
+
+class Restore(Message, frozen=True, kw_only=True, tag=True):
+    """Answer to a learner whose weights are not on the surviving line of updates: load the newest
+    checkpoint that is, and say Hello. `line` has (update, batch_id) of every place on it that can
+    still be gone back to; (0, None) is the starting model."""
+
+    reason: str
+    line: list[tuple[int, int | None]]
 
 
 class Refused(Message, frozen=True, kw_only=True, tag=True):
     """The coordinator will not talk to this process (wrong version, name in use)."""
 
     reason: str
+
+
+class AskHello(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to a process that it hears and does not know: say Hello (again)."""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
@@ -152,7 +175,7 @@ class TrajectoryChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 class Chunks(Message, frozen=True, kw_only=True, tag=True):
     """Generator to coordinator: chunks gathered over a few milliseconds. Kept by the generator
-    until acknowledged, sent again on reconnect."""
+    until acknowledged, and sent again in their order after each Welcome and Resend."""
 
     chunks: list[TrajectoryChunk]
 
@@ -162,6 +185,11 @@ class ChunkAck(Message, frozen=True, kw_only=True, tag=True):
 
     acked: list[tuple[int, int]]
     """(trajectory_id, chunk_index)"""
+
+
+class Resend(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to generator: chunks before one that came are missing. Send again what is not
+    acknowledged."""
 
 
 class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
@@ -300,11 +328,13 @@ class JournalMark(msgspec.Struct, frozen=True):
 
 class Batch(Message, frozen=True, kw_only=True, tag=True):
     """Coordinator to learner rank 0: an update begins. Its contents follow in BatchPart messages,
-    `parts[r]` of them for rank r. `lineage` is the line of updates that it continues. `publish_as`
-    is the version its weights will have; an empty policy half (value warm-up) publishes nothing.
-    `checkpoint`: write one after this update. `journal`: what is on record of everything that the
-    update rests on."""
+    `parts[r]` of them for rank r. `batch_id` is given to no other batch of the run. `lineage` is
+    the line of updates that it continues: a learner trains nothing but the next update of its own.
+    `publish_as` is the version its weights will have; an empty policy half (value warm-up)
+    publishes nothing. `checkpoint`: write one after this update. `journal`: what is on record of
+    everything that the update rests on."""
 
+    batch_id: int
     update: int
     lineage: int
     version: int
@@ -316,10 +346,10 @@ class Batch(Message, frozen=True, kw_only=True, tag=True):
 
 
 class BatchPart(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to learner rank 0: piece `index` of what `rank` computes in `update`, cut so that
+    """Coordinator to learner rank 0: piece `index` of what `rank` computes of a batch, cut so that
     it fits into one message. The windows of one trajectory go to one rank, in any of its parts."""
 
-    update: int
+    batch_id: int
     rank: int
     index: int
     shard: Shard
@@ -329,6 +359,7 @@ class UpdateDone(Message, frozen=True, kw_only=True, tag=True):
     """Learner rank 0 to coordinator: the update is in the weights (`skipped`: what was not
     finite, so that it was broken off and its windows count as dropped `non_finite`)."""
 
+    batch_id: fields.Count
     update: fields.Count
     lineage: fields.Count
     metrics: fields.Metrics
@@ -369,8 +400,9 @@ class StatusRequest(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Status(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to monitor: where the run stands. `gauges` are numbers by metric name, `waits`
-    name what each part waits for and for how long."""
+    """Coordinator to monitor: where the run stands. `gauges` are numbers by metric name. `waits`:
+    whom the run waits for and for what, with the seconds since that last moved. `stalled`: nobody
+    has made progress for too long, and the run is about to end for it."""
 
     run_id: str
     phase: str
@@ -382,11 +414,12 @@ class Status(Message, frozen=True, kw_only=True, tag=True):
     waits: dict[str, float]
     processes: dict[str, str]
     message: str = ""
+    stalled: bool = False
 
 
 AnyMessage = (
-    Hello | Welcome | Refused | Heartbeat | Shutdown | Goodbye
-    | Leases | Hold | Chunks | ChunkAck | GeneratorReport
+    Hello | Welcome | Restore | Refused | AskHello | Heartbeat | Shutdown | Goodbye
+    | Leases | Hold | Chunks | ChunkAck | Resend | GeneratorReport
     | WeightNotice | WeightsLoaded | WeightRequest | WeightBytes
     | ScoreRequest | Scores
     | Batch | BatchPart | UpdateDone | CheckpointRequest | CheckpointDone

@@ -219,23 +219,26 @@ class TakenWindow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchTaken(Record, frozen=True, kw_only=True, tag=True):
-    """Windows and value trajectories went to the learner."""
+    """Windows and value trajectories went to the learner. `batch_id` is no other batch's, in the
+    whole run; None in records from before batches had one."""
 
     update: int
     lineage: int
     version: int
     windows: list[TakenWindow]
     value_trajectories: list[int]
+    batch_id: int | None = None
 
 
 class BatchReturned(Record, frozen=True, kw_only=True, tag=True):
-    """The learner died before it committed: what it had is ready again."""
+    """The learner's weights are without this batch: what it had is ready again."""
 
     update: int
     lineage: int
     reason: str
     window_ids: list[int]
     value_trajectories: list[int]
+    batch_id: int | None = None
 
 
 class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
@@ -255,17 +258,20 @@ class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
     metrics: dict[str, Metric]
     diagnostics: list[TokenDiagnostics]
     skipped: str | None = None
+    batch_id: int | None = None
 
 
 class TokensLost(Record, frozen=True, kw_only=True, tag=True):
     """Tokens were generated that the journal will never have. held: the generator threw them away
     when it was told to stop at a window's border. refused: the chunk belonged to no lease any
     more. died: a generator that is gone had not sent them when it last reported, at most about a
-    second before: an estimate."""
+    second before: an estimate. `total`: what the process `pid` had thrown away at holds by then."""
 
     generator: str
     tokens: int
     reason: Literal["held", "refused", "died"]
+    pid: int = 0
+    total: int = 0
 
 
 class LineageBegan(Record, frozen=True, kw_only=True, tag=True):
@@ -289,8 +295,8 @@ class Forgotten(Record, frozen=True, kw_only=True, tag=True):
 
 
 class Restarted(Record, frozen=True, kw_only=True, tag=True):
-    """A new coordinator took over. Leases died with the last one, an evaluation that was under way
-    begins anew, and lease ids go on from `next_lease`."""
+    """A new coordinator took over. Leases of training trajectories stay in force, an evaluation
+    that was under way begins anew, and lease ids go on from `next_lease`."""
 
     next_lease: int
 

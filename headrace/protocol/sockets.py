@@ -283,6 +283,7 @@ class Dealer:
         self._context = zmq.asyncio.Context()
         self._socket = _open_dealer(self._context, link, name)
         self._codec = message_codec(max_bytes=link.max_bytes)
+        self._arriving: asyncio.Future[list[bytes]] | None = None
         self.rejected = 0
 
     async def send(self, message: Message) -> None:
@@ -296,13 +297,20 @@ class Dealer:
         return message
 
     async def receive_within(self, timeout_s: float | None) -> Message | None:
-        """The next good message; None when the time is over (no message is lost then)."""
-        while await self._socket.poll(_milliseconds(timeout_s)):
+        """The next good message; None when the time is over. No message is lost then, nor where
+        the caller is cancelled: whoever asks next has it."""
+        while True:
+            if self._arriving is None:
+                self._arriving = self._socket.recv_multipart()
+            arriving = self._arriving
+            await asyncio.wait((arriving,), timeout=timeout_s)
+            if not arriving.done():
+                return None
+            self._arriving = None
             try:
-                return self._codec.decode(await self._socket.recv_multipart())
+                return self._codec.decode(arriving.result())
             except ProtocolError:
                 self.rejected += 1
-        return None
 
     def close(self) -> None:
         """Close after what was sent is out (two seconds at most)."""

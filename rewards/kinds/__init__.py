@@ -7,7 +7,9 @@ verdicts have `lines`, one score for each of the item's `line_ends`; with "group
 `siblings`, one verdict for each of the item's. One that waits for others has a coroutine
 (`verifier.waiting`), and its child scores many items at a time. A row that cannot be judged (no
 right answer, checks that nobody knows) raises ValueError with one line, which is that scoring's
-error and never a score. To add a kind: write its file, and name it in KINDS.
+error and never a score. To add a kind: write its file, and name it in KINDS. A kind of AT_A_GLANCE
+also has `glance(options)`, which gives a function from an item to the Verdict that its Verifier
+would give, or None where that takes more than a comparison of texts; the worker asks it first.
 """
 
 import importlib
@@ -33,6 +35,8 @@ KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Module of each kind, by its name."""
+AT_A_GLANCE = frozenset({"math", "exact"})
+"""Kinds that judge some responses at a glance."""
 
 
 def load(kind: str) -> ModuleType:

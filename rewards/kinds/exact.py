@@ -1,5 +1,7 @@
 """`exact`: is the response, or what follows its marker, the right answer to the letter?"""
 
+from collections.abc import Callable
+
 from pydantic import Field
 
 from headrace.config.base import StrictModel
@@ -24,3 +26,16 @@ def build(options: Options) -> Verifier:
         return right_or_wrong(is_exact(item.text, item.answer, marker=options.answer_marker))
 
     return Verifier(judge)
+
+
+def glance(options: Options) -> Callable[[ScoreItem], Verdict | None]:
+    """The verdict wherever there is a right answer."""
+    judge = build(options).judge
+
+    def seen(item: ScoreItem) -> Verdict | None:
+        try:
+            return judge(item)
+        except ValueError:
+            return None
+
+    return seen

@@ -1,11 +1,14 @@
 """`math`: is the final answer of a response the right one? See `rewards/math_answer.py`."""
 
+from collections.abc import Callable
+
 from pydantic import Field
 
 from headrace.config.base import StrictModel
 from headrace.protocol.messages import ScoreItem
 from rewards import math_answer
 from rewards.kinds.row import right_or_wrong
+from rewards.plain_answer import at_a_glance
 from rewards.verdict import Verdict
 from rewards.verifier import Verifier
 
@@ -28,3 +31,13 @@ def build(options: Options) -> Verifier:
         )
 
     return Verifier(judge)
+
+
+def glance(options: Options) -> Callable[[ScoreItem], Verdict | None]:
+    """The verdict on plain answers."""
+
+    def judge(item: ScoreItem) -> Verdict | None:
+        right = at_a_glance(item.text, item.answer, marker=options.answer_marker)
+        return None if right is None else right_or_wrong(right)
+
+    return judge

@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from headrace.applied import compare
 from headrace.errors import UserError
 from headrace.run_folder import is_running
 from storage.audit.facts import Facts
@@ -44,8 +45,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         format: the newest record format in the journal.
         balanced: generated tokens are those in the accounts, and the coordinator counted the same.
         counts: tokens by account, as `recount_ledger` gives them.
-        looked_at: how many records, trajectories, windows, token tables, checkpoints and windows'
-            diagnostics there were to look at.
+        looked_at: how many records, trajectories, windows, token tables, checkpoints, updates that
+            the learner wrote down and windows' diagnostics there were to look at.
     """
 
     run: str
@@ -83,6 +84,10 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
                 progress(reached, journal.end)
     check_tokens(facts, findings, settled_before=journal.last_batch)
     looked_at["checkpoints"] = check_checkpoints(run_dir, facts, findings)
+    applied = compare(run_dir)
+    looked_at["applied"] = applied.updates
+    for problem in applied.problems:
+        findings.add("weights", "applied", problem)
     if config["storage"]["token_diagnostics"]:
         looked_at["diagnostics"] = check_diagnostics(run_dir, facts, findings, growing=growing)
     counts = count(facts)

@@ -7,7 +7,7 @@ and ends), `versions`, `window` (borders and lives), `batch` (updates in their o
 `lines` (their scores and rewards), `trained_twice`, `value` (what the value model was given),
 `critic_saw_outcome` (a window was trained after the critic had learnt how its answer ends),
 `ledger` (the coordinator's own count), `sql`, `mask` (the trained mask that pages and exports
-show), `checkpoint`, `diagnostics`.
+show), `checkpoint`, `weights` (what the learner wrote down of them), `diagnostics`.
 """
 
 from collections import Counter
@@ -33,6 +33,7 @@ Kind = Literal[
     "sql",
     "mask",
     "checkpoint",
+    "weights",
     "diagnostics",
 ]
 KINDS: tuple[str, ...] = get_args(Kind)

@@ -15,7 +15,6 @@ from headrace.protocol.records import (
     ClosedWindow,
     GroupIssued,
     LeaseIssued,
-    Restarted,
     RewardArrived,
     TrajectoryEnded,
     VersionIssued,
@@ -60,8 +59,6 @@ class Sequences:
             case WindowsClosed() as record:
                 for window in record.windows:
                     self._close(window)
-            case Restarted():
-                self._facts.leases.clear()
             case VersionIssued() as record:
                 if record.version <= self._facts.issued:
                     text = f"version {record.version} is given out after {self._facts.issued}"

@@ -5,7 +5,8 @@ pandas frames, are bounded, and never write. A run may be alive, finished, or cu
 """
 
 from storage.audit import recount_ledger
-from storage.exports import ExportKind, ExportSummary, export
+from storage.exports import ExportSummary, export
+from storage.exports import Progress as ExportProgress
 from storage.queries.answers import GroupAnswer, group_answers
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
 from storage.queries.evaluations import evaluation_answers, evaluations
@@ -36,6 +37,7 @@ from storage.queries.trajectories import (
     trajectory_detail,
     trajectory_page,
 )
+from storage.sql import Answer, ask
 from storage.tokens import MARKS, REASONS, SOURCES
 
 __all__ = [
@@ -43,12 +45,14 @@ __all__ = [
     "MARKS",
     "REASONS",
     "SOURCES",
-    "ExportKind",
+    "Answer",
+    "ExportProgress",
     "ExportSummary",
     "GroupAnswer",
     "RunLine",
     "TrajectoryDetail",
     "TrajectoryPage",
+    "ask",
     "dropped_tokens",
     "dropped_windows",
     "evaluation_answers",

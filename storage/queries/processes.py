@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
+from storage.queries.rewards import ALERT
 from storage.reader import open_run
 from storage.tables import Event, Process
 
@@ -27,7 +28,8 @@ def events(
     run_dir: Path, *, limit: int = 500, level: str | None = None, kind: str | None = None
 ) -> "pd.DataFrame":
     """The newest events, newest first: at, level, kind, text. The supervisor's are of kind
-    `supervisor` (so that a dead coordinator is on record too)."""
+    `supervisor` (so that a dead coordinator is on record too), but for a judge that stays away:
+    that is an alert of the rewards."""
     import pandas as pd
 
     reader = open_run(run_dir)
@@ -40,7 +42,7 @@ def events(
     lines = [
         {key: line[key] for key in ("at", "level", "kind", "text")}
         for line in supervisor_events(run_dir)
-        if level in (None, line["level"]) and kind in (None, "supervisor")
+        if level in (None, line["level"]) and kind in (None, line["kind"])
     ]
     if lines:
         frame = pd.concat([frame, pd.DataFrame(lines)]) if len(frame) else pd.DataFrame(lines)
@@ -64,7 +66,7 @@ def supervisor_events(run_dir: Path) -> list[dict[str, Any]]:
                 **line,
                 "at": float(line.get("at", 0.0)),
                 "level": _SUPERVISOR_LEVELS.get(event, "info"),
-                "kind": "supervisor",
+                "kind": ALERT if event == "gave_up" and name.startswith("judge-") else "supervisor",
                 "text": f"{name} {event}".strip() + (f": {detail}" if detail else ""),
             }
         )

@@ -9,7 +9,7 @@ from headrace.run_folder import is_reward_model, read_config
 from storage.queries.metrics import latest_values
 from storage.queries.processes import supervisor_events
 from storage.queries.reward_models import reward_model_summary
-from storage.queries.rewards import alert_texts, source_rows
+from storage.queries.rewards import ALERT, alert_texts, source_rows
 from storage.queries.runs import run_state
 from storage.reader import RunReader, open_run
 from storage.tables import (
@@ -73,7 +73,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "best": max(rewards, default=None),
         },
         "rewards": {row["source"]: _source(row) for row in source_rows(reader)},
-        "alerts": alert_texts(reader),
+        "alerts": [*alert_texts(reader), *_judges_lost(run_dir)],
         "response_length": {
             "first": before.get("response_length"),
             "last": after.get("response_length"),
@@ -104,12 +104,18 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     }
 
 
+def _judges_lost(run_dir: Path) -> list[str]:
+    """Alerts of judges that stay away."""
+    return [event["text"] for event in supervisor_events(run_dir) if event["kind"] == ALERT]
+
+
 def _lives(run_dir: Path, name: str) -> dict[str, int]:
-    """How often a judge of the run was started, and died."""
+    """How often a judge of the run was started, died, and was given up."""
     own = [e.get("event") for e in supervisor_events(run_dir) if e.get("name") == f"judge-{name}"]
     return {
         "starts": own.count("started") + own.count("restarted"),
         "deaths": own.count("died"),
+        "gave_up": own.count("gave_up"),
     }
 
 

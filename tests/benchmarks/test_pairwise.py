@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import hacking_task, pairwise
+from benchmarks import difficulty, hacking_task, pairwise
 from benchmarks.rows import Rows
 from headrace.install import ROOT
 
@@ -36,6 +36,7 @@ def test_a_little_of_each_part(part: str, tmp_path: Path, monkeypatch: Any) -> N
     }.items():  # fmt: skip
         monkeypatch.setattr(pairwise, name, value)
     monkeypatch.setattr(hacking_task, "STEPS", 4)
+    monkeypatch.setattr(difficulty, "chosen", lambda path: 4)
     path = tmp_path / "rows.jsonl"
     assert pairwise.main(["--part", part, "--seeds", "1", "--rows", str(path)]) in (0, 1)
     (row,) = Rows(path).rows.values()
@@ -45,6 +46,8 @@ def test_a_little_of_each_part(part: str, tmp_path: Path, monkeypatch: Any) -> N
         assert rewards == sorted(rewards, reverse=True)
     else:
         assert len(row["arms"]) == 2
+    if part == "offset":
+        assert (row["task"], row["steps"]) == ("sums", 4)
     assert isinstance(row["passed"], bool)
 
 

@@ -8,14 +8,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headrace.config.run import RunConfig
 from headrace.protocol import messages as m
+from headrace.protocol.batches import Shard
 from headrace.protocol.identity import identity_of
 from headrace.protocol.sockets import Dealer, Link
 from headrace.protocol.streams import Span
+from learner.applied import AppliedLog
+from learner.shards import merged
 
 _PIDS = itertools.count(1)
 MODEL = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
@@ -33,14 +37,15 @@ class CoordinatorProcess:
     def start(self, *, resume: bool = False) -> str:
         """Start and wait for the address."""
         announced = self.run_dir / "coordinator.json"
-        announced.unlink(missing_ok=True)
         command = [sys.executable, "-m", "coordinator.run", "--run-dir", str(self.run_dir)]
         with (self.run_dir / "coordinator.log").open("ab") as log:
             self.process = subprocess.Popen(command + ["--resume"] * resume, stderr=log)
-        while not announced.exists():
+        while True:
             assert self.process.poll() is None, (self.run_dir / "coordinator.log").read_text()
+            said = json.loads(announced.read_text()) if announced.exists() else {}
+            if said.get("pid") == self.process.pid:
+                return str(said["address"])
             time.sleep(0.05)
-        return str(json.loads(announced.read_text())["address"])
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -58,6 +63,8 @@ class ScriptedPeer:
     """A socket with a Hello; subclasses answer messages."""
 
     role: m.Role
+    awaits_answer = False
+    """To a Hello."""
 
     def __init__(
         self,
@@ -79,6 +86,7 @@ class ScriptedPeer:
 
     async def hello(self) -> None:
         """Join."""
+        self.awaits_answer = True
         await self.dealer.send(
             m.Hello(
                 role=self.role,
@@ -104,6 +112,12 @@ class ScriptedPeer:
             if isinstance(message, m.Heartbeat):
                 await self.dealer.send(m.Heartbeat())
                 continue
+            if isinstance(message, m.AskHello):
+                if not self.awaits_answer:
+                    await self.hello()
+                continue
+            if isinstance(message, m.Welcome | m.Restore):
+                self.awaits_answer = False
             self.seen.append(message)
             if isinstance(message, m.Shutdown):
                 self.shutdown = message.reason
@@ -193,27 +207,74 @@ class ScriptedReward(ScriptedPeer):
 
 
 class ScriptedLearner(ScriptedPeer):
-    """Says done to every batch; can be told to die silently at an update."""
+    """Says done to every batch that is the next update of its lineage; can be told to die silently
+    at an update. Where it has a folder it writes down what it trains, and goes back to whatever it
+    is told to."""
 
     role: m.Role = "learner"
     die_at: int | None = None
     batch: m.Batch | None = None
-    left = 0
-    """Parts of the batch that are still to come."""
+    batch_id: int | None = None
+    """The last one in its weights."""
+    lineage = 0
+    greetings = 0
+    applied: AppliedLog | None = None
+
+    def __init__(self, *arguments: Any, **at: Any) -> None:
+        super().__init__(*arguments, **at)
+        self.trained: dict[int, int] = {}
+        """By update, the batch that was trained in it last."""
+
+    def writes(self, run_dir: Path) -> "ScriptedLearner":
+        """Write down what is trained, from now on."""
+        self.applied = AppliedLog(run_dir, rank=0)
+        return self
+
+    async def hello(self) -> None:
+        """Join; what was sent before the answer is void."""
+        self.greetings += 1
+        self.awaits_answer = True
+        self.batch = None
+        self.shards: list[Shard] = []
+        await self.dealer.send(
+            m.Hello(
+                role=self.role,
+                name=self.name,
+                pid=self.pid,
+                host="here",
+                update=self.update,
+                batch_id=self.batch_id,
+                resumed_from=self.resumed_from,
+                greeting=self.greetings,
+            )
+        )
 
     def notice(self, version: int, update: int) -> m.WeightNotice:
         """A notice of nothing."""
         return m.WeightNotice(version=version, update=update, sha256="", num_bytes=0, sources=[])
 
+    def apply(self, batch: m.Batch, shards: list[Shard]) -> None:
+        """The batch is in the weights."""
+        if self.applied is not None:
+            self.applied.write(batch, merged(shards), after=self.batch_id, skipped=None)
+        self.update, self.batch_id = batch.update, batch.batch_id
+        self.trained[batch.update] = batch.batch_id
+
     async def finish(self) -> None:
         """Say done once every part of the batch is here."""
         batch = self.batch
-        if batch is None or self.left:
+        if batch is None or len(self.shards) < sum(batch.parts):
             return
-        self.batch, self.update = None, batch.update
+        self.batch = None
+        self.apply(batch, self.shards)
+        await self.report(batch)
+
+    async def report(self, batch: m.Batch) -> None:
+        """Say done."""
         trains = batch.publish_as != batch.version
         await self.dealer.send(
             m.UpdateDone(
+                batch_id=batch.batch_id,
                 update=batch.update,
                 lineage=batch.lineage,
                 metrics={"actor/pg_loss": 0.5},
@@ -225,13 +286,20 @@ class ScriptedLearner(ScriptedPeer):
 
     async def answer(self, message: m.Message) -> None:
         match message:
-            case m.Welcome():
+            case m.Welcome(greeting=greeting) if greeting == self.greetings:
+                self.lineage, self.resumed_from = message.lineage, None
                 await self.dealer.send(self.notice(message.publish_as, self.update))
-            case m.Batch() if message.update != self.die_at:
-                self.batch, self.left = message, sum(message.parts)
+            case m.Restore():
+                self.update, self.batch_id = message.line[0]
+                self.resumed_from = "the first place on the line"
+                await self.hello()
+            case m.Batch(lineage=self.lineage) if (
+                message.update == self.update + 1 and message.update != self.die_at
+            ):
+                self.batch, self.shards = message, []
                 await self.finish()
-            case m.BatchPart() if self.batch and message.update == self.batch.update:
-                self.left -= 1
+            case m.BatchPart() if self.batch and message.batch_id == self.batch.batch_id:
+                self.shards.append(message.shard)
                 await self.finish()
             case m.CheckpointRequest():
                 await self.dealer.send(

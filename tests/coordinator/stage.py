@@ -137,7 +137,9 @@ class Stage:
                 num_bytes=1,
                 sources=[],
             )
+        assert orders.batch_id is not None
         return m.UpdateDone(
+            batch_id=orders.batch_id,
             update=orders.update,
             lineage=orders.lineage,
             metrics={"actor/pg_loss": 0.5, "critic/vf_explained_var": 0.1},
@@ -152,12 +154,28 @@ class Stage:
 
     async def work(self, but: Any = None) -> None:
         """One honest step of each peer, without the step `but`."""
+        if self.hub.peers.learner is None:
+            await self.rejoin()
         steps = ((GENERATOR, self.loaded), (GENERATOR, self.chunks), (REWARD, self.scores))
         for name, step in (*steps, (LEARNER, self.update), (LEARNER, self.notice)):
             message = None if step == but else step()
             if message is not None:
                 await self.say(name, message)
         await self.coordinator.phases.advance()
+
+    async def rejoin(self) -> None:
+        """The learner was told to go back: it does, to the newest place on the line."""
+        state = self.hub.state
+        hello = m.Hello(
+            role="learner",
+            name=LEARNER,
+            pid=1,
+            host="here",
+            update=state.committed,
+            batch_id=state.line[state.committed],
+            resumed_from="a checkpoint",
+        )
+        await self.say(LEARNER, hello)
 
     async def reach(self, wanted: Any) -> m.Message:
         """Work until a peer has such a message to say."""
@@ -211,6 +229,7 @@ def assert_sound(stage: Stage) -> None:
     assert state.account.ledger.as_metrics() == live.account.ledger.as_metrics()
     assert (state.update, state.lineage) == (live.update, live.lineage)
     assert state.versions == live.versions
+    assert state.line == live.line
     assert sorted(state.account.trajectories) == sorted(live.account.trajectories)
     assert not stage.store._is_behind
 

@@ -30,6 +30,14 @@ def say(front: Front, item: ScoreItem, reward: float, status: Any = "ok") -> lis
     return front.scoring.receive("reward-0", Scores(scores=[score]))
 
 
+def rewarded(front: Front, answers: int) -> None:
+    """So many answers that the judge scored."""
+    for _ in range(answers):
+        front.finish(info=TO_JUDGE)
+    for item in front.dispatch():
+        say(front, item, 1.0)
+
+
 def records(front: Front) -> list[AuditArrived]:
     return [r for r in front.world.records if isinstance(r, AuditArrived)]
 
@@ -82,19 +90,13 @@ def test_the_share_goes_by_the_prompts_id_and_the_seed() -> None:
     """All of the scripted prompts are called p: all or none of them are audited."""
     for seed in range(40):
         front = audited(share=0.5, seed=seed, batch=8)
-        for _ in range(2):
-            front.finish(info=TO_JUDGE)
-        for item in front.dispatch():
-            say(front, item, 1.0)
+        rewarded(front, 2)
         assert len(front.dispatch()) == (2 if chosen(f"{seed}/p", 0.5) else 0)
 
 
 def test_failed_audits_stop_nothing_and_are_told_once_in_a_row() -> None:
     front = audited(batch=64, max_consecutive_failures=2)
-    for _ in range(6):
-        front.finish(info=TO_JUDGE)
-    for item in front.dispatch():
-        say(front, item, 1.0)
+    rewarded(front, 6)
     audits = front.dispatch()
     for number, item in enumerate(audits):
         say(front, item, 1.0, "ok" if number == 3 else "crashed")
@@ -106,10 +108,7 @@ def test_failed_audits_stop_nothing_and_are_told_once_in_a_row() -> None:
 
 def test_audits_of_a_lost_worker_go_to_the_next() -> None:
     front = audited(batch=64)
-    for _ in range(3):
-        front.finish(info=TO_JUDGE)
-    for item in front.dispatch():
-        say(front, item, 1.0)
+    rewarded(front, 3)
     first = front.dispatch()
     worker = front.peers.rewards["reward-0"]
     front.scoring.lose("reward-0")
@@ -133,10 +132,7 @@ def test_what_was_not_asked_for_is_ignored() -> None:
 
 def test_a_forgotten_answer_is_passed_over_and_its_late_score_still_on_record() -> None:
     front = audited(batch=64)
-    for _ in range(2):
-        front.finish(info=TO_JUDGE)
-    for item in front.dispatch():
-        say(front, item, 1.0)
+    rewarded(front, 2)
     del front.account.trajectories[0]
     (item,) = front.dispatch()
     del front.account.trajectories[1]
@@ -162,10 +158,7 @@ def test_a_replay_knows_what_was_audited_and_an_audit_outlives_its_trajectory() 
 
 def test_a_coordinator_that_takes_over_audits_what_is_still_to_be_audited() -> None:
     front = audited(batch=64)
-    for _ in range(2):
-        front.finish(info=TO_JUDGE)
-    for item in front.dispatch():
-        say(front, item, 1.0)
+    rewarded(front, 2)
     first, _ = front.dispatch()
     say(front, first, 1.0)
     front.world.restart()

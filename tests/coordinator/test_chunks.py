@@ -30,7 +30,7 @@ VERSIONS = 5
 
 def encoded(shard: Shard) -> list[bytes]:
     """As on the wire."""
-    part = m.BatchPart(update=0, rank=0, index=0, shard=shard)
+    part = m.BatchPart(batch_id=0, rank=0, index=0, shard=shard)
     return message_codec(max_bytes=1 << 20).encode(part)
 
 
@@ -143,8 +143,9 @@ async def batches_of(run_dir: Path, *, piece: int) -> list[Any]:
     assert coordinator.wait() == 0
     batches = [s for s in learner.seen if isinstance(s, m.Batch)]
     parts = [s for s in learner.seen if isinstance(s, m.BatchPart)]
-    heads = [(b.update, b.version, b.value_epochs, b.parts) for b in batches]
-    return heads + [(p.update, p.index, encoded(p.shard)) for p in parts]
+    updates = {b.batch_id: b.update for b in batches}
+    heads: list[Any] = [(b.update, b.version, b.value_epochs, b.parts) for b in batches]
+    return heads + [(updates[p.batch_id], p.index, encoded(p.shard)) for p in parts]
 
 
 @pytest.mark.slow

@@ -7,7 +7,13 @@ import pytest
 
 from headrace.metrics import METRICS, pattern_of
 from headrace.protocol import messages as m
-from headrace.protocol.records import CheckpointWritten, MetricsSampled, RunPhase, UpdateCommitted
+from headrace.protocol.records import (
+    BatchTaken,
+    CheckpointWritten,
+    MetricsSampled,
+    RunPhase,
+    UpdateCommitted,
+)
 from storage.audit import recount_ledger
 from tests.coordinator.peers import (
     CoordinatorProcess,
@@ -118,7 +124,11 @@ async def test_value_pretraining_is_a_run_of_its_own(tmp_path: Path) -> None:
         evaluation={"num_prompts": 4, "before": False, "after": False},
     )
     records = records_of(run_dir)
-    assert [b.update for b in batches] == [1, 2, 3]
+    taken = [r for r in records if isinstance(r, BatchTaken)]
+    assert [(r.update, r.batch_id) for r in taken] == [
+        (update, batch.batch_id) for update, batch in enumerate(batches, start=1)
+    ]
+    assert len(taken) == 3
     assert all(not b.shard.windows and b.shard.values for b in batches)
     phases = [r for r in records if isinstance(r, RunPhase)]
     assert any("warm-up is over" in r.detail for r in phases)

@@ -5,6 +5,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -37,6 +38,8 @@ from tests.coordinator.peers import (
 from tests.coordinator.test_loop import assert_balanced, records_of, run_config
 
 FLOOD = 50_000
+
+Heard = TypeVar("Heard", bound=m.Message)
 
 
 class Run:
@@ -102,7 +105,7 @@ async def intruder(address: str, identity: str) -> AsyncIterator[Dealer]:
         dealer.close()
 
 
-async def heard(dealer: Dealer, kind: type[m.Message]) -> m.Message:
+async def heard(dealer: Dealer, kind: type[Heard]) -> Heard:
     """The next message of a kind."""
     async with asyncio.timeout(20):
         while True:
@@ -148,7 +151,9 @@ async def test_an_impostor_does_not_become_the_learner(tmp_path: Path) -> None:
             for _ in range(20):
                 await dealer.send(hello)
                 await dealer.send(
-                    m.UpdateDone(update=1, lineage=0, metrics={"x": 1.0}, diagnostics=[])
+                    m.UpdateDone(
+                        batch_id=1, update=1, lineage=0, metrics={"x": 1.0}, diagnostics=[]
+                    )
                 )
                 await dealer.send(a_notice(0, 0))
                 await dealer.send(m.CheckpointDone(update=1, path="/evil"))
@@ -183,7 +188,7 @@ async def test_a_generator_that_speaks_as_the_learner_or_the_user(tmp_path: Path
     async with intruder(run.address, identity_of("generator-9")) as dealer:
         await dealer.send(m.Hello(role="generator", name="generator-9", pid=9, host="here"))
         await heard(dealer, m.Welcome)
-        await dealer.send(m.UpdateDone(update=1, lineage=0, metrics={}, diagnostics=[]))
+        await dealer.send(m.UpdateDone(batch_id=1, update=1, lineage=0, metrics={}, diagnostics=[]))
         await dealer.send(m.Command(action="stop"))
         await dealer.send(a_notice(1, 1))
         await dealer.send(m.WeightsLoaded(version=2**40, gap_s=0.0, load_s=0.0))

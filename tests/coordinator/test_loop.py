@@ -58,6 +58,8 @@ def assert_balanced(records: list[AnyRecord]) -> None:
     sampled = [r for r in records if isinstance(r, UpdateCommitted | MetricsSampled)]
     assert sampled
     for record in sampled:
+        if not record.metrics:
+            continue  # Nobody reported the update: it was found in a learner's weights.
         ledger = {
             name: number(value)
             for name, value in record.metrics.items()
@@ -237,7 +239,7 @@ async def test_failing_rewards_stop_the_run_with_the_reason(tmp_path: Path) -> N
 
 
 async def test_a_run_in_which_nobody_moves_ends_and_names_what_it_waits_for(tmp_path: Path) -> None:
-    transport = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 60.0, "stall_timeout_s": 2.0}
+    transport = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 60.0, "stall_timeout_s": 6.0}
     coordinator = CoordinatorProcess(tmp_path / "run-1", run_config(transport=transport))
     address = coordinator.start()
     silent = ScriptedLearner(address, "learner-0")

@@ -129,6 +129,7 @@ def batch(
 ) -> m.Batch:
     """A warm-up trains no policy: its weights stay the version that they are."""
     return m.Batch(
+        batch_id=update,
         update=update,
         lineage=LINEAGE,
         version=publish_as - (not warm_up),
@@ -162,7 +163,7 @@ def fewer(diagnostics: TokenDiagnostics) -> TokenDiagnostics:
 
 
 def done(update: int, **fields: object) -> m.UpdateDone:
-    usual: dict[str, object] = {"diagnostics": [], "lineage": LINEAGE}
+    usual: dict[str, object] = {"diagnostics": [], "lineage": LINEAGE, "batch_id": update}
     return m.UpdateDone(update=update, metrics={}, **(usual | fields))  # type: ignore[arg-type]
 
 
@@ -185,14 +186,15 @@ def test_the_update_that_is_out_may_come_back_once() -> None:
     assert refused(whole, orders) == ""
     assert refused(done(5), orders) == ""
     orders.done()
-    assert refused(whole, orders) == "update 5 of lineage 2 was not expected"
+    assert refused(whole, orders) == "update 5 of lineage 2, batch 5, was not expected"
 
 
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        (done(6), "update 6 of lineage 2 was not expected"),
-        (done(5, lineage=1), "update 5 of lineage 1 was not expected"),
+        (done(6), "update 6 of lineage 2, batch 6, was not expected"),
+        (done(5, batch_id=4), "update 5 of lineage 2, batch 4, was not expected"),
+        (done(5, lineage=1), "update 5 of lineage 1, batch 5, was not expected"),
         (done(5, notice=notice(10, 5)), "version 10 is not that of update 5"),
         (done(5, notice=notice(9, 4)), "version 9 is not that of update 5"),
         (done(5, notice=notice(8, 5)), "version 8 is not that of update 5"),

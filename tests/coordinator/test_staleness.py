@@ -127,13 +127,14 @@ def lived_through(seed: int) -> World:
 
 
 class Line:
-    """Ages told slowly: the policy's updates that the surviving line has, and for each version how
-    many of them its weights had of those that survived."""
+    """Ages told slowly: the policy's updates that the surviving line has, and how many each version
+    had behind it when it was published. A line that was rolled back takes the same batches again,
+    so a version of the line that was given up counts by its own number of updates."""
 
     def __init__(self) -> None:
         self._read = 0
         self._updates: list[tuple[int, bool]] = []
-        self._version: dict[int, list[tuple[int, bool]]] = {}
+        self._version: dict[int, int] = {}
         self._taken: BatchTaken | None = None
 
     def see(self, world: World) -> None:
@@ -148,15 +149,16 @@ class Line:
                     self._updates.append((record.update, moved))
                 case LineageBegan():
                     self._updates = [u for u in self._updates if u[0] <= record.update]
-                    for version, known in self._version.items():
-                        self._version[version] = [u for u in known if u[0] <= record.update]
                 case VersionPublished():
-                    self._version[record.version] = list(self._updates)
+                    self._version[record.version] = self._moved()
         self._read = len(world.records)
+
+    def _moved(self) -> int:
+        return sum(moved for _, moved in self._updates)
 
     def age(self, version: int) -> int:
         """How many updates of the policy lie between a version's weights and those of today."""
-        return sum(moved for _, moved in self._updates[len(self._version[version]) :])
+        return max(0, self._moved() - self._version[version])
 
 
 @settings(deadline=None, max_examples=60)
@@ -167,28 +169,74 @@ def test_age_counts_the_policys_updates_on_the_surviving_line(seed: int) -> None
     assert sum(isinstance(record, UpdateCommitted) for record in world.records) > 3
 
 
-def test_what_a_short_rollback_gives_back_is_trained_again() -> None:
-    """Versions go up with each learner that joins, and ages do not: a stream of staleness 1 trains
-    what two updates had that were rolled back, every token of it."""
+def grown(world: World, windows: int) -> None:
+    """So many answers of one window, scored, as far as the bound lets them begin."""
+    for trajectory in world.fill(windows):
+        world.chunk(trajectory, 3, "stop")
+        world.reward(trajectory)
+
+
+def test_rollbacks_of_any_length_give_back_nothing_that_is_not_trained_again() -> None:
+    """A stream of staleness 1 whose learner goes back seven updates, three times over, the second
+    time before it is through, and coordinators that die: the same batches are taken again in their
+    order, every token of them, and what was in flight is not too old when they are through."""
     config = make_config(
         schedule={"mode": "streaming", "max_staleness": 1, "batch_windows": 3, "window": CAP}
     )
     world = World(config)
-    waiting: set[int] = set()
-    for step in range(6):
-        for trajectory in world.fill(3):
-            world.chunk(trajectory, 3, "stop")
-            world.reward(trajectory)
+    taken: dict[int, list[int]] = {}
+    for goes_back_at in (9, 6, 9, 14):
+        while world.state.committed < goes_back_at:
+            grown(world, 6)
+            prepared = world.take()
+            assert prepared is not None
+            ids = [window.window_id for window in prepared.taken.windows]
+            assert taken.setdefault(prepared.taken.update, ids) == ids
+            assert all(w.loss_weights.all() for w in policy_windows(prepared))
+            world.commit()
+        if goes_back_at < 14:
+            world.take()
+            world.roll_back(2)
+            world.restart()
+    account = world.account
+    assert not account.again
+    trained = [w for t in account.trajectories.values() for w in t.windows if w.state == "trained"]
+    assert len(trained) == 3 * 14
+    assert account.ledger.dropped.total() == 0
+    assert account.ledger.abandoned == (7 + 4 + 7) * 9
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000))
+def test_what_comes_back_is_taken_again_as_it_was(seed: int) -> None:
+    """Whatever else happens: the same windows with the same masks, before anything new."""
+    world = lived_through(seed)
+    for _ in range(len(world.account.again) + 1):
+        if world.account.taken is not None:
+            world.commit()
+        first = world.account.again[0] if world.account.again else None
         prepared = world.take()
+        if first is None:
+            break
         assert prepared is not None
-        waiting -= {w.window_id for w in policy_windows(prepared) if w.loss_weights.all()}
-        world.commit()
-        if step == 3:
-            last = world.state.update
-            batches = [world.account.committed[update] for update in (last - 1, last)]
-            waiting = {window.window_id for batch in batches for window in batch.windows}
-            for _ in range(5):  # Learners that join, one after the other.
-                world.roll_back(last - 2)
-                world.restart()
-    assert not waiting
-    assert world.account.ledger.abandoned == 2 * 9
+        assert prepared.taken.windows == first.windows
+        assert prepared.taken.value_trajectories == first.value_trajectories
+    assert not world.account.again
+
+
+@pytest.mark.parametrize("mode", ["windowed", "synchronous"])
+def test_rounds_are_taken_again_as_they_were(mode: str) -> None:
+    world = World(make_config(schedule={"mode": mode, "batch_windows": 4, "window": CAP}))
+    taken: dict[int, list[int]] = {}
+    for goes_back in (True, False):
+        while world.state.committed < 4:
+            grown(world, 4)
+            prepared = world.take()
+            assert prepared is not None
+            ids = [window.window_id for window in prepared.taken.windows]
+            assert taken.setdefault(prepared.taken.update, ids) == ids
+            world.commit()
+        if goes_back:
+            world.roll_back(1)
+            world.restart()
+    assert world.account.ledger.dropped.total() == 0

@@ -174,7 +174,7 @@ def batch(told: Turns, seed: int, chosen: BatchRules, *, ranks: int, max_bytes: 
 
 def num_bytes(shard: Shard) -> int:
     """What a part takes on the wire."""
-    part = BatchPart(update=2**31, rank=2**15, index=2**15, shard=shard)
+    part = BatchPart(batch_id=2**53, rank=2**15, index=2**15, shard=shard)
     return sum(map(len, CODEC.encode(part)))
 
 

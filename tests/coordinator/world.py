@@ -121,7 +121,8 @@ class World:
         """The coordinator dies, and another one takes over."""
         self._build(self.replayed())
         self.note(Restarted(at=0.0, next_lease=self.state.next_lease + 1000))
-        self.leases.begin()
+        self.leases.begin(self.state.leases)
+        self.scheduler.resume()
         self.settle(list(self.account.active.values()))
 
     def settle(self, trajectories: Iterable[Trajectory]) -> None:
@@ -192,6 +193,8 @@ class World:
 
     def fill(self, free: int) -> list[Trajectory]:
         """Lease what the scheduler wants leased."""
+        if self.scheduler.is_behind():
+            return []
         chosen, groups = self.scheduler.next_leases(free)
         for _ in range(groups):
             chosen.extend(self.issue())
@@ -280,7 +283,14 @@ class World:
         if selection is None:
             return None
         rules = batch_rules(self.config)
-        prepared = prepare(selection, self.state, rules, ranks=ranks, max_bytes=max_bytes)
+        prepared = prepare(
+            selection,
+            self.state,
+            rules,
+            ranks=ranks,
+            max_bytes=max_bytes,
+            batch_id=len(self.records),
+        )
         self.note(prepared.taken)
         return prepared
 
@@ -305,6 +315,7 @@ class World:
                 metrics={},
                 diagnostics=[],
                 skipped=skipped,
+                batch_id=taken.batch_id,
             )
         )
         if not taken.windows:
@@ -325,6 +336,7 @@ class World:
                 reason="killed",
                 window_ids=[w.window_id for w in taken.windows],
                 value_trajectories=taken.value_trajectories,
+                batch_id=taken.batch_id,
             )
         )
 

@@ -18,6 +18,7 @@ from generators.loop import GeneratorLoop
 from generators.run import pin
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import (
+    AskHello,
     ChunkAck,
     FireSampling,
     GeneratorReport,
@@ -225,6 +226,37 @@ async def test_unacknowledged_chunks_come_again_after_welcome(
     await scene.coordinator.send(Welcome(run_id="r", run_dir="d", config=""))
     await scene.coordinator.until(lambda: scene.coordinator.ended(7))
     assert [c.chunk_index for c in scene.coordinator.chunks] == [c.chunk_index for c in first[1:]]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_after_hello_chunks_wait_for_the_answer_and_keep_their_order(
+    scenes: Callable[..., Scene], asked: bool
+) -> None:
+    """Silent or asking, the coordinator may be a new one: it is told which leases are held, and
+    gets nothing that stands behind what it lacks. The engine goes on."""
+    scene = scenes(FakeEngine(mean_length=1e6, step_s=0.001), heartbeat_s=0.1)
+    scene.coordinator.acknowledge = False
+    await scene.begin()
+    await scene.lease(make_lease(lease_id=1), make_lease(lease_id=2, version_at_least=9))
+    await scene.coordinator.until(lambda: len(scene.coordinator.of(1)) >= 2)
+    greeted = len(scene.coordinator.got(Hello))
+    if asked:
+        await scene.coordinator.send(AskHello())
+    await scene.coordinator.until(lambda: len(scene.coordinator.got(Hello)) > greeted)
+    hello = scene.coordinator.got(Hello)[-1]
+    assert isinstance(hello, Hello)
+    assert hello.leases == [1, 2]
+    before, sampled = len(scene.coordinator.chunks), scene.loop._tokens
+    reports = len(scene.coordinator.got(GeneratorReport))
+    await scene.coordinator.until(lambda: len(scene.coordinator.got(GeneratorReport)) > reports)
+    assert len(scene.coordinator.chunks) == before
+    assert scene.loop._tokens > sampled
+    scene.coordinator.chunks.clear()
+    scene.coordinator.acknowledge = True
+    await scene.coordinator.send(Welcome(run_id="r", run_dir="d", config=""))
+    await scene.coordinator.until(lambda: len(scene.coordinator.of(1)) > before + 2)
+    indices = [chunk.chunk_index for chunk in scene.coordinator.of(1)]
+    assert indices == list(range(len(indices)))
 
 
 async def test_silence_brings_hello_again_and_then_the_end(scenes: Callable[..., Scene]) -> None:

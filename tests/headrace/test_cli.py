@@ -15,7 +15,7 @@ from headrace.config.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
-    *("train", "generator", "stop", "eval", "dashboard", "runs", "show", "export"),
+    *("train", "launch", "generator", "stop", "eval", "dashboard", "runs", "show", "export"),
     *("config", "reward", "doctor", "sandbox", "keys", "bench"),
 ]
 
@@ -62,6 +62,7 @@ def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixtur
 def test_every_command_has_a_function() -> None:
     words = {
         "train": [],
+        "launch": ["r.toml", "--on", "slurm"],
         "generator": ["--connect", "tcp://h:1"],
         "eval": ["model", "--task", "r.toml"],
         "stop": ["r1"],

@@ -72,7 +72,7 @@ def test_it_was_started_again_and_ended_with_the_run(finished: Run) -> None:
     of_judge = [event["event"] for event in events if event["name"] == "judge-fair"]
     assert of_judge[:3] == ["started", "died", "restarted"]
     shown = headrace("show", finished.run_dir.name, "--root", str(finished.root), "--json")
-    assert json.loads(shown.stdout)["judges"] == {"fair": {"starts": 2, "deaths": 1}}
+    assert json.loads(shown.stdout)["judges"] == {"fair": {"starts": 2, "deaths": 1, "gave_up": 0}}
     log = finished.run_dir / "logs" / "judge-fair.log"
     assert "fair serves at http://127.0.0.1:" in log.read_text()
 

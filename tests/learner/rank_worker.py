@@ -1,8 +1,8 @@
 """One learner rank of a test: `python -m tests.learner.rank_worker MODEL OUT RANK WORLD PORT`.
 
-For ZeRO 0 and 2: ten updates on recorded batches that rank 0 hands out in parts, and, with fresh
-engines, three of which the second has a NaN in the last rank's shard. Writes the weights and what
-happened into OUT.
+For ZeRO 0 to 3: three updates on recorded batches that rank 0 hands out in parts. On one rank and
+two, for ZeRO 0 and 2, further ones up to ten, and, with fresh engines, three of which the second
+has a NaN in the last rank's shard. Writes the weights and what happened into OUT.
 """
 
 import json
@@ -32,9 +32,10 @@ from learner.update import Updater
 from tests.learner.recorded import Sent, batch_of, record
 
 CPU = torch.device("cpu")
-Stage = Literal[0, 2]
+Stage = Literal[0, 1, 2, 3]
+ALL_STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 STAGES: tuple[Stage, ...] = (0, 2)
-UPDATES = 10
+EARLY, UPDATES = 3, 10
 ALGORITHM = AlgorithmConfig.model_validate(
     {
         "advantages": {"kind": "egae", "length_adaptive_alpha": 0.05},
@@ -57,7 +58,7 @@ def updater(
     policy = PolicyNetwork(load_policy(models, dtype=torch.float32, device=CPU))
     critic = ValueNetwork(load_critic(models, dtype=torch.float32, device=CPU))
     engines = [DeepSpeedEngine(network, settings, config) for network in (policy, critic)]
-    place = Place(device=CPU, rank=rank, world=world, budget=100)
+    place = Place(device=CPU, rank=rank, world=world, budget=100, forward_together=stage == 3)
     algorithm = build_algorithm(ALGORITHM, window=16)
     return Updater(algorithm, engines[0], engines[1], config, place), engines
 
@@ -83,7 +84,7 @@ class Wire:
     """The coordinator's side of rank 0: the header, then all parts, foreign ones among them."""
 
     def __init__(self, sent: Sent) -> None:
-        stray = BatchPart(update=sent.batch.update - 1, rank=0, index=0, shard=sent.shards[0])
+        stray = BatchPart(batch_id=sent.batch.batch_id - 1, rank=0, index=0, shard=sent.shards[0])
         twice = sent.parts()
         unknown = replace(twice[0], rank=99)
         self._messages = [stray, unknown, *(part for p in twice for part in (p, p))]
@@ -120,24 +121,34 @@ def given_up(relay: Relay, sent: Sent, rank: int) -> bool:
     return heard == Shutdown(reason="enough")
 
 
+def weights_of(engines: list[DeepSpeedEngine]) -> dict[str, torch.Tensor]:
+    """All parameters, whole, as they are now."""
+    weights = {}
+    for i, engine in enumerate(engines):
+        with engine.whole_parameters():
+            for name, p in engine.network.named_parameters():
+                weights[f"{i}.{name}"] = p.detach().clone()
+    return weights
+
+
 def main() -> None:
     """Run and write."""
     model, out, rank, world, port = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
     torch.set_num_threads(1)
     join_ranks(rank=rank, world_size=world, port=port, device=CPU)
     relay = Relay(rank=rank, world=world)
-    for stage in STAGES:
+    for stage in ALL_STAGES:
+        is_long = stage in STAGES and world <= 2
         whole, engines = updater(model, stage, rank, world)
         metrics = []
-        for update in range(1, UPDATES + 1):
+        for update in range(1, (UPDATES if is_long else EARLY) + 1):
             sent = recorded(update, world, parts=1 + update % 3)
             metrics.append(whole.run(*over_the_relay(relay, sent, rank)).metrics)
-        weights = {
-            f"{i}.{name}": p.detach().clone()
-            for i, engine in enumerate(engines)
-            for name, p in engine.network.named_parameters()
-        }
-        save_file(weights, out / f"weights-{stage}-{rank}.safetensors")
+            if update == EARLY:
+                save_file(weights_of(engines), out / f"early-{stage}-{rank}.safetensors")
+        if not is_long:
+            continue
+        save_file(weights_of(engines), out / f"weights-{stage}-{rank}.safetensors")
 
         skipping, engines = updater(model, stage, rank, world)
         log = []

@@ -266,7 +266,7 @@ class Sent(NamedTuple):
     def parts(self) -> list[BatchPart]:
         """What follows the header, the last ranks and parts first."""
         return [
-            BatchPart(update=self.batch.update, rank=rank, index=index, shard=shard)
+            BatchPart(batch_id=self.batch.batch_id, rank=rank, index=index, shard=shard)
             for rank, whole in reversed(list(enumerate(self.shards)))
             for index, shard in reversed(list(enumerate(cut(whole, self.batch.parts[rank]))))
         ]
@@ -293,6 +293,7 @@ def batch_of(
         for rank in range(ranks)
     ]
     header = Batch(
+        batch_id=1000 * lineage + update,
         update=update,
         lineage=lineage,
         version=version,

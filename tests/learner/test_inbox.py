@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from headrace.config.process import TransportConfig
-from headrace.protocol.messages import Hello, Message, Welcome
+from headrace.protocol.messages import CheckpointRequest, Hello, Message, Welcome
 from headrace.protocol.sockets import Router
 from learner import inbox as inbox_module
-from learner.inbox import Inbox
+from learner.inbox import Inbox, Weights
 
 
 async def hellos(router: Router, count: int) -> list[tuple[str, Hello]]:
@@ -21,6 +21,10 @@ async def hellos(router: Router, count: int) -> list[tuple[str, Hello]]:
     return found
 
 
+def answer(hello: Hello) -> Welcome:
+    return Welcome(run_id="r", run_dir="", config="", publish_as=1, greeting=hello.greeting)
+
+
 async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordinator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -29,7 +33,7 @@ async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordina
     transport = TransportConfig(heartbeat_timeout_s=0.05)
     router = Router("127.0.0.1", 0, max_bytes=1 << 20)
     loop = asyncio.get_running_loop()
-    box = Inbox(router.address, transport, update=lambda: 7, resumed_from="step_7")
+    box = Inbox(router.address, transport, weights=lambda: Weights(7, 70, "step_7"))
 
     def listen() -> list[Message]:
         heard: list[Message] = []
@@ -42,11 +46,14 @@ async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordina
         learner: Any = loop.run_in_executor(None, listen)
         first = await hellos(router, 2)
         assert [hello.resumed_from for _, hello in first] == ["step_7"] * 2
-        welcome = Welcome(run_id="r", run_dir="", config="", publish_as=1)
-        await router.send(first[0][0], welcome)
-        ((_, later),) = (await hellos(router, 3))[-1:]
-        assert (later.update, later.resumed_from) == (7, None)
-        await router.send(first[0][0], welcome)
-        assert len(await learner) == 2
+        assert [hello.greeting for _, hello in first] == [1, 2]
+        identity = first[0][0]
+        await router.send(identity, answer(first[0][1]))  # Another Hello is on its way.
+        await router.send(identity, CheckpointRequest(update=7, lineage=0))
+        await router.send(identity, answer(first[1][1]))
+        ((_, later),) = await hellos(router, 1)
+        assert (later.update, later.batch_id, later.resumed_from) == (7, 70, None)
+        await router.send(identity, answer(later))
+        assert [type(message) for message in await learner] == [Welcome, Welcome]
     finally:
         router.close()

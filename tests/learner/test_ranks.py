@@ -1,4 +1,4 @@
-"""DeepSpeed on one and two ranks: the same updates, and no step where any rank has a NaN."""
+"""DeepSpeed on one to four ranks: the same updates, and no step where any rank has a NaN."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.learner.ports import free_port
-from tests.learner.rank_worker import STAGES
+from tests.learner.rank_worker import ALL_STAGES, STAGES
 from tests.learner.recorded import numbers, save_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """What one rank and what two ranks wrote."""
+    """What one rank wrote, and what two, three and four did."""
     model = save_tiny_model(tmp_path_factory.mktemp("model"))
     found = {}
-    for world in (1, 2):
+    for world in (1, 2, 3, 4):
         out, port = tmp_path_factory.mktemp(f"world-{world}"), free_port()
         environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         ranks = [
@@ -50,7 +50,21 @@ def test_two_ranks_give_the_update_of_one(outputs: dict[int, Path], stage: int) 
             assert (two[name] - weight).norm() <= 1e-5 * weight.norm(), name
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("stage", ALL_STAGES)
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_any_number_of_ranks_and_any_stage_give_one_update(
+    outputs: dict[int, Path], world: int, stage: int
+) -> None:
+    """Weights after three updates, in float32."""
+    one = load_file(outputs[1] / "early-0-0.safetensors")
+    for rank in range(world):
+        found = load_file(outputs[world] / f"early-{stage}-{rank}.safetensors")
+        assert found.keys() == one.keys()
+        for name, weight in one.items():
+            assert (found[name] - weight).norm() <= 1e-5 * weight.norm(), name
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_what_comes_instead_of_a_part_is_heard_by_all(outputs: dict[int, Path], world: int) -> None:
     """Those that have all their parts already, too."""
     for rank in range(world):

@@ -19,7 +19,7 @@ def report(windows: range) -> UpdateDone:
         )
         for w in windows
     ]  # fmt: skip
-    return UpdateDone(update=7, lineage=1, metrics={"x": 1.0}, diagnostics=diagnostics)
+    return UpdateDone(batch_id=7, update=7, lineage=1, metrics={"x": 1.0}, diagnostics=diagnostics)
 
 
 def test_the_diagnostics_of_all_ranks_come_back() -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
+from headrace.applied import read_applied
 from headrace.config.run import RunConfig
 from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import COLUMN_NAMES
@@ -20,6 +21,7 @@ from headrace.protocol.messages import (
     CheckpointRequest,
     Goodbye,
     Hello,
+    Restore,
     Shutdown,
     UpdateDone,
     WeightBytes,
@@ -41,13 +43,22 @@ from tests.learner.scripted_coordinator import ScriptedCoordinator
 from tests.metric_values import number
 
 
-def welcome(version: int) -> Welcome:
-    return Welcome(run_id="run", run_dir="", config="", publish_as=version)
+def welcome(hello: Hello, version: int, lineage: int) -> Welcome:
+    return Welcome(
+        run_id="run",
+        run_dir="",
+        config="",
+        publish_as=version,
+        lineage=lineage,
+        greeting=hello.greeting,
+    )
 
 
-def greet(coordinator: ScriptedCoordinator, version: int) -> tuple[Hello, WeightNotice]:
+def greet(
+    coordinator: ScriptedCoordinator, version: int, lineage: int = 0
+) -> tuple[Hello, WeightNotice]:
     hello = coordinator.expect(Hello)
-    coordinator.send(welcome(version))
+    coordinator.send(welcome(hello, version, lineage))
     return hello, coordinator.expect(WeightNotice)
 
 
@@ -69,8 +80,9 @@ def test_a_whole_life(tmp_path: Path) -> None:
     run_dir = tmp_path / "run-1"
     with ScriptedCoordinator(config, run_dir) as coordinator:
         coordinator.start_learner()
-        hello, first = greet(coordinator, 0)
-        assert (hello.update, hello.resumed_from, first.version) == (0, None, 0)
+        hello, first = greet(coordinator, 0, lineage=4)
+        assert (hello.update, hello.batch_id, hello.resumed_from) == (0, None, None)
+        assert first.version == 0
         start = load_file(file_of(first))
         original = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
         assert all(torch.equal(start[name], original[name]) for name in start)
@@ -80,7 +92,7 @@ def test_a_whole_life(tmp_path: Path) -> None:
         windows = shard.windows
         coordinator.send_batch(batch_of(shard, update=1, lineage=4, version=0, parts=3))
         done = coordinator.expect(UpdateDone)
-        assert (done.update, done.lineage) == (1, 4)
+        assert (done.update, done.lineage, done.batch_id) == (1, 4, 4001)
         assert done.skipped is None
         assert done.notice is not None
         assert done.notice.version == 1
@@ -102,31 +114,32 @@ def test_a_whole_life(tmp_path: Path) -> None:
 
         # A value batch alone publishes nothing; a policy batch alone leaves the critic.
         warm_up = replace(shard, windows=[])
-        coordinator.send_batch(batch_of(warm_up, update=2, version=1, value_epochs=2))
+        coordinator.send_batch(batch_of(warm_up, update=2, lineage=4, version=1, value_epochs=2))
         alone = coordinator.expect(UpdateDone)
         assert (alone.notice, alone.metrics["critic/steps"]) == (None, 4)
         # What is not finite, in either half, publishes nothing.
         infinite = replace(shard.values[0], rewards=[Reward(float("inf"), 0)])
         bad = replace(shard, values=[infinite, *shard.values[1:]])
-        coordinator.send_batch(batch_of(bad, update=3, version=1))
+        coordinator.send_batch(batch_of(bad, update=3, lineage=4, version=1))
         broken = coordinator.expect(UpdateDone)
         assert broken.notice is None
         assert "value targets" in str(broken.skipped)
         assert (broken.metrics["actor/steps"], broken.metrics["critic/steps"]) == (0, 0)
         alone_again = replace(shard, values=[])
         coordinator.send_batch(
-            batch_of(alone_again, update=4, lineage=5, version=1, checkpoint=True)
+            batch_of(alone_again, update=4, lineage=4, version=1, checkpoint=True)
         )
         last = coordinator.expect(UpdateDone)
         assert last.notice is not None
         assert last.checkpoint == str(run_dir / "checkpoints" / "step_4")
         assert "critic/grad_norm" not in last.metrics
 
-        coordinator.send(CheckpointRequest(update=4, lineage=5))
+        coordinator.send(CheckpointRequest(update=4, lineage=4))
         path = Path(coordinator.expect(CheckpointDone).path)
         assert (run_dir / "checkpoints" / "latest").read_text().strip() == path.name
         manifest = json.loads((path / "manifest.json").read_text())
-        assert (manifest["update"], manifest["lineage"], manifest["format"]) == (4, 5, 2)
+        assert (manifest["update"], manifest["lineage"], manifest["format"]) == (4, 4, 2)
+        assert manifest["batch_id"] == 4004
         assert not (path / "state" / "cut.json").exists()
         published = load_file(file_of(last.notice))
         policy = AutoModelForCausalLM.from_pretrained(path / "policy").state_dict()
@@ -209,6 +222,70 @@ def test_restart_goes_on_to_the_bit(tmp_path: Path, context: str, shards: list[S
         coordinator.processes[0].send_signal(signal.SIGTERM)
         assert coordinator.expect(Goodbye).failed is None
         assert coordinator.wait() == [0]
+
+
+@pytest.mark.slow
+def test_nothing_but_the_next_update_of_its_lineage_is_trained(tmp_path: Path) -> None:
+    """An update that was trained already, a lineage that is not its own, what was sent before its
+    Hello was answered: refused, with a Hello, and the weights stay. Told to go back, it goes on
+    with the newest checkpoint on the line, to the bit, and the one that is not on it goes. What was
+    trained is written down, and nothing else."""
+    config = run_config(save_tiny_model(tmp_path / "model"))
+    run_dir = tmp_path / "run-6"
+    shard = record(seed=1)
+    with ScriptedCoordinator(config, run_dir) as coordinator:
+        coordinator.start_learner()
+        hello = coordinator.expect(Hello)
+        coordinator.send_batch(batch_of(shard, update=1, version=0))  # It awaits its Welcome.
+        coordinator.send(welcome(hello, 0, 0))
+        coordinator.expect(WeightNotice)
+        coordinator.send_batch(batch_of(shard, update=1, version=0, checkpoint=True))
+        first = coordinator.expect(UpdateDone)
+        assert first.notice is not None
+        weights = first.notice.sha256
+        wrong = (
+            batch_of(shard, update=1, version=1),
+            batch_of(shard, update=3, version=1),
+            batch_of(shard, update=2, lineage=1, version=1),
+        )
+        for version, sent in enumerate(wrong, start=11):
+            coordinator.send_batch(sent)
+            hello = coordinator.expect(Hello)
+            assert (hello.update, hello.batch_id) == (1, 1)
+            coordinator.send(welcome(hello, version, 0))
+            assert coordinator.expect(WeightNotice).sha256 == weights
+        for update in (2, 3):
+            sent = batch_of(shard, update=update, version=20 + update, checkpoint=True)
+            coordinator.send_batch(sent)
+            coordinator.expect(UpdateDone)
+
+        coordinator.send(Restore(reason="a test", line=[(0, None), (1, 1), (2, 77)]))
+        hello = coordinator.expect(Hello)
+        assert (hello.update, hello.batch_id) == (0, None), "step_1 was forgotten"
+        coordinator.send(welcome(hello, 31, 1))
+        coordinator.expect(WeightNotice)
+        coordinator.send_batch(batch_of(shard, update=1, lineage=1, version=40, checkpoint=True))
+        again = coordinator.expect(UpdateDone)
+        assert again.notice is not None
+        assert again.notice.sha256 == weights
+        folders = sorted(path.name for path in (run_dir / "checkpoints").glob("step_*"))
+        assert folders == ["step_1"], "those of the lineage that was given up are gone"
+
+        coordinator.send(Restore(reason="a test", line=[(1, 1001), (2, 1002)]))
+        hello = coordinator.expect(Hello)
+        assert (hello.update, hello.batch_id) == (1, 1001)
+        assert hello.resumed_from == str(run_dir / "checkpoints" / "step_1")
+        coordinator.send(welcome(hello, 51, 2))
+        assert coordinator.expect(WeightNotice).sha256 == weights
+        coordinator.send(Restore(reason="a test", line=[(2, 1002)]))
+        assert "can be gone back to" in str(coordinator.expect(Goodbye).failed)
+        assert coordinator.wait() == [2]
+    lines = [line for _, line in read_applied(run_dir)]
+    assert [(line.lineage, line.batch_id, line.after) for line in lines] == [
+        (0, 1, None), (0, 2, 1), (0, 3, 2), (1, 1001, None),
+    ]  # fmt: skip
+    windows = sorted(window.window_id for window in shard.windows)
+    assert all(sorted(line.windows) == windows for line in lines)
 
 
 @pytest.mark.slow

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForTokenClassification, AutoTokenizer
+from transformers import AutoModelForTokenClassification
 
-from reward_models.card import Card, fingerprint, write_card
+from tests.model_card import finish_folder
 
 
 def write_line_model(policy: Path, folder: Path, *, seed: int = 0) -> Path:
@@ -17,15 +17,4 @@ def write_line_model(policy: Path, folder: Path, *, seed: int = 0) -> Path:
     )
     torch.nn.init.normal_(model.score.weight)
     model.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(policy)
-    tokenizer.save_pretrained(folder)
-    card = {
-        "format": 1,
-        "objective": {"kind": "lines"},
-        "vocabulary": fingerprint(tokenizer),
-        "chat_template": "auto",
-        "max_tokens": 128,
-        "run_id": "none",
-    }
-    write_card(folder, Card.model_validate(card))
-    return folder
+    return finish_folder(policy, folder, {"kind": "lines"})

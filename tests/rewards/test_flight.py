@@ -1,17 +1,20 @@
 """Children that score many responses at a time, with coroutines that misbehave."""
 
 import asyncio
-import os
 from pathlib import Path
 
-import psutil
 import pytest
 
 from headrace.config.reward import RewardConfig
 from headrace.errors import RunFailedError, UserError
 from rewards.pool import Pool
 from tests.rewards.items import item, user_function
-from tests.rewards.test_pool import DEADLINE_S, gone, running, score_all
+from tests.rewards.test_pool import (
+    DEADLINE_S,
+    running,
+    score_all,
+    statuses_after_an_idle_death,
+)
 
 WAITS = """
 import asyncio, os, time
@@ -113,15 +116,7 @@ async def test_a_child_that_dies_costs_what_it_was_scoring(waits: str) -> None:
 
 
 async def test_a_child_killed_while_it_has_nothing_to_do_costs_nothing(waits: str) -> None:
-    here = psutil.Process(os.getpid())
-    others = set(here.children())
-    async with running(config(waits)) as pool:
-        await score_all(pool, [item("7")])
-        (child,) = set(here.children()) - others
-        child.kill()
-        await gone(child.pid)
-        scores = await score_all(pool, [item("7", trajectory_id=i) for i in range(3)])
-    assert {score.status for score in scores.values()} == {"ok"}
+    assert await statuses_after_an_idle_death(config(waits)) == {"ok"}
 
 
 async def test_failures_in_a_row_end_the_worker(waits: str) -> None:

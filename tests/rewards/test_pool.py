@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -11,10 +12,11 @@ import msgspec
 import psutil
 import pytest
 
-from headrace.config.reward import RewardConfig
+from headrace.config.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import Score, ScoreItem
 from rewards.pool import Pool
+from rewards.process import Child
 from tests.rewards.environments import make_environment
 from tests.rewards.items import BEHAVE, foreign_function, item, user_function
 
@@ -244,16 +246,21 @@ async def test_another_python_without_what_children_need_is_told(tmp_path: Path)
         await Pool(user_function(python="/bin/false")).run()
 
 
-async def test_a_child_killed_between_batches_costs_nothing() -> None:
+async def statuses_after_an_idle_death(source: RewardConfig) -> set[str]:
+    """What becomes of answers after a child was killed that had nothing to do."""
     here = psutil.Process(os.getpid())
     others = set(here.children())
-    async with running(user_function()) as pool:
+    async with running(source) as pool:
         await score_all(pool, [item("7")])
         (child,) = set(here.children()) - others
         child.kill()
         await gone(child.pid)
         scores = await score_all(pool, [item("7", trajectory_id=i) for i in range(3)])
-    assert {score.status for score in scores.values()} == {"ok"}
+    return {score.status for score in scores.values()}
+
+
+async def test_a_child_killed_between_batches_costs_nothing() -> None:
+    assert await statuses_after_an_idle_death(user_function()) == {"ok"}
 
 
 async def test_audits_that_fail_end_no_worker() -> None:
@@ -277,3 +284,33 @@ async def test_audits_that_fail_end_no_worker() -> None:
             assert {(s.status, s.audit) for s in scores.values()} == {(status, True)}
             scores = await score_all(pool, [item("7", source="good")])
             assert [(s.status, s.audit) for s in scores.values()] == [("ok", False)]
+
+
+async def test_a_kill_that_is_cancelled_leaves_nothing_open() -> None:
+    """As when a run ends while a child that missed its deadline is being replaced."""
+    child = await Child.start(SourceConfig(kind="exact"))
+    killing = asyncio.create_task(child.kill())
+    await asyncio.sleep(0)
+    killing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await killing
+    assert child.code == -signal.SIGKILL
+
+
+async def test_nobody_waits_for_an_audit_at_the_end() -> None:
+    slow = {"kind": "function", "function": BEHAVE, "timeout_s": DEADLINE_S}
+    config = RewardConfig.model_validate(
+        {
+            "sources": {"audit": slow, "good": {"kind": "exact"}},
+            "route": {"default": "good"},
+            "audit": {"source": "audit"},
+        }
+    )
+    async with running(config) as pool:
+        hanging = msgspec.structs.replace(item("hang", source="audit"), audit=True)
+        await pool.submit([hanging, item("7", source="good", trajectory_id=1)])
+        assert (await pool.scores.get()).trajectory_id == 1
+        pool.scores.task_done()
+        async with asyncio.timeout(DEADLINE_S / 2):
+            await pool.finish()
+        assert pool.held == 1

@@ -115,9 +115,9 @@ def test_a_last_segment_whose_schema_is_damaged_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["batch", "segment"])
 def test_what_was_taken_out_or_put_in_between_is_found(tmp_path: Path, what: str) -> None:
     """Each batch names the one before it, over the borders of segments, too."""
-    batches = [[incident(f"{number}")] for number in range(3)]
+    batches: list[list[Record]] = [[incident(f"{number}")] for number in range(3)]
     folder = written(tmp_path / "journal", *batches, segment_mib=1e-6 if what == "segment" else 1)
-    other = [[incident(f"other {number}")] for number in range(3)]
+    other: list[list[Record]] = [[incident(f"other {number}")] for number in range(3)]
     foreign = written(tmp_path / "other", *other, segment_mib=1e-6)
     paths = segment_paths(folder)
     if what == "segment":

@@ -1,5 +1,6 @@
 """Exports: whole files or none, in every format, with the rows that were asked for."""
 
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,19 +8,30 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from headrace.errors import UserError
-from storage import export_rows, exports
-from storage.exports import export
+from headrace.protocol.records import MetricsSampled, Record, WindowsClosed
+from storage import exports
+from storage.exports import export, pages, tokens
+from storage.exports.columns import type_name
+from storage.exports.rows import Part
+from storage.exports.spool import Spool
 from storage.queries import trajectory_detail
+from storage.run_store import RunStore
 from storage.tokens import REASONS, names_of
-from tests.storage.samples import run_config, write_run
+from tests.storage.samples import chunk, closed, group, run_config, write_run
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "sample-1")
+
+
+FILES = [fmt for fmt in exports.FORMATS if fmt != "datasets"]
+OWN = ["trajectories", "tokens", "metrics", "windows"]
+"""Kinds that need no tokenizer."""
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -34,7 +46,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
-@pytest.mark.parametrize("fmt", exports.FORMATS)
+@pytest.mark.parametrize("fmt", FILES)
 def test_trajectories(run_dir: Path, tmp_path: Path, fmt: str) -> None:
     out = tmp_path / f"out.{fmt}"
     summary = export(run_dir, "trajectories", fmt, out)
@@ -53,7 +65,7 @@ def test_trajectories(run_dir: Path, tmp_path: Path, fmt: str) -> None:
     assert list(tmp_path.iterdir()) == [out]
 
 
-@pytest.mark.parametrize("fmt", exports.FORMATS)
+@pytest.mark.parametrize("fmt", FILES)
 def test_tokens(run_dir: Path, tmp_path: Path, fmt: str) -> None:
     out = tmp_path / f"out.{fmt}"
     export(run_dir, "tokens", fmt, out, where="trajectory_id = 10")
@@ -71,8 +83,8 @@ def test_tokens(run_dir: Path, tmp_path: Path, fmt: str) -> None:
     assert {row["source"] for row in rows} == {"policy"}
     assert {row["loss_weight"] for row in rows} == {1.0}
     wanted = "run_id prompt_id group_id attempt status finish trained_at_update learner_logprob "
-    wanted += "advantage return mark turn sampled inserted correct reward rewards reward_parts "
-    wanted += "reward_seconds reward_error reward_source answer info"
+    wanted += "advantage turn sampled inserted correct reward rewards reward_parts "
+    wanted += "reward_seconds reward_source answer info"
     assert set(wanted.split()) <= set(rows[0])
 
 
@@ -120,13 +132,103 @@ def test_small_pages_give_the_same_rows(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export(run_dir, "tokens", None, tmp_path / "large.jsonl")
-    monkeypatch.setattr(export_rows, "_PAGE_TRAJECTORIES", 1)
-    monkeypatch.setattr(export_rows, "_SQL_ROWS", 2)
-    seen: list[int] = []
-    export(run_dir, "tokens", None, tmp_path / "small.jsonl", progress=seen.append)
+    monkeypatch.setattr(pages, "PAGE_TRAJECTORIES", 1)
+    monkeypatch.setattr(pages, "SQL_ROWS", 2)
+    seen: list[exports.Progress] = []
+    export(run_dir, "tokens", None, tmp_path / "small.jsonl", watch=seen.append)
     assert (tmp_path / "small.jsonl").read_text() == (tmp_path / "large.jsonl").read_text()
     assert seen == sorted(seen)
-    assert len(seen) == 4
+    assert len(seen) > 5
+    assert seen[-1] == (1.0, 53)
+
+
+def test_chosen_columns_in_the_order_asked_for(run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    export(run_dir, "tokens", None, out, columns=["value", "position", "status"], where="value > 0")
+    rows = rows_of(out)
+    assert list(rows[0]) == ["value", "position", "status"]
+    assert rows[0] == {"value": 1.0, "position": 0, "status": "finished"}
+    with pytest.raises(UserError, match="columns: no column valu; did you mean value"):
+        export(run_dir, "tokens", None, tmp_path / "b.jsonl", columns=["valu"])
+
+
+def test_columns_without_a_value_are_left_out_and_named(run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    left_out = export(run_dir, "tokens", None, out).left_out
+    schema = pa.parquet.read_schema(out)
+    assert {"token", "mark", "return", "error"} <= set(left_out)
+    assert not set(left_out) & set(schema.names)
+    assert json.loads(schema.metadata[b"left_out"]) == list(left_out)
+    with pytest.raises(UserError, match="there is no value in error, mark"):
+        export(run_dir, "tokens", None, tmp_path / "b.parquet", columns=["error", "mark"])
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_nothing_found_is_a_file_with_every_column(run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    summary = export(run_dir, "tokens", None, out, where="length > 1000")
+    assert (summary.rows, summary.left_out) == (0, ())
+    assert {"token", "mark", "position"} <= set(pa.parquet.read_schema(out).names)
+
+
+@pytest.mark.parametrize("fmt", ["parquet", "arrow"])
+@pytest.mark.parametrize("kind", OWN)
+def test_a_file_says_what_its_columns_are(
+    run_dir: Path, tmp_path: Path, kind: str, fmt: str
+) -> None:
+    out = tmp_path / f"out.{fmt}"
+    export(run_dir, kind, None, out)
+    read = pa.parquet.read_schema if fmt == "parquet" else lambda p: pa.ipc.open_file(str(p)).schema
+    schema = read(out)
+    assert (schema.metadata[b"kind"], schema.metadata[b"format"]) == (kind.encode(), b"3")
+    assert schema.metadata[b"run_id"] == b"sample-1"
+    columns = json.loads(schema.metadata[b"columns"])
+    assert list(columns) == schema.names
+    for field in schema:
+        assert field.metadata[b"meaning"].decode() == columns[field.name]["meaning"] != ""
+        assert type_name(field.type) == columns[field.name]["type"]
+    assert pa.types.is_dictionary(schema.field("run_id").type)
+
+
+def test_what_nobody_reported_is_null(run_dir: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.parquet"
+    export(run_dir, "tokens", None, out)
+    with duckdb.connect() as connection:
+        query = f"select count(*), count(value), avg(value) from '{out}' where trajectory_id = 10"
+        assert connection.execute(query).fetchall() == [(20, 16, 1.5)]
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_an_export_is_one_moment_of_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    run_dir = write_run(tmp_path / "live-1")
+    monkeypatch.setattr(pages, "PAGE_TRAJECTORIES", 1)
+    told: list[exports.Progress] = []
+
+    def write_on(now: exports.Progress) -> None:
+        if not told:
+            store = RunStore.open(run_dir)
+            store.append(WHAT_HAPPENS_NEXT)
+            store.close()
+        told.append(now)
+
+    texts: list[str] = []
+    for watch in (None, write_on, None):
+        out = tmp_path / f"{len(texts)}.jsonl"
+        export(run_dir, kind, None, out, watch=watch)
+        texts.append(out.read_text())
+    assert texts[1] == texts[0]
+    assert len(texts[2].splitlines()) > len(texts[0].splitlines())
+
+
+WHAT_HAPPENS_NEXT: list[Record] = [
+    group(100, at=60.0),
+    chunk(30, 5, 8, index=1, at=60.0),
+    chunk(1000, 0, 8, at=61.0),
+    WindowsClosed(at=62.0, windows=[closed(1000, 0, 0, 8)]),
+    MetricsSampled(at=63.0, update=2, metrics={"schedule/held": 3.0}),
+]
 
 
 def test_target_that_exists(run_dir: Path, tmp_path: Path) -> None:
@@ -139,16 +241,47 @@ def test_target_that_exists(run_dir: Path, tmp_path: Path) -> None:
     assert len(rows_of(out)) == 37
 
 
+def test_a_target_that_cannot_be_written_is_said_before_the_work(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unexpected(rows: tokens.TokenRows) -> Iterator[Part]:
+        raise AssertionError("nothing should have been read")
+
+    monkeypatch.setattr(tokens.TokenRows, "parts", unexpected)
+    for force in (False, True):
+        with pytest.raises(UserError, match="is a folder; name a file in it"):
+            export(run_dir, "tokens", "parquet", tmp_path, force=force)
+        with pytest.raises(UserError, match="is not a regular file"):
+            export(run_dir, "tokens", "parquet", Path("/dev/null"), force=force)
+    with pytest.raises(UserError, match=r"cannot write .*: File name too long"):
+        export(run_dir, "tokens", "csv", tmp_path / ("x" * 300))
+    with pytest.raises(UserError, match=r"cannot write /proc/out\.csv"):
+        export(run_dir, "tokens", None, Path("/proc/out.csv"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_line(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(spool: Spool, batch: pa.RecordBatch) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(Spool, "add", full)
+    with pytest.raises(UserError, match=r"cannot write .*: No space left on device"):
+        export(run_dir, "tokens", None, tmp_path / "out.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_export_that_fails_leaves_nothing(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_batches = export_rows.TokenRows.batches
+    real_parts = tokens.TokenRows.parts
 
-    def break_off(rows: export_rows.TokenRows) -> Iterator[pa.RecordBatch]:
-        yield next(real_batches(rows))
+    def break_off(rows: tokens.TokenRows) -> Iterator[Part]:
+        yield next(real_parts(rows))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(export_rows.TokenRows, "batches", break_off)
+    monkeypatch.setattr(tokens.TokenRows, "parts", break_off)
     with pytest.raises(KeyboardInterrupt):
         export(run_dir, "tokens", None, tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == []
@@ -157,7 +290,7 @@ def test_export_that_fails_leaves_nothing(
 @pytest.mark.parametrize(
     ("kind", "name", "where", "message"),
     [
-        ("weights", "out.jsonl", None, "there are: trajectories, tokens, metrics"),
+        ("weights", "out.jsonl", None, "there are: trajectories, tokens, metrics, windows, pref"),
         ("tokens", "out.xlsx", None, "unknown format"),
         ("tokens", "no/such/out.jsonl", None, "is not a folder"),
         ("tokens", "out.jsonl", "logprb < 0", "did you mean logprob"),

@@ -208,6 +208,20 @@ def test_events_with_those_of_the_supervisor(tmp_path: Path) -> None:
     assert len(queries.events(run_dir, limit=1)) == 1
 
 
+def test_a_judge_that_stays_away_is_an_alert(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "run")
+    lines = [
+        {"at": 20.0, "event": "gave_up", "name": "judge-fair", "detail": "no such model"},
+        {"at": 21.0, "event": "gave_up", "name": "dashboard", "detail": "exit code 1"},
+    ]
+    (run_dir / "supervisor.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    alerts = queries.events(run_dir, kind=queries.ALERT)
+    assert "judge-fair gave_up: no such model" in set(alerts.text)
+    assert "judge-fair gave_up: no such model" in queries.run_summary(run_dir)["alerts"]
+    others = queries.events(run_dir, kind="supervisor")
+    assert others.text.tolist() == ["dashboard gave_up: exit code 1"]
+
+
 def test_processes_evaluations_versions(run_dir: Path) -> None:
     (process,) = queries.process_table(run_dir).to_dict("records")
     assert (process["name"], process["state"], process["starts"]) == ("generator-0", "up", 1)

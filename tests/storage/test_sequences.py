@@ -25,12 +25,24 @@ from sequence.moves import moves, value_moves
 from storage import queries
 from storage.database import open_reader
 from storage.exports import export
+from storage.exports.flat import flat_responses
+from storage.exports.pages import wanted_where
 from storage.journal import decode, encode
+from storage.reader import open_run
 from storage.responses import Wanted, read_responses
 from storage.run_store import RunStore
 from storage.tables import ValueUse, Window
 from storage.tokens import MARKS, REASONS, SOURCES, names_of
-from tests.storage.samples import chunk, closed, group, run_config, same, small_run, taken
+from tests.storage.samples import (
+    chunk,
+    closed,
+    group,
+    run_config,
+    same,
+    small_run,
+    taken,
+    write_run,
+)
 from tests.storage.test_exports import rows_of
 
 TURNS = Streams(
@@ -204,3 +216,25 @@ def test_a_window_is_written_once_a_batch(tmp_path: Path) -> None:
         return [*records, WindowsDropped(at=3.0, window_ids=ids, reason="filtered")]
 
     assert statements(lives(3), "few") == statements(lives(300), "many")
+
+
+def test_responses_side_by_side_are_the_same_as_one_by_one(tmp_path: Path, run_dir: Path) -> None:
+    for folder in (write_run(tmp_path / "plain"), run_dir):
+        with open_run(folder).moment() as reader:
+            wanted = wanted_where(reader, None)
+        spoken = Wanted(*(column[wanted.last_offsets >= 0] for column in wanted))
+        one_by_one = list(read_responses(folder / "journal", spoken))
+        assert one_by_one
+        for most_tokens, most_rows in ((1, 3), (30, 3), (10**6, 1), (10**6, 10)):
+            alone = iter(one_by_one)
+            for page in flat_responses(folder / "journal", spoken, most_tokens, most_rows):
+                assert len(page.ids) <= most_rows
+                for place, key in enumerate(page.ids.tolist()):
+                    wanted_key, response = next(alone)
+                    assert key == wanted_key
+                    here = slice(*page.responses.borders[place : place + 2].tolist())
+                    for name in ("token_ids", "logprobs", "versions"):
+                        got = getattr(page.responses, name)[here]
+                        assert got.tolist() == getattr(response, name).tolist()
+                    assert page.responses.streams.get(place) == response.streams
+            assert next(alone, None) is None

@@ -2,14 +2,17 @@
 
 import json
 import string
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from headrace.cli import main
 from headrace.commands.row_file import RowFile
 from headrace.errors import RunFailedError, UserError
+from headrace.processes import launch
 from sandbox.layers import LAYERS
 from tasks.character_tokenizer import build_tokenizer
 from tasks.cold_start import build_model
@@ -202,6 +205,59 @@ def test_programs_are_judged_in_the_sandbox(
     assert found[0]["labels"] == [1, None, 1, 1]
     assert found[1]["labels"][-1] == -1
     assert found[2]["labels"] == [None, None, 1, None, 1, 1, None]
+
+
+def scripted(name: str, run_dir: Path) -> tuple[str, ...]:
+    """The command of a judge of the run, without an engine."""
+    module = "tests.rewards.judging.served"
+    return (sys.executable, "-m", module, "--run-dir", str(run_dir), "--name", name)
+
+
+def asking(judge: str, model: Path) -> list[str]:
+    """Overrides that have a judge of the run say whether an answer is right."""
+    asks = f'judge="{judge}",api="completions",prompt="{{response}}",yes="y",no="n"'
+    return [
+        "reward.function=null", "reward.kind=judge", f"reward.options={{{asks}}}",
+        "reward.timeout_s=60", f'reward.judges.{judge}={{path="{model}"}}',
+    ]  # fmt: skip
+
+
+def test_a_judge_of_the_run_judges_while_answers_are_labelled(
+    recipe: Path,
+    model: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is served for as long as that takes, and says the same as the function does above."""
+    monkeypatch.setattr(launch, "judge_argv", scripted)
+    file = write(
+        tmp_path / "answers.jsonl",
+        *({"prompt": "a1b2=", "completion": text, "answer": "3"} for text, _ in ANSWERS),
+    )
+    out = tmp_path / "labels.jsonl"
+    before = set(psutil.Process().children(recursive=True))
+    told = labelled(capfd, recipe, out, "--answers", file, "--k", "6", *asking("fair", model))
+    rows = read(out)
+    assert [row["labels"] for row in rows] == [labels for _, labels in ANSWERS]
+    assert [row["passed"] for row in rows] == [True, False, False, False]
+    assert (told["unlabelled"], told["calls"]) == (0, 4)
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_judge_that_cannot_live_ends_the_labelling_with_its_line(
+    recipe: Path,
+    model: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "judge_argv", scripted)
+    row = {"prompt": "a1b2=", "completion": "1\n", "answer": "3"}
+    file = write(tmp_path / "answers.jsonl", row)
+    words = ["reward", "label", str(recipe), "--out", str(tmp_path / "l.jsonl"), "--answers", file]
+    assert main([*words, *asking("broken", model)]) == 2
+    assert "judge-broken ended (exit code 1): it has no voice" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

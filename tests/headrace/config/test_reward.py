@@ -160,6 +160,29 @@ def test_a_source_that_no_prompt_is_routed_to_only_audits(
     assert list(reward_problems(config)) == []
 
 
+@pytest.mark.parametrize(
+    ("asked", "route", "expected"),
+    [
+        ({"audit": "fair"}, "math", {"fair"}),
+        ({"audit": "fair"}, "audit", set()),
+        ({"audit": "fair", "essays": "fair"}, "essays", set()),
+        ({"audit": "fair", "essays": "other"}, "essays", {"fair"}),
+        ({"essays": "fair"}, "essays", set()),
+    ],
+)
+def test_a_judge_that_nobody_but_the_audit_asks(
+    asked: dict[str, str], route: str, expected: set[str]
+) -> None:
+    sources: dict[str, Any] = {
+        name: {"kind": "judge", "options": {"judge": judge}} for name, judge in asked.items()
+    }
+    sources |= {"math": {"kind": "math"}, "audit": sources.get("audit", {"kind": "exact"})}
+    judges = {name: {"path": "/models/small"} for name in ("fair", "other")}
+    audit = {"source": "audit"}
+    config = reward(sources=sources, route={"default": route}, judges=judges, audit=audit)
+    assert config.audit_judges() == expected
+
+
 def test_mistakes_in_a_recipe_name_the_key(recipe: Path) -> None:
     head = recipe.read_text()
     for text, expected in (

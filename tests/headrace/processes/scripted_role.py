@@ -4,6 +4,7 @@ python scripted_role.py coordinator RUN_DIR [STOP_FILE]   has an address until S
 python scripted_role.py die CODE [DELAY]                  prints a line and ends
 python scripted_role.py die-once MARK CODE                dies the first time, then stays
 python scripted_role.py stay [PID_FILE]                   until SIGTERM
+python scripted_role.py listens PID_FILE                  stays, and says what it does when asked
 python scripted_role.py stubborn PID_FILE                 ignores SIGTERM and has a child that does
 """
 
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from headrace import stacks
 
 
 def forever() -> None:
@@ -50,6 +53,10 @@ def main() -> None:
     elif life == "stay":
         if words:
             Path(words[0]).write_text(str(os.getpid()))
+        forever()
+    elif life == "listens":
+        stacks.listen()
+        Path(words[0]).write_text(str(os.getpid()))
         forever()
     elif life == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

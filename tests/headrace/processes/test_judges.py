@@ -32,6 +32,18 @@ def test_a_judge_is_a_process_of_the_run(make_config: Make) -> None:
     assert JUDGES_VARIABLE not in without["reward-0"].env
 
 
+def test_a_run_can_do_without_a_judge_that_only_audits(make_config: Make) -> None:
+    sources = (
+        'reward.sources.math={kind="math"}',
+        'reward.sources.audit={kind="judge",options={judge="fair"}}',
+        'reward.audit={source="audit"}',
+    )
+    config = make_config(judges(fair=""), *sources, 'reward.route={default="math"}')
+    assert not plan(config, machine(2))["judge-fair"].needed
+    config = make_config(judges(fair=""), *sources, 'reward.route={default="audit"}')
+    assert plan(config, machine(2))["judge-fair"].needed
+
+
 @pytest.mark.parametrize(
     ("cores", "of_judges", "left"),
     [

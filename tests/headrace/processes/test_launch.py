@@ -8,7 +8,13 @@ import pytest
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import GIB, Gpu, Hardware
-from headrace.processes.launch import ADDRESS, MASTER_PORT, ProcessSpec, plan_processes
+from headrace.processes.launch import (
+    ADDRESS,
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    ProcessSpec,
+    plan_processes,
+)
 
 Make = Callable[..., RunConfig]
 RUN = Path("/runs/r1")
@@ -33,7 +39,8 @@ def test_two_cores_streaming(make_config: Make) -> None:
     assert specs["coordinator"].argv[1:] == ("-m", "coordinator.run", "--run-dir", str(RUN))
     assert specs["learner-0"].argv[1:] == (
         "-m", "learner.run", "--run-dir", str(RUN), "--connect", ADDRESS, "--rank", "0",
-        "--world-size", "1", "--master-port", MASTER_PORT, "--cpus", "1",
+        "--world-size", "1", "--master-address", MASTER_ADDRESS, "--master-port", MASTER_PORT,
+        "--cpus", "1",
     )  # fmt: skip
     assert specs["generator-0"].argv[1:] == (
         "-m", "generators.run", "--connect", ADDRESS, "--name", "generator-0",

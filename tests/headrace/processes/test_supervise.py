@@ -33,6 +33,7 @@ class Script:
         self.addresses: list[str] = []
         self.stops = 0
         self.obeys = True
+        self.stalled = False
         self.steps: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 
     def when(self, condition: Callable[[], bool], action: Callable[[], None]) -> None:
@@ -173,6 +174,21 @@ def test_a_run_goes_on_without_its_page(script: Script) -> None:
     assert run(script, page).code == 0
 
 
+@pytest.mark.parametrize(("code", "starts"), [(1, 2), (2, 1)])
+def test_a_run_goes_on_without_what_it_does_not_need_and_says_so(
+    script: Script, code: int, starts: int
+) -> None:
+    words = ("die", code)
+    judge = spec(script, "judge-fair", "judge", *words, restarts=ONCE, needed=False)
+    script.when(lambda: "gave_up" in script.events("judge-fair"), script.finish)
+    assert run(script, judge) == Outcome(0)
+    events = script.events("judge-fair")
+    assert (events.count("died"), events[-1]) == (starts, "gave_up")
+    (said,) = [row for row in script.rows() if row["event"] == "gave_up"]
+    assert said["detail"].endswith("; the run goes on without it")
+    assert any("judge-fair stays away" in note for note in script.notes)
+
+
 def test_a_coordinator_that_gives_up_ends_the_run(script: Script) -> None:
     words = (sys.executable, SCRIPT, "die", "1")
     log = script.run_dir / "logs" / "coordinator.log"
@@ -268,3 +284,14 @@ def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         supervisor.kill()
         supervisor.wait()
     assert all(soon(partial(gone, pid)) for pid in pids)
+
+
+def test_processes_of_a_run_that_stalls_write_down_what_they_do(script: Script) -> None:
+    pid_file = script.run_dir / "pid"
+    stays = spec(script, "generator-0", "generator", "listens", pid_file)
+    script.when(pid_file.exists, lambda: setattr(script, "stalled", True))
+    script.when(lambda: "forever" in stays.log.read_text(), script.finish)
+    assert run(script, stays).code == 0
+    asked = [row["name"] for row in script.rows() if row["event"] == "stacks"]
+    assert asked == ["coordinator", "generator-0"]
+    assert sum("stands in its log" in note for note in script.notes) == 1

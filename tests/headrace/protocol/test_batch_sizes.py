@@ -54,7 +54,7 @@ GROUPS = st.builds(
 
 
 def bytes_on_the_wire(shard: Shard) -> int:
-    part = BatchPart(update=2**62, rank=2**31, index=2**31, shard=shard)
+    part = BatchPart(batch_id=2**62, rank=2**31, index=2**31, shard=shard)
     return sum(map(len, message_codec(max_bytes=1 << 40).encode(part)))
 
 

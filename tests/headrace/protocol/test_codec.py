@@ -192,12 +192,12 @@ def test_a_part_of_a_batch_on_the_wire() -> None:
         lengths=np.array([3, 1], np.int32),
     )
     shard = Shard(sequences=[sequence], windows=[window], values=[whole], groups=[group])
-    part = BatchPart(update=1, rank=0, index=2, shard=shard)
+    part = BatchPart(batch_id=1, rank=0, index=2, shard=shard)
     header, raw = message_codec(max_bytes=LIMIT).encode(part)
-    assert PROTOCOL_VERSION == 3
+    assert PROTOCOL_VERSION == 4
     assert msgspec.msgpack.decode(header[3:]) == {
         "type": "BatchPart",
-        "update": 1,
+        "batch_id": 1,
         "rank": 0,
         "index": 2,
         "shard": {

@@ -56,7 +56,9 @@ def test_a_digest_cannot_name_another_folder() -> None:
 
 def test_metrics_may_be_no_numbers_but_their_names_are_names() -> None:
     codec = message_codec(max_bytes=1 << 20)
-    done = m.UpdateDone(update=1, lineage=0, metrics={"actor/pg_loss": math.nan}, diagnostics=[])
+    done = m.UpdateDone(
+        batch_id=1, update=1, lineage=0, metrics={"actor/pg_loss": math.nan}, diagnostics=[]
+    )
     heard = codec.decode(codec.encode(done))
     assert isinstance(heard, m.UpdateDone)
     assert math.isnan(number(heard.metrics["actor/pg_loss"]))

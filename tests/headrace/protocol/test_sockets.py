@@ -117,6 +117,20 @@ async def test_a_receive_with_a_deadline_ends_and_loses_nothing() -> None:
         assert await dealer.receive_within(DEADLINE_S) == Shutdown(reason="done")
 
 
+async def test_a_receive_that_is_cancelled_loses_nothing() -> None:
+    with routed() as router, dealt(link_to(router), "reward-0") as dealer:
+        await dealer.send(hello("reward-0"))
+        await arrival(router)
+        waiting = asyncio.create_task(dealer.receive())
+        await asyncio.sleep(0)
+        await router.send("reward-0", Shutdown(reason="done"))
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        assert waiting.cancelled()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await dealer.receive() == Shutdown(reason="done")
+
+
 async def test_sending_to_nobody_says_so() -> None:
     with routed() as router:
         assert not await router.send("reward-9", Shutdown(reason="done"))

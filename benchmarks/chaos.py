@@ -1,0 +1,136 @@
+"""Kills, stops, a full disk, a cut network, at random moments: is anything lost, or trained twice?
+
+Each run is `headrace train` on the quickstart with small batches, in a network and on a disk of its
+own. A seed draws its faults: SIGKILL to any role, to what it started (inference engine, children
+that score) or to the whole job, which is then resumed; SIGSTOP, shorter and longer than the seconds
+after which a process counts as gone, and SIGCONT; the disk filled to the last byte, or frozen again
+and again; the network cut, or slow. Seven of ten faults wait until the run has gone on, the others
+come while it recovers. A Ctrl-C ends the run, and then it is read:
+
+- lost                       tokens that were refused although somebody held them, and every finding
+                             of the audit but those of the next two
+- doubled, doubled_in_weights  trained twice, by the journal and by what the learner wrote down when
+                             it applied a step (read with no code of coordinator or storage)
+- orphans, hangs, unresumable  processes that outlived their job; no update for 150 s; runs that
+                             three resumes did not bring on
+- ledger_error_tokens        generated minus the ledger's accounts
+- rolled_back_trained_again  of the tokens that rollbacks undid, the share in the weights
+- recovery_s                 from a fault (from its end, where it lasts) to the next update in the
+                             weights, by whom it was done to
+
+Disk and network need root on Linux; without, those faults are left out and named. One run is a row
+(`--rows`), by engine and seed; runs that have a row are not made again. Exit code 1 where anything
+is lost, doubled, left behind, hung or unresumable.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from benchmarks.chaos_facts import facts, whole
+from benchmarks.chaos_faults import HEARTBEAT_S, WITH_CHILDREN, Kind, draw
+from benchmarks.chaos_job import Job
+from benchmarks.chaos_place import open_place
+from benchmarks.rows import RESULTS, Rows, result_line
+
+FAULTS_A_RUN = 20
+CHILDREN = {"vllm": WITH_CHILDREN, "torch": ("reward",), "fake": ("reward",)}
+"""Roles with processes of their own, by engine."""
+OVERRIDES = (
+    "schedule.batch_windows=16",
+    "generator.max_num_seqs=32",
+    "generator.kv_cache_gib=0.25",
+    "algorithm.value.warmup_updates=1",
+    "evaluation.before=false",
+    "evaluation.after=false",
+    "evaluation.every_updates=null",
+    "checkpoint.every_updates=4",
+    "dashboard.enabled=false",
+    "stop.updates=null",
+    "stop.tokens=100000000",
+    f"transport.heartbeat_timeout_s={HEARTBEAT_S:g}",
+    "transport.heartbeat_s=1",
+)
+BAD = (
+    "lost", "doubled", "doubled_in_weights", "orphans", "hangs", "unresumable",
+    "ledger_error_tokens",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench chaos",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--kills", type=int, default=40, help="faults in all (default 40)")
+    parser.add_argument("--engine", choices=("vllm", "torch", "fake"), default="fake")
+    parser.add_argument("--generators", type=int, default=1, help="generators of a run (default 1)")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the first run (default 0)")
+    parser.add_argument("--rows", type=Path, default=RESULTS / "chaos.jsonl")
+    parser.add_argument("--json", action="store_true", help="the result as one line of JSON")
+    args = parser.parse_args(argv)
+    rows, found = Rows(args.rows), []
+    for number in range(-(-args.kills // FAULTS_A_RUN)):
+        seed = args.first_seed + number
+        count = min(FAULTS_A_RUN, args.kills - number * FAULTS_A_RUN)
+        key = f"{args.engine}/{args.generators}/{count}/{seed}"
+        row = rows.rows.get(key)
+        if row is None:
+            row = rows.add(key, one_run(args.engine, args.generators, seed, count))
+        found.append(row)
+        if not args.json:
+            print(_line(row), flush=True)
+    result = {"benchmark": "chaos", "engine": args.engine, **whole(found)}
+    result["missing"] = {kind: why for row in found for kind, why in row["missing"].items()}
+    if args.json:
+        print(result_line(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:>26}  {value}")
+    return int(any(result[name] for name in BAD))
+
+
+def one_run(engine: str, generators: int, seed: int, count: int) -> dict[str, Any]:
+    """One run with `count` faults drawn by the seed: its row."""
+    with open_place() as place:
+        kinds = [kind for kind in get_args(Kind) if kind not in place.missing]
+        faults = draw(seed, count, kinds, children=CHILDREN[engine])
+        overrides = (
+            *OVERRIDES, f"seed={seed}", f"generator.engine={engine}",
+            f"generator.count={generators}",
+        )  # fmt: skip
+        job = Job(place, overrides)
+        course = job.play(faults)
+        by_kind = [done.fault.kind for done in course.done]
+        return {
+            "engine": engine,
+            "seed": seed,
+            "faults": len(course.done),
+            "kills": sum(kind.startswith("kill") for kind in by_kind),
+            "stops": by_kind.count("stop"),
+            "kinds": {kind: by_kind.count(kind) for kind in sorted(set(by_kind))},
+            "missing": place.missing,
+            "resumes": course.resumes,
+            "ends": course.ends,
+            "exit_code": course.last_code,
+            "orphans": course.orphans,
+            "hangs": course.hangs,
+            "unresumable": int(not course.resumable),
+            **facts(job.run_dir, course),
+        }
+
+
+def _line(row: dict[str, Any]) -> str:
+    bad = ", ".join(f"{row[name]} {name}" for name in BAD if row[name]) or "nothing lost"
+    return (
+        f"seed {row['seed']}: {row['faults']} faults, {row['resumes']} resumes, "
+        f"{row['updates']} updates, {row['generated']:,} tokens: {bad}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""What became of a run that faults were done to.
+
+In: its folder and course. Out: figures, from the audit (which shares no code with the coordinator),
+from the learner's own notes of what is in its weights, and from the journal.
+"""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.chaos_job import Course, Done
+from headrace.applied import compare, read_applied
+from headrace.protocol.records import (
+    LineageBegan,
+    Record,
+    TokensLost,
+    UpdateCommitted,
+    WindowsClosed,
+    WindowsDropped,
+)
+from storage.audit import audit_run
+from storage.audit.recount import surplus
+from storage.run_store import RunStore
+
+Figures = dict[str, Any]
+DOUBLED: Final = "trained_twice"
+
+
+def facts(run_dir: Path, course: Course) -> Figures:
+    """The figures of one run.
+
+    - lost: tokens that arrived and were refused although somebody held them, and every finding of
+      the audit but `doubled`: what was acknowledged and is not where it must be
+    - died: tokens that were with a process when it was killed, and had not been sent
+    - doubled, doubled_in_weights: windows or answers trained twice, by the journal and by what the
+      learner wrote down
+    - rolled_back, trained_again: tokens of updates that a rollback undid, and of those the ones in
+      the surviving weights at the end; those that wait for an update are in neither
+    """
+    report = audit_run(run_dir)
+    weights = compare(run_dir)
+    kinds = Counter(finding.kind for finding in report.findings)
+    store = RunStore.open(run_dir)
+    try:
+        records = list(store.replay())
+    finally:
+        store.close()
+    lost = Counter[str]()
+    for record in records:
+        if isinstance(record, TokensLost):
+            lost[record.reason] += record.tokens
+    rolled_back, again = trained_again(records)
+    return {
+        "lost": lost["refused"] + sum(kinds.values()) - kinds[DOUBLED],
+        "died": lost["died"],
+        "doubled": kinds[DOUBLED],
+        "doubled_in_weights": len(weights.doubled) + len(weights.doubled_values),
+        "weights": weights.problems[:5],
+        "findings": dict(kinds),
+        "texts": [f"{f.kind} {f.where}: {f.text}" for f in report.findings][:5],
+        "ledger_error_tokens": abs(surplus(report.counts)),
+        "generated": report.counts["generated"],
+        "trained": report.counts["trained_policy"],
+        "dropped": report.counts["dropped"],
+        "updates": weights.updates,
+        "rolled_back": rolled_back,
+        "trained_again": again,
+        "recovery_s": recoveries(course.done, [line.at for _, line in read_applied(run_dir)]),
+    }
+
+
+def trained_again(records: Iterable[Record]) -> tuple[int, int]:
+    """(tokens that rollbacks undid and that were trained again or dropped since, of them those that
+    are in the surviving weights)."""
+    sizes: dict[int, int] = {}
+    trained: set[int] = set()
+    undone: set[int] = set()
+    dropped: set[int] = set()
+    for record in records:
+        match record:
+            case WindowsClosed():
+                sizes |= {window.window_id: window.tokens for window in record.windows}
+            case UpdateCommitted():
+                trained |= set(record.window_ids)
+            case LineageBegan():
+                trained -= set(record.window_ids)
+                undone |= set(record.window_ids)
+            case WindowsDropped():
+                dropped |= set(record.window_ids)
+    settled = undone & (trained | dropped)
+    return sum(sizes[key] for key in settled), sum(sizes[key] for key in settled & trained)
+
+
+def recoveries(done: Sequence[Done], updates: Sequence[float]) -> dict[str, list[float]]:
+    """By whom it was done to, the seconds from each fault (from its end, where it lasted) to the
+    next update that is in the weights; faults that another one followed before are left out."""
+    found: dict[str, list[float]] = defaultdict(list)
+    ordered = sorted(updates)
+    begins = [one.began for one in done[1:]] + [float("inf")]
+    for one, following in zip(done, begins, strict=True):
+        begun = one.began if one.fault.kind in ("kill", "kill_child", "kill_job") else one.over
+        after = next((at for at in ordered if at > begun), None)
+        if after is not None and after < following:
+            found[one.fault.role].append(round(after - begun, 2))
+    return dict(found)
+
+
+def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
+    """The figures of all runs together."""
+    recovery: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        for role, seconds in row["recovery_s"].items():
+            recovery[role] += seconds
+
+    def total(name: str) -> int:
+        return sum(row[name] for row in rows)
+
+    undone = total("rolled_back")
+    return {
+        "runs": len(rows),
+        "faults": total("faults"),
+        "kills": total("kills"),
+        "stops": total("stops"),
+        **{
+            name: total(name)
+            for name in (
+                "lost", "doubled", "doubled_in_weights", "orphans", "hangs", "unresumable",
+                "ledger_error_tokens", "died", "generated", "trained", "updates", "resumes",
+            )
+        },
+        "rolled_back_trained_again": round(total("trained_again") / undone, 4) if undone else None,
+        "recovery_s": {
+            role: {
+                "median": round(statistics.median(seconds), 2),
+                "max": max(seconds),
+                "count": len(seconds),
+            }
+            for role, seconds in sorted(recovery.items())
+        },
+    }  # fmt: skip

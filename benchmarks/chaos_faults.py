@@ -1,0 +1,87 @@
+"""Faults of a chaos run, as data: what happens to whom, for how long, and when.
+
+In: a seed and what this machine can do. Out: `Fault`s in their order. Nothing is done here.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal[
+    "kill",
+    "kill_child",
+    "kill_job",
+    "stop",
+    "disk_full",
+    "slow_disk",
+    "cut_network",
+    "slow_network",
+]
+WEIGHTS: dict[Kind, int] = {
+    "kill": 8,
+    "kill_child": 2,
+    "kill_job": 1,
+    "stop": 5,
+    "disk_full": 1,
+    "slow_disk": 1,
+    "cut_network": 1,
+    "slow_network": 1,
+}
+"""How often each is drawn, of their sum."""
+ROLES = ("coordinator", "learner", "generator", "reward")
+WITH_CHILDREN = ("generator", "reward")
+"""Roles that start processes of their own: an inference engine, children that score."""
+SECONDS: dict[Kind, tuple[float, float]] = {
+    # On both sides of the seconds after which a silent process counts as gone (`HEARTBEAT_S`).
+    "stop": (0.2, 12.0),
+    "disk_full": (1.0, 6.0),
+    "slow_disk": (1.0, 6.0),
+    "cut_network": (0.2, 12.0),
+    "slow_network": (2.0, 8.0),
+}
+HEARTBEAT_S = 5.0
+SETTLED = 0.7
+"""The share of faults before which the run has gone on after the last one; the others come while
+it still recovers."""
+WAIT_S = 4.0
+"""A fault comes at any moment within so many seconds of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. `role`: whom it is done to; "job" or "machine" where it is done to all. `which`:
+    a number that chooses among several processes of the role. `seconds`: how long it lasts.
+    `settled`: it waits until the run has gone on; `wait_s`: and so long after that."""
+
+    kind: Kind
+    role: str
+    which: int
+    seconds: float
+    settled: bool
+    wait_s: float
+
+
+def draw(seed: int, count: int, kinds: Sequence[Kind], *, children: Sequence[str]) -> list[Fault]:
+    """`count` faults of these kinds. `children`: the roles that have child processes."""
+    dice = random.Random(seed)
+    weights = [WEIGHTS[kind] for kind in kinds]
+    found = []
+    for kind in dice.choices(list(kinds), weights, k=count):
+        if kind in ("kill", "stop"):
+            role = dice.choice(ROLES)
+        elif kind == "kill_child":
+            role = dice.choice(list(children))
+        else:
+            role = "job" if kind == "kill_job" else "machine"
+        found.append(
+            Fault(
+                kind=kind,
+                role=role,
+                which=dice.randrange(1 << 16),
+                seconds=round(dice.uniform(*SECONDS.get(kind, (0.0, 0.0))), 2),
+                settled=dice.random() < SETTLED,
+                wait_s=round(dice.uniform(0.0, WAIT_S), 2),
+            )
+        )
+    return found

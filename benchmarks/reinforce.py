@@ -1,0 +1,71 @@
+"""REINFORCE in miniature: answers of a small policy, and one update by them.
+
+In: a task, a model that is small enough to compute every answer anew for each token, prompts,
+advantages. Out: sampled answers; a model that has taken a step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.filler_task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Sampled answers: ids [n, prompt + room], of the room's tokens the mask of those that were
+    sampled [n, room] and their logprobs, prompts and texts."""
+
+    ids: Tensor
+    mask: Tensor
+    logprobs: Tensor
+    prompts: list[str]
+    texts: list[str]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Each prompt with its answer."""
+        return list(zip(self.prompts, self.texts, strict=True))
+
+
+def sample(task: Task, model: Any, prompts: Sequence[str], samples: int, seed: int) -> Answers:
+    """`samples` answers to each prompt, those of one prompt side by side."""
+    letters, generator = task.tokenizer(), torch.Generator().manual_seed(seed)
+    asked = [prompt for prompt in prompts for _ in range(samples)]
+    ids = torch.tensor([letters.encode(prompt) for prompt in asked])
+    opening, running = ids.shape[1], torch.ones(len(asked), dtype=torch.bool)
+    mask, logprobs = [], []
+    with torch.no_grad():
+        for _ in range(task.room):
+            log_p = model(ids).logits[:, -1].float().log_softmax(-1)
+            token = torch.multinomial(log_p.exp(), 1, generator=generator)[:, 0]
+            token = torch.where(running, token, letters.eos_token_id)
+            mask.append(running)
+            logprobs.append(log_p.gather(-1, token[:, None])[:, 0] * running)
+            ids = torch.cat([ids, token[:, None]], dim=1)
+            running = running & (token != letters.eos_token_id)
+    texts = letters.batch_decode(ids[:, opening:], skip_special_tokens=True)
+    texts = [text.replace(" ", "") for text in texts]
+    return Answers(ids, torch.stack(mask, 1), torch.stack(logprobs, 1), asked, texts)
+
+
+def truths(task: Task, answers: Answers) -> list[float]:
+    """1 for each right answer."""
+    return [task.truth(*pair) for pair in answers.pairs]
+
+
+def reinforce(
+    model: Any, optimizer: torch.optim.Optimizer, answers: Answers, advantages: Tensor
+) -> None:
+    """One update by log probability times advantage, [n] for n answers."""
+    opening = answers.ids.shape[1] - answers.mask.shape[1]
+    logits = model(answers.ids).logits[:, opening - 1 : -1].float()
+    new = logits.log_softmax(-1).gather(-1, answers.ids[:, opening:, None])[..., 0]
+    loss = -(new * advantages[:, None] * answers.mask).sum() / answers.mask.sum()
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()

@@ -1,0 +1,83 @@
+"""Whom the run waits for, for what, and since when.
+
+In: the hub and its parts, looked at ten times a second. Out: sentences that name an owner, each
+with the seconds since what it waits for last moved (or since the wait began). Promise: whatever
+can hold the run is among them.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from coordinator.hub import Hub, Mover
+from coordinator.parts import Parts
+
+NAMED = 3
+"""Of more owners than this, the others are counted."""
+
+
+class Wait(NamedTuple):
+    """One wait: what has to move, in words with its owner, and the seconds since it last did."""
+
+    mover: Mover
+    words: str
+    age_s: float
+
+
+class Waits:
+    """See the module's docstring."""
+
+    def __init__(self, hub: Hub, parts: Parts) -> None:
+        self._hub, self._parts = hub, parts
+        self._since: dict[Mover, float] = {}
+
+    def now(self) -> list[Wait]:
+        """What is waited for at this moment; what is no longer waited for is forgotten."""
+        found, at = list(self._find()), time.monotonic()
+        self._since = {mover: self._since.get(mover, at) for mover, _ in found}
+        moved = self._hub.moved
+        return [
+            Wait(mover, words, at - max(self._since[mover], moved.get(mover, 0.0)))
+            for mover, words in found
+        ]
+
+    def _find(self) -> Iterator[tuple[Mover, str]]:
+        hub, parts, peers = self._hub, self._parts, self._hub.peers
+        newest = hub.state.versions.current
+        if not peers.generators:
+            yield "generators", "a generator to join"
+        elif newest >= 0 and not parts.generation.all_loaded():
+            late = [name for name, one in peers.generators.items() if one.loaded != newest]
+            yield "weights", f"{names(late)} to load version {newest}"
+        if not peers.rewards:
+            yield "reward workers", "a reward worker to join"
+        if not hub.config.evaluation.only and (words := self._learner()):
+            yield "learner", words
+        if hub.recorder.disk_full:
+            yield "disk", "room on the disk"
+        if rewards := parts.scoring.waiting():
+            busy = [name for name, one in peers.rewards.items() if one.scoring]
+            yield "rewards", f"{rewards} rewards" + (f" of {names(busy)}" if busy else "")
+        if live := parts.generation.live():
+            busy = [name for name, one in peers.generators.items() if one.live]
+            whose = f" of {names(busy)}" if busy else ""
+            yield "trajectories", f"{live} trajectories{whose} to go on"
+
+    def _learner(self) -> str:
+        hub, training = self._hub, self._parts.training
+        if hub.peers.learner is None:
+            return "the learner to join"
+        if not training.ready:
+            return "the learner to publish its weights"
+        if hub.account.taken:
+            return f"the learner's update {hub.account.taken.update}"
+        if training.orders.checkpoint is not None:
+            return f"the learner's checkpoint of update {training.orders.checkpoint}"
+        return ""
+
+
+def names(owners: Iterable[str]) -> str:
+    """Some names, and how many more."""
+    ordered = sorted(owners)
+    shown, more = ordered[:NAMED], len(ordered) - NAMED
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,84 @@
+"""`headrace export` and `headrace sql`: their options.
+
+In: what makes a command's parser. Out: parsers. Promise: no role is loaded for them: what storage
+has is named here once more, and a test compares.
+"""
+
+from pathlib import Path
+
+from headrace.cli_options import Maker, take_root
+
+KINDS = {
+    "trajectories": "a response, with its texts and lists of its tokens",
+    "tokens": "a response token",
+    "metrics": "a number",
+    "windows": "a window",
+    "preferences": "the best and the worst answer of a group",
+    "sft": "a right answer, each once",
+}
+"""Kinds of exports, and what a row of each is."""
+FORMATS = ("parquet", "jsonl", "csv", "arrow", "datasets")
+"""Formats of exports."""
+SCHEMAS = ("native", "trl", "verl")
+"""Who reads `preferences` and `sft`."""
+TABLES = ("trajectories", "tokens", "metrics", "windows")
+"""Tables of `headrace sql`."""
+FORMS = ("table", "csv", "json")
+"""How an answer to a query is printed."""
+
+EXPORT_EXAMPLES = """\
+headrace export latest trajectories --out out.parquet --where 'reward > 0'
+  headrace export latest tokens --out tokens.csv --columns trajectory_id,position,token,value
+  headrace export latest preferences --schema trl --out pairs.jsonl
+
+a row is, by KIND:
+"""
+SQL_EXAMPLES = """\
+headrace sql latest "select purpose, count(*), avg(reward) from trajectories group by purpose"
+  headrace sql latest "describe tokens"
+
+The dialect is DuckDB's. There are the tables that `headrace export` writes: {tables}.
+A query sees one moment of the run, and nothing but the run: no file, no network, no change."""
+
+
+def add_data(command: Maker) -> None:
+    """Both commands."""
+    rows = "\n".join(f"  {kind:<13} {text}" for kind, text in KINDS.items())
+    export = command(
+        "export", "write a run's answers, tokens, metrics, windows or preferences to a file",
+        EXPORT_EXAMPLES + rows,
+    )  # fmt: skip
+    export.add_argument("name", metavar="RUN")
+    export.add_argument("kind", metavar="KIND", help=f"one of: {', '.join(KINDS)}")
+    export.add_argument(
+        "--format", metavar="F", help=f"{', '.join(FORMATS)} (default: by the name)"
+    )
+    export.add_argument(
+        "--out", required=True, type=Path, metavar="PATH", help="a file; for datasets a folder"
+    )
+    export.add_argument("--where", metavar="FILTER", help="e.g. 'reward == 1 and length > 100'")
+    export.add_argument("--columns", metavar="A,B,...", help="only these, in this order")
+    export.add_argument(
+        "--schema", default="native", metavar="S",
+        help=f"of preferences and sft: {', '.join(SCHEMAS)} (native)",
+    )  # fmt: skip
+    export.add_argument("--force", action="store_true", help="replace an existing file")
+    take_root(export)
+
+    sql = command(
+        "sql", "ask a run in SQL", SQL_EXAMPLES.format(tables=", ".join(TABLES))
+    )  # fmt: skip
+    sql.add_argument("name", metavar="RUN")
+    sql.add_argument("query", metavar="QUERY", help="one SELECT; - reads it from standard input")
+    sql.add_argument("--format", default="table", choices=FORMS, help="how to print it (table)")
+    sql.add_argument(
+        "--limit", type=int, default=100, metavar="N",
+        help="rows of a table at most (100); 0: all",
+    )  # fmt: skip
+    sql.add_argument(
+        "--seconds", type=float, default=60.0, metavar="S", help="time limit (60)"
+    )  # fmt: skip
+    sql.add_argument(
+        "--memory", type=int, default=1024, metavar="MIB", help="memory limit in MiB (1024)"
+    )  # fmt: skip
+    take_root(sql)

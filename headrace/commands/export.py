@@ -1,0 +1,83 @@
+"""`headrace export`: what a run holds, as a file.
+
+In: a run, a kind of rows, a path. Out: the file, and what is in it as a line; on a terminal a bar
+while it is made.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace import run_folder
+from headrace.errors import UserError
+from headrace.processes.progress import duration
+
+if TYPE_CHECKING:
+    from storage.queries import ExportProgress
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write a run's data to a file."""
+    run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
+    named = arguments.format or arguments.out.suffix or os.path.isdir(arguments.out)
+    if not named:
+        raise UserError("name the format: --format parquet, or an --out that ends in .parquet")
+    from storage.queries import export as write_export
+
+    columns = arguments.columns and [name.strip() for name in arguments.columns.split(",")]
+    began = time.monotonic()
+    with _bar(arguments.kind) as watch:
+        written = write_export(
+            run_dir,
+            arguments.kind,
+            fmt=arguments.format,
+            out=arguments.out,
+            where=arguments.where,
+            force=arguments.force,
+            columns=columns,
+            schema=arguments.schema,
+            watch=watch,
+        )
+    print(
+        f"{written.rows:,} rows of {arguments.kind} in {arguments.out}: "
+        f"{size(written.num_bytes)}, {duration(time.monotonic() - began)}"
+    )
+    if written.left_out:
+        print(f"left out, without a value in any row: {', '.join(written.left_out)}")
+    return 0
+
+
+def size(num_bytes: int) -> str:
+    """Bytes as 812 B, 3.1 MB or 2.0 GB."""
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+@contextmanager
+def _bar(kind: str) -> "Iterator[Callable[[ExportProgress], None] | None]":
+    """A bar on a terminal; nothing where nobody sees it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[rows]:,} rows"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(kind, total=1.0, rows=0)
+        yield lambda now: progress.update(task, completed=now.share, rows=now.rows)

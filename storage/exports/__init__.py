@@ -1,0 +1,13 @@
+"""Exports: what a run holds as files.
+
+`job.export` is the way in. Each kind of rows is a module that makes batches of one schema
+(`trajectories`, `tokens`, `metrics`, `windows`, `preferences`, `sft`); `pages` and `flat` read
+trajectories for them, `chats` their prompts. `leading` decides which rows come first, `spool` keeps
+rows until that is known, `writers` and `text` make files of them, which `target` puts in their
+place.
+"""
+
+from storage.exports.job import ExportSummary, Progress, export
+from storage.exports.writers import FORMATS
+
+__all__ = ["FORMATS", "ExportSummary", "Progress", "export"]

@@ -1,0 +1,68 @@
+"""Prompts and answers as texts or as chats.
+
+In: a run's journal. Out: the chat messages of prompts that were chats in the dataset, and the forms
+that trainers take. Promise: a text is what the policy saw, token for token; a chat is what the
+dataset had, for a trainer that applies the same template to it.
+"""
+
+import json
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import select
+
+from headrace.protocol.records import GroupIssued
+from storage.reader import RunReader
+from storage.segments import read_batches
+from storage.tables import Group
+
+Chat = list[dict[str, str]]
+CHAT = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+
+
+class _Issue(msgspec.Struct):
+    """What is read of a prompt's record."""
+
+    prompt_id: str
+    messages: str = ""
+
+
+class Chats:
+    """The chats among a run's prompts. `complete`: every training prompt is one."""
+
+    def __init__(self, reader: RunReader) -> None:
+        decoder = msgspec.msgpack.Decoder(_Issue)
+        self._chats: dict[str, Chat] = {}
+        for batch in read_batches(reader.journal):
+            issues = batch.filter(pc.equal(batch.column("kind"), GroupIssued.__name__))
+            for body in issues.column("body").to_pylist():
+                issue = decoder.decode(body)
+                if issue.messages and issue.prompt_id not in self._chats:
+                    self._chats[issue.prompt_id] = _plain(json.loads(issue.messages))
+        prompts = select(Group.prompt_id).where(Group.run == reader.key, Group.purpose == "train")
+        known = {row.prompt_id for row in reader.rows(prompts.distinct())}
+        self.complete = bool(known) and known <= set(self._chats)
+
+    def prompt(self, prompt_id: str, text: str) -> Chat:
+        """A prompt as a chat: a plain one is what the user says."""
+        return self._chats.get(prompt_id) or [{"role": "user", "content": text}]
+
+
+def answer(text: str) -> Chat:
+    """An answer as a chat."""
+    return [{"role": "assistant", "content": text}]
+
+
+def _plain(messages: list[dict[str, Any]]) -> Chat:
+    """Messages with their content as one text."""
+    return [
+        {"role": str(message["role"]), "content": _text(message["content"])} for message in messages
+    ]
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else str(part["text"]) for part in content)

@@ -1,0 +1,160 @@
+"""Exports: what a run holds as files that any program opens.
+
+In: a run's folder, a kind of rows, a format. Out: one file, or a folder for `datasets`. Promises:
+all of it is one moment of the run, though it be going on; rows stream in bounded memory; the file
+appears under its name only when it is whole, and one that exists is an error unless forced. A value
+of each column is among the first rows, columns without any value are left out.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from headrace.errors import UserError
+from storage.exports.columns import type_name
+from storage.exports.leading import Leading
+from storage.exports.metrics import MetricRows
+from storage.exports.preferences import PreferenceRows
+from storage.exports.rows import Rows
+from storage.exports.sft import SftRows
+from storage.exports.spool import Spool
+from storage.exports.target import check_target, part_of
+from storage.exports.tokens import TokenRows
+from storage.exports.trajectories import TrajectoryRows
+from storage.exports.windows import WindowRows
+from storage.exports.writers import DATASETS, FORMATS, gathered, open_writer
+from storage.filters import Filter, parse
+from storage.reader import RunReader, open_run
+
+EXPORT_FORMAT = 3
+"""In the metadata of Parquet and Arrow files, as `format` beside `kind` and `run_id`. JSONL and CSV
+have no place for it. 1: what files without it have. Until 2 figures that nobody reported were NaN,
+text was plain, and columns without values were there."""
+MakeRows = Callable[[RunReader, Filter | None, Sequence[str] | None], Rows]
+KINDS: dict[str, dict[str, MakeRows]] = {
+    "trajectories": {"native": TrajectoryRows},
+    "tokens": {"native": TokenRows},
+    "metrics": {"native": MetricRows},
+    "windows": {"native": WindowRows},
+    "preferences": {name: partial(PreferenceRows, layout=name) for name in ("native", "trl")},
+    "sft": {name: partial(SftRows, layout=name) for name in ("native", "trl", "verl")},
+}
+"""Kinds of rows, and the schemas in which each can be had."""
+
+
+class Progress(NamedTuple):
+    """How far an export is: the share of its work, 0 to 1, and the rows found so far."""
+
+    share: float
+    rows: int
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class ExportSummary:
+    """What was written. `left_out`: columns that no row has a value in."""
+
+    path: Path
+    rows: int
+    num_bytes: int
+    left_out: tuple[str, ...]
+
+
+def export(
+    run_dir: Path,
+    kind: str,
+    fmt: str | None,
+    out: Path,
+    where: str | None = None,
+    force: bool = False,
+    columns: Sequence[str] | None = None,
+    schema: str = "native",
+    watch: Watch | None = None,
+) -> ExportSummary:
+    """Write an export; `fmt` None: by the ending of `out`; `columns` None: all of them.
+
+    UserError: unknown kind, schema, format or column, a filter that does not fit, a target that
+    exists or cannot be written.
+    """
+    folder = fmt == DATASETS
+    check_target(out, folder=folder, force=force)
+    make = _maker(kind, schema)
+    fmt = fmt or out.suffix.removeprefix(".")
+    if fmt not in FORMATS:
+        raise UserError(f"unknown format {fmt or out.name!r}; there are: {', '.join(FORMATS)}")
+    condition = parse(where) if where else None
+    say = watch or (lambda _: None)
+    with part_of(out, folder=folder) as part, open_run(run_dir).moment() as reader:
+        rows = make(reader, condition, columns)
+        about = {
+            "format": EXPORT_FORMAT, "kind": kind, "schema": schema, "run_id": reader.run_id,
+            "where": where,
+        }  # fmt: skip
+        with Spool(part.with_suffix(".rows"), rows.schema) as spool:
+            leading = Leading(rows.schema, by_text=fmt == "csv")
+            count = _gather(rows, leading, spool, say)
+            kept = _described(rows.schema, leading.empty, about)
+            with closing(open_writer(fmt, part, kept, spool.dictionaries())) as writer:
+                written = 0
+                for batch in gathered(_in_order(leading, spool)):
+                    writer.write(batch.select(kept.names).replace_schema_metadata(kept.metadata))
+                    written += batch.num_rows
+                    say(Progress(0.5 + written / count / 2, count))
+        num_bytes = sum(path.stat().st_size for path in (part.iterdir() if folder else (part,)))
+    say(Progress(1.0, count))
+    return ExportSummary(out, count, num_bytes, tuple(leading.empty))
+
+
+def _maker(kind: str, schema: str) -> MakeRows:
+    if kind not in KINDS:
+        raise UserError(f"cannot export {kind}; there are: {', '.join(KINDS)}")
+    if schema not in KINDS[kind]:
+        known = ", ".join(KINDS[kind])
+        raise UserError(f"{kind} cannot be had in the schema {schema!r}; there is: {known}")
+    return KINDS[kind][schema]
+
+
+def _gather(rows: Rows, leading: Leading, spool: Spool, say: Watch) -> int:
+    """Make all rows and look at them; returns how many there are."""
+    total, done, count = rows.total(), 0, 0
+    for made in rows.parts():
+        done += made.done
+        count += made.batch.num_rows
+        if made.batch.num_rows:
+            leading.look(made.batch)
+            spool.add(made.batch)
+        say(Progress(done / max(total, 1) / 2, count))
+    return count
+
+
+def _in_order(leading: Leading, spool: Spool) -> Iterator[pa.RecordBatch]:
+    yield from leading.rows()
+    yield from leading.others(spool.batches())
+
+
+def _described(schema: pa.Schema, empty: Sequence[str], about: dict[str, object]) -> pa.Schema:
+    """The columns that are not empty, with everything in the schema's metadata that a reader of the
+    file may want to know. The columns' types and meanings are there once more as JSON, for readers
+    that do not see those of Arrow fields."""
+    kept = pa.schema([field for field in schema if field.name not in empty])
+    if not kept.names:
+        raise UserError(f"there is no value in {', '.join(empty)}: nothing to export")
+    columns = {
+        field.name: {"type": type_name(field.type), "meaning": field.metadata[b"meaning"].decode()}
+        for field in kept
+    }
+    return kept.with_metadata(
+        {
+            **{name: str(value) for name, value in about.items() if value is not None},
+            "left_out": json.dumps(list(empty)),
+            "columns": json.dumps(columns),
+        }
+    )

@@ -1,0 +1,120 @@
+"""Which rows of an export come first, and which columns it has.
+
+In: all batches of rows, in order. Out: the numbers of the rows that show, for each column, what it
+holds; and the columns that hold nothing. Readers of text files infer a column's type from the first
+rows: a column that begins with nulls, or text that begins with numbers, breaks them further down.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Int8 = npt.NDArray[np.int8]
+NOTHING, BLANK, WHOLE, DECIMAL, SPECIAL, PLAIN = range(6)
+"""What a value shows: nothing (null, a list without a value), an empty text, text that reads like a
+whole number, like another number, like a date, truth value or the like, and what nobody takes for
+something else."""
+_WHOLE = r"^\s*[+-]?\d+\s*$"
+_DECIMAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+_SPECIAL = r"^(?i)\s*(true|false|yes|no|nan|none|null|na|n/a|[+-]?inf(inity)?|[\d\s.:/+tz-]*)\s*$"
+_HEAD_ROWS = 20
+_HEAD_BYTES = 1 << 16
+"""Rows that come first anyway, and are not moved: every reader looks at so many."""
+
+
+class Leading:
+    """Looks at batches. `by_text`: text can be taken for numbers, as in CSV."""
+
+    def __init__(self, schema: pa.Schema, *, by_text: bool) -> None:
+        self._by_text = by_text
+        self._open = dict.fromkeys(schema.names, frozenset({NOTHING}))
+        self._shown: set[str] = set()
+        self._rows: list[pa.RecordBatch] = []
+        self._numbers: list[int] = []
+        self._seen = 0
+        self._head = 0
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the rows that have to be moved to the beginning, ascending."""
+        return self._numbers
+
+    @property
+    def empty(self) -> list[str]:
+        """Columns in which no row has a value, where there are rows."""
+        return [name for name in self._open if name not in self._shown] if self._seen else []
+
+    def look(self, batch: pa.RecordBatch) -> None:
+        """Take the next batch into account."""
+        if self._seen == 0:
+            self._head = min(_HEAD_ROWS, _HEAD_BYTES * batch.num_rows // max(batch.nbytes, 1))
+        chosen: set[int] = set()
+        for name in list(self._open):
+            if batch.column(name).null_count == batch.num_rows:
+                continue
+            kinds = shown(batch.column(name), self._by_text)
+            for kind in set(np.unique(kinds).tolist()) - self._open[name]:
+                places = np.flatnonzero(kinds == kind)
+                at = next((row for row in sorted(chosen) if kinds[row] == kind), int(places[0]))
+                chosen.add(at)
+                self._open[name] |= {kind}
+                self._shown.add(name)
+            if PLAIN in self._open[name]:
+                self._open.pop(name)
+        moved = [row for row in sorted(chosen) if self._seen + row >= self._head]
+        # Taken and not sliced: a slice would hold the whole batch.
+        self._rows += [batch.take(pa.array([row])) for row in moved]
+        self._numbers += [self._seen + row for row in moved]
+        self._seen += batch.num_rows
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """The rows that are moved to the beginning."""
+        yield from self._rows
+
+    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same batches again without these rows."""
+        first = 0
+        for batch in batches:
+            here = [n - first for n in self._numbers if first <= n < first + batch.num_rows]
+            first += batch.num_rows
+            if here:
+                keep = np.ones(batch.num_rows, bool)
+                keep[here] = False
+                batch = batch.filter(pa.array(keep))
+            if batch.num_rows:
+                yield batch
+
+
+def shown(column: pa.Array, by_text: bool) -> Int8:
+    """What each value of a column shows."""
+    if by_text and pa.types.is_dictionary(column.type):
+        codes = column.indices.fill_null(len(column.dictionary)).to_numpy()
+        return np.append(_kinds_of_text(column.dictionary), np.int8(NOTHING))[codes]
+    if by_text and pa.types.is_string(column.type):
+        return _kinds_of_text(column)
+    known = column.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_list(column.type):
+        known = known & _has_value(column)
+    return np.where(known, np.int8(PLAIN), np.int8(NOTHING))
+
+
+def _has_value(column: pa.ListArray) -> npt.NDArray[np.bool_]:
+    """Whether a list has an entry that is not null."""
+    values = column.flatten()
+    counts = column.value_lengths().fill_null(0).to_numpy()
+    ends = np.cumsum(counts)
+    valid = np.cumsum([0, *values.is_valid().to_numpy(zero_copy_only=False)])
+    return np.asarray(valid[ends] > valid[ends - counts])
+
+
+def _kinds_of_text(texts: pa.Array) -> Int8:
+    kinds = np.full(len(texts), PLAIN, np.int8)
+    for pattern, kind in ((_SPECIAL, SPECIAL), (_DECIMAL, DECIMAL), (_WHOLE, WHOLE)):
+        found = pc.match_substring_regex(texts, pattern).fill_null(False)
+        kinds[found.to_numpy(zero_copy_only=False)] = kind
+    kinds[pc.equal(texts, "").fill_null(False).to_numpy(zero_copy_only=False)] = BLANK
+    kinds[texts.is_null().to_numpy(zero_copy_only=False)] = NOTHING
+    return kinds

@@ -1,0 +1,130 @@
+"""The export `metrics`: one row a number.
+
+Those of updates (`source` update) and gauges between them (sample) come first, then those of
+metrics that are arrays, one row a bin that is not empty.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import and_, func, select
+
+from headrace.metrics import METRICS, pattern_of
+from storage.exports.columns import WORD, chosen_fields, field
+from storage.exports.pages import SQL_ROWS
+from storage.exports.rows import Part
+from storage.filters import Filter, to_arrow, to_sql
+from storage.reader import RunReader
+from storage.tables import AnySelect, Metric, MetricArray, Update
+
+_FIELDS = [
+    field("run_id", WORD, "id of the run"),
+    field("name", WORD, "name of the metric"),
+    field("bin", WORD, "what the number of an array is of; null for a single number"),
+    field("update", pa.int64(), "update"),
+    field("lineage", pa.int64(), "lineage of the update; null for a gauge between updates"),
+    field("value", pa.float64(), "the number; null where it was not finite"),
+    field("wall_time", pa.float64(), "seconds since the epoch"),
+    field("train_time_s", pa.float64(), "training seconds up to the update's commit"),
+    field("trained_tokens", pa.int64(), "tokens trained up to the update's commit"),
+    field("abandoned", pa.bool_(), "whether a later lineage went back behind the update"),
+    field("source", WORD, "update, or sample: a gauge between updates"),
+    field("unit", WORD, "unit of the number; an empty text is a plain number"),
+]
+COLUMNS = {
+    "name": Metric.name,
+    "update": Metric.update,
+    "lineage": Metric.lineage,
+    "value": Metric.value,
+    "wall_time": Metric.wall_time,
+    "train_time_s": Update.train_time_s,
+    "trained_tokens": Update.trained_tokens,
+    "abandoned": Update.abandoned,
+}
+"""Columns that a filter may name."""
+
+
+def metric_fields() -> list[pa.Field]:
+    """All columns."""
+    return list(_FIELDS)
+
+
+class MetricRows:
+    """Rows of the export `metrics`."""
+
+    def __init__(
+        self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
+    ) -> None:
+        self.schema = chosen_fields(_FIELDS, columns)
+        self._reader = reader
+        single = _joined(select(*(c.label(name) for name, c in COLUMNS.items())), Metric)
+        self._single = single.where(Metric.run == reader.key).order_by(Metric.offset, Metric.name)
+        if where is not None:
+            self._single = self._single.where(to_sql(where, COLUMNS))
+        self._arrays = _array_query(reader.key)
+        self._expression = None if where is None else to_arrow(where, pa.schema(_FIELDS))
+
+    def total(self) -> int:
+        """Numbers, and arrays."""
+        queries = (self._single, self._arrays)
+        counts = [select(func.count()).select_from(query.subquery()) for query in queries]
+        return sum(self._reader.rows(query)[0][0] for query in counts)
+
+    def parts(self) -> Iterator[Part]:
+        """Rows in batches of bounded size."""
+        for rows in self._reader.stream(self._single, SQL_ROWS):
+            columns: dict[str, Sequence[Any]] = dict(
+                zip(COLUMNS, zip(*rows, strict=True), strict=True)
+            )
+            columns["bin"] = (None,) * len(rows)
+            yield Part(len(rows), self._batch(columns).select(self.schema.names))
+        for rows in self._reader.stream(self._arrays, SQL_ROWS):
+            batch = self._batch(_by_bin(rows))
+            if self._expression is not None:
+                batch = batch.filter(self._expression)
+            yield Part(len(rows), batch.select(self.schema.names))
+
+    def _batch(self, columns: dict[str, Sequence[Any]]) -> pa.RecordBatch:
+        names = columns["name"]
+        columns["run_id"] = (self._reader.run_id,) * len(names)
+        columns["source"] = [
+            "sample" if lineage is None else "update" for lineage in columns["lineage"]
+        ]
+        columns["unit"] = [_unit(name) for name in names]
+        arrays = [
+            pa.array(columns[field.name], type=pa.string()).dictionary_encode()
+            if field.type == WORD
+            else pa.array(columns[field.name], type=field.type)
+            for field in _FIELDS
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(_FIELDS))
+
+
+def _array_query(run: int) -> AnySelect:
+    own = ("name", "update", "lineage", "wall_time")
+    others = (column for name, column in COLUMNS.items() if name not in (*own, "value"))
+    columns = (*(getattr(MetricArray, name) for name in own), MetricArray.values, *others)
+    query = _joined(select(*columns), MetricArray, isouter=False).where(MetricArray.run == run)
+    return query.order_by(MetricArray.offset, MetricArray.name)
+
+
+def _joined(query: AnySelect, table: Any, *, isouter: bool = True) -> AnySelect:
+    same = (Update.run == table.run, Update.lineage == table.lineage, Update.update == table.update)
+    return query.join(Update, and_(*same), isouter=isouter)
+
+
+def _by_bin(rows: Sequence[Any]) -> dict[str, Sequence[Any]]:
+    columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, "bin")}
+    for row in rows:
+        for label, value in zip(METRICS[row.name].bins, row.values, strict=True):
+            if value is not None:
+                known = {**row._mapping, "value": value, "bin": label}
+                for name, column in columns.items():
+                    column.append(known[name])
+    return dict(columns)
+
+
+def _unit(name: str) -> str:
+    info = METRICS.get(pattern_of(name))
+    return info.unit if info else ""

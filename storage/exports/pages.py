@@ -1,0 +1,181 @@
+"""Trajectories with their tokens, some at a time, as Arrow columns.
+
+In: a run as it is at one moment, which trajectories, the names of scalar columns. Out: pages in a
+fixed order: responses without tokens first, then in the order in which their last chunks were
+written. Promise: memory for one page and the responses that are being put together, and no work
+for what nobody asked for: without `tokens` the journal is not read.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from sqlalchemy import Text, cast, select
+
+from storage.diagnostics import DiagnosticsReader
+from storage.exports.columns import JSON_TEXTS, WORD, PerToken
+from storage.exports.flat import flat_responses
+from storage.reader import RunReader
+from storage.responses import Wanted
+from storage.tables import Prompt, Trajectory, Window
+from storage.tokens import (
+    MARKS,
+    REASONS,
+    SOURCES,
+    Responses,
+    TokenTable,
+    WindowColumns,
+    token_tables,
+)
+from storage.trajectory_rows import COLUMNS, joined
+
+PAGE_TRAJECTORIES = 1024
+PAGE_TOKENS = 1 << 17
+SQL_ROWS = 5000
+PROMPT_IDS = "prompt_ids"
+_NAMES = {"sources": SOURCES, "marks": MARKS, "mask_reasons": REASONS}
+"""Fields of TokenTable that are codes, and what they stand for."""
+_EMPTY_JSON = {"reward_parts": "{}", "rewards": "[]"}
+
+
+class Page(NamedTuple):
+    """Some trajectories. `scalars` has a list for each column asked for; `tokens` those of all
+    responses one after the other, in response i the ones from borders[i] to borders[i + 1]."""
+
+    size: int
+    scalars: Mapping[str, Sequence[Any]]
+    tokens: TokenTable
+    borders: npt.NDArray[np.int64]
+
+
+def pages(
+    reader: RunReader, wanted: Wanted, scalars: Sequence[str], *, tokens: bool, windows: bool
+) -> Iterator[Page]:
+    """All pages of the wanted trajectories. `tokens`: with their tokens; `windows`: with what their
+    windows say of these."""
+    loader = _Loader(reader, scalars, windows=tokens and windows)
+    silent = wanted.last_offsets < 0
+    ids = wanted.ids[silent].tolist()
+    if not tokens:
+        order = np.argsort(wanted.last_offsets[~silent], kind="stable")
+        ids += wanted.ids[~silent][order].tolist()
+    for first in range(0, len(ids), PAGE_TRAJECTORIES):
+        page = ids[first : first + PAGE_TRAJECTORIES]
+        yield loader.page(page, _without_tokens(len(page)))
+    if tokens:
+        spoken = Wanted(wanted.ids[~silent], wanted.last_offsets[~silent])
+        for some in flat_responses(reader.journal, spoken, PAGE_TOKENS, PAGE_TRAJECTORIES):
+            yield loader.page(some.ids.tolist(), some.responses)
+
+
+def wanted_where(reader: RunReader, condition: Any) -> Wanted:
+    """The trajectories for which a condition (None: always) holds. A last offset of -1: it has no
+    tokens."""
+    query = joined(select(Trajectory.trajectory_id, Trajectory.last_offset), reader.key)
+    if condition is not None:
+        query = query.where(condition)
+    parts = [
+        np.array([(key, -1 if last is None else last) for key, last in rows], dtype=np.int64)
+        for rows in reader.stream(query.order_by(Trajectory.trajectory_id), SQL_ROWS)
+    ]
+    table = np.concatenate([np.zeros((0, 2), np.int64), *parts])
+    return Wanted(table[:, 0].copy(), table[:, 1].copy())
+
+
+def _without_tokens(size: int) -> Responses:
+    nothing = np.zeros(0, np.int32)
+    return Responses(
+        np.zeros(size + 1, np.int64),
+        nothing,
+        nothing.astype(np.float32),
+        nothing.astype(np.int64),
+        {},
+    )
+
+
+class _Loader:
+    """What belongs to some trajectories, in a few queries."""
+
+    def __init__(self, reader: RunReader, scalars: Sequence[str], *, windows: bool) -> None:
+        self._reader = reader
+        self._seen = DiagnosticsReader(reader.diagnostics) if windows else None
+        self._names = [name for name in scalars if name != "run_id"]
+        self._query = joined(
+            select(Trajectory.trajectory_id.label("key"), *map(_labelled, self._names)), reader.key
+        )
+
+    def page(self, ids: Sequence[int], responses: Responses) -> Page:
+        query = self._query.where(Trajectory.trajectory_id.in_(ids))
+        by_id = {row[0]: row for row in self._reader.rows(query)}
+        columns = list(zip(*(by_id[key] for key in ids), strict=True))
+        scalars = dict(zip(self._names, columns[1:], strict=True))
+        scalars["run_id"] = (self._reader.run_id,) * len(ids)
+        for name, empty in _EMPTY_JSON.items():
+            if name in scalars:
+                scalars[name] = tuple(
+                    empty if text in (None, "null") else text for text in scalars[name]
+                )
+        return Page(len(ids), scalars, self._table(ids, responses), responses.borders)
+
+    def _table(self, ids: Sequence[int], responses: Responses) -> TokenTable:
+        rows = [] if self._seen is None else self._windows(ids)
+        columns = list(zip(*rows, strict=True)) or [()] * len(_WINDOW)
+        whose, starts, ends, numbers, states, reasons, updates, masked, lineages, keys = columns
+        order = {key: place for place, key in enumerate(ids)}
+        windows = WindowColumns(
+            np.array([order[key] for key in whose], np.int64),
+            np.array(starts, np.int64),
+            np.array(ends, np.int64),
+            np.array(numbers, np.int64),
+            states,
+            reasons,
+            updates,
+            [() if text == "[]" else msgspec.json.decode(text) for text in masked],
+        )
+        trained = [place for place, state in enumerate(states) if state == "trained"]
+        wanted = [(lineages[place], updates[place], keys[place]) for place in trained]
+        seen = () if self._seen is None else self._seen.read_columns(wanted)
+        among = np.array(trained, np.int64)
+        found = (each._replace(places=among[each.places]) for each in seen)
+        return token_tables(responses, windows, found)
+
+    def _windows(self, ids: Sequence[int]) -> Sequence[Any]:
+        query = select(*_WINDOW).where(
+            Window.run == self._reader.key, Window.trajectory_id.in_(ids)
+        )
+        return self._reader.rows(query)
+
+
+_WINDOW = (
+    Window.trajectory_id, Window.start, Window.end, Window.index, Window.state, Window.reason,
+    Window.update, cast(Window.masked, Text), Window.lineage, Window.window_id,
+)  # fmt: skip
+"""What is read of a window."""
+
+
+def _labelled(name: str) -> Any:
+    if name in JSON_TEXTS:
+        return cast(getattr(Trajectory, name), Text).label(name)
+    return (Prompt.prompt_ids if name == PROMPT_IDS else COLUMNS[name]).label(name)
+
+
+def token_array(table: TokenTable, column: PerToken) -> pa.Array:
+    """A column of all tokens of a table. What is not known is null."""
+    if column.plural in table.figures:
+        return pa.array(table.figures[column.plural], type=column.type, from_pandas=True)
+    values = getattr(table, column.plural)
+    if column.plural not in _NAMES:
+        return pa.array(values, type=column.type)
+    codes = pa.array(values.astype(np.int32), mask=values < 0)
+    return pa.DictionaryArray.from_arrays(codes, pa.array(_NAMES[column.plural]))
+
+
+def scalar_array(page: Page, field: pa.Field) -> pa.Array:
+    """A scalar column of a page, one entry a trajectory."""
+    values = page.scalars[field.name]
+    if field.type == WORD:
+        return pa.array(values, type=pa.string()).dictionary_encode()
+    return pa.array(values, type=field.type)

@@ -1,0 +1,152 @@
+"""The export `preferences`: of each group of training answers the best and the worst.
+
+The best one is a finished answer with the highest reward, the worst one, perhaps cut at the length
+limit, has the lowest. Among equals the first one counts. Groups in which all answers earned the
+same teach nothing and are left out.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from sqlalchemy import select
+
+from storage.exports.chats import CHAT, Chats, answer
+from storage.exports.columns import WORD, chosen_fields, field, scalar_field
+from storage.exports.pages import SQL_ROWS, pages
+from storage.exports.rows import Part
+from storage.exports.sft import answers_of, decoder_of
+from storage.filters import Filter, to_sql
+from storage.reader import RunReader
+from storage.responses import Wanted
+from storage.tables import Trajectory
+from storage.trajectory_rows import COLUMNS, joined
+
+_SCALARS = ("run_id", "group_id", "prompt_id", "trajectory_id", "reward", "prompt", "answer")
+_NATIVE = [
+    *(scalar_field(name, repeated=False) for name in ("run_id", "group_id", "prompt_id")),
+    field("chosen_id", pa.int64(), "trajectory_id of the best answer"),
+    field("rejected_id", pa.int64(), "trajectory_id of the worst answer"),
+    scalar_field("prompt", repeated=False),
+    field("chosen", pa.string(), "the best answer of the group"),
+    field("rejected", pa.string(), "the worst answer of the group"),
+    field("chosen_reward", pa.float64(), "reward of the best answer"),
+    field("rejected_reward", pa.float64(), "reward of the worst answer"),
+    field("margin", pa.float64(), "how much more the best answer earned"),
+    scalar_field("answer", repeated=False),
+]
+
+
+class _Half(NamedTuple):
+    """One answer of a pair while the other one is not read yet."""
+
+    scalars: dict[str, Any]
+    text: str
+
+
+class PreferenceRows:
+    """Rows of the export `preferences`. `layout`: native or trl (prompt, chosen, rejected); in
+    trl's they are chats where every training prompt of the run is one, else texts."""
+
+    def __init__(
+        self,
+        reader: RunReader,
+        where: Filter | None,
+        columns: Sequence[str] | None,
+        layout: str = "native",
+    ) -> None:
+        self._reader = reader
+        self._where = where
+        self._decoder = decoder_of(reader)
+        self._chats = Chats(reader)
+        self._as_chat = layout == "trl" and self._chats.complete
+        kind = CHAT if self._as_chat else pa.string()
+        trl = [
+            field("prompt", kind, "the prompt"),
+            field("chosen", kind, "the best answer of the group"),
+            field("rejected", kind, "the worst answer of the group"),
+        ]
+        self.schema = chosen_fields(trl if layout == "trl" else _NATIVE, columns)
+
+    @cached_property
+    def _pairs(self) -> list[tuple[Any, Any]]:
+        """(best, worst) of each group that has both."""
+        query = joined(
+            select(
+                Trajectory.group_id, Trajectory.trajectory_id, Trajectory.last_offset,
+                Trajectory.reward, Trajectory.status,
+            ),
+            self._reader.key,
+        ).where(
+            Trajectory.purpose == "train",
+            Trajectory.reward.is_not(None),
+            Trajectory.last_offset.is_not(None),
+            Trajectory.status.in_(["finished", "truncated"]),
+        )  # fmt: skip
+        if self._where is not None:
+            query = query.where(to_sql(self._where, COLUMNS))
+        ordered = query.order_by(Trajectory.group_id, Trajectory.trajectory_id)
+        rows = (row for part in self._reader.stream(ordered, SQL_ROWS) for row in part)
+        pairs = []
+        for _, members in groupby(rows, key=lambda row: row.group_id):
+            group = list(members)
+            finished = [row for row in group if row.status == "finished"]
+            if not finished:
+                continue
+            best = max(finished, key=lambda row: row.reward)
+            worst = min(group, key=lambda row: row.reward)
+            if best.reward > worst.reward:
+                pairs.append((best, worst))
+        return pairs
+
+    def total(self) -> int:
+        """Answers that are in a pair."""
+        return 2 * len(self._pairs)
+
+    def parts(self) -> Iterator[Part]:
+        """Rows in batches of bounded size."""
+        members = sorted(
+            (row.trajectory_id, row.last_offset) for pair in self._pairs for row in pair
+        )
+        table = np.array(members, np.int64).reshape(-1, 2)
+        wanted = Wanted(table[:, 0].copy(), table[:, 1].copy())
+        halves: dict[int, _Half] = {}
+        for page in pages(self._reader, wanted, _SCALARS, tokens=True, windows=False):
+            rows = []
+            for scalars, text in answers_of(page, self._decoder):
+                one = _Half(scalars, text)
+                other = halves.pop(scalars["group_id"], None)
+                if other is None:
+                    halves[scalars["group_id"]] = one
+                else:
+                    rows.append(self._row(*sorted((one, other), key=_reward, reverse=True)))
+            columns = [
+                pa.array([row[field.name] for row in rows], type=pa.string()).dictionary_encode()
+                if field.type == WORD
+                else pa.array([row[field.name] for row in rows], type=field.type)
+                for field in self.schema
+            ]
+            yield Part(page.size, pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+    def _row(self, best: _Half, worst: _Half) -> dict[str, Any]:
+        scalars = best.scalars
+        chat = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
+        return {
+            **scalars,
+            "prompt": chat if self._as_chat else scalars["prompt"],
+            "chosen": answer(best.text) if self._as_chat else best.text,
+            "rejected": answer(worst.text) if self._as_chat else worst.text,
+            "chosen_id": scalars["trajectory_id"],
+            "rejected_id": worst.scalars["trajectory_id"],
+            "chosen_reward": scalars["reward"],
+            "rejected_reward": worst.scalars["reward"],
+            "margin": scalars["reward"] - worst.scalars["reward"],
+        }
+
+
+def _reward(half: _Half) -> float:
+    reward: float = half.scalars["reward"]
+    return reward

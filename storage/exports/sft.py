@@ -1,0 +1,119 @@
+"""The export `sft`: right answers to learn from, each once.
+
+A row is a finished training answer that is right. Of answers to one prompt with the same text the
+first one counts.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from sqlalchemy import and_
+
+from headrace.errors import UserError
+from storage.exports.chats import CHAT, Chats, answer
+from storage.exports.columns import chosen_fields, field, scalar_field
+from storage.exports.pages import Page, pages, wanted_where
+from storage.exports.rows import Part
+from storage.filters import Filter, to_sql
+from storage.reader import RunReader
+from storage.responses import Wanted
+from storage.tables import Trajectory
+from storage.texts import TextDecoder, text_decoder
+from storage.trajectory_rows import COLUMNS
+
+_SCALARS = ("run_id", "prompt_id", "group_id", "trajectory_id", "reward", "prompt", "answer")
+_MESSAGES = field("messages", CHAT, "the prompt and the response as chat messages")
+_NATIVE = [
+    *(scalar_field(name, repeated=False) for name in _SCALARS),
+    field("response", pa.string(), "the response without special tokens"),
+    _MESSAGES,
+]
+
+
+def decoder_of(reader: RunReader) -> TextDecoder:
+    """The run's tokenizer; UserError where it cannot be found."""
+    decoder = text_decoder(reader.run_dir)
+    if decoder is None:
+        raise UserError(
+            f"{reader.run_dir.name} has no tokenizer beside its checkpoints or its model: its "
+            "answers cannot be read as text"
+        )
+    return decoder
+
+
+class SftRows:
+    """Rows of the export `sft`. `layout`: native, trl (prompt and completion) or verl (messages);
+    in trl's they are chats where every training prompt of the run is one, else texts."""
+
+    def __init__(
+        self,
+        reader: RunReader,
+        where: Filter | None,
+        columns: Sequence[str] | None,
+        layout: str = "native",
+    ) -> None:
+        self._reader = reader
+        self._decoder = decoder_of(reader)
+        self._chats = Chats(reader)
+        self._as_chat = layout == "trl" and self._chats.complete
+        kind = CHAT if self._as_chat else pa.string()
+        fields = {
+            "native": _NATIVE,
+            "trl": [field("prompt", kind, "the prompt"), field("completion", kind, "the response")],
+            "verl": [_MESSAGES],
+        }
+        self.schema = chosen_fields(fields[layout], columns)
+        accepted = (
+            Trajectory.purpose == "train",
+            Trajectory.status == "finished",
+            Trajectory.correct.is_(True),
+        )
+        self._condition = and_(*accepted, *(() if where is None else (to_sql(where, COLUMNS),)))
+
+    @cached_property
+    def _wanted(self) -> Wanted:
+        return wanted_where(self._reader, self._condition)
+
+    def total(self) -> int:
+        """Right answers."""
+        return len(self._wanted.ids)
+
+    def parts(self) -> Iterator[Part]:
+        """Rows in batches of bounded size."""
+        seen: set[bytes] = set()
+        for page in pages(self._reader, self._wanted, _SCALARS, tokens=True, windows=False):
+            rows = list(self._rows(page, seen))
+            columns = [
+                pa.array([row[field.name] for row in rows], type=pa.string()).dictionary_encode()
+                if pa.types.is_dictionary(field.type)
+                else pa.array([row[field.name] for row in rows], type=field.type)
+                for field in self.schema
+            ]
+            yield Part(page.size, pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+    def _rows(self, page: Page, seen: set[bytes]) -> Iterator[Mapping[str, Any]]:
+        for scalars, text in answers_of(page, self._decoder):
+            said = f"{scalars['prompt_id']}\0{text}"
+            key = hashlib.blake2b(said.encode(), digest_size=16).digest()
+            if key in seen:
+                continue
+            seen.add(key)
+            prompt = self._chats.prompt(scalars["prompt_id"], scalars["prompt"])
+            yield {
+                **scalars,
+                "prompt": prompt if self._as_chat else scalars["prompt"],
+                "completion": answer(text) if self._as_chat else text,
+                "response": text,
+                "messages": [*prompt, *answer(text)],
+            }
+
+
+def answers_of(page: Page, decoder: TextDecoder) -> Iterator[tuple[dict[str, Any], str]]:
+    """The scalars of each trajectory of a page, and its response as text."""
+    texts = decoder.texts(np.split(page.tokens.token_ids, page.borders[1:-1]))
+    for row, text in enumerate(texts):
+        yield {name: values[row] for name, values in page.scalars.items()}, text

@@ -1,0 +1,79 @@
+"""Where an export goes: a file, or a folder for `datasets`, under its name only when it is whole.
+
+In: the path that the user named. Out: a place beside it to write to. Promise: what cannot be
+written is a UserError before anything is done; a target that exists stays as it is until the new
+one is whole; nothing is left of an export that failed.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.errors import UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_target(out: Path, *, folder: bool, force: bool) -> None:
+    """UserError where the target cannot be, or exists and is not to be replaced."""
+    try:
+        _check(out, folder=folder, force=force)
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from error
+
+
+def _check(out: Path, *, folder: bool, force: bool) -> None:
+    if out.is_dir() and not folder:
+        raise UserError(f"{out} is a folder; name a file in it, such as {out / 'export.parquet'}")
+    if folder and out.is_file():
+        raise UserError(f"{out} is a file, and a dataset is a folder; name another one")
+    if out.exists() and not out.is_dir() and not out.is_file():
+        raise UserError(f"{out} is not a regular file")
+    if out.is_dir() and force and not is_dataset(out) and any(out.iterdir()):
+        raise UserError(f"{out} holds other things than a dataset; name another folder")
+    if out.exists() and not force:
+        raise UserError(f"{out} exists; --force replaces it")
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent} is not a folder")
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether a folder holds what an export wrote there, and nothing else."""
+    return {path.name for path in folder.iterdir()} == set(DATASET_FILES)
+
+
+DATASET_FILES = ("data-00000-of-00001.arrow", "dataset_info.json", "state.json")
+"""What a folder for `datasets.load_from_disk` holds."""
+
+
+@contextmanager
+def part_of(out: Path, *, folder: bool) -> Iterator[Path]:
+    """A file or folder under a temporary name beside the target; it gets the target's name when the
+    block ends well, else it is removed."""
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        if folder:
+            part.mkdir()
+        else:
+            part.touch()
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror}") from error
+    try:
+        yield part
+        for path in part.iterdir() if folder else (part,):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if out.is_dir():
+            shutil.rmtree(out)
+        part.replace(out)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise UserError(f"cannot write {out}: {os.strerror(error.errno)}") from error
+        raise
+    finally:
+        if folder:
+            shutil.rmtree(part, ignore_errors=True)
+        part.unlink(missing_ok=True)

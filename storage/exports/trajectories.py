@@ -1,0 +1,86 @@
+"""The export `trajectories`: one row a response, with its texts and one list for each column of its
+tokens."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from storage.exports.columns import (
+    OF_WINDOWS,
+    PER_TOKEN,
+    SCALARS,
+    chosen_fields,
+    field,
+    scalar_field,
+)
+from storage.exports.pages import PROMPT_IDS, Page, pages, scalar_array, token_array, wanted_where
+from storage.exports.rows import Part
+from storage.filters import Filter, to_sql
+from storage.reader import RunReader
+from storage.responses import Wanted
+from storage.texts import text_decoder
+from storage.trajectory_rows import COLUMNS
+
+_LISTS = {column.plural: column for column in PER_TOKEN}
+_RESPONSE = "response"
+
+
+def trajectory_fields() -> list[pa.Field]:
+    """All columns."""
+    return [
+        *(scalar_field(name, repeated=False) for name in SCALARS),
+        field(_RESPONSE, pa.string(), "the response without special tokens"),
+        field(PROMPT_IDS, pa.list_(pa.int32()), "token ids of the prompt"),
+        *(field(column.plural, _list_of(column.type), column.meaning) for column in PER_TOKEN),
+    ]
+
+
+def _list_of(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(kind.value_type if pa.types.is_dictionary(kind) else kind)
+
+
+class TrajectoryRows:
+    """Rows of the export `trajectories`."""
+
+    def __init__(
+        self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
+    ) -> None:
+        self.schema = chosen_fields(trajectory_fields(), columns)
+        self._reader = reader
+        self._decoder = text_decoder(reader.run_dir)
+        self._condition = None if where is None else to_sql(where, COLUMNS)
+
+    @cached_property
+    def _wanted(self) -> Wanted:
+        return wanted_where(self._reader, self._condition)
+
+    def total(self) -> int:
+        """Trajectories."""
+        return len(self._wanted.ids)
+
+    def parts(self) -> Iterator[Part]:
+        """Rows in batches of bounded size."""
+        names = set(self.schema.names)
+        scalars = [name for name in (*SCALARS, PROMPT_IDS) if name in names]
+        tokens, windows = len(scalars) < len(names), bool(names & OF_WINDOWS)
+        for page in pages(self._reader, self._wanted, scalars, tokens=tokens, windows=windows):
+            columns = [self._column(page, field) for field in self.schema]
+            yield Part(page.size, pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+    def _column(self, page: Page, field: pa.Field) -> pa.Array:
+        if field.name == _RESPONSE:
+            if self._decoder is None:
+                return pa.nulls(page.size, pa.string())
+            parts = np.split(page.tokens.token_ids, page.borders[1:-1])
+            return pa.array(self._decoder.texts(parts))
+        if field.name == PROMPT_IDS:
+            ids = [np.frombuffer(blob, dtype="<i4") for blob in page.scalars[PROMPT_IDS]]
+            return pa.array(ids, type=field.type)
+        if field.name in _LISTS:
+            values = token_array(page.tokens, _LISTS[field.name])
+            if pa.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            return pa.ListArray.from_arrays(pa.array(page.borders.astype(np.int32)), values)
+        return scalar_array(page, field)

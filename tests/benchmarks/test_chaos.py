@@ -1,0 +1,96 @@
+"""Chaos: faults are drawn by the seed alone, and figures say what the records say."""
+
+from collections import Counter
+from typing import get_args
+
+from benchmarks.chaos_facts import recoveries, trained_again, whole
+from benchmarks.chaos_faults import ROLES, Fault, Kind, draw
+from benchmarks.chaos_job import Done
+from headrace.protocol.records import (
+    ClosedWindow,
+    LineageBegan,
+    Record,
+    UpdateCommitted,
+    WindowsClosed,
+    WindowsDropped,
+)
+
+KINDS: list[Kind] = list(get_args(Kind))
+
+
+def test_a_seed_draws_the_same_faults_and_another_one_others() -> None:
+    first = draw(3, 50, KINDS, children=("reward",))
+    assert first == draw(3, 50, KINDS, children=("reward",))
+    assert first != draw(4, 50, KINDS, children=("reward",))
+
+
+def test_every_fault_reaches_every_role_and_only_what_can_be_made_is_drawn() -> None:
+    faults = draw(0, 2000, KINDS, children=("reward",))
+    assert set(Counter(fault.kind for fault in faults)) == set(KINDS)
+    assert {fault.role for fault in faults if fault.kind == "kill"} == set(ROLES)
+    assert {fault.role for fault in faults if fault.kind == "kill_child"} == {"reward"}
+    stops = [fault.seconds for fault in faults if fault.kind == "stop"]
+    assert min(stops) < 5.0 < max(stops)
+    few: list[Kind] = ["kill", "stop"]
+    assert {fault.kind for fault in draw(0, 200, few, children=("reward",))} == {"kill", "stop"}
+
+
+def _fault(kind: Kind, role: str, began: float, over: float) -> Done:
+    return Done(Fault(kind, role, 0, over - began, settled=True, wait_s=0.0), began, over, 1)
+
+
+def test_a_recovery_is_from_a_kill_or_from_the_end_of_a_stop_to_the_next_update() -> None:
+    done = [
+        _fault("kill", "learner", 10.0, 10.0),
+        _fault("stop", "generator", 20.0, 24.0),
+        _fault("kill", "coordinator", 30.0, 30.0),
+        _fault("kill", "learner", 31.0, 31.0),
+    ]
+    updates = [9.0, 13.5, 22.0, 25.0, 33.0]
+    # The coordinator's recovery was broken off by the next kill: nothing is known of it.
+    assert recoveries(done, updates) == {"learner": [3.5, 2.0], "generator": [1.0]}
+
+
+def _closed(key: int, tokens: int) -> WindowsClosed:
+    window = ClosedWindow(
+        window_id=key, trajectory_id=key, index=0, start=0, end=tokens, tokens=tokens,
+        min_version=0, max_version=0,
+    )  # fmt: skip
+    return WindowsClosed(at=0.0, windows=[window])
+
+
+def _committed(update: int, *windows: int) -> UpdateCommitted:
+    return UpdateCommitted(
+        at=0.0, update=update, lineage=0, version=update, train_time_s=0.0, trained_tokens=0,
+        window_ids=list(windows), value_trajectories=[], metrics={}, diagnostics=[],
+    )  # fmt: skip
+
+
+def test_of_rolled_back_tokens_those_in_the_surviving_weights_count() -> None:
+    records: list[Record] = [
+        *(_closed(key, 10 * key) for key in (1, 2, 3, 4)),
+        _committed(1, 1),
+        _committed(2, 2, 3, 4),
+        LineageBegan(
+            at=0.0, lineage=1, update=1, version=3, reason="", window_ids=[2, 3, 4],
+            value_trajectories=[],
+        ),
+        _committed(2, 2),
+        WindowsDropped(at=0.0, window_ids=[3], reason="stale"),
+    ]  # fmt: skip
+    # 4 waits for an update: neither trained again nor lost to it.
+    assert trained_again(records) == (50, 20)
+
+
+def test_runs_are_counted_together() -> None:
+    row = {
+        "faults": 3, "kills": 2, "stops": 1, "lost": 0, "doubled": 0, "doubled_in_weights": 0,
+        "orphans": 0, "hangs": 0, "unresumable": 0, "ledger_error_tokens": 0, "died": 5,
+        "generated": 10, "trained": 5, "updates": 4, "resumes": 1, "rolled_back": 50,
+        "trained_again": 49, "recovery_s": {"learner": [1.0, 4.0]},
+    }  # fmt: skip
+    both = whole([row, row | {"recovery_s": {"learner": [2.0]}, "lost": 1}])
+    assert (both["runs"], both["faults"], both["lost"], both["resumes"]) == (2, 6, 1, 2)
+    assert both["rolled_back_trained_again"] == 0.98
+    assert both["recovery_s"] == {"learner": {"median": 2.0, "max": 4.0, "count": 3}}
+    assert whole([row | {"rolled_back": 0}])["rolled_back_trained_again"] is None

@@ -1,0 +1,52 @@
+"""A whole run whose coordinator stands still and is killed, and whose learner is killed: what the
+learner has in its weights is what the journal says, and nothing that was sampled is lost."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.applied import compare, read_applied
+from headrace.protocol.records import BatchReturned, LineageBegan, ProcessChanged, TokensLost
+from tests.integration.audit import assert_trained_once, records_of
+from tests.integration.runs import Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def applied(run: Run) -> int:
+    """Updates that the learner wrote down."""
+    return sum(1 for _ in read_applied(run.run_dir))
+
+
+def test_what_the_weights_hold_is_what_the_journal_says(tmp_path: Path) -> None:
+    run = Run(
+        tmp_path / "runs", "generator.engine=fake", "stop.updates=14", "checkpoint.every_updates=3",
+        "evaluation.before=false", "evaluation.after=false", "transport.heartbeat_timeout_s=3",
+    )  # fmt: skip
+    try:
+        run.until(lambda: run.root.is_dir() and any(p.is_dir() for p in run.root.iterdir()))
+        run.until(lambda: applied(run) >= 2)
+        coordinator = run.supervised("coordinator")
+        os.kill(coordinator, signal.SIGSTOP)
+        time.sleep(5)
+        os.kill(coordinator, signal.SIGCONT)
+        run.until(lambda: applied(run) >= 5)
+        os.kill(run.supervised("coordinator"), signal.SIGKILL)
+        run.until(lambda: applied(run) >= 8)
+        os.kill(run.supervised("learner-0"), signal.SIGKILL)
+        assert run.wait() == 0, run.text()
+    finally:
+        run.end()
+    records = records_of(run.run_dir)
+    found = compare(run.run_dir)
+    assert found.problems == []
+    assert found.updates == 14
+    assert_trained_once(run.run_dir)
+    lost = [r for r in records if isinstance(r, ProcessChanged) and r.state == "lost"]
+    assert {r.name for r in lost} <= {"learner-0"}
+    assert sum(isinstance(r, LineageBegan) for r in records) == 1
+    assert sum(isinstance(r, BatchReturned) for r in records) <= 1
+    assert [r for r in records if isinstance(r, TokensLost) and r.reason != "held"] == []

@@ -1,0 +1,188 @@
+"""Preferences and right answers: which are chosen, in which forms they come, and that TRL's
+trainers take them as they are."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.trl_environment import trl_python
+from headrace.errors import UserError
+from headrace.protocol.records import Record, RewardArrived, TrajectoryEnded
+from storage.exports import export
+from storage.run_store import RunStore
+from tasks.chain_sums import CHAIN_SUMS
+from tasks.character_tokenizer import build_tokenizer, vocabulary
+from tests.storage.samples import chunk, group, run_config, write_run
+from tests.storage.test_exports import rows_of
+
+WORDS = vocabulary(CHAIN_SUMS.characters)
+CHAT = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1"}]
+Told = tuple[int, str, float | None, bool | None]
+"""An answer: its one token's id, how it ended, its reward, and whether it is right."""
+
+
+def answers(number: int, *told: Told, purpose: str = "train", chat: bool = False) -> list[Record]:
+    """A group with these answers."""
+    issued = group(number, at=50.0, purpose=purpose, size=len(told))
+    messages = json.dumps(CHAT) if chat else ""
+    issued = msgspec.structs.replace(issued, prompt_id=f"row-{number}", messages=messages)
+    records: list[Record] = [issued]
+    for member, (token, status, reward, correct) in enumerate(told):
+        key = 10 * number + member
+        made = chunk(key, 0, 1, at=51.0, finish="stop" if status == "finished" else "length")
+        records.append(msgspec.structs.replace(made, token_ids=np.array([token], np.int32)))
+        ended: Any = status
+        records.append(TrajectoryEnded(at=52.0, trajectory_id=key, status=ended, length=1))
+        if reward is not None:
+            records.append(
+                RewardArrived(
+                    at=53.0, trajectory_id=key, status="ok", reward=reward, correct=correct,
+                    seconds=0.1,
+                )
+            )  # fmt: skip
+    return records
+
+
+def run_of(root: Path, *groups: list[Record]) -> Path:
+    """A finished run with these groups."""
+    build_tokenizer(CHAIN_SUMS.characters).save_pretrained(root / "model")
+    run_dir = root / "runs" / "chosen-1"
+    store = RunStore.create(run_dir, run_dir.name, run_config(model={"path": str(root / "model")}))
+    for records in groups:
+        store.append(records)
+    store.close()
+    return run_dir
+
+
+PLAIN = (
+    answers(
+        10, (4, "finished", 0.5, True), (5, "finished", 1.0, True), (6, "truncated", 0.0, False),
+        (7, "finished", 0.0, False), (8, "finished", 1.0, True),
+    ),
+    answers(11, (4, "finished", 1.0, True), (4, "finished", 1.0, True)),
+    answers(12, (4, "truncated", 1.0, False), (5, "truncated", 0.0, False)),
+    answers(13, (4, "finished", 1.0, True), (5, "finished", None, None)),
+    answers(
+        14, (4, "truncated", 1.0, False), (5, "finished", 0.5, False),
+        (6, "finished", 0.25, False),
+    ),
+    answers(15, (4, "finished", 1.0, True), (5, "finished", 0.0, False), purpose="eval"),
+)  # fmt: skip
+
+
+def exported(run_dir: Path, kind: str, **options: Any) -> list[dict[str, Any]]:
+    out = run_dir.parent / f"{kind}.jsonl"
+    export(run_dir, kind, None, out, force=True, **options)
+    return rows_of(out)
+
+
+def test_preferences_are_the_best_and_the_worst_of_a_group(tmp_path: Path) -> None:
+    rows = exported(run_of(tmp_path, *PLAIN), "preferences")
+    found = {row["group_id"]: (row["chosen_id"], row["rejected_id"], row["margin"]) for row in rows}
+    assert found == {10: (101, 102, 1.0), 14: (141, 142, 0.25)}
+    first = next(row for row in rows if row["group_id"] == 10)
+    assert (first["chosen"], first["rejected"]) == (WORDS[5], WORDS[6])
+    assert (first["prompt"], first["answer"]) == ("10 + 1 =", "11")
+
+
+def test_right_answers_come_once(tmp_path: Path) -> None:
+    run_dir = run_of(tmp_path, *PLAIN)
+    rows = exported(run_dir, "sft")
+    assert sorted(row["trajectory_id"] for row in rows) == [100, 101, 104, 110, 130]
+    assert rows[0]["messages"] == [
+        {"role": "user", "content": rows[0]["prompt"]},
+        {"role": "assistant", "content": rows[0]["response"]},
+    ]
+    rows = exported(run_dir, "sft", where="reward > 0.5", columns=["trajectory_id"])
+    assert sorted(row["trajectory_id"] for row in rows) == [101, 104, 110, 130]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_forms_for_trainers(tmp_path: Path, chat: bool) -> None:
+    pair = answers(20, (4, "finished", 1.0, True), (5, "finished", 0.0, False), chat=chat)
+    run_dir = run_of(tmp_path, pair)
+    (pairs,) = exported(run_dir, "preferences", schema="trl")
+    (told,) = exported(run_dir, "sft", schema="trl")
+    (messages,) = exported(run_dir, "sft", schema="verl")
+    right, wrong = WORDS[4], WORDS[5]
+    prompt = CHAT if chat else [{"role": "user", "content": "20 + 1 ="}]
+    said = {text: [{"role": "assistant", "content": text}] for text in (right, wrong)}
+    assert messages == {"messages": [*prompt, *said[right]]}
+    if chat:
+        assert pairs == {"prompt": prompt, "chosen": said[right], "rejected": said[wrong]}
+        assert told == {"prompt": prompt, "completion": said[right]}
+    else:
+        assert pairs == {"prompt": "20 + 1 =", "chosen": right, "rejected": wrong}
+        assert told == {"prompt": "20 + 1 =", "completion": right}
+
+
+def test_plain_prompts_among_chats_are_texts_for_trainers(tmp_path: Path) -> None:
+    plain = answers(20, (4, "finished", 1.0, True))
+    chat = answers(21, (4, "finished", 1.0, True), chat=True)
+    rows = exported(run_of(tmp_path, plain, chat), "sft", schema="trl")
+    assert [row["prompt"] for row in rows] == ["20 + 1 =", "21 + 1 ="]
+
+
+def test_what_cannot_be_had(tmp_path: Path) -> None:
+    run_dir = run_of(tmp_path, *PLAIN)
+    out = tmp_path / "out.parquet"
+    with pytest.raises(UserError, match="preferences cannot be had in the schema 'verl'; there is"):
+        export(run_dir, "preferences", None, out, schema="verl")
+    with pytest.raises(UserError, match="tokens cannot be had in the schema 'trl'"):
+        export(run_dir, "tokens", None, out, schema="trl")
+    with pytest.raises(UserError, match="has no tokenizer"):
+        export(write_run(tmp_path / "bare-1"), "sft", None, out)
+    assert not out.exists()
+
+
+TRAIN = """
+import sys
+from datasets import load_dataset
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+kind, file, model, out = sys.argv[1:]
+tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+if out.endswith("chat"):
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+config = LlamaConfig(
+    vocab_size=len(tokenizer), hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=128,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)
+Config, Trainer = (DPOConfig, DPOTrainer) if kind == "preferences" else (SFTConfig, SFTTrainer)
+arguments = Config(
+    output_dir=out, max_steps=1, per_device_train_batch_size=1, report_to=[], use_cpu=True,
+    bf16=False, save_strategy="no",
+)
+rows = load_dataset("json", data_files=file, split="train")
+trainer = Trainer(
+    model=LlamaForCausalLM(config), args=arguments, train_dataset=rows, processing_class=tokenizer
+)
+print("loss", trainer.train().training_loss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("kind", ["preferences", "sft"])
+def test_trl_trains_a_step_on_them(tmp_path: Path, kind: str, chat: bool) -> None:
+    try:
+        python = trl_python()
+    except UserError as error:
+        pytest.skip(str(error))
+    pair = ((4, "finished", 1.0, True), (5, "finished", 0.0, False))
+    run_dir = run_of(tmp_path, answers(20, *pair, chat=chat), answers(21, *pair, chat=chat))
+    file = tmp_path / "rows.jsonl"
+    export(run_dir, kind, None, file, schema="trl")
+    out = tmp_path / ("chat" if chat else "plain")
+    command = [str(python), "-c", TRAIN, kind, str(file), str(tmp_path / "model"), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split("loss")[-1]) > 0
