@@ -119,7 +119,7 @@ async def rejections(address: str, wanted: int) -> None:
     async with intruder(address, identity_of("monitor-9")) as dealer:
         await dealer.send(m.Hello(role="monitor", name="monitor-9", pid=9, host="here"))
         rejected = 0.0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while rejected < wanted:
                 await dealer.send(m.StatusRequest())
                 status = await heard(dealer, m.Status)
@@ -281,7 +281,7 @@ def coming_and_going(number: int) -> list[m.Message]:
 
 
 @pytest.mark.parametrize(
-    ("flood", "rejected"), [(a_bad_chunk, 20_000), (a_hello, 19_000), (coming_and_going, 1)]
+    ("flood", "rejected"), [(a_bad_chunk, 8_000), (a_hello, 7_000), (coming_and_going, 1)]
 )
 async def test_a_flood_does_not_become_a_flood_of_records(
     tmp_path: Path, flood: Callable[[int], list[m.Message]], rejected: int
@@ -292,7 +292,7 @@ async def test_a_flood_does_not_become_a_flood_of_records(
     async with intruder(run.address, identity_of("generator-9")) as dealer:
         await dealer.send(a_hello(0)[0])
         await heard(dealer, m.Welcome)
-        for number in range(20_000):
+        for number in range(8_000):
             for message in flood(number):
                 await dealer.send(message)
         await dealer.send(a_hello(0)[0])
