@@ -6,6 +6,7 @@ the source is the user's mistake, RunFailedError where the process cannot be had
 """
 
 import asyncio
+import atexit
 import contextlib
 import os
 import signal
@@ -40,7 +41,9 @@ for a child to begin with a batch."""
 @cache
 def _reaper() -> Reaper:
     """This process's; it ends with it."""
-    return Reaper()
+    reaper = Reaper()
+    atexit.register(reaper.close)
+    return reaper
 
 
 class ChildDiedError(Exception):

@@ -118,12 +118,13 @@ async def rejections(address: str, wanted: int) -> None:
     """Wait until the coordinator has rejected so many messages."""
     async with intruder(address, identity_of("monitor-9")) as dealer:
         await dealer.send(m.Hello(role="monitor", name="monitor-9", pid=9, host="here"))
-        status = None
-        async with asyncio.timeout(60):
-            while status is None or status.gauges["rejected_messages"] < wanted:
+        rejected = 0.0
+        async with asyncio.timeout(180):
+            while rejected < wanted:
                 await dealer.send(m.StatusRequest())
                 status = await heard(dealer, m.Status)
                 assert isinstance(status, m.Status)
+                rejected = status.gauges["rejected_messages"]
                 await asyncio.sleep(0.1)
 
 
@@ -280,7 +281,7 @@ def coming_and_going(number: int) -> list[m.Message]:
 
 
 @pytest.mark.parametrize(
-    ("flood", "rejected"), [(a_bad_chunk, 20_000), (a_hello, 19_000), (coming_and_going, 1)]
+    ("flood", "rejected"), [(a_bad_chunk, 8_000), (a_hello, 7_000), (coming_and_going, 1)]
 )
 async def test_a_flood_does_not_become_a_flood_of_records(
     tmp_path: Path, flood: Callable[[int], list[m.Message]], rejected: int
@@ -291,7 +292,7 @@ async def test_a_flood_does_not_become_a_flood_of_records(
     async with intruder(run.address, identity_of("generator-9")) as dealer:
         await dealer.send(a_hello(0)[0])
         await heard(dealer, m.Welcome)
-        for number in range(20_000):
+        for number in range(8_000):
             for message in flood(number):
                 await dealer.send(message)
         await dealer.send(a_hello(0)[0])
