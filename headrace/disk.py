@@ -2,12 +2,14 @@
 
 In: a write, the place it goes to, about how many bytes it is. Out: its result, or
 StorageBlockedError with one line that names place and bytes. Promises: an error of another kind is
-raised as it is; waiting has no end, and whoever waits is told once for what, and that it goes on.
+raised as it is; waiting has no end, for a slow disk neither, and whoever waits is told once for
+what, and that it goes on.
 """
 
 import errno
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ from headrace.errors import StorageBlockedError
 
 T = TypeVar("T")
 RETRY_S = 2.0
+SLOW_S = 60.0
+"""A write that takes longer is worth a word."""
 ANYWAY_S = 60.0
 """So often a write is tried although there seems to be no room: some file systems do not say."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -53,14 +57,23 @@ def until_written(
     write: Callable[[], T], place: Path, needs: int, *, tell: Callable[[str], None]
 ) -> T:
     """The result of `write`, which is called until the disk takes it. A call that fails must leave
-    nothing behind. `tell` hears what is waited for, and an empty text when it goes on."""
-    told, tried_at = "", time.monotonic()
+    nothing behind. `tell` hears what is waited for, and an empty text when it goes on; it may be
+    called from another thread while `write` runs."""
+    told: list[str] = []
+
+    def say(text: str) -> None:
+        if not told:
+            told.append(text)
+            tell(text)
+
+    slow = f"the disk of {place} to take {needs:,} bytes, not done in {SLOW_S:.0f} s"
+    tried_at = time.monotonic()
     while True:
         problem = lack_of_room(place, needs)
         if problem is None or time.monotonic() - tried_at >= ANYWAY_S:
             tried_at = time.monotonic()
             try:
-                with writing(place, needs):
+                with writing(place, needs), _after(SLOW_S, lambda: say(slow)):
                     result = write()
             except StorageBlockedError as error:
                 problem = str(error)
@@ -69,10 +82,21 @@ def until_written(
                     tell("")
                 return result
         assert problem is not None
-        if not told:
-            tell(problem)
-            told = problem
+        say(problem)
         time.sleep(RETRY_S)
+
+
+@contextmanager
+def _after(seconds: float, action: Callable[[], None]) -> Iterator[None]:
+    """Call something if the block takes so long, and never behind its end."""
+    timer = threading.Timer(seconds, action)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _number(error: Exception) -> int | None:

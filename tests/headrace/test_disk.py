@@ -82,3 +82,21 @@ def test_a_write_that_cannot_fit_is_not_begun(
     monkeypatch.setattr(disk, "_free", lambda _: 0.0)
     until_written(lambda: calls.append(1), tmp_path, 100, tell=told.append)
     assert calls == [1, 1]
+
+
+def test_a_slow_write_is_told_while_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words come while the write runs, and not behind its end."""
+    monkeypatch.setattr(disk, "SLOW_S", 0.02)
+    told: list[str] = []
+
+    def write() -> int:
+        while not told:
+            time.sleep(0.01)
+        assert told == [f"the disk of {tmp_path} to take 9 bytes, not done in 0 s"]
+        return 3
+
+    assert until_written(write, tmp_path, 9, tell=told.append) == 3
+    assert told[1:] == [""]
+    monkeypatch.setattr(disk, "SLOW_S", 60.0)
+    assert until_written(lambda: 4, tmp_path, 9, tell=told.append) == 4
+    assert len(told) == 2
