@@ -8,10 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from headrace import run_folder
 from headrace.errors import UserError
 from headrace.processes.monitor import Monitor, coordinator_of
-from headrace.processes.progress import duration
+from headrace.processes.progress import duration, say
 
 
 def _root(arguments: argparse.Namespace) -> Path:
@@ -33,16 +36,26 @@ def runs(arguments: argparse.Namespace) -> int:
         print(f"no runs under {root}; start one with: headrace train RECIPE")
         return 0
     width = max(len(line["run_id"]) for line in lines)
-    print(f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
+    console = Console()
+    say(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
     for line in lines:
-        found = [line["accuracy_before"], line["accuracy_after"]]
-        accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found)
-        kind = "" if line["kind"] == "training" else f"  ({line['kind']})"
-        print(
-            f"{line['run_id']:<{width}}  {line['status']:<11} {line['updates']:>7}  "
-            f"{duration(line['wall_s']):>7}  {accuracy}{kind}"
-        )
+        text, is_read = _row(line, width), line["status"] != "unreadable"
+        console.print(Text(text, "" if is_read else "dim"), soft_wrap=True)
     return 0
+
+
+def _row(line: dict[str, Any], width: int) -> str:
+    """One run as a line; of a folder that cannot be read, the reason."""
+    name = f"{line['run_id']:<{width}}  {line['status']:<11}"
+    if line["status"] == "unreadable":
+        return f"{name} {line['detail']}"
+    found = [line["accuracy_before"], line["accuracy_after"]]
+    if line["kind"] == "evaluation":
+        found = [value for value in found if value is not None] or [None]
+    accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found)
+    kind = "" if line["kind"] == "training" else f"  ({line['kind']})"
+    took = duration(line["wall_s"])
+    return f"{name} {line['updates']:>7}  {took:>7}  {accuracy}{kind}"
 
 
 def show(arguments: argparse.Namespace) -> int:

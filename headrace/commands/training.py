@@ -96,7 +96,8 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
         check_machine(config, detect())
         config = check_reward(config)
         run_folder.write_config(run_dir, config)
-    run_folder.write_atomically(run_dir.parent / run_folder.LATEST, run_dir.name + "\n")
+    if not config.evaluation.only:
+        run_folder.name_latest(run_dir)
     return run_dir, config
 
 

@@ -25,7 +25,15 @@ from storage.queries.reward_models import (
     reward_model_summary,
 )
 from storage.queries.rewards import ALERT, reward_lengths, reward_sources
-from storage.queries.runs import RunLine, list_runs, resolve_run, run_config, run_line
+from storage.queries.runs import (
+    UNREADABLE,
+    RunLine,
+    any_line,
+    list_runs,
+    resolve_run,
+    run_config,
+    run_line,
+)
 from storage.queries.summary import run_summary
 from storage.queries.timeline import timeline, weight_versions
 from storage.queries.trajectories import (
@@ -43,12 +51,14 @@ __all__ = [
     "MARKS",
     "REASONS",
     "SOURCES",
+    "UNREADABLE",
     "ExportKind",
     "ExportSummary",
     "GroupAnswer",
     "RunLine",
     "TrajectoryDetail",
     "TrajectoryPage",
+    "any_line",
     "dropped_tokens",
     "dropped_windows",
     "evaluation_answers",

@@ -37,7 +37,10 @@ def reward_model_config(run_dir: Path) -> dict[str, Any]:
     """The resolved recipe; UserError where the folder holds no reward model's run."""
     if not is_reward_model(run_dir):
         raise UserError(f"{run_dir} is not the run of a reward model: it has no {REWARD_MODEL}")
-    values: dict[str, Any] = json.loads((run_dir / REWARD_MODEL).read_text())
+    try:
+        values: dict[str, Any] = json.loads((run_dir / REWARD_MODEL).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / REWARD_MODEL} cannot be read: {error}") from error
     return values
 
 

@@ -10,19 +10,23 @@ from typing import Any
 from sqlalchemy import func, select
 
 from headrace.errors import UserError
-from headrace.run_folder import REWARD_MODEL, find_run, is_reward_model
+from headrace.run_folder import find_run, is_evaluation, is_reward_model, is_running, run_folders
 from storage.projection.history import FINAL_PHASES
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 from storage.reader import RunReader, open_run, read_config
 from storage.tables import Evaluation, Metric, Projection, Run, Update
 
 _SILENCE_S = 30.0
+UNREADABLE = "unreadable"
+"""The status of a folder that holds a run and cannot be read as one."""
+_LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
 class RunLine:
     """One run in a list of runs. Accuracies are held-out; None: not evaluated. `kind` is training,
-    or reward model, whose updates are optimizer steps."""
+    evaluation (of a model that nobody trains: its accuracy is that before), or reward model, whose
+    updates are optimizer steps. `detail`: why it ended, or why it cannot be read."""
 
     run_id: str
     run_dir: Path
@@ -36,6 +40,7 @@ class RunLine:
     accuracy_after: float | None
     reward: float | None
     kind: str = "training"
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,15 +57,19 @@ class RunState:
 
 
 def list_runs(root: Path) -> list[RunLine]:
-    """Runs under a root, newest first; folders that are no readable runs are left out."""
-    lines = []
-    for name in ("resolved.json", REWARD_MODEL):
-        for config in root.glob(f"*/{name}"):
-            try:
-                lines.append(run_line(config.parent))
-            except UserError:
-                continue
+    """Runs under a root, newest first. A folder that cannot be read is a line of its own, with the
+    reason in `detail`; one that holds no run is none."""
+    lines = [any_line(folder) for folder in run_folders(root)]
     return sorted(lines, key=lambda line: line.started_at or 0.0, reverse=True)
+
+
+def any_line(run_dir: Path) -> RunLine:
+    """`run_line`, or a line that says why there is none. This is the boundary at which a broken
+    folder is contained: whatever is wrong in one must not hide the others."""
+    try:
+        return run_line(run_dir)
+    except Exception as error:
+        return _unread_line(run_dir, error)
 
 
 def run_line(run_dir: Path) -> RunLine:
@@ -108,6 +117,29 @@ def _is_gone(run_dir: Path, last_at: float | None) -> bool:
     return False
 
 
+def _unread_line(run_dir: Path, error: Exception) -> RunLine:
+    """A folder without figures. Where a supervisor holds it, its database is still to come."""
+    reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    try:
+        begun, held = run_dir.stat().st_ctime, is_running(run_dir)
+    except OSError:
+        begun, held = 0.0, False
+    return RunLine(
+        run_id=run_dir.name,
+        run_dir=run_dir,
+        name=run_dir.name,
+        status="starting" if held else UNREADABLE,
+        started_at=begun,
+        wall_s=0.0,
+        updates=0,
+        trained_tokens=0,
+        accuracy_before=None,
+        accuracy_after=None,
+        reward=None,
+        detail="" if held else " ".join(reason.split())[:_LONGEST_REASON],
+    )
+
+
 def _line(reader: RunReader) -> RunLine:
     state = run_state(reader)
     updates = reader.rows(
@@ -143,6 +175,8 @@ def _line(reader: RunReader) -> RunLine:
         accuracy_before=accuracies.get("before"),
         accuracy_after=accuracies.get("after"),
         reward=reward[0][0] if reward else None,
+        kind="evaluation" if is_evaluation(reader.run_dir) else "training",
+        detail=state.detail,
     )
 
 
@@ -162,4 +196,5 @@ def _reward_model_line(run_dir: Path) -> RunLine:
         accuracy_after=row["held_out"]["after"].get("accuracy"),
         reward=None,
         kind=row["kind"],
+        detail=row["detail"],
     )
