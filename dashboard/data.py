@@ -11,14 +11,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from headrace.errors import UserError
 from storage import queries
 from storage.queries import RunLine, TrajectoryDetail, TrajectoryPage
 from storage.queries.metrics import Axis
 
 POINTS = 600
 """Most points of one line of a chart."""
-FINAL = ("finished", "failed", "interrupted", "stopped", "lost")
+FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
 _FRESH_S = 1.0
 
 
@@ -30,18 +29,13 @@ def runs(root: str) -> list[RunLine]:
 
 @st.cache_data(ttl=_FRESH_S, max_entries=64, show_spinner=False)
 def run_line(run_dir: str) -> RunLine:
-    """How one run stands now."""
-    return queries.run_line(Path(run_dir))
+    """How one run stands now, readable or not."""
+    return queries.any_line(Path(run_dir))
 
 
-def newest_run(root: str) -> Path | None:
-    """What `latest` names; None where there is no run yet, or none that can be read yet."""
-    try:
-        run_dir = queries.resolve_run(Path(root), "latest")
-        run_line(str(run_dir))
-    except UserError:
-        return None
-    return run_dir
+def newest_run(root: str) -> str | None:
+    """The folder's name of the run that `latest` means; None where there is none."""
+    return queries.latest_run(Path(root))
 
 
 def stamp_of(line: RunLine) -> str:
@@ -126,8 +120,9 @@ class RunData:
         return _page(*self._at, wanted)
 
     def search(self, text: str) -> list[int]:
-        """Trajectories whose response contains a text."""
-        return _search(*self._at, text)
+        """Training trajectories whose response contains a text; of a live run, as of its last
+        update, because reading all responses again for every token takes long."""
+        return _search(self._at[0], f"{self.line.status} {self.line.updates}", text)
 
     def trajectory(self, trajectory_id: int) -> TrajectoryDetail:
         """One trajectory with every token; UserError where there is none."""
@@ -196,9 +191,9 @@ def _page(run_dir: str, stamp: str, wanted: dict[str, Any]) -> TrajectoryPage:
     return queries.trajectory_page(Path(run_dir), **wanted)
 
 
-@st.cache_data(max_entries=8, show_spinner="reading the responses")
+@st.cache_data(max_entries=8, show_spinner="reading all responses")
 def _search(run_dir: str, stamp: str, text: str) -> list[int]:
-    return queries.search_responses(Path(run_dir), text)
+    return queries.search_responses(Path(run_dir), text, purpose="train")
 
 
 @st.cache_data(max_entries=32, show_spinner=False)

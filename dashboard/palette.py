@@ -42,6 +42,7 @@ STYLE = f"""<style>
 .hr-line {{display:flex;flex-wrap:wrap;align-items:center;gap:.35rem .8rem;
   font-variant-numeric:tabular-nums}}
 .hr-line h1 {{font-size:1.7rem;font-weight:650;padding:0;margin:0;letter-spacing:-.01em}}
+.hr-run {{font-size:1.02rem;font-weight:600;opacity:.85;overflow-wrap:anywhere}}
 .hr-pill {{display:inline-flex;align-items:center;gap:.45em;border:1px solid currentColor;
   border-radius:99px;padding:.08em .75em;font-size:.86rem;font-weight:600}}
 .hr-pill i {{width:.55em;height:.55em;border-radius:50%;background:currentColor}}

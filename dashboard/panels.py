@@ -16,6 +16,7 @@ from dashboard.data import RunData
 from dashboard.figures import Chart, array_chart, series_chart
 from dashboard.palette import GREY, STATUSES
 from dashboard.words import metric_caption, number, share
+from headrace.errors import UserError
 from headrace.metrics import METRICS, info_of
 from storage.queries.metrics import Axis
 
@@ -36,7 +37,10 @@ def live(run: RunData, body: Callable[[RunData], None]) -> None:
         line = data.run_line(str(run.line.run_dir))
         if was_live and not data.is_live(line):
             st.rerun()
-        body(RunData(line))
+        try:
+            body(RunData(line))
+        except UserError as error:
+            empty(str(error))
 
     section()
 
@@ -63,6 +67,14 @@ def headline(summary: Mapping[str, Any], facts: Sequence[str]) -> None:
     )
     if summary["detail"] and summary["status"] in ("failed", "lost", "interrupted"):
         st.error(escape(summary["detail"]), icon=":material/error:")
+
+
+def title(run: RunData, page: str) -> None:
+    """The page's name, the run's, and how that stands."""
+    st.html(
+        f'<div class="hr-line"><h1>{escape(page)}</h1>'
+        f'<span class="hr-run">{escape(run.line.run_id)}</span>{status_pill(run.line.status)}</div>'
+    )
 
 
 def empty(text: str) -> None:

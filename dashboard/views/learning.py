@@ -39,19 +39,21 @@ ARRAYS = (
 
 def render(run: RunData, root: Path) -> None:
     """The page."""
-    st.title("Learning")
+    panels.live(run, _body)
+
+
+def _body(run: RunData) -> None:
+    panels.title(run, "Learning")
     chosen = st.segmented_control(
         "Horizontal axis",
         list(AXES),
         default="update",
         required=True,
         format_func=AXES.__getitem__,
-        key="learning_axis",
+        key="axis",
+        bind="query-params",
     )
-    panels.live(run, partial(_charts, x=cast(Axis, chosen or "update")))
-
-
-def _charts(run: RunData, x: Axis) -> None:
+    x = cast(Axis, chosen or "update")
     draw = [partial(panels.metric_card, run, title, names, x) for title, names in CHARTS]
     arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
     panels.grid([partial(_accuracy, run, x), *draw, *arrays])

@@ -15,18 +15,17 @@ from dashboard.figures import accuracy_chart
 from dashboard.ledger import ledger_html
 from dashboard.palette import GREY, ORANGE
 from dashboard.words import count, duration, number, progress, share
-from storage.queries import RunLine
+from storage.queries import UNREADABLE, RunLine
 
 _LEVELS = {"error": ORANGE, "warning": ORANGE}
 
 
 def render(run: RunData, root: Path) -> None:
     """The page."""
-    panels.live(run, _run)
-    _all_runs(root)
+    panels.live(run, partial(_run, root=root))
 
 
-def _run(run: RunData) -> None:
+def _run(run: RunData, root: Path) -> None:
     summary = run.summary()
     _headline(run, summary)
     _figures(summary)
@@ -51,6 +50,7 @@ def _run(run: RunData) -> None:
         _processes(run)
     with right:
         _events(run)
+    _all_runs(root)
 
 
 def _headline(run: RunData, summary: dict[str, Any]) -> None:
@@ -209,27 +209,50 @@ def _event(row: Any) -> str:
 
 
 def _all_runs(root: Path) -> None:
+    lines = data.runs(str(root))
     with st.container(border=True):
         st.html(f"<b>All runs</b> <span class='hr-soft'>under {escape(str(root))}</span>")
-        st.dataframe(run_rows(data.runs(str(root))[:200]), hide_index=True, width="stretch")
+        st.dataframe(
+            run_rows(lines).style.apply(_greyed, axis=1),
+            hide_index=True,
+            width="stretch",
+            height=38 + 35 * min(len(lines), 12),
+        )
+
+
+def _greyed(row: "pd.Series[Any]") -> list[str]:
+    """Style of a row: grey where the folder cannot be read."""
+    style = f"color: {GREY}; font-style: italic" if row["status"] == UNREADABLE else ""
+    return [style] * len(row)
 
 
 def run_rows(lines: list[RunLine]) -> pd.DataFrame:
-    """The table of runs as shown."""
+    """The table of runs as shown. What is not known of a run that cannot be read is a dash."""
+    read = [line.status != UNREADABLE for line in lines]
+
+    def known(values: list[Any]) -> list[Any]:
+        return [value if is_read else "-" for value, is_read in zip(values, read, strict=True)]
+
+    def numbers(values: list[int]) -> Any:
+        found = [value if is_read else None for value, is_read in zip(values, read, strict=True)]
+        return pd.array(found, dtype="Int64")
+
+    started = [
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(line.started_at)) if line.started_at else "-"
+        for line in lines
+    ]
     return pd.DataFrame(
         {
             "run": [line.run_id for line in lines],
-            "kind": [line.kind for line in lines],
+            "kind": known([line.kind for line in lines]),
             "status": [line.status for line in lines],
-            "started": [
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(line.started_at or 0))
-                for line in lines
-            ],
-            "took": [duration(line.wall_s) for line in lines],
-            "updates": [line.updates for line in lines],
-            "tokens trained": [line.trained_tokens for line in lines],
-            "accuracy before": [share(line.accuracy_before) for line in lines],
-            "accuracy after": [share(line.accuracy_after) for line in lines],
-            "reward": [number(line.reward) for line in lines],
+            "started": started,
+            "took": known([duration(line.wall_s) for line in lines]),
+            "updates": numbers([line.updates for line in lines]),
+            "tokens trained": numbers([line.trained_tokens for line in lines]),
+            "accuracy before": known([share(line.accuracy_before) for line in lines]),
+            "accuracy after": known([share(line.accuracy_after) for line in lines]),
+            "reward": known([number(line.reward) for line in lines]),
+            "note": [line.detail for line in lines],
         }
     )

@@ -25,14 +25,20 @@ ARRAYS = (
 
 def render(run: RunData, root: Path) -> None:
     """The page."""
-    st.title("Pipeline")
-    span = st.segmented_control(
-        "Timeline", list(SPANS), default="last minute", required=True, key="pipeline_span"
+    panels.live(run, _body)
+
+
+def _body(run: RunData) -> None:
+    panels.title(run, "Pipeline")
+    chosen = st.segmented_control(
+        "Timeline",
+        list(SPANS),
+        default="last minute",
+        required=True,
+        key="span",
+        bind="query-params",
     )
-    panels.live(run, partial(_charts, span=span or "last minute"))
-
-
-def _charts(run: RunData, span: str) -> None:
+    span = chosen or "last minute"
     summary = run.summary()
     if summary["updates"]:
         idle = summary["idle_share"]

@@ -10,7 +10,14 @@ from typing import Any
 from sqlalchemy import func, select
 
 from headrace.errors import UserError
-from headrace.run_folder import find_run, is_evaluation, is_reward_model, is_running, run_folders
+from headrace.run_folder import (
+    find_run,
+    is_evaluation,
+    is_reward_model,
+    is_running,
+    latest_name,
+    run_folders,
+)
 from storage.projection.history import FINAL_PHASES
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 from storage.reader import RunReader, open_run, read_config
@@ -83,6 +90,11 @@ def resolve_run(root: Path, run: str) -> Path:
     """The folder of a run named by `latest`, its id, a unique beginning of it, or its path;
     UserError naming the nearest for anything else."""
     return find_run(root, run)
+
+
+def latest_run(root: Path) -> str | None:
+    """The name of the run that `latest` means; None where there is none."""
+    return latest_name(root)
 
 
 def run_config(run_dir: Path) -> dict[str, Any]:
