@@ -1,8 +1,8 @@
-"""The dashboard's entry: `streamlit run dashboard/app.py -- ROOT`.
+"""The dashboard's entry: `streamlit run dashboard/app.py -- ROOT [RUN]`.
 
-In: a folder of runs. Out: the pages, for the run chosen at the left. The address of a page holds
-all that was chosen on it, the run included, so that a link shows what its sender saw. Reads
-`storage.queries` only, and never writes.
+In: a folder of runs; of a page that `headrace train` serves, its run. Out: the pages, for the run
+chosen at the left. The address of a page holds all that was chosen on it, the run included, so that
+a link shows what its sender saw. Reads `storage.queries` only, and never writes.
 """
 
 import sys
@@ -32,8 +32,8 @@ PAGES: tuple[tuple[str, str, Render], ...] = (
 )
 
 
-def main(root: Path) -> None:
-    """Draw the page that is asked for."""
+def main(root: Path, served_by: str = "") -> None:
+    """Draw the page that is asked for. `served_by`: the run whose training serves the pages."""
     st.html(STYLE)
     st.logo(str(_STATIC / "headrace.svg"), size="large")
     choice = choose_run(root)
@@ -55,7 +55,7 @@ def main(root: Path) -> None:
     with st.sidebar:
         for each in pages:
             st.page_link(each, query_params={PARAMETER: choice.name} if choice.name else None)
-    offer_runs(root, choice)
+    offer_runs(root, choice, served_by)
     page.run()
 
 
@@ -72,4 +72,4 @@ def show(render: Render, root: Path, choice: Choice) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs").resolve())
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs").resolve(), *sys.argv[2:3])

@@ -51,8 +51,8 @@ def choose_run(root: Path) -> Choice:
     return Choice(name, line)
 
 
-def offer_runs(root: Path, choice: Choice) -> None:
-    """The picker, at the left."""
+def offer_runs(root: Path, choice: Choice, served_by: str = "") -> None:
+    """The picker, at the left; it says when the run has ended that serves the pages."""
     lines = {line.run_dir.name: line for line in data.runs(str(root))}
     names = [LATEST, *lines]
     chosen = st.session_state[CHOSEN]
@@ -79,12 +79,18 @@ def offer_runs(root: Path, choice: Choice) -> None:
             help="`latest` turns to a new run when one begins. The page's address names the run "
             "that you see.",
         )
-        follow(root, newest, len(lines))
+        follow(root, newest, len(lines), served_by)
 
 
 @st.fragment(run_every=5.0)
-def follow(root: Path, newest: str | None, known: int) -> None:
+def follow(root: Path, newest: str | None, known: int, served_by: str = "") -> None:
     """Draw the whole page again when a new run appears."""
+    server = next((r for r in data.runs(str(root)) if r.run_dir.name == served_by), None)
+    if server is not None and not data.is_live(server):
+        st.caption(
+            f"{served_by} has ended and serves these pages only while they are open. To look at "
+            f"them again:\n\n`headrace dashboard {root}`"
+        )
     if data.newest_run(str(root)) != newest or len(data.runs(str(root))) != known:
         st.rerun()
 

@@ -7,6 +7,9 @@ user can get wrong is checked before the folder is made.
 import argparse
 import json
 import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from headrace.config.hub import with_local_model
 from headrace.config.load import build, deep_merge, load_recipe, merge_overrides
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
-from headrace.hardware import Hardware, detect, free_port
+from headrace.hardware import Hardware, connections, detect, free_port
 from headrace.install import setup_seconds
 from headrace.processes.launch import plan_processes
 from headrace.processes.progress import LiveScreen, PlainScreen, Watch, duration, say
@@ -42,15 +45,51 @@ def train(arguments: argparse.Namespace) -> int:
         run_dir = run_folder.make_run_folder(config)
     console = Console()
     live = console.is_terminal and not arguments.plain
-    resume = bool(arguments.resume)
-    with run_folder.locked(run_dir):
-        outcome, watch = supervise(run_dir, config, hardware, console, live=live, resume=resume)
     fresh = not arguments.resume
-    if fresh and outcome.code == USER and (watch.last is None or watch.last.update == 0):
-        run_folder.discard_run_folder(run_dir)
-    else:
-        print_summary(console, run_dir, watch, outcome, fresh=fresh)
-    return report(outcome, run_dir)
+    with ExitStack() as held:
+        held.enter_context(run_folder.locked(run_dir))
+
+        def at_end(outcome: Outcome, watch: Watch) -> Callable[[], bool]:
+            held.close()  # the page is no reason to keep a run from being resumed
+            if fresh and outcome.code == USER and (watch.last is None or watch.last.update == 0):
+                run_folder.discard_run_folder(run_dir)
+                report(outcome, run_dir)
+                return lambda: False
+            print_summary(console, run_dir, watch, outcome, fresh=fresh)
+            wanted = page_is_wanted(config, outcome, console)
+            report(outcome, run_dir)
+            return wanted
+
+        outcome, watch = supervise(
+            run_dir, config, hardware, console, live=live, resume=not fresh, at_end=at_end
+        )
+    return outcome.code
+
+
+def page_is_wanted(
+    config: RunConfig, outcome: Outcome, console: Console, grace_s: float = 5.0
+) -> Callable[[], bool]:
+    """Whether the page of a run that has ended is still looked at: a browser has it open, or had a
+    moment ago. Never after a Ctrl-C, and no longer than `dashboard.stay_s`. Where it stays, the
+    terminal says so."""
+    page, begun = config.dashboard, time.monotonic()
+    if not page.enabled or outcome.code == INTERRUPTED or not connections(page.port):
+        return lambda: False
+    if page.stay_s:
+        say(
+            console,
+            f"{'the page':<18} http://{page.host}:{page.port} stays while a browser has it open, "
+            f"{duration(page.stay_s)} at most; Ctrl-C ends it",
+        )
+    seen = begun
+
+    def wanted() -> bool:
+        nonlocal seen
+        now = time.monotonic()
+        seen = now if connections(page.port) else seen
+        return now - begun < page.stay_s and now - seen < grace_s
+
+    return wanted
 
 
 def configured(arguments: argparse.Namespace) -> RunConfig:
@@ -109,8 +148,10 @@ def supervise(
     *,
     live: bool,
     resume: bool = False,
+    at_end: Callable[[Outcome, Watch], Callable[[], bool]] | None = None,
 ) -> tuple[Outcome, Watch]:
-    """Start the run's processes and stay until they are gone."""
+    """Start the run's processes and stay until they are gone. `at_end` is told when all but the
+    page are, and says how long that is wanted."""
     say(console, f"run        {run_dir}")
     if config.dashboard.enabled:
         say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")
@@ -121,7 +162,12 @@ def supervise(
     specs = plan_processes(config, run_dir, hardware)
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
     watch = Watch(config, screen)
-    supervisor = Supervisor(run_dir, specs, watch, resume=resume)
+
+    def ended(outcome: Outcome) -> Callable[[], bool]:
+        screen.close()
+        return at_end(outcome, watch) if at_end else lambda: False
+
+    supervisor = Supervisor(run_dir, specs, watch, resume=resume, at_end=ended)
     try:
         outcome = supervisor.run()
     finally:
