@@ -3,11 +3,13 @@
 In: a root folder and a run's name. Out: paths. `resolved.json` holds the configuration (a reward
 model's run has `reward-model.json` instead). Two locks: one is held for the life of a supervisor,
 so that a run is never started twice; the other one by whoever writes its journal and tables, so
-that a coordinator whose supervisor died is never joined by a second one.
+that a coordinator whose supervisor died is never joined by a second one. `latest` is the newest run
+that trains: evaluations never move it.
 """
 
 import difflib
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -39,27 +41,46 @@ def new_run_id(name: str) -> str:
 
 
 def make_run_folder(config: RunConfig | RewardModelConfig) -> Path:
-    """A new folder with its configuration, under the configuration's root; `latest` names it."""
+    """A new folder with its configuration, under its root; `latest` names it, unless
+    it only evaluates."""
     root = Path(config.root).resolve()
     run_dir = root / new_run_id(config.name)
     try:
         (run_dir / "logs").mkdir(parents=True)
         write_config(run_dir, config)
-        write_atomically(root / LATEST, run_dir.name + "\n")
+        if not is_evaluation(run_dir):
+            name_latest(run_dir)
     except OSError as error:
         raise UserError(f"cannot make the run folder {run_dir}: {error}") from error
     return run_dir
 
 
+def name_latest(run_dir: Path) -> None:
+    """Let `latest` of the folder's root name this run."""
+    write_atomically(run_dir.parent / LATEST, run_dir.name + "\n")
+
+
 def discard_run_folder(run_dir: Path) -> None:
     """Remove a run that never began; `latest` names the newest one that is left."""
     shutil.rmtree(run_dir)
-    latest = run_dir.parent / LATEST
-    names = run_names(run_dir.parent)
-    if names:
-        write_atomically(latest, names[-1] + "\n")
+    left = latest_name(run_dir.parent)
+    if left is not None:
+        name_latest(run_dir.parent / left)
     else:
-        latest.unlink(missing_ok=True)
+        (run_dir.parent / LATEST).unlink(missing_ok=True)
+
+
+def latest_name(root: Path) -> str | None:
+    """The run that `latest` means: the one that the file names, or, where that is gone or an
+    evaluation, the newest that trains; None where there is none."""
+    try:
+        named = (root / LATEST).read_text().strip()
+    except OSError:
+        named = ""
+    for name in filter(None, [named, *reversed(run_names(root))]):
+        if is_run(root / name) and not is_evaluation(root / name):
+            return name
+    return None
 
 
 def run_names(root: Path) -> list[str]:
@@ -70,17 +91,20 @@ def run_names(root: Path) -> list[str]:
     return [path.name for path in sorted(found, key=lambda path: path.stat().st_ctime)]
 
 
+def run_folders(root: Path) -> list[Path]:
+    """Folders under a root that are or were runs: with a configuration, database or journal."""
+    signs = (RESOLVED, REWARD_MODEL, "headrace.sqlite", "journal")
+    return sorted({path.parent for name in signs for path in root.glob(f"*/{name}")})
+
+
 def find_run(root: Path, name: str) -> Path:
     """The folder of a run by id, unique beginning, `latest`, or path; UserError for none."""
-    if (Path(name) / RESOLVED).is_file() or is_reward_model(Path(name)):
+    if is_run(Path(name)):
         return Path(name).resolve()
     root = root.resolve()
     names = run_names(root)
     if name == LATEST:
-        try:
-            name = (root / LATEST).read_text().strip()
-        except OSError:
-            name = names[-1] if names else name
+        name = latest_name(root) or name
     if name in names:
         return root / name
     begun = [other for other in names if other.startswith(name)]
@@ -91,6 +115,20 @@ def find_run(root: Path, name: str) -> Path:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else "; `headrace runs` lists them"
     raise UserError(f"no run {name!r} under {root}{hint if names else ' (it holds none)'}")
+
+
+def is_run(run_dir: Path) -> bool:
+    """Whether a folder holds a run's configuration."""
+    return (run_dir / RESOLVED).is_file() or is_reward_model(run_dir)
+
+
+def is_evaluation(run_dir: Path) -> bool:
+    """Whether a folder holds a run that only evaluates a model, as `headrace eval` makes them; not
+    where its configuration cannot be read."""
+    try:
+        return json.loads((run_dir / RESOLVED).read_text())["evaluation"]["only"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def is_reward_model(run_dir: Path) -> bool:

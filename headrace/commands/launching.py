@@ -52,19 +52,19 @@ def _prepared(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
         config = configured(arguments)
         check_recipe(config)
         config = with_local_model(config, download=True)
-        _check(config)
-        config = check_reward(config)
+        config = _check(config)
         run_dir = run_folder.make_run_folder(config)
     config = _reachable(config, run_dir)
     run_folder.write_config(run_dir, config)
     return run_dir, config
 
 
-def _check(config: RunConfig) -> None:
+def _check(config: RunConfig) -> RunConfig:
     """What can be known here of a run that works elsewhere: its files, not memory and ports."""
     check_model(config)
     check_dataset(config)
     plan_hosts(config, Path(config.root), gpus=False)
+    return check_reward(config)
 
 
 def _reachable(config: RunConfig, run_dir: Path) -> RunConfig:

@@ -225,17 +225,9 @@ class Watch:
         self._config, self._screen = config, screen
         self._monitor: Monitor | None = None
         self._asked_at = float("-inf")
-        self._first_update_at: float | None = None
-        self._began_at = time.monotonic()
         self.last: Status | None = None
         self.troubles: list[str] = []
         """What the user was told to know, in order."""
-
-    @property
-    def time_to_first_update_s(self) -> float | None:
-        """Seconds from the start to the first update of the policy, once there was one."""
-        seen = self._first_update_at
-        return None if seen is None else seen - self._began_at
 
     def connect(self, address: str) -> None:
         """Talk to the coordinator at this address from now on."""
@@ -249,8 +241,6 @@ class Watch:
             return
         status = self._monitor.answer()
         if status is not None:
-            if status.version >= 1 and self._first_update_at is None:
-                self._first_update_at = time.monotonic()
             self.last = status
             for text in status.troubles:
                 if text not in self.troubles:

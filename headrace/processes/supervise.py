@@ -6,16 +6,17 @@ Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log
 
 Promises: no process outlives the supervisor (see `reaper.py`); only process groups of the run are
 signalled; the first cause of a failure is what `Outcome` names. The coordinator comes first, the
-rest once it has an address. Ctrl-C or SIGTERM asks the coordinator to stop (drain, checkpoint,
-end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL. Where nobody makes
-progress, or a stop comes to no end, every process writes its stacks into its log first.
+rest once it has an address. The page may stay a while after the others (see `AtEnd`). Ctrl-C or
+SIGTERM asks the coordinator to stop (drain, checkpoint, end); a second one, or a deadline, ends the
+groups by SIGTERM and then SIGKILL. Where nobody makes progress, or a stop comes to no end, every
+process writes its stacks into its log first.
 """
 
 import contextlib
 import json
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,11 @@ class Outcome:
     tail: str = ""
 
 
+AtEnd = Callable[[Outcome], Callable[[], bool]]
+"""Called when all processes but the page have ended; what it returns says whether the page is still
+wanted, and is asked until it is not."""
+
+
 class Steering(Protocol):
     """What the supervisor needs from whoever watches the run."""
 
@@ -86,9 +92,10 @@ class Supervisor:
         resume: bool = False,
         deadlines: Deadlines = Deadlines(),
         nursery: Nursery | None = None,
+        at_end: AtEnd | None = None,
     ) -> None:
         """`nursery`: what starts the processes; None: they are processes of this host."""
-        self._run_dir, self._steering = run_dir, steering
+        self._run_dir, self._steering, self._at_end = run_dir, steering, at_end
         self._resume, self._deadlines = resume, deadlines
         self._children = [Child(spec) for spec in specs]
         self._coordinator, *self._others = self._children
@@ -104,18 +111,26 @@ class Supervisor:
         """Run to the end; returns how it ended."""
         with self._signals(), self._nursery:
             try:
-                self._start_coordinator(*(("--resume",) if self._resume else ()))
-                for child in self._others:
-                    self._check_interrupt()
-                    self._start(child)
-                self._watch()
-            except _EndedError:
-                pass
+                self._live()
+                roles = [child for child in self._children if child.spec.role != "dashboard"]
+                self._nursery.end(roles, grace_s=self._deadlines.kill_s)
+                outcome = self._outcome()
+                self._event("ended", "supervisor", code=outcome.code, detail=outcome.cause)
+                self._keep_page(outcome)
             finally:
                 self._nursery.end(self._children, grace_s=self._deadlines.kill_s)
-        outcome = self._outcome()
-        self._event("ended", "supervisor", code=outcome.code, detail=outcome.cause)
         return outcome
+
+    def _live(self) -> None:
+        """From the start of the coordinator to its end, or to what ends the run before."""
+        try:
+            self._start_coordinator(*(("--resume",) if self._resume else ()))
+            for child in self._others:
+                self._check_interrupt()
+                self._start(child)
+            self._watch()
+        except _EndedError:
+            pass
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -248,6 +263,20 @@ class Supervisor:
             child.restart_at = time.monotonic()
 
     # -- ending --------------------------------------------------------------------------------
+
+    def _keep_page(self, outcome: Outcome) -> None:
+        """Say that the run has ended; keep the page up as long as it is wanted, or until Ctrl-C."""
+        if self._at_end is None:
+            return
+        interrupts = self._interrupts
+        is_wanted = self._at_end(outcome)
+        pages = [child for child in self._others if child.spec.role == "dashboard"]
+        while any(page.running for page in pages) and self._interrupts == interrupts:
+            if not is_wanted():
+                return
+            for page in pages:
+                self._nursery.bury(page)
+            time.sleep(self._deadlines.poll_s)
 
     def _check_interrupt(self) -> None:
         """Pass a Ctrl-C on to the coordinator; end at once on a second one or at the deadline."""

@@ -104,6 +104,11 @@ def gone(pid: int) -> bool:
     return state == "Z"
 
 
+def written(path: Path) -> bool:
+    """Whether a process has said its id."""
+    return path.exists() and bool(path.read_text())
+
+
 def soon(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -188,6 +193,52 @@ def test_a_run_goes_on_without_what_it_does_not_need_and_says_so(
     (said,) = [row for row in script.rows() if row["event"] == "gave_up"]
     assert said["detail"].endswith("; the run goes on without it")
     assert any("judge-fair stays away" in note for note in script.notes)
+
+
+def test_the_page_stays_while_it_is_wanted(script: Script) -> None:
+    reward_pid, page_pid = script.run_dir / "reward", script.run_dir / "page"
+    script.when(lambda: written(reward_pid) and written(page_pid), script.finish)
+    asked: list[bool] = []
+
+    def at_end(outcome: Outcome) -> Callable[[], bool]:
+        assert outcome == Outcome(0)
+        assert script.rows()[-1]["event"] == "ended"
+        assert gone(int(reward_pid.read_text()))
+
+        def is_wanted() -> bool:
+            asked.append(not gone(int(page_pid.read_text())))
+            return len(asked) < 3
+
+        return is_wanted
+
+    specs = [
+        coordinator(script),
+        spec(script, "reward-0", "reward", "stay", reward_pid),
+        spec(script, "dashboard", "dashboard", "stay", page_pid, needed=False),
+    ]
+    run_dir = script.run_dir
+    outcome = Supervisor(run_dir, specs, script, deadlines=QUICK, at_end=at_end).run()
+    assert outcome == Outcome(0)
+    assert asked == [True] * 3
+    assert gone(int(page_pid.read_text()))
+
+
+def test_ctrl_c_ends_the_page_that_stays(script: Script) -> None:
+    page_pid = script.run_dir / "page"
+    script.when(lambda: written(page_pid), script.finish)
+
+    def is_wanted() -> bool:
+        interrupt()
+        return True
+
+    def at_end(outcome: Outcome) -> Callable[[], bool]:
+        return is_wanted
+
+    specs = [coordinator(script), spec(script, "dashboard", "dashboard", "stay", page_pid)]
+    run_dir = script.run_dir
+    outcome = Supervisor(run_dir, specs, script, deadlines=QUICK, at_end=at_end).run()
+    assert outcome == Outcome(0)
+    assert gone(int(page_pid.read_text()))
 
 
 def test_a_coordinator_that_gives_up_ends_the_run(script: Script) -> None:
