@@ -6,7 +6,9 @@ pandas frames, are bounded, and never write. A run may be alive, finished, or cu
 
 from storage.audit import recount_ledger
 from storage.exports import ExportKind, ExportSummary, export
+from storage.queries.activity import activity, idle_of
 from storage.queries.answers import GroupAnswer, group_answers
+from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
 from storage.queries.evaluations import evaluation_answers, evaluations
 from storage.queries.metrics import (
@@ -53,13 +55,16 @@ __all__ = [
     "REASONS",
     "SOURCES",
     "UNREADABLE",
+    "DroppedPage",
     "ExportKind",
     "ExportSummary",
     "GroupAnswer",
     "RunLine",
     "TrajectoryDetail",
     "TrajectoryPage",
+    "activity",
     "any_line",
+    "dropped_page",
     "dropped_tokens",
     "dropped_windows",
     "evaluation_answers",
@@ -67,6 +72,7 @@ __all__ = [
     "events",
     "export",
     "group_answers",
+    "idle_of",
     "latest_metrics",
     "latest_run",
     "list_runs",

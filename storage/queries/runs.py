@@ -21,12 +21,13 @@ from headrace.run_folder import (
 from storage.projection.history import FINAL_PHASES
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 from storage.reader import RunReader, open_run, read_config
-from storage.tables import Evaluation, Metric, Projection, Run, Update
+from storage.tables import Evaluation, Event, Metric, Projection, Run, Update
 
 _SILENCE_S = 30.0
 UNREADABLE = "unreadable"
 """The status of a folder that holds a run and cannot be read as one."""
 _LONGEST_REASON = 300
+_ASKED = {"interrupted": "interrupted by Ctrl-C or a signal", "stopped": "asked to stop"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class RunLine:
 @dataclass(frozen=True)
 class RunState:
     """The state of a run. `status` is its last phase, or `lost` where its coordinator is gone
-    without having said how the run ended."""
+    without having said how the run ended. `ended`: why it ended, in words; empty while it goes
+    on."""
 
     status: str
     detail: str
@@ -61,13 +63,50 @@ class RunState:
     lineage: int
     started_at: float | None
     last_at: float | None
+    ended: str = ""
 
 
 def list_runs(root: Path) -> list[RunLine]:
     """Runs under a root, newest first. A folder that cannot be read is a line of its own, with the
-    reason in `detail`; one that holds no run is none."""
-    lines = [any_line(folder) for folder in run_folders(root)]
+    reason in `detail`; one that holds no run is none. Runs that have ended are read again only
+    when something was written to their folders."""
+    lines = [_known_line(folder) for folder in run_folders(root)]
     return sorted(lines, key=lambda line: line.started_at or 0.0, reverse=True)
+
+
+_ENDED: dict[Path, tuple[tuple[float, ...], RunLine]] = {}
+"""Lines of runs that have ended, each with the times of its files when it was read."""
+_MOST_ENDED = 10_000
+_WRITTEN = (
+    *("resolved.json", "headrace.sqlite", "coordinator.json"),
+    *("supervisor.jsonl", "reward-model.json", "status.json", "journal"),
+)
+"""What a run writes to whatever it does, beside the WAL: readers make that anew, but empty."""
+_WAL = "headrace.sqlite-wal"
+
+
+def _known_line(run_dir: Path) -> RunLine:
+    times = _times(run_dir)
+    known = _ENDED.get(run_dir)
+    if known is not None and known[0] == times:
+        return known[1]
+    line = any_line(run_dir)
+    if line.status in FINAL_PHASES:
+        if len(_ENDED) >= _MOST_ENDED:
+            _ENDED.clear()
+        _ENDED[run_dir] = (times, line)
+    return line
+
+
+def _times(run_dir: Path) -> tuple[float, ...]:
+    found = []
+    for name in (*_WRITTEN, _WAL):
+        try:
+            about = (run_dir / name).stat()
+            found.append(float(about.st_size) if name == _WAL else about.st_mtime)
+        except OSError:
+            found.append(0.0)
+    return tuple(found)
 
 
 def any_line(run_dir: Path) -> RunLine:
@@ -112,7 +151,25 @@ def run_state(reader: RunReader) -> RunState:
     status, detail, name, lineage, started_at, last_at = reader.rows(query)[0]
     if status not in FINAL_PHASES and _is_gone(reader.run_dir, last_at):
         status, detail = "lost", f"the coordinator is gone, last seen while {status}"
-    return RunState(status, detail, name, lineage, started_at, last_at)
+    ended = _why_ended(reader, status, detail)
+    return RunState(status, detail, name, lineage, started_at, last_at, ended)
+
+
+def _why_ended(reader: RunReader, status: str, detail: str) -> str:
+    """What ended a run: the condition that was reached, who asked for it, or what went wrong."""
+    if status in ("interrupted", "stopped"):
+        return detail or _ASKED[status]
+    if status not in FINAL_PHASES or detail:
+        return detail
+    # A coordinator says what it drains for when it begins to.
+    query = (
+        select(Event.text)
+        .where(Event.run == reader.key, Event.kind == "phase", Event.text.startswith("draining: "))
+        .order_by(Event.offset.desc())
+        .limit(1)
+    )
+    found = reader.rows(query)
+    return found[0][0].partition(": ")[2] if found else ""
 
 
 def _is_gone(run_dir: Path, last_at: float | None) -> bool:
@@ -188,7 +245,7 @@ def _line(reader: RunReader) -> RunLine:
         accuracy_after=accuracies.get("after"),
         reward=reward[0][0] if reward else None,
         kind="evaluation" if is_evaluation(reader.run_dir) else "training",
-        detail=state.detail,
+        detail=state.ended,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, bindparam, func, or_, select
+from sqlalchemy import BindParameter, ColumnElement, bindparam, func, or_, select
 
 from headrace.errors import UserError
 from headrace.protocol.streams import Int32
@@ -170,7 +170,9 @@ def _conditions(
         check_columns(Condition(name, "=", None), COLUMNS)
         if isinstance(value, list | tuple | set):
             every = list(value)
-            some = bindparam(None, every, expanding=True, literal_execute=len(every) > _MANY)
+            some: BindParameter[Any] = bindparam(
+                None, every, expanding=True, literal_execute=len(every) > _MANY
+            )
             conditions.append(COLUMNS[name].in_(some))
         else:
             conditions.append(COLUMNS[name] == value)
