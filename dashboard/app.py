@@ -16,7 +16,15 @@ from dashboard import panels
 from dashboard.data import RunData
 from dashboard.palette import STYLE
 from dashboard.picker import PARAMETER, Choice, choose_run, offer_runs
-from dashboard.views import learning, overview, pipeline, reward_model, rewards, trajectories
+from dashboard.views import (
+    dropped,
+    learning,
+    overview,
+    pipeline,
+    reward_model,
+    rewards,
+    trajectories,
+)
 from headrace.errors import UserError
 
 _STATIC = Path(__file__).parent / "static"
@@ -29,6 +37,7 @@ PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Rewards", ":material/balance:", rewards.render),
     ("Pipeline", ":material/view_timeline:", pipeline.render),
     ("Trajectories", ":material/notes:", trajectories.render),
+    ("Dropped", ":material/filter_alt_off:", dropped.render),
 )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from storage import queries
-from storage.queries import RunLine, TrajectoryDetail, TrajectoryPage
+from storage.queries import DroppedPage, RunLine, TrajectoryDetail, TrajectoryPage
 from storage.queries.metrics import Axis
 
 POINTS = 600
@@ -102,10 +102,10 @@ class RunData:
         """Held-out evaluations in order."""
         return _evaluations(*self._at)
 
-    def timeline(self, seconds: float | None) -> pd.DataFrame:
-        """Bars of the last so many seconds; None: of the whole run."""
+    def activity(self, seconds: float | None) -> pd.DataFrame:
+        """What everyone did in the last so many seconds; None: in the whole run."""
         end = (self.line.started_at or 0.0) + self.line.wall_s
-        return _timeline(*self._at, None if seconds is None else end - seconds)
+        return _activity(*self._at, None if seconds is None else end - seconds)
 
     def processes(self) -> pd.DataFrame:
         """One row a process."""
@@ -114,6 +114,18 @@ class RunData:
     def events(self, limit: int = 40, kind: str | None = None) -> pd.DataFrame:
         """Newest events. Those of the supervisor appear without a new record in the journal."""
         return _events(self._at[0], limit, kind)
+
+    def dropped(self) -> dict[str, int]:
+        """Dropped tokens by reason."""
+        return _dropped(*self._at)
+
+    def dropped_page(self, **wanted: Any) -> DroppedPage:
+        """Windows or trajectories that lost tokens, see `storage.queries.dropped_page`."""
+        return _dropped_page(*self._at, wanted)
+
+    def losses_by_length(self) -> pd.DataFrame:
+        """Tokens that were lost, by length of the answer and reason."""
+        return _losses(*self._at)
 
     def page(self, **wanted: Any) -> TrajectoryPage:
         """A page of trajectories, see `storage.queries.trajectory_page`."""
@@ -172,8 +184,8 @@ def _evaluations(run_dir: str, stamp: str) -> pd.DataFrame:
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
-def _timeline(run_dir: str, stamp: str, since: float | None) -> pd.DataFrame:
-    return queries.timeline(Path(run_dir), since=since)
+def _activity(run_dir: str, stamp: str, since: float | None) -> pd.DataFrame:
+    return queries.activity(Path(run_dir), since=since)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
@@ -184,6 +196,21 @@ def _processes(run_dir: str, stamp: str) -> pd.DataFrame:
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
 def _events(run_dir: str, limit: int, kind: str | None) -> pd.DataFrame:
     return queries.events(Path(run_dir), limit=limit, kind=kind)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _dropped(run_dir: str, stamp: str) -> dict[str, int]:
+    return queries.dropped_tokens(Path(run_dir))
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _dropped_page(run_dir: str, stamp: str, wanted: dict[str, Any]) -> DroppedPage:
+    return queries.dropped_page(Path(run_dir), **wanted)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _losses(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.losses_by_length(Path(run_dir))
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

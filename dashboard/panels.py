@@ -65,8 +65,11 @@ def headline(summary: Mapping[str, Any], facts: Sequence[str]) -> None:
         f"{status_pill(summary['status'])}"
         f'<span class="hr-soft">{text}</span></div>'
     )
-    if summary["detail"] and summary["status"] in ("failed", "lost", "interrupted"):
-        st.error(escape(summary["detail"]), icon=":material/error:")
+    why = summary.get("ended") or summary["detail"]
+    if why and summary["status"] in ("failed", "lost"):
+        st.error(escape(why), icon=":material/error:")
+    elif why and summary["status"] in ("interrupted", "stopped"):
+        st.info(f"The run was {escape(why)}. `headrace train --resume` goes on with it.")
 
 
 def title(run: RunData, page: str) -> None:
@@ -109,6 +112,7 @@ def metric_card(
     *,
     samples: bool = False,
     bounds: Sequence[str] = (),
+    smoothing: float = 0.0,
     caption: str | None = None,
 ) -> None:
     """A card of metrics over an axis; the caption comes from the metrics' own table."""
@@ -117,7 +121,7 @@ def metric_card(
     unit = info_of(names[0]).unit
     chart = None
     if not known.empty:
-        chart = series_chart(known, x=x, names=names, unit=unit, bounds=bounds)
+        chart = series_chart(known, x=x, names=names, unit=unit, bounds=bounds, smoothing=smoothing)
     what = "the first sample" if samples else "an update that has it"
     card(
         title,

@@ -14,7 +14,7 @@ from dashboard.data import RunData
 from dashboard.figures import accuracy_chart
 from dashboard.ledger import ledger_html
 from dashboard.palette import GREY, ORANGE
-from dashboard.words import count, duration, number, progress, share
+from dashboard.words import count, duration, moment, number, progress, share
 from storage.queries import UNREADABLE, RunLine
 
 _LEVELS = {"error": ORANGE, "warning": ORANGE}
@@ -54,9 +54,12 @@ def _run(run: RunData, root: Path) -> None:
 
 
 def _headline(run: RunData, summary: dict[str, Any]) -> None:
-    facts = [summary["mode"], f"seed {summary['seed']}", duration(summary["wall_s"])]
+    what = run.line.kind if run.line.kind != "training" else summary["mode"]
+    facts = [what, f"seed {summary['seed']}", duration(summary["wall_s"])]
     if summary["lineage"]:
         facts.append(f"lineage {summary['lineage']}")
+    if summary["ended"] and summary["status"] == "finished":
+        facts.append(f"ended: {summary['ended']}")
     panels.headline(summary, facts)
     found = progress(summary, run.config()["stop"])
     if found is not None:
@@ -193,7 +196,7 @@ def _events(run: RunData) -> None:
             return
         st.html("".join(_event(row) for row in rows.head(9).itertuples()))
         with st.expander("more"):
-            shown = rows.assign(at=pd.to_datetime(rows["at"], unit="s"))
+            shown = rows.assign(at=rows["at"].map(moment))
             st.dataframe(shown, hide_index=True, width="stretch")
 
 

@@ -146,6 +146,7 @@ def _rows(run: RunData, wanted: dict[str, Any], total: int) -> int:
     table, foot = st.container(), st.container(horizontal=True, horizontal_alignment="right")
     pages = -(-total // ROWS)
     page = foot.pagination(pages, key="page", bind="query-params") if pages > 1 else 1
+    page = min(page, pages)
     first = (page - 1) * ROWS
     rows = run.page(**wanted, limit=ROWS, offset=first).rows
     ids = [int(key) for key in rows["trajectory_id"]]

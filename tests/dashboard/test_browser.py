@@ -1,10 +1,12 @@
 """The real server and a real browser: the pages of a run, with the store's numbers."""
 
 import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +20,9 @@ from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.words import count
 from headrace.hardware import free_port
 from headrace.processes.launch import dashboard_argv, role_environment
+from headrace.protocol.records import MetricsSampled, RunPhase
 from storage import queries
+from storage.run_store import RunStore
 from tests.dashboard.chromium import open_chromium
 from tests.dashboard.scripted_run import MARKUP, MARKUP_ID, write_run
 from tests.services import cannot_have, find_chromium
@@ -167,3 +171,50 @@ def test_an_address_of_nothing_says_so(page: Page, two_runs: str, path: str, sai
     page.goto(f"{two_runs}/{path}")
     expect(page.locator(".hr-empty")).to_contain_text(said)
     expect(page.get_by_test_id("stException")).to_have_count(0)
+
+
+WATCH = """() => {
+    window.least = 1;
+    const look = () => {
+        for (const part of document.querySelectorAll('[data-stale="true"]'))
+            window.least = Math.min(window.least, parseFloat(getComputedStyle(part).opacity));
+        requestAnimationFrame(look);
+    };
+    look();
+}"""
+
+
+def test_a_live_page_reaches_its_end_by_itself_and_never_greys_out(
+    page: Page, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("live")
+    started = time.time() - 12
+    run = write_run(root, "live-1", started=started, updates=3, roll_back_after=None, end=False)
+    (run / "coordinator.json").write_text(json.dumps({"pid": os.getpid()}))
+    with served(root) as url:
+        page.goto(url)
+        pill = page.locator(".hr-pill")
+        expect(pill).to_have_text("training")
+        page.evaluate(WATCH)
+        store = RunStore.open(run)
+        dropped = {"ledger/generated": 123456.0, "ledger/dropped/stale": 123456.0}
+        store.append([MetricsSampled(at=time.time(), update=3, metrics=dropped)])
+        expect(page.locator(".hr-sum")).to_contain_text("123,456")
+        runs = page.get_by_test_id("stDataFrame").last
+        expect(runs).to_be_visible()
+        store.append([RunPhase(at=time.time(), phase="draining", detail="3 updates")])
+        store.append([RunPhase(at=time.time(), phase="finished")])
+        store.close()
+        expect(pill).to_have_text("finished")
+        expect(page.locator(".hr-line")).to_contain_text("ended: 3 updates")
+        assert page.evaluate("window.least") == 1
+
+
+def test_what_was_dropped_leads_to_its_tokens(page: Page, address: str, run_dir: Path) -> None:
+    page.goto(f"{address}/dropped?reasons=stale")
+    row = queries.dropped_page(run_dir, reasons=["stale"], limit=1).rows.iloc[0]
+    expect(page.get_by_text("as the ledger counts them, reason by reason")).to_be_visible()
+    expect(page.get_by_test_id("stDataFrame")).to_be_visible()
+    page.goto(f"{address}/trajectories?trajectory={row['trajectory_id']}")
+    cut = page.locator(".cut").filter(has_text=f"window {row['window']}: dropped, stale")
+    expect(cut).to_be_visible()

@@ -17,6 +17,7 @@ import dashboard
 from dashboard.picker import LATEST
 from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.views.overview import process_rows
+from dashboard.views.pipeline import idle_shares
 from dashboard.views.rewards import CHARTS as REWARD_CHARTS
 from dashboard.views.trajectories import ROWS, range_filter, worth_reading
 from dashboard.words import count, share
@@ -119,7 +120,7 @@ def test_a_broken_run_is_a_row_with_its_reason_and_a_page_that_says_so(
     assert not test.exception
     rows = test.dataframe[-1].value.set_index("run")
     assert rows.loc["broken-1", "status"] == "unreadable"
-    assert "resolved.json cannot be read" in rows.loc["broken-1", "note"]
+    assert "resolved.json cannot be read" in str(rows.loc["broken-1", "note"])
     assert rows.loc[whole.name, "status"] == "finished"
     test.selectbox[0].select("broken-1").run()
     assert not test.exception
@@ -174,13 +175,20 @@ def test_learning_over_every_axis(open_page: Callable[..., AppTest], axis: str) 
 
 @pytest.mark.parametrize("span", ["last 20 s", "whole run"])
 def test_pipeline(open_page: Callable[..., AppTest], run_dir: Path, span: str) -> None:
+    """The numbers are those of the span that is drawn."""
     test = open_page("pipeline")
     test.session_state["span"] = span
     test.run()
     assert not test.exception
-    idle = queries.run_summary(run_dir)["idle_share"]
-    assert metrics_of(test)["Learner idle"] == share(idle["learner"])
-    assert "The learner waits for generators" in test.info[0].value
+    line = queries.run_line(run_dir)
+    end = (line.started_at or 0.0) + line.wall_s
+    since = end - 20 if span == "last 20 s" else None
+    learner, generators = idle_shares(queries.activity(run_dir, since=since))
+    shown = metrics_of(test)
+    assert shown["Learner idle"] == share(learner)
+    assert shown["Generators idle"] == share(generators)
+    assert learner is not None
+    assert "Generation binds: in the last minute the learner waited" in test.info[0].value
 
 
 def test_trajectories_filter_and_read(open_page: Callable[..., AppTest], run_dir: Path) -> None:
@@ -289,7 +297,10 @@ def test_the_first_answer_shown_is_one_that_has_ended() -> None:
     assert worth_reading(rows[:1]) == 9
 
 
-@pytest.mark.parametrize("name", ["overview", "learning", "rewards", "pipeline", "trajectories"])
+PAGE_NAMES = ["overview", "learning", "rewards", "pipeline", "trajectories", "dropped"]
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
 def test_a_run_that_has_only_begun_says_what_it_waits_for(
     open_page: Callable[..., AppTest], tmp_path: Path, name: str
 ) -> None:
@@ -300,6 +311,58 @@ def test_a_run_that_has_only_begun_says_what_it_waits_for(
     assert not test.exception
     assert "Waits for" in html_of(test)
     store.close()
+
+
+def test_dropped_explains_every_dropped_token(
+    open_page: Callable[..., AppTest], run_dir: Path
+) -> None:
+    """Reason by reason as the ledger has it, and all of them in the rows."""
+    ledger = queries.run_summary(run_dir)["tokens"]["dropped"]
+    known = {reason: tokens for reason, tokens in ledger.items() if tokens}
+    assert {"stale", "value_warmup", "discarded_at_end", "reward_failed"} <= set(known)
+    test = open_page("dropped").run()
+    assert not test.exception
+    html = html_of(test)
+    assert f"{count(sum(known.values()))} tokens, as the ledger counts them" in html
+    for reason, tokens in known.items():
+        assert f"<b>{reason.replace('_', ' ')}</b><span>{count(tokens)}</span>" in html
+    lost = 0
+    total = queries.dropped_page(run_dir).total
+    for page in range(1, -(-total // ROWS) + 1):
+        test.session_state["rows_page"] = page
+        test.run()
+        rows = test.dataframe[0].value
+        lost += int(rows["lost"].sum())
+    assert lost == sum(known.values())
+    test.session_state["rows_page"] = 1
+    test.session_state["by"] = "trajectory"
+    test.multiselect(key="reasons").set_value(["reward_failed"]).run()
+    assert not test.exception
+    (row,) = test.dataframe[0].value.to_dict("records")
+    assert row["lost"] == known["reward_failed"]
+    assert row["trajectory"].endswith("&trajectory=40")  # the one that was scored in vain
+    assert row["reasons"] == "reward failed"
+
+
+def test_dropped_of_a_run_without_losses(open_page: Callable[..., AppTest], tmp_path: Path) -> None:
+    run = write_run(tmp_path, updates=2, roll_back_after=None, end=False, algorithm={"value": {}})
+    dropped = queries.dropped_tokens(run)
+    test = open_page("dropped", run).run()
+    assert not test.exception
+    assert ("No token was dropped." in html_of(test)) == (not dropped)
+
+
+def test_tokens_of_a_dropped_window_say_why_where_they_stand(
+    open_page: Callable[..., AppTest], run_dir: Path
+) -> None:
+    page = queries.dropped_page(run_dir, reasons=["stale"], limit=1)
+    row = page.rows.iloc[0]
+    test = open_page("trajectories")
+    test.query_params["trajectory"] = str(row["trajectory_id"])
+    test.run()
+    html = html_of(test)
+    assert f"window {row['window']}: dropped, stale" in html
+    assert html.count("not in the loss: stale") >= row["lost"]
 
 
 def test_a_live_run_shows_progress_and_heartbeats(
