@@ -117,6 +117,7 @@ def _looking(command: Maker) -> None:
         "dashboard", "serve the web page of all runs", "headrace dashboard runs --port 8600"
     )
     page.add_argument("folder", nargs="?", metavar="ROOT", help="folder of the runs (runs)")
+    take_root(page)
     page.add_argument("--host", default="127.0.0.1")
     page.add_argument("--port", type=int, default=8501, help="0 takes a free one")
 

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import sys
+import time
 
 from headrace.errors import UserError
 from headrace.processes.launch import generator_argv, role_environment
@@ -16,6 +17,7 @@ def generator(arguments: argparse.Namespace) -> int:
         raise UserError(f"--connect {arguments.connect}: should look like tcp://HOST:PORT")
     if arguments.curve_keys is not None and not arguments.curve_keys.is_dir():
         raise UserError(f"--curve-keys {arguments.curve_keys}: no such folder")
+    await_listener(arguments.connect)
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())[:40]
     name = arguments.name or f"generator-{host}-{os.getpid()}"
     keys = str(arguments.curve_keys.resolve()) if arguments.curve_keys else None
@@ -26,11 +28,35 @@ def generator(arguments: argparse.Namespace) -> int:
     os.execve(argv[0], argv, {**os.environ, **role_environment(threads=1)})
 
 
+def await_listener(address: str, patience_s: float = 10.0) -> None:
+    """Wait until somebody listens at tcp://HOST:PORT; UserError where nobody does."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=patience_s):
+                return
+        except (OSError, OverflowError) as error:
+            reason = str(error)
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"no run listens at {address} ({reason}): is it going on? its address is in "
+                "coordinator.json of its folder"
+            )
+        time.sleep(min(0.5, patience_s))
+
+
 def keys(arguments: argparse.Namespace) -> int:
     """Write CURVE key files and say how they are used."""
     from headrace.protocol.sockets import make_keys
 
-    make_keys(arguments.folder)
+    try:
+        make_keys(arguments.folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot write keys into {arguments.folder}: {error.strerror}; name a folder that you "
+            "can write to"
+        ) from error
     folder = arguments.folder.resolve()
     print(f"keys in {folder} (readable by you alone)")
     print(f"run:       headrace train RECIPE transport.host=0.0.0.0 transport.curve_keys={folder}")

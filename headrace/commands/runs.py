@@ -3,7 +3,6 @@
 import argparse
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from headrace import run_folder
+from headrace.commands.tables import figure_lines
 from headrace.errors import UserError
 from headrace.processes.monitor import Monitor, coordinator_of
 from headrace.processes.progress import duration, say
@@ -67,20 +67,9 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(row))
         return 0
-    for name, text in _lines(row):
-        print(f"{name:<28} {text}")
+    for line in figure_lines(row):
+        print(line)
     return 0
-
-
-def _lines(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested figures as `name  value` lines."""
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _lines(inner, f"{prefix} {key}".strip())
-    elif isinstance(value, bool) or not isinstance(value, int | float):
-        yield prefix, "-" if value is None or value in ({}, []) else str(value)
-    else:
-        yield prefix, f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def export(arguments: argparse.Namespace) -> int:

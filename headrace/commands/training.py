@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from headrace import run_folder
-from headrace.commands.reward import check_reward
-from headrace.config.checks import check_machine, check_recipe, ignores_age, never_ends
+from headrace.commands.preflight import check_start
+from headrace.config.checks import check_recipe, ignores_age, never_ends
 from headrace.config.hub import with_local_model
 from headrace.config.load import build, deep_merge, load_recipe, merge_overrides
 from headrace.config.run import RunConfig
@@ -40,8 +40,7 @@ def train(arguments: argparse.Namespace) -> int:
         config = configured(arguments)
         check_recipe(config)
         config = with_local_model(config, download=True)
-        check_machine(config, hardware)
-        config = check_reward(config)
+        config = check_start(config, hardware)
         run_dir = run_folder.make_run_folder(config)
     console = Console()
     live = console.is_terminal and not arguments.plain
@@ -60,7 +59,7 @@ def train(arguments: argparse.Namespace) -> int:
             report(outcome, run_dir)
             return wanted
 
-        outcome, watch = supervise(
+        outcome, _ = supervise(
             run_dir, config, hardware, console, live=live, resume=not fresh, at_end=at_end
         )
     return outcome.code
@@ -132,8 +131,7 @@ def _resumed(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
     config = with_port(build(table, source=str(run_dir / "resolved.json"), overridden=changed))
     check_recipe(config)
     with run_folder.locked(run_dir):
-        check_machine(config, detect())
-        config = check_reward(config)
+        config = check_start(config, detect())
         run_folder.write_config(run_dir, config)
     if not config.evaluation.only:
         run_folder.name_latest(run_dir)
@@ -190,13 +188,19 @@ def print_summary(
             f"{form.format(value)} {label}" for label, value in values.items() if value is not None
         ]
         rows.append((name, ", ".join(shown) or "not measured"))
-    if fresh and (first := watch.time_to_first_update_s) is not None:
-        rows.append(("first update", f"{duration(first)} after the start"))
+    found = stored_figures(run_dir)
+    first = found.get("time_to_first_update_s")
+    if fresh and first is not None:
+        policy = found["time_to_first_policy_update_s"]
+        later = f", of the policy {duration(policy)}" if policy and policy > first else ""
+        rows.append(("first update", f"{duration(first)} after the start{later}"))
         if (setup := setup_seconds()) is not None:
             whole = f"{duration(setup)}, so {duration(setup + first)} from clone to first update"
             rows.append(("set-up took", whole))
     if watch.last is not None:
         rows.append(("updates", str(watch.last.update)))
+    if found.get("ended"):
+        rows.append(("ended", found["ended"]))
     root = "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
     name = run_dir.name
     rows.append(("run folder", str(run_dir)))
@@ -208,6 +212,17 @@ def print_summary(
     say(console, "")
     for label, value in rows:
         say(console, f"{label:<18} {value}")
+
+
+def stored_figures(run_dir: Path) -> dict[str, Any]:
+    """What the store says of a run, so that the terminal says the same; nothing where there is
+    none yet."""
+    try:
+        from storage.queries import run_summary
+
+        return run_summary(run_dir)
+    except UserError:
+        return {}
 
 
 def report(outcome: Outcome, run_dir: Path) -> int:

@@ -219,15 +219,7 @@ class Watch:
         self._config, self._screen = config, screen
         self._monitor: Monitor | None = None
         self._asked_at = float("-inf")
-        self._first_update_at: float | None = None
-        self._began_at = time.monotonic()
         self.last: Status | None = None
-
-    @property
-    def time_to_first_update_s(self) -> float | None:
-        """Seconds from the start to the first update of the policy, once there was one."""
-        seen = self._first_update_at
-        return None if seen is None else seen - self._began_at
 
     def connect(self, address: str) -> None:
         """Talk to the coordinator at this address from now on."""
@@ -241,8 +233,6 @@ class Watch:
             return
         status = self._monitor.answer()
         if status is not None:
-            if status.version >= 1 and self._first_update_at is None:
-                self._first_update_at = time.monotonic()
             self.last = status
             self._screen.show(status)
         if time.monotonic() - self._asked_at >= ASK_EVERY_S:

@@ -6,8 +6,9 @@ Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log
 
 Promises: no process outlives the supervisor (see `reaper.py`); only process groups of the run are
 signalled; the first cause of a failure is what `Outcome` names. The coordinator comes first, the
-rest once it has an address. The page may stay a while after the others (see `AtEnd`). Ctrl-C or SIGTERM asks the coordinator to stop (drain, checkpoint,
-end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL.
+rest once it has an address. The page may stay a while after the others (see `AtEnd`). Ctrl-C or
+SIGTERM asks the coordinator to stop (drain, checkpoint, end); a second one, or a deadline, ends the
+groups by SIGTERM and then SIGKILL.
 """
 
 import json
