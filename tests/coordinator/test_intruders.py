@@ -356,10 +356,11 @@ async def test_values_that_used_to_kill_every_resume(tmp_path: Path) -> None:
     )
     coordinator = CoordinatorProcess(tmp_path / "run-1", config)
     for resume in (False, True):
+        records = records_of(coordinator.run_dir) if resume else []
+        done = [r for r in records if isinstance(r, UpdateCommitted)]
         address = coordinator.start(resume=resume)
         learner = ScriptedLearner(address, "learner-0")
         if resume:
-            done = [r for r in records_of(coordinator.run_dir) if isinstance(r, UpdateCommitted)]
             learner.update = done[-1].update
         peers: list[ScriptedPeer] = [
             Careless(address, "generator-0", capacity=8),

@@ -111,7 +111,9 @@ def test_the_command_takes_address_and_keys_from_the_folder(
     run_dir: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = with_keys(run_dir, config).transport.curve_keys
-    announce(run_dir, "tcp://127.0.0.1:7001")
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
+    announce(run_dir, address)
     called: list[list[str]] = []
 
     def execute(path: str, argv: list[str], environment: dict[str, str]) -> None:
@@ -119,8 +121,8 @@ def test_the_command_takes_address_and_keys_from_the_folder(
         raise SystemExit(0)
 
     monkeypatch.setattr(os, "execve", execute)
-    with run_folder.locked(run_dir), pytest.raises(SystemExit):
+    with listener, run_folder.locked(run_dir), pytest.raises(SystemExit):
         main(["generator", "--connect", "latest", "--root", str(run_dir.parent)])
     argv = called[0]
-    assert argv[argv.index("--connect") + 1] == "tcp://127.0.0.1:7001"
+    assert argv[argv.index("--connect") + 1] == address
     assert argv[argv.index("--curve-keys") + 1] == keys
