@@ -47,8 +47,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
     run_dir = run_folder.make_run_folder(config)
     console = Console(file=sys.stderr)
     with run_folder.locked(run_dir):
-        specs = plan_processes(config, run_dir, hardware)
-        outcome, _ = supervise(run_dir, config, specs, console, live=console.is_terminal)
+        outcome, _ = supervise(
+            run_dir, config, lambda config: plan_processes(config, run_dir, hardware), console,
+            live=console.is_terminal,
+        )  # fmt: skip
     if outcome.code != DONE:
         if outcome.code == USER:
             run_folder.discard_run_folder(run_dir)

@@ -109,7 +109,7 @@ def _on_ray(arguments: argparse.Namespace) -> int:
     resume = bool(arguments.resume)
     with run_folder.locked(run_dir):
         outcome, watch = supervise(
-            run_dir, config, [spec for spec, _ in plan], console,
+            run_dir, config, lambda _: [spec for spec, _ in plan], console,
             live=live, resume=resume, nursery=RayNursery(plan),
         )  # fmt: skip
     again = "headrace launch --on ray --resume {name}{root}"
@@ -156,7 +156,9 @@ def _in_job(arguments: argparse.Namespace) -> int:
     resume = (run_dir / "journal").is_dir()
     console = Console()
     with run_folder.locked(run_dir), _warning() as warned:
-        outcome, watch = supervise(run_dir, config, specs, console, live=False, resume=resume)
+        outcome, watch = supervise(
+            run_dir, config, lambda _: specs, console, live=False, resume=resume
+        )
     again = f"sbatch {run_dir / FOLDER / JOB}"
     print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
     code = report(outcome, run_dir)

@@ -46,8 +46,10 @@ def train(arguments: argparse.Namespace) -> int:
     live = console.is_terminal and not arguments.plain
     resume = bool(arguments.resume)
     with run_folder.locked(run_dir):
-        specs = plan_processes(config, run_dir, hardware)
-        outcome, watch = supervise(run_dir, config, specs, console, live=live, resume=resume)
+        outcome, watch = supervise(
+            run_dir, config, lambda config: plan_processes(config, run_dir, hardware), console,
+            live=live, resume=resume,
+        )  # fmt: skip
     fresh = not arguments.resume
     if fresh and outcome.code == USER and (watch.last is None or watch.last.update == 0):
         run_folder.discard_run_folder(run_dir)
@@ -108,15 +110,15 @@ def resumed(
 def supervise(
     run_dir: Path,
     config: RunConfig,
-    specs: Sequence[ProcessSpec],
+    plan: Callable[[RunConfig], Sequence[ProcessSpec]],
     console: Console,
     *,
     live: bool,
     resume: bool = False,
     nursery: Nursery | None = None,
 ) -> tuple[Outcome, Watch]:
-    """Start the run's processes and stay until they are gone. `nursery`: what starts them; None:
-    they are processes of this host."""
+    """Start the run's processes and stay until they are gone. `plan`: which ones; `nursery`: what
+    starts them; None: they are processes of this host."""
     say(console, f"run        {run_dir}")
     if config.dashboard.enabled:
         say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")
@@ -124,6 +126,7 @@ def supervise(
         say(console, "no stop condition: this run goes on until Ctrl-C or `headrace stop`")
     if ignores_age(config):
         say(console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would")
+    specs = plan(config)
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
     watch = Watch(config, screen)
     supervisor = Supervisor(run_dir, specs, watch, resume=resume, nursery=nursery)
