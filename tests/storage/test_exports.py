@@ -10,6 +10,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from sqlalchemy import func, select
 
 from headrace.errors import UserError
 from headrace.protocol.records import MetricsSampled, Record, WindowsClosed
@@ -19,7 +20,10 @@ from storage.exports.columns import type_name
 from storage.exports.rows import Part
 from storage.exports.spool import Spool
 from storage.queries import trajectory_detail
+from storage.reader import open_run
 from storage.run_store import RunStore
+from storage.sql import ask
+from storage.tables import Trajectory
 from storage.tokens import REASONS, names_of
 from tests.storage.samples import chunk, closed, group, run_config, write_run
 
@@ -220,6 +224,35 @@ def test_an_export_is_one_moment_of_a_run_that_goes_on(
         texts.append(out.read_text())
     assert texts[1] == texts[0]
     assert len(texts[2].splitlines()) > len(texts[0].splitlines())
+
+
+@pytest.mark.postgresql
+def test_exports_and_answers_are_the_same_on_postgresql(
+    tmp_path: Path, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = run_config(storage={"database": postgresql_url})
+    runs = [write_run(tmp_path / "file" / "a-1"), write_run(tmp_path / "server" / "a-1", served)]
+    monkeypatch.setattr(pages, "PAGE_TRAJECTORIES", 1)
+    monkeypatch.setattr(pages, "SQL_ROWS", 2)
+    for kind in OWN:
+        texts: list[str] = []
+        for run in runs:
+            out = run.parent / f"{kind}.jsonl"
+            export(run, kind, None, out, where=None if kind == "metrics" else "trajectory_id < 45")
+            texts.append(out.read_text())
+        assert texts[0] == texts[1]
+    query = "select count(*), avg(k.value) from tokens k join windows w using (trajectory_id)"
+    found: list[Any] = []
+    for run in runs:
+        with ask(run, query) as answer:
+            found.append(list(answer.rows))
+    assert found[0] == found[1]
+    with open_run(runs[1]).moment() as reader:
+        before = reader.rows(select(func.count()).select_from(Trajectory))
+        store = RunStore.open(runs[1])
+        store.append(WHAT_HAPPENS_NEXT)
+        store.close()
+        assert reader.rows(select(func.count()).select_from(Trajectory)) == before
 
 
 WHAT_HAPPENS_NEXT: list[Record] = [
