@@ -11,6 +11,7 @@ from headrace.protocol.records import (
     AnyRecord,
     BatchTaken,
     EvaluationDone,
+    Incident,
     LineageBegan,
     MetricsSampled,
     RunPhase,
@@ -260,3 +261,34 @@ async def test_a_run_in_which_nobody_moves_ends_and_names_what_it_waits_for(tmp_
     assert coordinator.wait() == 1
     log = (coordinator.run_dir / "coordinator.log").read_text()
     assert "nobody makes progress: the learner's update 1 for" in log
+
+
+class WaitingLearner(ScriptedLearner):
+    """Its disk takes nothing when it is to publish for the first time."""
+
+    async def answer(self, message: m.Message) -> None:
+        if isinstance(message, m.Welcome):
+            await self.dealer.send(m.Trouble(kind="disk", text="room for 9 bytes", waits=True))
+            await asyncio.sleep(9)
+            await self.dealer.send(m.Trouble(kind="disk", text="", waits=True))
+        await super().answer(message)
+
+
+async def test_a_learner_that_waits_for_its_disk_is_waited_for(tmp_path: Path) -> None:
+    """Longer than the watchdog has patience, and the history says for what."""
+    transport = {"heartbeat_s": 0.2, "heartbeat_timeout_s": 30.0, "stall_timeout_s": 6.0}
+    config = run_config(transport=transport, stop={"updates": 2})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    peers = [
+        ScriptedGenerator(address, "generator-0", capacity=8),
+        ScriptedReward(address, "reward-0"),
+        WaitingLearner(address, "learner-0"),
+    ]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 0
+    told = [r for r in records_of(coordinator.run_dir) if isinstance(r, Incident)]
+    assert [(r.level, r.kind, r.text) for r in told if r.kind == "disk"] == [
+        ("error", "disk", "learner-0 waits: room for 9 bytes"),
+        ("info", "disk", "learner-0 goes on"),
+    ]
