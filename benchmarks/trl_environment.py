@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from filelock import FileLock
+
 from headrace.errors import UserError
 from headrace.install import ROOT
 
@@ -30,14 +32,20 @@ def run(command: Sequence[str], log: Path) -> bool:
 
 
 def trl_python(folder: Path = FOLDER, lock: Path = LOCK, run: Run = run) -> Path:
-    """The environment's Python, the environment built if need be; UserError when it cannot be."""
+    """The environment's Python, the environment built if need be; UserError when it cannot be. Of
+    several that ask at once, one builds and the others wait."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.building")):
+        return _built(folder, lock, run)
+
+
+def _built(folder: Path, lock: Path, run: Run) -> Path:
     python, stamp = folder / "bin" / "python", folder / "headrace-lock"
     text = lock.read_text(encoding="utf-8")
     wanted = hashlib.sha256(text.encode()).hexdigest()
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python
     print(f"building TRL's environment in {folder} (once)", flush=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     log.write_bytes(b"")
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]

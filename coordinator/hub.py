@@ -20,6 +20,7 @@ from coordinator.rejections import RejectionLog, Repeats
 from coordinator.schedule import Scheduler
 from coordinator.settle import Settlement
 from coordinator.state import State
+from coordinator.troubles import Troubles
 from coordinator.values import cut
 from headrace.config.batch_rules import BatchRules
 from headrace.config.run import RunConfig
@@ -117,6 +118,7 @@ class Hub:
     """Tokens of refused chunks that are not written down yet, by generator."""
     monitors: Monitors = field(init=False)
     """Of rewards."""
+    troubles: Troubles = field(init=False)
 
     def __post_init__(self) -> None:
         def warn(kind: str, text: str) -> None:
@@ -125,6 +127,7 @@ class Hub:
         self.rejections = RejectionLog(
             lambda kind, text: self._write_incident("warning", kind, text)
         )
+        self.troubles = Troubles(self.incident)
         self.monitors = Monitors(self.config.reward, warn)
 
     @property

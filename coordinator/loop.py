@@ -9,6 +9,7 @@ told. On failure: the first cause is kept in `Hub.failed`, written down, and eve
 
 import asyncio
 import time
+from functools import partial
 
 from coordinator.hub import Hub, Mover
 from coordinator.parts import build_parts
@@ -37,6 +38,7 @@ STOOD_STILL_S = 1.0
 and heard nobody."""
 _WAITED_S = 0.001
 """A message that takes so long to come was not there when the socket was asked."""
+RECORDER = "the journal"
 NEWCOMER_S = 60.0
 """How long a Hello under a name that is taken is remembered."""
 MOST_NEWCOMERS = 1000
@@ -165,6 +167,9 @@ class Coordinator:
                 await self.parts.training.done(message)
             case m.CheckpointDone():
                 self.parts.training.checkpoint_done(message)
+            case m.Trouble(kind=kind, text=text):
+                tell = partial(hub.troubles.wait, name) if message.waits else hub.troubles.tell
+                tell(kind, cut(text) or "")
             case m.StatusRequest():
                 await hub.send(name, status(hub, self.parts, self.waits, self.phases.name))
             case m.Command():
@@ -274,6 +279,7 @@ class Coordinator:
         else:
             self.parts.training.lose()
         del peers.identities[name]
+        self.hub.troubles.waits.pop(name, None)
 
     def _process_changed(self, hello: m.Hello, state: str, detail: str) -> None:
         if hello.role == "monitor" or not self.hub.repeats.passes("process_changed", COMINGS):
@@ -316,10 +322,19 @@ class Coordinator:
 
     # -- the clock --------------------------------------------------------------------------------
 
+    def _watch_disk(self) -> None:
+        """Say what the recorder waits for, once, and when it goes on."""
+        recorder, troubles = self.hub.recorder, self.hub.troubles
+        told = troubles.waits.get(RECORDER)
+        if recorder.waits_for != (told.text if told else ""):
+            troubles.wait(RECORDER, "disk", recorder.waits_for)
+        if recorder.behind:
+            troubles.tell("database_behind", recorder.behind)
+
     async def _tick(self) -> None:
         beat = sample = 0.0
         last = time.monotonic()
-        transport = self.hub.config.transport
+        hub, transport = self.hub, self.hub.config.transport
         while self.phases.phase != "closed":
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
@@ -336,7 +351,12 @@ class Coordinator:
             if self._has_heard_all(now):
                 self._forget_silent()
                 await self.parts.intake.expire()
-            if now - sample >= 1.0 and self.phases.phase in ("training", "evaluating", "draining"):
+            self._watch_disk()
+            if (
+                now - sample >= 1.0
+                and not hub.recorder.waits_for
+                and self.phases.phase in ("training", "evaluating", "draining")
+            ):
                 sample = now
                 self.hub.recorder.write(
                     MetricsSampled(
@@ -349,7 +369,7 @@ class Coordinator:
                 )
             self.expire()
             self.parts.generation.expire()
-            if self.hub.recorder.disk_full:
+            if self.hub.troubles.waits:
                 self.hub.progress("disk")  # It is named, and no reason to give up.
             self._watch(now - self.hub.progress_at - transport.stall_timeout_s)
             await self.phases.advance()

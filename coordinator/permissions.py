@@ -19,7 +19,7 @@ _ALWAYS: frozenset[type[m.Message]] = frozenset({m.Hello, m.Heartbeat, m.Goodbye
 MAY_SAY: dict[m.Role, frozenset[type[m.Message]]] = {
     "generator": _ALWAYS | {m.Chunks, m.GeneratorReport, m.WeightsLoaded},
     "reward": _ALWAYS | {m.Scores},
-    "learner": _ALWAYS | {m.WeightNotice, m.UpdateDone, m.CheckpointDone},
+    "learner": _ALWAYS | {m.WeightNotice, m.UpdateDone, m.CheckpointDone, m.Trouble},
     "monitor": _ALWAYS | {m.StatusRequest, m.Command},
 }
 """A monitor steers the run: what lets it in are the run's keys. Who has said no Hello may say Hello

@@ -234,7 +234,8 @@ class Phases:
         if self.parts.training.checkpoint_update == self.hub.state.committed:
             await self._close()
         elif self.hub.peers.learner is None:
-            self.hub.incident("error", "no_checkpoint", "the learner was gone before the last one")
+            text = "no checkpoint of the last update: the learner was gone before it"
+            self.hub.troubles.tell("no_checkpoint", text, "error")
             await self._close()
 
     async def _close(self) -> None:

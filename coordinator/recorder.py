@@ -3,8 +3,8 @@
 Comes in: records from the event loop, each already applied to the state. Goes out: RunStore.append
 in a worker thread; after it, the callbacks that make effects visible (acknowledgements, batches).
 Promises: nothing that a callback sends can be lost by a crash, because what it rests on is on disk;
-records reach the disk in the order of `write`. When the disk is full, records wait until there is
-room, and an incident says so.
+records reach the disk in the order of `write`. When the disk takes no more, records wait until it
+does, and `waits_for` says for what; when it is slow, too.
 """
 
 import asyncio
@@ -13,24 +13,43 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from headrace.errors import StorageFullError
+from headrace.errors import StorageBlockedError
+from headrace.protocol.messages import JournalEnd
 from headrace.protocol.records import Record
 
 log = logging.getLogger(__name__)
 Effect = Callable[[], Awaitable[None]]
 DISK_RETRY_S = 2.0
 EFFECTS_AT_ONCE = 100
+SLOW_S = 5.0
+"""A commit that takes longer is worth a word."""
 
 
 class Store(Protocol):
     """What the recorder needs of storage.run_store.RunStore."""
 
+    @property
+    def end(self) -> JournalEnd:
+        """Where the journal ends."""
+
+    @property
+    def behind(self) -> str:
+        """Why the database does not follow the journal; empty while it does."""
+
+    @property
+    def place(self) -> str:
+        """Where records go."""
+
     def append(self, records: list[Record]) -> None:
-        """Make records durable; raise StorageFullError when there is no room."""
+        """Make records durable; raise StorageBlockedError where the disk takes none now."""
 
 
 class Recorder:
-    """The only way from the coordinator to the disk."""
+    """The only way from the coordinator to the disk.
+
+    Attributes:
+        waits_for: what the disk lacks, with place and bytes; empty while it takes what comes.
+    """
 
     def __init__(self, store: Store, *, interval_s: float) -> None:
         self._store = store
@@ -40,7 +59,18 @@ class Recorder:
         self._wake, self._hurry = asyncio.Event(), asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self.disk_full = False
+        self._end = store.end
+        self.waits_for = ""
+
+    @property
+    def end(self) -> JournalEnd:
+        """Where the journal ended after the last commit."""
+        return self._end
+
+    @property
+    def behind(self) -> str:
+        """Why the database does not follow the journal; empty while it does."""
+        return self._store.behind
 
     def write(self, record: Record) -> None:
         """Queue a record for the next commit."""
@@ -76,17 +106,31 @@ class Recorder:
         effects, self._effects = self._effects, []
         while records:
             try:
-                await asyncio.to_thread(self._store.append, records)
+                await self._append(records)
                 break
-            except StorageFullError as error:
-                if not self.disk_full:
-                    log.error("disk is full, waiting for room: %s", error)
-                self.disk_full = True
+            except StorageBlockedError as error:
+                if self.waits_for != str(error):
+                    log.error("the run waits: %s", error)
+                self.waits_for = str(error)
                 await asyncio.sleep(DISK_RETRY_S)
-        self.disk_full = False
+        if self.waits_for:
+            log.info("the run goes on: its records are on the disk")
+        self.waits_for = ""
         for number, effect in enumerate(effects, 1):
             await effect()
             if number % EFFECTS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # Sending seldom waits: let others run.
         if not self._wake.is_set():
             self._idle.set()
+
+    async def _append(self, records: list[Record]) -> None:
+        commit = asyncio.ensure_future(asyncio.to_thread(self._store.append, records))
+        done, _ = await asyncio.wait([commit], timeout=SLOW_S)
+        if not done:
+            self.waits_for = (
+                f"the disk of {self._store.place} to take {len(records):,} records, which it has "
+                f"not done in {SLOW_S:.0f} s"
+            )
+            log.warning("the run waits: %s", self.waits_for)
+        await commit
+        self._end = self._store.end

@@ -30,11 +30,17 @@ from coordinator.stream import Stream
 from headrace import stacks
 from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
-from headrace.errors import UserError
+from headrace.disk import writing
+from headrace.errors import StorageBlockedError, UserError
 from headrace.protocol.messages import WeightNotice
 from headrace.protocol.records import MetricsSampled, Restarted, VersionPublished
 from headrace.protocol.sockets import Router
 from storage.run_store import RunStore
+
+START_BYTES = 1 << 20
+"""About what the files take that a coordinator makes when it starts."""
+LAST_WRITER_S = 20.0
+"""How long a coordinator whose supervisor was killed may need to end, before another takes over."""
 
 
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
@@ -62,7 +68,10 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
             raise
         router = bind(0)
     state = State(config)
-    store = RunStore.open(run_dir) if resume else RunStore.create(run_dir, run_id, config)
+    if resume:
+        store = RunStore.open(run_dir, wait_s=LAST_WRITER_S)
+    else:
+        store = RunStore.create(run_dir, run_id, config)
     rejected_before = 0.0
     if resume:
         for record in store.replay():
@@ -139,7 +148,8 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
 
 
 async def _main(config: RunConfig, run_dir: Path, *, resume: bool, host: str | None = None) -> int:
-    coordinator, store = build(config, run_dir, resume=resume)
+    with writing(run_dir, START_BYTES):
+        coordinator, store = build(config, run_dir, resume=resume)
     hub = coordinator.hub
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, coordinator.phases.stop, "stopped")
@@ -151,7 +161,7 @@ async def _main(config: RunConfig, run_dir: Path, *, resume: bool, host: str | N
         hub.router.close()
         store.close()
     if hub.failed:
-        print(hub.failed, file=sys.stderr)
+        print(f"error: {hub.failed}", file=sys.stderr)
         return 1
     return 0
 
@@ -182,7 +192,10 @@ def main(argv: list[str] | None = None) -> int:
         running = _main(config, arguments.run_dir, resume=arguments.resume, host=arguments.announce)
         return asyncio.run(running)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except StorageBlockedError as error:
+        print(f"error: to start, the run needs {error}", file=sys.stderr)
         return 2
 
 

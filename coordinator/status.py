@@ -38,6 +38,9 @@ def status(hub: Hub, parts: Parts, waits: Waits, phase: str) -> Status:
         dropped=dict(ledger.dropped),
         waits={wait.words: wait.age_s for wait in waits.now()},
         processes={n: p.hello.role for n, p in hub.peers.everyone()},
-        message=hub.failed or hub.stalled or "",
+        message=hub.failed
+        or hub.stalled
+        or "; ".join(f"{name} waits: {wait.text}" for name, wait in hub.troubles.waits.items()),
+        troubles=list(hub.troubles.newest),
         stalled=hub.stalled is not None,
     )

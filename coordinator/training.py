@@ -247,7 +247,9 @@ class Training:
     async def _send(self, name: str, batch: Batch, parts: list[BatchPart]) -> None:
         taken = self._hub.account.taken
         if taken is not None and taken.batch_id == self.orders.batch_id == batch.batch_id:
-            await self._hub.send(name, batch)
+            await self._hub.send(
+                name, msgspec.structs.replace(batch, journal=self._hub.recorder.end)
+            )
             for part in parts:
                 await self._hub.send(name, part)
 
@@ -298,8 +300,10 @@ class Training:
         if learner is not None:
             update, lineage = self._hub.state.committed, self._hub.state.lineage
             self.orders.checkpoint = update
+            end = self._hub.recorder.end
             await self._hub.send(
-                learner.hello.name, CheckpointRequest(update=update, lineage=lineage)
+                learner.hello.name,
+                CheckpointRequest(update=update, lineage=lineage, journal=end),
             )
 
     def checkpoint_done(self, message: CheckpointDone) -> None:

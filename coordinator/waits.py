@@ -53,8 +53,8 @@ class Waits:
             yield "reward workers", "a reward worker to join"
         if not hub.config.evaluation.only and (words := self._learner()):
             yield "learner", words
-        if hub.recorder.disk_full:
-            yield "disk", "room on the disk"
+        if disks := hub.troubles.waits:
+            yield "disk", ", ".join(f"{wait.text} ({name})" for name, wait in disks.items())
         if rewards := parts.scoring.waiting():
             busy = [name for name, one in peers.rewards.items() if one.scoring]
             yield "rewards", f"{rewards} rewards" + (f" of {names(busy)}" if busy else "")

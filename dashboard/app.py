@@ -1,7 +1,8 @@
-"""The dashboard's entry: `streamlit run dashboard/app.py -- ROOT`.
+"""The dashboard's entry: `streamlit run dashboard/app.py -- ROOT [RUN]`.
 
-In: a folder of runs. Out: the pages, for the run chosen at the left (`latest` follows the newest).
-Reads `storage.queries` only, and never writes.
+In: a folder of runs; of a page that `headrace train` serves, its run. Out: the pages, for the run
+chosen at the left. The address of a page holds all that was chosen on it, the run included, so that
+a link shows what its sender saw. Reads `storage.queries` only, and never writes.
 """
 
 import sys
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import data, panels
+from dashboard import panels
 from dashboard.data import RunData
 from dashboard.palette import STYLE
-from dashboard.picker import pick_run
+from dashboard.picker import PARAMETER, Choice, choose_run, offer_runs
 from dashboard.views import (
+    dropped,
     learning,
     overview,
     pipeline,
@@ -24,6 +26,7 @@ from dashboard.views import (
     rewards,
     trajectories,
 )
+from headrace.errors import UserError
 
 _STATIC = Path(__file__).parent / "static"
 Render = Callable[[RunData, Path], None]
@@ -35,40 +38,49 @@ PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Rewards", ":material/balance:", rewards.render),
     ("Pipeline", ":material/view_timeline:", pipeline.render),
     ("Trajectories", ":material/notes:", trajectories.render),
+    ("Dropped", ":material/filter_alt_off:", dropped.render),
     ("Query", ":material/database_search:", query.render),
 )
 
 
-def main(root: Path) -> None:
-    """Draw the page that is asked for."""
-    st.set_page_config(page_title="Headrace", page_icon=str(_STATIC / "icon.svg"), layout="wide")
+def main(root: Path, served_by: str = "") -> None:
+    """Draw the page that is asked for. `served_by`: the run whose training serves the pages."""
     st.html(STYLE)
     st.logo(str(_STATIC / "headrace.svg"), size="large")
+    choice = choose_run(root)
     pages = [
         st.Page(
-            partial(show, render, root),
+            partial(show, render, root, choice),
             title=title,
             icon=icon,
             url_path=title.lower(),
-            default=title == "Overview",
+            default=title == PAGES[0][0],
         )
         for title, icon, render in PAGES
     ]
-    st.navigation(pages).run()
+    page = st.navigation(pages, position="hidden")
+    names = [page.title, *filter(None, [choice.name]), "Headrace"]
+    st.set_page_config(
+        page_title=" \u00b7 ".join(names), page_icon=str(_STATIC / "icon.svg"), layout="wide"
+    )
+    with st.sidebar:
+        for each in pages:
+            st.page_link(each, query_params={PARAMETER: choice.name} if choice.name else None)
+    offer_runs(root, choice, served_by)
+    page.run()
 
 
-def show(render: Render, root: Path) -> None:
+def show(render: Render, root: Path, choice: Choice) -> None:
     """One page for the run that is chosen."""
-    run_dir = pick_run(root)
-    if run_dir is None:
-        panels.empty(
-            f"No run under {root} yet. Start one with: headrace train recipes/quickstart.toml"
-        )
-    else:
-        line = data.run_line(str(run_dir))
-        draw = reward_model.render if line.kind == REWARD_MODEL else render
-        draw(RunData(line), root)
+    if choice.line is None:
+        panels.empty(choice.trouble)
+        return
+    draw = reward_model.render if choice.line.kind == REWARD_MODEL else render
+    try:
+        draw(RunData(choice.line), root)
+    except UserError as error:
+        panels.empty(str(error))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs").resolve())
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs").resolve(), *sys.argv[2:3])

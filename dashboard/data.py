@@ -11,14 +11,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from headrace.errors import UserError
 from storage import queries
-from storage.queries import RunLine, TrajectoryDetail, TrajectoryPage
+from storage.queries import DroppedPage, RunLine, TrajectoryDetail, TrajectoryPage
 from storage.queries.metrics import Axis
 
 POINTS = 600
 """Most points of one line of a chart."""
-FINAL = ("finished", "failed", "interrupted", "stopped", "lost")
+FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
 _FRESH_S = 1.0
 
 
@@ -30,18 +29,13 @@ def runs(root: str) -> list[RunLine]:
 
 @st.cache_data(ttl=_FRESH_S, max_entries=64, show_spinner=False)
 def run_line(run_dir: str) -> RunLine:
-    """How one run stands now."""
-    return queries.run_line(Path(run_dir))
+    """How one run stands now, readable or not."""
+    return queries.any_line(Path(run_dir))
 
 
-def newest_run(root: str) -> Path | None:
-    """What `latest` names; None where there is no run yet, or none that can be read yet."""
-    try:
-        run_dir = queries.resolve_run(Path(root), "latest")
-        run_line(str(run_dir))
-    except UserError:
-        return None
-    return run_dir
+def newest_run(root: str) -> str | None:
+    """The folder's name of the run that `latest` means; None where there is none."""
+    return queries.latest_run(Path(root))
 
 
 def stamp_of(line: RunLine) -> str:
@@ -108,10 +102,10 @@ class RunData:
         """Held-out evaluations in order."""
         return _evaluations(*self._at)
 
-    def timeline(self, seconds: float | None) -> pd.DataFrame:
-        """Bars of the last so many seconds; None: of the whole run."""
+    def activity(self, seconds: float | None) -> pd.DataFrame:
+        """What everyone did in the last so many seconds; None: in the whole run."""
         end = (self.line.started_at or 0.0) + self.line.wall_s
-        return _timeline(*self._at, None if seconds is None else end - seconds)
+        return _activity(*self._at, None if seconds is None else end - seconds)
 
     def processes(self) -> pd.DataFrame:
         """One row a process."""
@@ -121,13 +115,26 @@ class RunData:
         """Newest events. Those of the supervisor appear without a new record in the journal."""
         return _events(self._at[0], limit, kind)
 
+    def dropped(self) -> dict[str, int]:
+        """Dropped tokens by reason."""
+        return _dropped(*self._at)
+
+    def dropped_page(self, **wanted: Any) -> DroppedPage:
+        """Windows or trajectories that lost tokens, see `storage.queries.dropped_page`."""
+        return _dropped_page(*self._at, wanted)
+
+    def losses_by_length(self) -> pd.DataFrame:
+        """Tokens that were lost, by length of the answer and reason."""
+        return _losses(*self._at)
+
     def page(self, **wanted: Any) -> TrajectoryPage:
         """A page of trajectories, see `storage.queries.trajectory_page`."""
         return _page(*self._at, wanted)
 
     def search(self, text: str) -> list[int]:
-        """Trajectories whose response contains a text."""
-        return _search(*self._at, text)
+        """Training trajectories whose response contains a text; of a live run, as of its last
+        update, because reading all responses again for every token takes long."""
+        return _search(self._at[0], f"{self.line.status} {self.line.updates}", text)
 
     def trajectory(self, trajectory_id: int) -> TrajectoryDetail:
         """One trajectory with every token; UserError where there is none."""
@@ -177,8 +184,8 @@ def _evaluations(run_dir: str, stamp: str) -> pd.DataFrame:
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
-def _timeline(run_dir: str, stamp: str, since: float | None) -> pd.DataFrame:
-    return queries.timeline(Path(run_dir), since=since)
+def _activity(run_dir: str, stamp: str, since: float | None) -> pd.DataFrame:
+    return queries.activity(Path(run_dir), since=since)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
@@ -191,14 +198,29 @@ def _events(run_dir: str, limit: int, kind: str | None) -> pd.DataFrame:
     return queries.events(Path(run_dir), limit=limit, kind=kind)
 
 
+@st.cache_data(max_entries=16, show_spinner=False)
+def _dropped(run_dir: str, stamp: str) -> dict[str, int]:
+    return queries.dropped_tokens(Path(run_dir))
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _dropped_page(run_dir: str, stamp: str, wanted: dict[str, Any]) -> DroppedPage:
+    return queries.dropped_page(Path(run_dir), **wanted)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _losses(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.losses_by_length(Path(run_dir))
+
+
 @st.cache_data(max_entries=64, show_spinner=False)
 def _page(run_dir: str, stamp: str, wanted: dict[str, Any]) -> TrajectoryPage:
     return queries.trajectory_page(Path(run_dir), **wanted)
 
 
-@st.cache_data(max_entries=8, show_spinner="reading the responses")
+@st.cache_data(max_entries=8, show_spinner="reading all responses")
 def _search(run_dir: str, stamp: str, text: str) -> list[int]:
-    return queries.search_responses(Path(run_dir), text)
+    return queries.search_responses(Path(run_dir), text, purpose="train")
 
 
 @st.cache_data(max_entries=32, show_spinner=False)

@@ -5,18 +5,17 @@ Pure: no Streamlit, no storage, no clock. Series are long frames with columns x,
 are `palette`'s, which are legible on light and on dark. Frames must not be empty.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import altair as alt
 import pandas as pd
 
-from dashboard.palette import BLUE, FAINT, GREY, KINDS, ORANGE, SERIES, TEAL
-from dashboard.words import metric_label, share
+from dashboard.palette import BLUE, FAINT, GREY, ORANGE, SERIES, TEAL
+from dashboard.words import metric_label, number, share
 
 Chart = alt.Chart | alt.LayerChart
 HEIGHT = 240
-SMOOTH_FROM = 40
-"""Points from which on a series is drawn thin with its running mean on top."""
 AXES = {
     "update": "update",
     "train_time": "training time",
@@ -32,18 +31,16 @@ def series_chart(
     names: Sequence[str] = (),
     unit: str = "",
     bounds: Sequence[str] = (),
+    smoothing: float = 0.0,
     height: int = HEIGHT,
 ) -> Chart:
-    """Lines over `x`, one colour a name in the order of `names`; `bounds` are drawn as grey steps.
-    The pointer shows all values at the nearest x."""
+    """Lines over `x`, one colour a name in the order of `names`; `bounds` are drawn as grey steps,
+    as they are. With `smoothing`, the share of the points that a running mean is over, the line as
+    it is stays underneath, thin. The pointer shows all values at the nearest x."""
     order = [name for name in names or sorted(frame["name"].unique())]
     order = [name for name in order if name in set(frame["name"])]
     data, title = scaled_axis(frame.dropna(subset=["value"]), x)
-    data = data.assign(
-        label=data["name"].map(metric_label),
-        smooth=running_mean(data),
-        bound=data["name"].isin(bounds),
-    )
+    data = data.assign(label=data["name"].map(metric_label), bound=data["name"].isin(bounds))
     labels = [metric_label(name) for name in order]
     colours = dict(zip(order, _colours(order, bounds), strict=True))
     colour = alt.Color(
@@ -53,24 +50,19 @@ def series_chart(
     )
     across = alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(nice=False))
     percent = unit == "share"
-    up = alt.Y(
-        "value:Q",
-        title=None,
-        axis=_y_axis(data, percent),
-        scale=alt.Scale(zero=_wants_zero(data)),
-    )
-    base = alt.Chart(data).encode(x=across, color=colour)
+    up = _y_axis(data, percent)
     is_bound = alt.datum.bound == True  # noqa: E712 - an expression for Vega
-    layers: list[alt.Chart] = []
-    if len(data) >= SMOOTH_FROM * len(order):
-        layers.append(base.mark_line(strokeWidth=1, opacity=0.32).encode(y=up))
-        layers.append(base.mark_line(strokeWidth=2.4).encode(y=alt.Y("smooth:Q", title=None)))
-    else:
-        dots = len(data) <= 12 * len(order)
-        point = alt.OverlayMarkDef(size=34, filled=True) if dots else False
-        layers.append(
-            base.transform_filter(~is_bound).mark_line(strokeWidth=2.2, point=point).encode(y=up)
-        )
+    dots = len(data) <= 12 * len(order)
+    smooth = smoothing > 0 and not dots
+    if smooth:
+        data = data.assign(smooth=running_mean(data, smoothing))
+    base = alt.Chart(data).encode(x=across, color=colour)
+    raw = base.transform_filter(~is_bound) if bounds else base
+    point = alt.OverlayMarkDef(size=34, filled=True) if dots else False
+    width, opacity = (1.0, 0.32) if smooth else (1.8, 1.0)
+    layers = [raw.mark_line(point=point, strokeWidth=width, opacity=opacity).encode(y=up)]
+    if smooth:
+        layers.append(raw.mark_line(strokeWidth=2.4).encode(y=alt.Y("smooth:Q", title=None)))
     if bounds:
         steps = base.transform_filter(is_bound)
         layers.append(
@@ -123,38 +115,6 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", height: 
     return _layered(band, line, dots, ends.encode(y=up, text="text:N")).properties(height=height)
 
 
-def timeline_chart(bars: pd.DataFrame, *, start: float) -> Chart:
-    """A chart of which process works when: one lane for each process, bars in seconds since `start`
-    (epoch seconds)."""
-    lanes = lane_order(bars)
-    data = bars.assign(begin=bars["start"] - start, stop=bars["end"] - start)
-    data["kind"] = data["kind"].str.replace("_", " ")
-    data["seconds"] = data["stop"] - data["begin"]
-    kinds = [kind for kind in KINDS if kind in set(data["kind"])]
-    base = alt.Chart(data).encode(
-        x=alt.X(
-            "begin:Q", title="seconds since the start", scale=alt.Scale(nice=False, zero=False)
-        ),
-        y=alt.Y("lane:N", sort=lanes, title=None, axis=alt.Axis(labelLimit=160, ticks=False)),
-        color=alt.Color(
-            "kind:N",
-            scale=alt.Scale(domain=kinds, range=[KINDS[kind] for kind in kinds]),
-            legend=_legend("square"),
-        ),
-        tooltip=[
-            alt.Tooltip("lane:N", title="who"),
-            alt.Tooltip("kind:N", title="what"),
-            alt.Tooltip("label:N", title="which"),
-            alt.Tooltip("begin:Q", title="from (s)", format=".2f"),
-            alt.Tooltip("seconds:Q", title="for (s)", format=".2f"),
-        ],
-    )
-    is_load = alt.datum.kind == "weight load"
-    work = base.transform_filter(~is_load).mark_bar(height=20, cornerRadius=3, opacity=0.9)
-    loads = base.transform_filter(is_load).mark_tick(thickness=2, height=28, opacity=1)
-    return _layered(work.encode(x2="stop:Q"), loads).properties(height=130 + 34 * len(lanes))
-
-
 def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> Chart:
     """A metric that is an array (columns update, bin, value) as tiles: one row for each bin, the
     first at the bottom. Values above 0 are blue and those below orange, the further from 0 the
@@ -188,12 +148,6 @@ def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> 
         .properties(height=HEIGHT)
     )
     return chart
-
-
-def lane_order(bars: pd.DataFrame) -> list[str]:
-    """Generators, then the learner, then evaluations."""
-    last = {"learner": 1, "evaluation": 2}
-    return sorted(bars["lane"].unique(), key=lambda lane: (last.get(lane, 0), lane))
 
 
 def reliability_chart(bins: Sequence[Mapping[str, float]], height: int = HEIGHT) -> Chart:
@@ -282,10 +236,14 @@ def scaled_axis(frame: pd.DataFrame, x: str) -> tuple[pd.DataFrame, str]:
     return frame.assign(x=frame["x"] / seconds), f"{AXES[x]} ({unit})"
 
 
-def running_mean(frame: pd.DataFrame) -> "pd.Series[float]":
-    """Exponentially weighted mean of each name's values, over about a twentieth of its points."""
-    span = max(3.0, frame.groupby("name")["value"].size().max() / 20) if len(frame) else 3.0
-    return frame.groupby("name")["value"].transform(lambda v: v.ewm(span=span).mean())
+def running_mean(frame: pd.DataFrame, share: float) -> "pd.Series[float]":
+    """Exponentially weighted mean of each name's values, over about this share of its points. Where
+    points stand for stretches of a longer line, it is the mean of their means."""
+    column = "mean" if "mean" in frame else "value"
+    values = frame[column].fillna(frame["value"])
+    most = frame.groupby("name")["value"].size().max() if len(frame) else 0
+    span = max(3.0, most * share)
+    return values.groupby(frame["name"]).transform(lambda v: v.ewm(span=span).mean())
 
 
 def _with_pointer(
@@ -335,17 +293,51 @@ def _x_axis(x: str) -> alt.Axis:
     return alt.Axis(format=kind, tickCount=6, grid=False, tickMinStep=1 if x == "update" else 0)
 
 
-def _y_axis(data: pd.DataFrame, percent: bool) -> alt.Axis:
-    return alt.Axis(format=".2~%" if percent else "~s" if _is_big(data) else ",.4~g", tickCount=4)
+def _y_axis(data: pd.DataFrame, percent: bool) -> alt.Y:
+    """The values upwards. Where the axis does not begin at zero it says where."""
+    form = ".2~%" if percent else "~s" if _is_big(data) else ",.4~g"
+    low, high, step = value_range(data["value"])
+    if low <= 0:
+        begins, ticks = None, []
+    else:
+        begins = f"axis begins at {share(low) if percent else number(low)}"
+        ticks = [round(low + step * k, 12) for k in range(round((high - low) / step) + 1)]
+    return alt.Y(
+        "value:Q",
+        title=begins,
+        axis=alt.Axis(
+            format=form,
+            tickCount=4,
+            values=ticks or alt.Undefined,
+            titleFontSize=10,
+            titleFontWeight="normal",
+            titleOpacity=0.75,
+        ),
+        scale=alt.Scale(domain=[low, high], nice=False),
+    )
+
+
+def value_range(values: "pd.Series[float]") -> tuple[float, float, float]:
+    """(low, high, step) of an axis for these values, with ticks at both ends. It begins at zero
+    where that does not flatten the line."""
+    if not len(values):
+        return 0.0, 1.0, 0.25
+    low, high = float(values.min()), float(values.max())
+    if 0 <= low < 0.7 * high:
+        low = 0.0
+    if low == high == 0:
+        return 0.0, 1.0, 0.25
+    if low == high:
+        low, high = low - abs(low) * 0.1, high + abs(high) * 0.1
+    step = _nice((high - low) / 4)
+    return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, step
+
+
+def _nice(step: float) -> float:
+    """The next larger of 1, 2, 2.5, 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(part * power for part in (1, 2, 2.5, 5, 10) if part * power >= step * (1 - 1e-9))
 
 
 def _is_big(data: pd.DataFrame) -> bool:
     return bool(len(data)) and float(data["value"].abs().max()) >= 10_000
-
-
-def _wants_zero(data: pd.DataFrame) -> bool:
-    """Whether the axis begins at zero: it does where that does not flatten the line."""
-    if data.empty:
-        return True
-    low, high = float(data["value"].min()), float(data["value"].max())
-    return low >= 0 and low < 0.7 * high

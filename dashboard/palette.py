@@ -2,7 +2,8 @@
 
 Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that stand side by side
 are told apart with any of the common colour deficiencies (a test computes both). Nothing is told by
-colour alone: a word or a position says it too.
+colour alone: a word or a position says it too. Nothing greys out while a page refreshes: what is
+drawn stays until the new is there.
 """
 
 LIGHT_BACKGROUND = "#FFFFFF"
@@ -19,8 +20,16 @@ SERIES = (BLUE, ORANGE, TEAL, PURPLE, GREY)
 
 ACCOUNTS = {"trained_policy": BLUE, "ready": TEAL, "in_flight": GREY, "dropped": ORANGE}
 """Where response tokens are."""
-KINDS = {"generation": TEAL, "update": BLUE, "evaluation": GREY, "weight load": ORANGE}
-"""What a part does."""
+ACTIVITIES = {
+    "working": BLUE,
+    "loading": PURPLE,
+    "held": ORANGE,
+    "waiting": GREY,
+    "evaluation": TEAL,
+    "starting": FAINT,
+    "ending": FAINT,
+}
+"""What a process does."""
 STATUSES = {
     "training": TEAL,
     "finished": BLUE,
@@ -42,6 +51,7 @@ STYLE = f"""<style>
 .hr-line {{display:flex;flex-wrap:wrap;align-items:center;gap:.35rem .8rem;
   font-variant-numeric:tabular-nums}}
 .hr-line h1 {{font-size:1.7rem;font-weight:650;padding:0;margin:0;letter-spacing:-.01em}}
+.hr-run {{font-size:1.02rem;font-weight:600;opacity:.85;overflow-wrap:anywhere}}
 .hr-pill {{display:inline-flex;align-items:center;gap:.45em;border:1px solid currentColor;
   border-radius:99px;padding:.08em .75em;font-size:.86rem;font-weight:600}}
 .hr-pill i {{width:.55em;height:.55em;border-radius:50%;background:currentColor}}
@@ -55,6 +65,15 @@ STYLE = f"""<style>
 .hr-sum b {{display:block;font-size:1.35rem;font-weight:600;line-height:1.25}}
 .hr-sum span {{font-size:.84rem;opacity:.8;white-space:nowrap}}
 .hr-sum .op {{min-width:0;font-size:1.25rem;opacity:.45;align-self:flex-start;line-height:1.4}}
+.hr-reasons {{font-variant-numeric:tabular-nums;display:grid;gap:.55rem}}
+.hr-reason {{display:grid;grid-template-columns:9.5rem 5.5rem 4.2rem minmax(5rem,1fr) 3fr;
+  gap:.2rem .9rem;align-items:center}}
+.hr-reason > span {{text-align:right}}
+.hr-reason > i {{height:12px;border-radius:6px;background:rgba(125,139,151,.16);overflow:hidden}}
+.hr-reason > i > i {{display:block;height:100%;min-width:2px}}
+.hr-reason em {{font-style:normal;font-size:.88rem;opacity:.78}}
+@media (max-width:900px) {{.hr-reason {{grid-template-columns:1fr auto auto}}
+  .hr-reason > i, .hr-reason em {{grid-column:1/-1}}}}
 .hr-dot {{display:inline-block;width:.68em;height:.68em;border-radius:.2em;margin-right:.4em}}
 .hr-bar {{display:flex;height:14px;border-radius:7px;overflow:hidden;gap:2px;margin:.7rem 0 .55rem;
   background:rgba(125,139,151,.16)}}
@@ -76,5 +95,8 @@ STYLE = f"""<style>
   padding:.1rem .8rem;margin-bottom:.6rem}}
 .hr-empty {{border:1px dashed rgba(125,139,151,.55);border-radius:.6rem;padding:1.1rem 1.2rem;
   opacity:.85;font-size:.95rem}}
+[data-stale="true"], [data-testid^="stExpander"] {{opacity:1 !important;filter:none !important;
+  transition:none !important}}
+[data-testid="stStatusWidget"]:has([data-testid^="stStatusWidgetRunning"]) {{visibility:hidden}}
 .stMainBlockContainer {{padding:3.4rem 2.6rem 4rem;max-width:1400px}}
 </style>"""

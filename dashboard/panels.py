@@ -16,6 +16,7 @@ from dashboard.data import RunData
 from dashboard.figures import Chart, array_chart, series_chart
 from dashboard.palette import GREY, STATUSES
 from dashboard.words import metric_caption, number, share
+from headrace.errors import UserError
 from headrace.metrics import METRICS, info_of
 from storage.queries.metrics import Axis
 
@@ -36,7 +37,10 @@ def live(run: RunData, body: Callable[[RunData], None]) -> None:
         line = data.run_line(str(run.line.run_dir))
         if was_live and not data.is_live(line):
             st.rerun()
-        body(RunData(line))
+        try:
+            body(RunData(line))
+        except UserError as error:
+            empty(str(error))
 
     section()
 
@@ -61,8 +65,19 @@ def headline(summary: Mapping[str, Any], facts: Sequence[str]) -> None:
         f"{status_pill(summary['status'])}"
         f'<span class="hr-soft">{text}</span></div>'
     )
-    if summary["detail"] and summary["status"] in ("failed", "lost", "interrupted"):
-        st.error(escape(summary["detail"]), icon=":material/error:")
+    why = summary.get("ended") or summary["detail"]
+    if why and summary["status"] in ("failed", "lost"):
+        st.error(escape(why), icon=":material/error:")
+    elif why and summary["status"] in ("interrupted", "stopped"):
+        st.info(f"The run was {escape(why)}. `headrace train --resume` goes on with it.")
+
+
+def title(run: RunData, page: str) -> None:
+    """The page's name, the run's, and how that stands."""
+    st.html(
+        f'<div class="hr-line"><h1>{escape(page)}</h1>'
+        f'<span class="hr-run">{escape(run.line.run_id)}</span>{status_pill(run.line.status)}</div>'
+    )
 
 
 def empty(text: str) -> None:
@@ -97,6 +112,7 @@ def metric_card(
     *,
     samples: bool = False,
     bounds: Sequence[str] = (),
+    smoothing: float = 0.0,
     caption: str | None = None,
 ) -> None:
     """A card of metrics over an axis; the caption comes from the metrics' own table."""
@@ -105,7 +121,7 @@ def metric_card(
     unit = info_of(names[0]).unit
     chart = None
     if not known.empty:
-        chart = series_chart(known, x=x, names=names, unit=unit, bounds=bounds)
+        chart = series_chart(known, x=x, names=names, unit=unit, bounds=bounds, smoothing=smoothing)
     what = "the first sample" if samples else "an update that has it"
     card(
         title,

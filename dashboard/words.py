@@ -3,6 +3,7 @@
 In: plain values and metric names. Out: short text. None is always "-".
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,11 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
+def moment(at: float) -> str:
+    """Seconds since the epoch as date and time of this place."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
 def metric_caption(names: Sequence[str]) -> str:
     """What the metrics of one chart mean and what healthy looks like, in Markdown."""
     lines = []
@@ -53,6 +59,11 @@ def metric_caption(names: Sequence[str]) -> str:
         meaning = info.meaning if label else info.meaning[:1].upper() + info.meaning[1:]
         lines.append(f"{label}{meaning}{unit}.{healthy}")
     return "  \n".join(lines)
+
+
+def reason_name(reason: str) -> str:
+    """Why tokens were dropped, as text."""
+    return reason.replace("_", " ")
 
 
 LABELS = {
@@ -80,27 +91,61 @@ LABELS = {
 
 def metric_label(name: str) -> str:
     """A metric's short name on a chart that has several; of sources of rewards, the source's."""
+    if name.startswith("ledger/dropped/"):
+        return reason_name(name.rpartition("/")[2])
     if name.startswith("rewards/"):
         return name.split("/", 1)[1].rpartition("/")[0]
     return LABELS.get(name, name.split("/")[-1].replace("_", " "))
 
 
-def waiting_side(learner: float | None, generator: float | None) -> str:
-    """Who waits for whom, from the idle shares."""
-    waits_l, waits_g = learner or 0.0, generator or 0.0
+def what_binds(
+    learner: float | None,
+    generators: float | None,
+    *,
+    over: str,
+    mode: str = "streaming",
+    scoring: float = 0.0,
+    live: float = 0.0,
+) -> str:
+    """One sentence on who waits for whom and what would help, from the idle shares of a stretch of
+    time (`over` names it), and from how many answers wait for a score and are being generated."""
+    waits_l, waits_g = learner or 0.0, generators or 0.0
     if max(waits_l, waits_g) < 0.05:
-        return "Nobody waits: generators and learner keep each other busy."
+        return f"Nobody waits: generators and learner kept each other busy {over}."
+    if mode != "streaming" and min(waits_l, waits_g) >= 0.05:
+        return (
+            f"Generators and learner take turns in the mode {mode}: {over} the learner waited "
+            f"{share(waits_l)} and generators {share(waits_g)} of the time. The mode streaming "
+            "overlaps them."
+        )
+    if min(waits_l, waits_g) >= 0.3:
+        return (
+            f"Something else binds: {over} the learner waited {share(waits_l)} and generators "
+            f"{share(waits_g)} of the time. A process was away, or scores were waited for: the "
+            "events on the overview say which."
+        )
     if waits_g > waits_l + 0.05:
         return (
-            f"Generators wait for the learner ({share(waits_g)} of training time): so many windows "
-            "are open or ready that the staleness bound lets no new one begin."
+            f"The learner binds: {over} generators waited {share(waits_g)} of the time, because so "
+            "many windows are open or ready that the staleness bound lets no new one begin. A "
+            "faster learner helps, or a larger schedule.max_staleness."
+        )
+    if waits_l > waits_g + 0.05 and scoring > live:
+        return (
+            f"Rewards bind: {over} the learner waited {share(waits_l)} of the time, and "
+            f"{count(scoring)} answers wait for a score. More reward.workers or a higher "
+            "concurrency of the source help."
         )
     if waits_l > waits_g + 0.05:
         return (
-            f"The learner waits for generators ({share(waits_l)} of training time): it trains "
-            "windows faster than they are written."
+            f"Generation binds: {over} the learner waited {share(waits_l)} of the time, because it "
+            "trains windows faster than they are written. More generators help (generator.count), "
+            "or more answers at a time."
         )
-    return f"Both sides wait about {share((waits_l + waits_g) / 2)} of training time."
+    return (
+        f"Both sides wait, {over} about {share((waits_l + waits_g) / 2)} of the time: batches come "
+        "and go in bursts. A smaller schedule.batch_windows or a larger max_staleness smooths them."
+    )
 
 
 def progress(summary: dict[str, Any], stop: dict[str, Any]) -> tuple[float, str] | None:

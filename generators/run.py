@@ -216,10 +216,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         link = Link(args.connect, curve_keys=args.curve_keys)
         return asyncio.run(generate(link, args.name, args.cpus, args.evaluation_cpus))
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     except (RunFailedError, EngineDeadError) as error:
-        print(error, file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -15,7 +15,7 @@ from headrace.cli_data import add_data
 from headrace.cli_launch import add_launch
 from headrace.cli_options import Maker, offer_json, take_overrides, take_root
 from headrace.cli_reward import add_reward, reward_action
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, StorageBlockedError, UserError
 
 Action = Callable[[argparse.Namespace], int]
 
@@ -132,6 +132,7 @@ def _looking(command: Maker) -> None:
         "dashboard", "serve the web page of all runs", "headrace dashboard runs --port 8600"
     )
     page.add_argument("folder", nargs="?", metavar="ROOT", help="folder of the runs (runs)")
+    take_root(page)
     page.add_argument("--host", default="127.0.0.1")
     page.add_argument("--port", type=int, default=8501, help="0 takes a free one")
 
@@ -331,6 +332,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {line}", file=sys.stderr)
         return 2
+    except StorageBlockedError as error:
+        print(f"error: this needs {error}", file=sys.stderr)
+        return 1
     except RunFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

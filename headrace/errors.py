@@ -19,9 +19,9 @@ class RunFailedError(Exception):
     """A run cannot go on; the text is the first cause. Exit code 1."""
 
 
-class StorageFullError(Exception):
-    """The disk is full. Nothing of the failed write is on it, and everything written earlier is
-    whole.
+class StorageBlockedError(Exception):
+    """The disk takes nothing now: it is full, or the place is read-only; the text names place and
+    bytes. Nothing of the failed write is on it, and everything written earlier is whole.
 
-    The coordinator pauses generation, says so, and tries again when there is room.
+    Whoever gets it says so, waits, and tries again.
     """

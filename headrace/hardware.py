@@ -75,6 +75,23 @@ def interface_towards(host: str) -> str | None:
     return None
 
 
+_ESTABLISHED = "01"
+
+
+def connections(port: int) -> int:
+    """How many connections to a port of this machine are open now."""
+    found = 0
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/net", table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, _, state = line.split()[:4]
+            found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
+    return found
+
+
 def _memory() -> tuple[int, int]:
     """(total, available) bytes, the container's limit taken into account."""
     lines = Path("/proc/meminfo").read_text().splitlines()

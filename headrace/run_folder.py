@@ -1,20 +1,25 @@
 """Run folders: how they are made, found and locked, and which one `latest` names.
 
 In: a root folder and a run's name. Out: paths. `resolved.json` holds the configuration (a reward
-model's run has `reward-model.json` instead); the lock is held for the life of a supervisor, so that
-a run is never started twice.
+model's run has `reward-model.json` instead). Two locks: one is held for the life of a supervisor,
+so that a run is never started twice; the other one by whoever writes its journal and tables, so
+that a coordinator whose supervisor died is never joined by a second one. `latest` is the newest run
+that trains: evaluations never move it.
 """
 
 import difflib
 import fcntl
+import json
 import os
 import re
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from pydantic import ValidationError
 
@@ -25,6 +30,8 @@ from headrace.errors import UserError
 LATEST = "latest"
 RESOLVED = "resolved.json"
 REWARD_MODEL = "reward-model.json"
+LOCK, WRITER = ".lock", ".writer"
+_LOOK_AGAIN_S = 0.1
 
 
 def new_run_id(name: str) -> str:
@@ -34,27 +41,46 @@ def new_run_id(name: str) -> str:
 
 
 def make_run_folder(config: RunConfig | RewardModelConfig) -> Path:
-    """A new folder with its configuration, under the configuration's root; `latest` names it."""
+    """A new folder with its configuration, under its root; `latest` names it, unless
+    it only evaluates."""
     root = Path(config.root).resolve()
     run_dir = root / new_run_id(config.name)
     try:
         (run_dir / "logs").mkdir(parents=True)
+        write_config(run_dir, config)
+        if not is_evaluation(run_dir):
+            name_latest(run_dir)
     except OSError as error:
         raise UserError(f"cannot make the run folder {run_dir}: {error}") from error
-    write_config(run_dir, config)
-    write_atomically(root / LATEST, run_dir.name + "\n")
     return run_dir
+
+
+def name_latest(run_dir: Path) -> None:
+    """Let `latest` of the folder's root name this run."""
+    write_atomically(run_dir.parent / LATEST, run_dir.name + "\n")
 
 
 def discard_run_folder(run_dir: Path) -> None:
     """Remove a run that never began; `latest` names the newest one that is left."""
     shutil.rmtree(run_dir)
-    latest = run_dir.parent / LATEST
-    names = run_names(run_dir.parent)
-    if names:
-        write_atomically(latest, names[-1] + "\n")
+    left = latest_name(run_dir.parent)
+    if left is not None:
+        name_latest(run_dir.parent / left)
     else:
-        latest.unlink(missing_ok=True)
+        (run_dir.parent / LATEST).unlink(missing_ok=True)
+
+
+def latest_name(root: Path) -> str | None:
+    """The run that `latest` means: the one that the file names, or, where that is gone or an
+    evaluation, the newest that trains; None where there is none."""
+    try:
+        named = (root / LATEST).read_text().strip()
+    except OSError:
+        named = ""
+    for name in filter(None, [named, *reversed(run_names(root))]):
+        if is_run(root / name) and not is_evaluation(root / name):
+            return name
+    return None
 
 
 def run_names(root: Path) -> list[str]:
@@ -65,17 +91,20 @@ def run_names(root: Path) -> list[str]:
     return [path.name for path in sorted(found, key=lambda path: path.stat().st_ctime)]
 
 
+def run_folders(root: Path) -> list[Path]:
+    """Folders under a root that are or were runs: with a configuration, database or journal."""
+    signs = (RESOLVED, REWARD_MODEL, "headrace.sqlite", "journal")
+    return sorted({path.parent for name in signs for path in root.glob(f"*/{name}")})
+
+
 def find_run(root: Path, name: str) -> Path:
     """The folder of a run by id, unique beginning, `latest`, or path; UserError for none."""
-    if (Path(name) / RESOLVED).is_file() or is_reward_model(Path(name)):
+    if is_run(Path(name)):
         return Path(name).resolve()
     root = root.resolve()
     names = run_names(root)
     if name == LATEST:
-        try:
-            name = (root / LATEST).read_text().strip()
-        except OSError:
-            name = names[-1] if names else name
+        name = latest_name(root) or name
     if name in names:
         return root / name
     begun = [other for other in names if other.startswith(name)]
@@ -86,6 +115,20 @@ def find_run(root: Path, name: str) -> Path:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else "; `headrace runs` lists them"
     raise UserError(f"no run {name!r} under {root}{hint if names else ' (it holds none)'}")
+
+
+def is_run(run_dir: Path) -> bool:
+    """Whether a folder holds a run's configuration."""
+    return (run_dir / RESOLVED).is_file() or is_reward_model(run_dir)
+
+
+def is_evaluation(run_dir: Path) -> bool:
+    """Whether a folder holds a run that only evaluates a model, as `headrace eval` makes them; not
+    where its configuration cannot be read."""
+    try:
+        return json.loads((run_dir / RESOLVED).read_text())["evaluation"]["only"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def is_reward_model(run_dir: Path) -> bool:
@@ -142,20 +185,53 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
     """Hold the run; UserError where another supervisor does."""
-    with (run_dir / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+    with (run_dir / LOCK).open("w") as file:
+        if not _taken(file):
             raise UserError(
                 f"{run_dir.name} is still going on; end it with: headrace stop {run_dir.name}"
-            ) from error
+            )
         yield
 
 
+def hold_writer(run_dir: Path, *, wait_s: float = 1.0) -> IO[str]:
+    """Become the one who writes a run's journal and tables, until the file that is returned is
+    closed or the process has ended. UserError where another process is it, and still is after
+    `wait_s`."""
+    file = (run_dir / WRITER).open("a+")
+    deadline = time.monotonic() + wait_s
+    while not _taken(file):
+        if time.monotonic() >= deadline:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise UserError(
+                f"{run_dir.name} is still being written by {holder}: wait until it has ended, or "
+                "end it"
+            )
+        time.sleep(_LOOK_AGAIN_S)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file
+
+
 def is_running(run_dir: Path) -> bool:
-    """Whether a supervisor on this machine holds the run."""
+    """Whether a supervisor or a coordinator on this machine holds the run."""
+    return any(_is_held(run_dir / name) for name in (LOCK, WRITER))
+
+
+def _is_held(path: Path) -> bool:
     try:
-        with locked(run_dir):
-            return False
-    except UserError:
-        return True
+        with path.open() as file:
+            return not _taken(file, fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
+
+
+def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether this open file has its lock now."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

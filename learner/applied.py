@@ -7,13 +7,18 @@ up; the coordinator has no part in it. `headrace.applied` reads them.
 """
 
 import json
+import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.applied import FOLDER, AppliedUpdate
+from headrace.disk import until_written
 from headrace.protocol.batches import Shard
 from headrace.protocol.messages import Batch
+
+_LOG = logging.getLogger("headrace.learner")
 
 
 class AppliedLog:
@@ -25,10 +30,20 @@ class AppliedLog:
         with self._path.open("ab") as file:
             if file.tell() and not self._path.read_bytes().endswith(b"\n"):
                 file.write(b"\n")  # A power loss tore the last line.
+        self._end = self._path.stat().st_size
 
-    def write(self, batch: Batch, shard: Shard, *, after: int | None, skipped: str | None) -> None:
+    def write(
+        self,
+        batch: Batch,
+        shard: Shard,
+        *,
+        after: int | None,
+        skipped: str | None,
+        tell: Callable[[str], None] = _LOG.warning,
+    ) -> None:
         """The batch is in the weights. `after`: the batch that was the last one in them before;
-        `skipped`: why it was broken off."""
+        `skipped`: why it was broken off; `tell` hears what the disk lacks until the line is on it.
+        """
         line = AppliedUpdate(
             at=time.time(),
             batch_id=batch.batch_id,
@@ -39,7 +54,15 @@ class AppliedLog:
             values=[value.trajectory_id for value in shard.values],
             skipped=skipped,
         )
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line._asdict()) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        data = json.dumps(line._asdict()).encode() + b"\n"
+
+        def attempt() -> None:
+            with self._path.open("r+b") as file:
+                # What an attempt that failed has left is written over.
+                file.truncate(file.seek(self._end))
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+
+        until_written(attempt, self._path, len(data), tell=tell)
+        self._end += len(data)

@@ -5,42 +5,73 @@ manifest.json, and `latest`. Promises: a folder named step_N is complete; its ma
 last, names every file with size and sha256; `newest` passes over whatever does not match it; a
 checkpoint of an earlier format can be read; no pickle.
 
-Format 2: `lineage` and `update` say where on the run's line of updates it stands. Format 1 also had
-state/cut.json, which the coordinator read, and its lineage may be missing or null.
+Format 2: `lineage` and `update` say where on the run's line of updates it stands, `journal` up to
+which record the journal was written then (missing from before checkpoints said so). Format 1 also
+had state/cut.json, which the coordinator read, and its lineage may be missing or null.
 """
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headrace.disk import until_written
 from headrace.errors import UserError
 
 MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
 FORMAT = 2
 _BLOCK = 4 << 20
+_LOG = logging.getLogger("headrace.learner")
 
 
 def write_checkpoint(
-    root: Path, update: int, fill: Callable[[Path], None], *, facts: dict[str, Any], keep_last: int
+    root: Path,
+    update: int,
+    fill: Callable[[Path], None],
+    *,
+    facts: dict[str, Any],
+    keep_last: int,
+    needs: int = 0,
+    tell: Callable[[str], None] = _LOG.warning,
 ) -> Path:
-    """Write checkpoints/step_N and point `latest` to it.
+    """Write checkpoints/step_N and point `latest` to it, once the disk takes it.
 
     Args:
         root: the run's checkpoints folder.
         update: N.
-        fill: writes the files into the folder it is given.
+        fill: writes the files into the folder it is given, perhaps more than once.
         facts: what else stands in the manifest.
         keep_last: how many checkpoints stay besides the one `best` names.
+        needs: about how many bytes it is.
+        tell: hears what the disk lacks, and an empty text when it goes on.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    partial = root / f".step_{update}.partial"
+
+    def attempt() -> Path:
+        partial = root / f".step_{update}.partial"
+        try:
+            return _write(root, partial, update, fill, facts)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    path = until_written(attempt, root, needs, tell=tell)
+    _forget(root, update, keep_last)
+    return path
+
+
+def _write(
+    root: Path,
+    partial: Path,
+    update: int,
+    fill: Callable[[Path], None],
+    facts: dict[str, Any],
+) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    partial.mkdir(parents=True)
     fill(partial)
     files = sorted(p for p in partial.rglob("*") if p.is_file())
     manifest = {
@@ -60,8 +91,18 @@ def write_checkpoint(
     partial.rename(final)
     _point(root, LATEST, final.name)
     _sync(root)
-    _forget(root, update, keep_last)
     return final
+
+
+def passed_over(root: Path, taken: Path | None) -> list[str]:
+    """Which checkpoints newer than the one taken are not whole, and why; newest first."""
+    found = []
+    for path in reversed(_numbered(root)):
+        if path == taken:
+            break
+        if problem := mismatch(path):
+            found.append(f"checkpoint {path.name} was passed over: {problem}")
+    return found
 
 
 def newest(root: Path, *, among: Callable[[int, int | None], bool] | None = None) -> Path | None:

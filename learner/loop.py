@@ -60,11 +60,13 @@ def run_loop(
             case WeightRequest():
                 answer = trainer.publish(publisher, at_once=True)
             case CheckpointRequest():
-                answer = trainer.checkpoint(message.lineage)
+                answer = trainer.checkpoint(message.lineage, message.journal)
             case Shutdown():
                 return message.reason
         if inbox is not None and answer is not None:
             inbox.send(answer)
+            while trainer.notices:  # whoever has an answer has said Hello
+                inbox.send(trainer.notices.pop(0))
 
 
 def _greet(inbox: Inbox | None) -> None:

@@ -3,15 +3,17 @@ to other hosts.
 
 In: named tensors and the version they have from now on. Out: a `WeightNotice` with a `file:` and a
 `tcp://` source. Promises: a file that is announced is complete and never changes; the last few
-versions stay; weights that are not finite never leave; the folder goes when the publisher closes.
+versions stay; weights that are not finite never leave; where there is no room for a version it
+waits; the folder goes when the publisher closes.
 """
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -21,11 +23,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from headrace.config.process import TransportConfig
+from headrace.disk import until_written
 from headrace.errors import RunFailedError
 from headrace.hardware import own_address
 from headrace.protocol.messages import WeightBytes, WeightNotice, WeightRequest
 from headrace.protocol.sockets import BlockingRouter, is_loopback
 
+_LOG = logging.getLogger("headrace.learner")
 SHARED_MEMORY = Path("/dev/shm")
 KEPT_VERSIONS = 3
 PIECE_BYTES = 4 << 20
@@ -43,9 +47,12 @@ class Publisher:
         *,
         num_bytes: int,
         coordinator: str,
+        tell: Callable[[str], None] = _LOG.warning,
     ) -> None:
         """`num_bytes`: about the size of one version, to choose where it goes. `coordinator` is the
-        coordinator's address; it tells under which name that network knows this host."""
+        coordinator's address; it tells under which name that network knows this host. `tell` hears
+        what the disk lacks, and an empty text when it goes on."""
+        self._tell = tell
         self._folder = _weights_folder(run_id, run_dir, num_bytes)
         self._kept: list[int] = []
         self._server = _Server(self._folder, transport)
@@ -59,7 +66,15 @@ class Publisher:
                 raise RunFailedError(f"weight {name} is not finite after update {update}")
         path = _file_of(self._folder, version)
         partial = path.with_suffix(".partial")
-        save_file(dict(weights), partial, metadata={"format": "pt"})
+
+        def attempt() -> None:
+            try:
+                save_file(dict(weights), partial, metadata={"format": "pt"})
+            except Exception:
+                partial.unlink(missing_ok=True)
+                raise
+
+        until_written(attempt, self._folder, bytes_of(weights), tell=self._tell)
         digest = hashlib.sha256()
         with partial.open("rb") as file:
             while block := file.read(PIECE_BYTES):
@@ -176,6 +191,11 @@ def _own_address(coordinator: str) -> str:
     """This host's address as the coordinator's network sees it."""
     target = urlsplit(coordinator)
     return own_address(target.hostname or "127.0.0.1", target.port or 1)
+
+
+def bytes_of(tensors: Mapping[str, Tensor]) -> int:
+    """What tensors take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def weights_of(state: Mapping[str, Tensor], *, dtype: torch.dtype | None) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +21,8 @@ import torch
 from headrace import stacks
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages import Trouble
+from learner.checkpoint import passed_over
 from learner.engines import join_ranks
 from learner.inbox import Inbox, Weights
 from learner.loop import run_loop
@@ -47,10 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _run(options)
     except UserError as error:
-        _LOG.error("%s", error)
+        print(f"error: {error}", file=sys.stderr)
         return 2
     except RunFailedError as error:
-        _LOG.error("%s", error)
+        print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -112,6 +114,8 @@ def _run(options: argparse.Namespace) -> None:
                         weights=lambda: weights_of(trainer),
                     )
                 )
+                trainer.notices = _skipped(options.run_dir / "checkpoints", trainer)
+                trainer.tell = _telling(inbox)
             else:
                 # Rank 0 hears the request to end and passes it on between two updates.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -127,6 +131,28 @@ def weights_of(trainer: Trainer) -> Weights:
     return Weights(trainer.update, trainer.batch_id, resumed_from)
 
 
+def _skipped(root: Path, trainer: Trainer) -> list[Trouble]:
+    """What is to be said of checkpoints that could not be taken. UserError where none could, though
+    there are some: a run does not begin again without a word."""
+    skipped = passed_over(root, trainer.resumed_from)
+    if skipped and trainer.resumed_from is None:
+        raise UserError(
+            f"none of the checkpoints in {root} is whole ({skipped[0]}): put one back from a copy, "
+            "or move them away to go on from the starting model"
+        )
+    return [Trouble(kind="checkpoint_skipped", text=text) for text in skipped]
+
+
+def _telling(inbox: Inbox) -> Callable[[str], None]:
+    """Tells the log and the coordinator what the disk lacks, and that it goes on."""
+
+    def tell(text: str) -> None:
+        _LOG.warning("%s", f"waits: {text}" if text else "goes on")
+        inbox.send(Trouble(kind="disk", text=text, waits=True))
+
+    return tell
+
+
 def _publisher(config: RunConfig, options: argparse.Namespace, trainer: Trainer) -> Publisher:
     return Publisher(
         options.run_dir.name,
@@ -134,6 +160,7 @@ def _publisher(config: RunConfig, options: argparse.Namespace, trainer: Trainer)
         config.transport,
         num_bytes=trainer.policy_bytes,
         coordinator=options.connect,
+        tell=lambda text: trainer.tell(text),
     )
 
 

@@ -9,12 +9,14 @@ are whole models, whatever the ZeRO stage; with one rank a restored learner goes
 
 import gc
 import logging
+import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from msgspec import to_builtins
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -22,10 +24,18 @@ from torch import distributed as dist
 from transformers import AutoTokenizer, PreTrainedModel
 
 from headrace.config.run import RunConfig
+from headrace.disk import until_written
 from headrace.errors import UserError
 from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import TokenDiagnostics
-from headrace.protocol.messages import Batch, CheckpointDone, UpdateDone, WeightNotice
+from headrace.protocol.messages import (
+    Batch,
+    CheckpointDone,
+    JournalEnd,
+    Trouble,
+    UpdateDone,
+    WeightNotice,
+)
 from learner.algorithm import build_algorithm
 from learner.applied import AppliedLog
 from learner.checkpoint import newest, read_manifest, write_checkpoint
@@ -33,7 +43,7 @@ from learner.engines import DeepSpeedEngine
 from learner.forward import PolicyNetwork, ValueNetwork
 from learner.models import has_flash, load_critic, load_policy
 from learner.place import Place
-from learner.publishing import Publisher, weights_of
+from learner.publishing import Publisher, bytes_of, weights_of
 from learner.update import Updater
 
 POLICY, CRITIC, STATE = "policy", "critic", "state"
@@ -51,12 +61,16 @@ class Trainer:
         lineage: the line of updates that it is on.
         resumed_from: the checkpoint the weights are from, or None.
         policy_bytes: about the size of a published version.
+        notices: what the coordinator is to be told with the next answer.
+        tell: hears what a disk lacks that this rank writes to, and an empty text when it goes on.
     """
 
     def __init__(
         self, config: RunConfig, run_dir: Path, *, rank: int, device: torch.device
     ) -> None:
         """Build or restore; UserError where a model cannot be had."""
+        self.tell: Callable[[str], None] = _LOG.warning
+        self.notices: list[Trouble] = []
         self._config, self._rank, self._device = config, rank, device
         self._root = run_dir / "checkpoints"
         self._applied = AppliedLog(run_dir, rank=rank)
@@ -167,6 +181,7 @@ class Trainer:
         self.update, self.lineage = 0, 0
         self.batch_id: int | None = None
         self._version = 0
+        self._journal: JournalEnd | None = None
         self._published_at = float("-inf")
         self.waiting: int | None = None
         if self.resumed_from:
@@ -182,7 +197,9 @@ class Trainer:
         0."""
         outcome = self._updater.run(batch, shard)
         metrics = outcome.metrics
-        self._applied.write(batch, shard, after=self.batch_id, skipped=outcome.skipped)
+        self._applied.write(
+            batch, shard, after=self.batch_id, skipped=outcome.skipped, tell=self.tell
+        )
         self.update, self.lineage = batch.update, batch.lineage
         self.batch_id = batch.batch_id
         notice = None
@@ -194,6 +211,7 @@ class Trainer:
         checkpoint = None
         if batch.checkpoint:
             began = time.perf_counter()
+            self._journal = batch.journal
             checkpoint = str(self._save())
             metrics["timing_s/checkpoint"] = time.perf_counter() - began
         return UpdateDone(
@@ -234,9 +252,9 @@ class Trainer:
             return None
         return self._published_at + self._config.learner.publish_min_interval_s
 
-    def checkpoint(self, lineage: int) -> CheckpointDone:
+    def checkpoint(self, lineage: int, journal: JournalEnd | None) -> CheckpointDone:
         """Write a checkpoint now. The lineage may have changed since the last batch."""
-        self.lineage = lineage
+        self.lineage, self._journal = lineage, journal
         return CheckpointDone(update=self.update, path=str(self._save()))
 
     def _whole_weights(self) -> dict[str, Tensor]:
@@ -249,11 +267,10 @@ class Trainer:
         it. What is carried over is not part of it, so whoever goes on does without, too."""
         self._updater.forget()
         shelf = self._root / ".ranks"
-        shelf.mkdir(parents=True, exist_ok=True)
         for name, engine in self._engines.items():
             if self._rank == 0 or self._config.learner.zero_stage or self._is_bfloat16:
                 state = engine.state() | {"rng": torch.get_rng_state()}
-                save_file(state, shelf / f"{name}-{self._rank}.safetensors")
+                self._shelve(state, shelf / f"{name}-{self._rank}.safetensors")
         whole: dict[str, dict[str, Tensor]] = {}
         for name, engine in self._engines.items():
             with engine.whole_parameters():
@@ -267,16 +284,24 @@ class Trainer:
             dist.barrier()
         return path
 
+    def _shelve(self, state: dict[str, Tensor], path: Path) -> None:
+        def attempt() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(state, path)
+
+        until_written(attempt, path.parent, bytes_of(state), tell=self.tell)
+
     def _gather(self, shelf: Path, whole: dict[str, dict[str, Tensor]]) -> None:
         def fill(folder: Path) -> None:
             for name, weights in whole.items():
                 self._models[name].save_pretrained(folder / name, state_dict=weights)
                 self._tokenizer.save_pretrained(folder / name)
-            shutil.move(shelf, folder / STATE)
+            shutil.copytree(shelf, folder / STATE, copy_function=_same_file)
 
         steps = {name: engine.steps for name, engine in self._engines.items()}
         facts = {
             "version": self._version,
+            "journal": self._journal and to_builtins(self._journal),
             "ranks": self._config.learner.ranks,
             "zero_stage": self._config.learner.zero_stage,
             "steps": steps,
@@ -290,7 +315,10 @@ class Trainer:
             fill,
             facts=facts,
             keep_last=self._config.checkpoint.keep_last,
+            needs=sum(map(bytes_of, whole.values())),
+            tell=self.tell,
         )
+        shutil.rmtree(shelf)
 
     @property
     def _is_bfloat16(self) -> bool:
@@ -318,6 +346,15 @@ class Trainer:
         self.batch_id = manifest.get("batch_id")
         self.lineage = int(manifest["lineage"])
         self._version = int(manifest["version"])
+
+
+def _same_file(source: str, target: str) -> str:
+    """The file under a second name, or a copy where a file system has no second names."""
+    try:
+        os.link(source, target)
+    except OSError:
+        return str(shutil.copyfile(source, target))
+    return target
 
 
 def joined(reports: list[UpdateDone], *, max_bytes: int) -> UpdateDone:

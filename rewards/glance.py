@@ -1,38 +1,40 @@
 """What can be told of a response without a scoring child.
 
 In: a source of rewards, then items. Out: an item's outcome, or None where a child has to look.
-Promises: what is told is what the child would tell; telling takes microseconds and is never an
-error. No user's code and no library runs here: a kind says in its module what it tells at a glance
-(`rewards.kinds`), by comparing texts.
+Promises: what is told is what the child would tell; telling takes microseconds, which are not
+counted, and is never an error. No user's code and no library runs here: a kind says in its module
+what it tells at a glance (`rewards.kinds`), by comparing texts.
 """
 
 import contextlib
-import time
 from collections.abc import Callable
 
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards import kinds
+from rewards.kinds.row import right_or_wrong
 from rewards.options import read_options
-from rewards.pay import foregone, paid
+from rewards.pay import priced, unfinished, waits_for_an_end
 from rewards.pipe import Outcome
-from rewards.verdict import Verdict
 
 Glance = Callable[[ScoreItem], Outcome | None]
-Judge = Callable[[ScoreItem], Verdict | None]
+Judge = Callable[[ScoreItem], bool | None]
 
 
 def glance_of(source: SourceConfig) -> Glance:
     """What is told at a glance of a source's responses."""
     judge = _judge_of(source)
+    # Three outcomes are all there are, so each is made once.
+    right, wrong = (
+        Outcome.of(priced(source, right_or_wrong(correct), graded=False), 0.0)
+        for correct in (True, False)
+    )
+    without_end = Outcome.of(unfinished(source), 0.0)
+    outcomes = {True: right, False: wrong, None: None}
 
     def glance(item: ScoreItem) -> Outcome | None:
-        began = time.perf_counter()
-        verdict = foregone(source, item)
-        if verdict is None and (found := judge(item)) is not None:
-            verdict = paid(source, item, found, graded=False)
-        return None if verdict is None else Outcome.of(verdict, time.perf_counter() - began)
+        return without_end if waits_for_an_end(source, item) else outcomes[judge(item)]
 
     return glance
 

@@ -16,10 +16,14 @@ from rewards.verdict import Verdict
 
 def foregone(source: SourceConfig, item: ScoreItem) -> Verdict | None:
     """The verdict on a response that nobody has to look at, since it has no end; None: it has to be
-    judged. Groups are seen whole, and lines before there is an end."""
-    if source.unit == "trajectory" and source.require_finish and not item.finished:
-        return _unfinished(source)
-    return None
+    judged."""
+    return unfinished(source) if waits_for_an_end(source, item) else None
+
+
+def waits_for_an_end(source: SourceConfig, item: ScoreItem) -> bool:
+    """Whether a response has no end and would need one. Groups are seen whole, and lines before
+    there is an end."""
+    return not item.finished and source.require_finish and source.unit == "trajectory"
 
 
 def paid(source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: bool) -> Verdict:
@@ -27,7 +31,7 @@ def paid(source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: boo
     is right."""
     match source.unit:
         case "trajectory":
-            return _priced(source, verdict, graded=graded)
+            return priced(source, verdict, graded=graded)
         case "group":
             return _of_siblings(source, item, verdict, graded=graded)
         case "line":
@@ -42,8 +46,8 @@ def _of_siblings(
     if len(given) != len(item.siblings):
         raise InvalidRewardError(f"{len(given)} verdicts for {len(item.siblings)} siblings")
     ends = [sibling.finished or not source.require_finish for sibling in item.siblings]
-    priced = (each and _priced(source, each, graded=graded) for each in given)
-    counts = (v if e else _unfinished(source) for e, v in zip(ends, priced, strict=True))
+    earned = (each and priced(source, each, graded=graded) for each in given)
+    counts = (v if e else unfinished(source) for e, v in zip(ends, earned, strict=True))
     return Verdict(siblings=tuple(counts))
 
 
@@ -57,12 +61,13 @@ def _of_lines(item: ScoreItem, verdict: Verdict) -> Verdict:
     return verdict
 
 
-def _unfinished(source: SourceConfig) -> Verdict:
+def unfinished(source: SourceConfig) -> Verdict:
+    """What a response without an end earns."""
     parts = {} if source.kind == "function" else {"correct": 0.0}
     return Verdict(source.wrong_reward, False, parts)
 
 
-def _priced(source: SourceConfig, verdict: Verdict, *, graded: bool) -> Verdict:
+def priced(source: SourceConfig, verdict: Verdict, *, graded: bool) -> Verdict:
     """One response's verdict with what its score earns. A score that was put on another scale is a
     part."""
     if source.pays_itself():

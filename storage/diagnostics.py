@@ -65,7 +65,7 @@ class DiagnosticsWriter:
         self._writer = SegmentWriter(folder, SCHEMA, segment_bytes=int(segment_mib * 2**20))
 
     def append(self, commits: Iterable[UpdateCommitted]) -> None:
-        """Write the diagnostics of these commits; StorageFullError as in `segments`."""
+        """Write the diagnostics of these commits; StorageBlockedError as in `segments`."""
         rows = [(commit, row) for commit in commits for row in commit.diagnostics]
         if rows:
             self._writer.append(_encode(rows))

@@ -110,7 +110,7 @@ class Walk:
         return self
 
     def ending(self) -> Ending:
-        """What follows the frames seen. sealed: the mark of a file that nobody writes any more;
+        """What follows the frames seen. sealed: the seal of a file that nobody writes any more;
         open: nothing. torn: what a write leaves that was cut off by a crash, which was never
         acknowledged. damaged: anything else; whole frames follow, or the file was sealed."""
         rest = self._rest()

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.errors import UserError
-from headrace.protocol.messages import JournalMark
+from headrace.protocol.messages import JournalEnd
 from headrace.protocol.records import (
     RECORD_FORMAT,
     AnyRecord,
@@ -94,12 +94,12 @@ class Journal:
         return self._writer.end.rows
 
     @property
-    def mark(self) -> JournalMark:
+    def end(self) -> JournalEnd:
         """Where it ends, and what it ends with."""
-        return JournalMark(*self._writer.end)
+        return JournalEnd(*self._writer.end)
 
     def append(self, records: Sequence[Record]) -> None:
-        """Put records on disk in one batch; StorageFullError leaves none of them there."""
+        """Put records on disk in one batch; StorageBlockedError leaves none of them there."""
         if records:
             self._writer.append(encode(records, self.next_offset))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import DatabaseError
 
 from headrace.errors import UserError
 from headrace.run_folder import is_reward_model
@@ -88,8 +88,8 @@ def open_run(run_dir: Path) -> RunReader:
         engine = _engine(run_dir.resolve(), config.get("storage", {}).get("database"), run_id)
         with engine.connect() as connection:
             key = connection.execute(select(Run.id).where(Run.run_id == run_id)).scalar()
-    except (OperationalError, ProgrammingError) as error:
-        raise UserError(f"{run_dir} cannot be read: {error.orig}") from error
+    except DatabaseError as error:
+        raise UserError(f"the database of {run_dir} cannot be read: {error.orig}") from error
     if key is None:
         raise UserError(f"the database of {run_dir} does not know run {run_id}")
     return RunReader(run_dir, run_id, engine, key)
@@ -102,7 +102,12 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         raise UserError(f"{run_dir.name} trained a reward model: it has no trajectories or updates")
     if not path.exists():
         raise UserError(f"{run_dir} is not a run folder: it has no resolved.json")
-    values: dict[str, Any] = json.loads(path.read_text())
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not the configuration of a run")
     return values
 
 

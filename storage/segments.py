@@ -5,11 +5,11 @@ pyarrow, polars and DuckDB read as they are. `append` returns once a batch is on
 one fsync). Every batch carries checksums (`storage.frames`) and they are checked whenever it is
 read: DamagedError names the place where bytes are not those that were written. What a write leaves
 that a crash cut off is no damage: readers end there, and `recover` cuts it off. After recovery
-writing goes on in a new segment. A full disk raises StorageFullError; the file then ends with its
-last whole batch.
+writing goes on in a new segment. A disk that takes nothing raises StorageBlockedError; the file
+then ends with its last whole batch.
 """
 
-import errno
+import contextlib
 import io
 import logging
 import os
@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from headrace.errors import StorageFullError
+from headrace.disk import writing
+from headrace.errors import StorageBlockedError
 from storage.frames import (
     DIGESTS,
     END_OF_STREAM,
@@ -36,7 +37,6 @@ from storage.frames import (
 )
 
 __all__ = ["DamagedError", "SegmentWriter"]
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 log = logging.getLogger(__name__)
 
 
@@ -106,12 +106,15 @@ def recover(folder: Path) -> End:
         if not walk.rows:
             walk.path.unlink()  # died while the segment was being made: nothing is lost
         elif ending != "sealed":
-            with walk.path.open("r+b") as file:
+            with walk.path.open("r+b", buffering=0) as file:
                 file.truncate(walk.end)
                 file.seek(walk.end)
-                file.write(END_OF_STREAM)
-                file.flush()
-                os.fsync(file.fileno())
+                try:
+                    with writing(folder, len(END_OF_STREAM)):
+                        file.write(END_OF_STREAM)
+                        os.fsync(file.fileno())
+                except StorageBlockedError:
+                    file.truncate(walk.end)  # it is whole without the seal
     return end
 
 
@@ -192,7 +195,7 @@ def read_frames(folder: Path, first_row: int = 0) -> Iterator[Frame]:
 
 
 def _frames_of(path: Path, *, is_last: bool, until: int | None) -> Iterator[Frame]:
-    """The frames of a segment; the one after it begins with row `until`. A damaged mark behind the
+    """The frames of a segment; the one after it begins with row `until`. A damaged seal behind the
     last of them is no harm."""
     end = 0
     while True:
@@ -220,6 +223,9 @@ class SegmentWriter:
         self.rows, self._digest = recover(folder)
         self._file: io.FileIO | None = None
         self._length = 0
+        self._is_torn = False
+        self._unborn: Path | None = None
+        """A segment that got no batch and could not be removed."""
         self._staging = io.BytesIO()
 
     @property
@@ -228,14 +234,14 @@ class SegmentWriter:
         return End(self.rows, self._digest)
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """One batch on disk: written and fsynced, or StorageFullError and not there at all."""
+        """One batch on disk: written and fsynced, or StorageBlockedError and not there at all."""
         if self._file is None:
             self._begin()
         self._stream.write_batch(batch, custom_metadata=stamps(batch, self._digest))
         data, digest = stamped(self._staged())
         try:
             self._write(data)
-        except (OSError, StorageFullError):
+        except (OSError, StorageBlockedError):
             if self._length == 0:  # without its schema a segment is nothing
                 self._discard()
             raise
@@ -254,30 +260,33 @@ class SegmentWriter:
     def _begin(self) -> None:
         paths = segment_paths(self._folder)
         number = int(paths[-1].stem.split("-")[1]) + 1 if paths else 1
-        path = self._folder / f"segment-{number:06d}.arrow"
+        path = self._unborn or self._folder / f"segment-{number:06d}.arrow"
         first = str(self.rows).encode()
         metadata = {**(self._schema.metadata or {}), FIRST_ROW: first, DIGESTS: b"sha256"}
         self._staged()
         self._stream = pa.ipc.new_stream(
             pa.PythonFile(self._staging, "w"), self._schema.with_metadata(metadata)
         )
-        try:
-            self._file, self._length = io.FileIO(path, "xb"), 0
-        except OSError as error:
-            if error.errno in _FULL:
-                raise StorageFullError(f"no room left in {self._folder}") from error
-            raise
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        with writing(self._folder, self._staging.tell()):
+            file = io.FileIO(path, "wb" if self._unborn else "xb")
+            self._file, self._length, self._is_torn, self._unborn = file, 0, False, None
+            try:
+                folder = os.open(self._folder, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+            except OSError:
+                self._discard()
+                raise
 
     def _discard(self) -> None:
         assert self._file is not None
         self._file.close()
-        Path(str(self._file.name)).unlink()
-        self._file = None
+        self._unborn, self._file = Path(str(self._file.name)), None
+        with contextlib.suppress(OSError):
+            self._unborn.unlink()
+            self._unborn = None
 
     def _staged(self) -> bytes:
         data = self._staging.getvalue()
@@ -288,23 +297,33 @@ class SegmentWriter:
     def _write(self, data: bytes) -> None:
         assert self._file is not None
         view = memoryview(data)
-        try:
-            while view:
-                view = view[os.write(self._file.fileno(), view) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
+        with writing(self._folder, len(data)):
+            self._trim()
+            self._is_torn = True
+            try:
+                while view:
+                    view = view[os.write(self._file.fileno(), view) :]
+                os.fsync(self._file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._trim()
+                raise
+        self._is_torn = False
+        self._length += len(data)
+
+    def _trim(self) -> None:
+        """Take away what a write that failed has left."""
+        assert self._file is not None
+        if self._is_torn:
             os.ftruncate(self._file.fileno(), self._length)
             os.lseek(self._file.fileno(), self._length, os.SEEK_SET)
-            if error.errno in _FULL:
-                raise StorageFullError(f"no room left in {self._folder}") from error
-            raise
-        self._length += len(data)
+            self._is_torn = False
 
     def _seal(self) -> None:
         assert self._file is not None
         try:
             self._write(END_OF_STREAM)
-        except StorageFullError:
+        except StorageBlockedError:
             return  # it stays open: the batch is safe, and the next append will say it
         self._file.close()
         self._file = None

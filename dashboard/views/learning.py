@@ -30,6 +30,9 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Generator against learner", ("rollout/logprob_diff",)),
 )
 
+SMOOTHING = {"none": 0.0, "2 %": 0.02, "5 %": 0.05, "20 %": 0.2}
+"""Shares of the points that a running mean is over."""
+
 ARRAYS = (
     ("Value error along the response", "value/rmse"),
     ("Value bias along the response", "value/bias"),
@@ -39,20 +42,35 @@ ARRAYS = (
 
 def render(run: RunData, root: Path) -> None:
     """The page."""
-    st.title("Learning")
-    chosen = st.segmented_control(
-        "Horizontal axis",
-        list(AXES),
-        default="update",
-        required=True,
-        format_func=AXES.__getitem__,
-        key="learning_axis",
-    )
-    panels.live(run, partial(_charts, x=cast(Axis, chosen or "update")))
+    panels.live(run, _body)
 
 
-def _charts(run: RunData, x: Axis) -> None:
-    draw = [partial(panels.metric_card, run, title, names, x) for title, names in CHARTS]
+def _body(run: RunData) -> None:
+    panels.title(run, "Learning")
+    with st.container(horizontal=True, gap="large"):
+        chosen = st.segmented_control(
+            "Horizontal axis",
+            list(AXES),
+            default="update",
+            required=True,
+            format_func=AXES.__getitem__,
+            key="axis",
+            bind="query-params",
+        )
+        smooth = st.segmented_control(
+            "Smoothing",
+            list(SMOOTHING),
+            default="none",
+            required=True,
+            key="smoothing",
+            bind="query-params",
+            help="A running mean over this share of the points, on top of the line as it is.",
+        )
+    x, smoothing = cast(Axis, chosen or "update"), SMOOTHING[smooth or "none"]
+    draw = [
+        partial(panels.metric_card, run, title, names, x, smoothing=smoothing)
+        for title, names in CHARTS
+    ]
     arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
     panels.grid([partial(_accuracy, run, x), *draw, *arrays])
 

@@ -14,19 +14,18 @@ from dashboard.data import RunData
 from dashboard.figures import accuracy_chart
 from dashboard.ledger import ledger_html
 from dashboard.palette import GREY, ORANGE
-from dashboard.words import count, duration, number, progress, share
-from storage.queries import RunLine
+from dashboard.words import count, duration, moment, number, progress, share
+from storage.queries import UNREADABLE, RunLine
 
 _LEVELS = {"error": ORANGE, "warning": ORANGE}
 
 
 def render(run: RunData, root: Path) -> None:
     """The page."""
-    panels.live(run, _run)
-    _all_runs(root)
+    panels.live(run, partial(_run, root=root))
 
 
-def _run(run: RunData) -> None:
+def _run(run: RunData, root: Path) -> None:
     summary = run.summary()
     _headline(run, summary)
     _figures(summary)
@@ -51,12 +50,16 @@ def _run(run: RunData) -> None:
         _processes(run)
     with right:
         _events(run)
+    _all_runs(root)
 
 
 def _headline(run: RunData, summary: dict[str, Any]) -> None:
-    facts = [summary["mode"], f"seed {summary['seed']}", duration(summary["wall_s"])]
+    what = run.line.kind if run.line.kind != "training" else summary["mode"]
+    facts = [what, f"seed {summary['seed']}", duration(summary["wall_s"])]
     if summary["lineage"]:
         facts.append(f"lineage {summary['lineage']}")
+    if summary["ended"] and summary["status"] == "finished":
+        facts.append(f"ended: {summary['ended']}")
     panels.headline(summary, facts)
     found = progress(summary, run.config()["stop"])
     if found is not None:
@@ -193,7 +196,7 @@ def _events(run: RunData) -> None:
             return
         st.html("".join(_event(row) for row in rows.head(9).itertuples()))
         with st.expander("more"):
-            shown = rows.assign(at=pd.to_datetime(rows["at"], unit="s"))
+            shown = rows.assign(at=rows["at"].map(moment))
             st.dataframe(shown, hide_index=True, width="stretch")
 
 
@@ -209,27 +212,50 @@ def _event(row: Any) -> str:
 
 
 def _all_runs(root: Path) -> None:
+    lines = data.runs(str(root))
     with st.container(border=True):
         st.html(f"<b>All runs</b> <span class='hr-soft'>under {escape(str(root))}</span>")
-        st.dataframe(run_rows(data.runs(str(root))[:200]), hide_index=True, width="stretch")
+        st.dataframe(
+            run_rows(lines).style.apply(_greyed, axis=1),
+            hide_index=True,
+            width="stretch",
+            height=38 + 35 * min(len(lines), 12),
+        )
+
+
+def _greyed(row: "pd.Series[Any]") -> list[str]:
+    """Style of a row: grey where the folder cannot be read."""
+    style = f"color: {GREY}; font-style: italic" if row["status"] == UNREADABLE else ""
+    return [style] * len(row)
 
 
 def run_rows(lines: list[RunLine]) -> pd.DataFrame:
-    """The table of runs as shown."""
+    """The table of runs as shown. What is not known of a run that cannot be read is a dash."""
+    read = [line.status != UNREADABLE for line in lines]
+
+    def known(values: list[Any]) -> list[Any]:
+        return [value if is_read else "-" for value, is_read in zip(values, read, strict=True)]
+
+    def numbers(values: list[int]) -> Any:
+        found = [value if is_read else None for value, is_read in zip(values, read, strict=True)]
+        return pd.array(found, dtype="Int64")
+
+    started = [
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(line.started_at)) if line.started_at else "-"
+        for line in lines
+    ]
     return pd.DataFrame(
         {
             "run": [line.run_id for line in lines],
-            "kind": [line.kind for line in lines],
+            "kind": known([line.kind for line in lines]),
             "status": [line.status for line in lines],
-            "started": [
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(line.started_at or 0))
-                for line in lines
-            ],
-            "took": [duration(line.wall_s) for line in lines],
-            "updates": [line.updates for line in lines],
-            "tokens trained": [line.trained_tokens for line in lines],
-            "accuracy before": [share(line.accuracy_before) for line in lines],
-            "accuracy after": [share(line.accuracy_after) for line in lines],
-            "reward": [number(line.reward) for line in lines],
+            "started": started,
+            "took": known([duration(line.wall_s) for line in lines]),
+            "updates": numbers([line.updates for line in lines]),
+            "tokens trained": numbers([line.trained_tokens for line in lines]),
+            "accuracy before": known([share(line.accuracy_before) for line in lines]),
+            "accuracy after": known([share(line.accuracy_after) for line in lines]),
+            "reward": known([number(line.reward) for line in lines]),
+            "note": [line.detail for line in lines],
         }
     )

@@ -3,20 +3,24 @@
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import streamlit as st
 
 from dashboard import panels
-from dashboard.data import RunData
-from dashboard.figures import timeline_chart
-from dashboard.words import number, share, waiting_side
+from dashboard.data import RunData, is_live
+from dashboard.lanes import lane_order, lanes_chart
+from dashboard.words import number, share, what_binds
+from storage.queries import idle_of
 
 SPANS: dict[str, float | None] = {
     "last 20 s": 20.0,
     "last minute": 60.0,
     "last 5 minutes": 300.0,
+    "last hour": 3600.0,
     "whole run": None,
 }
-MOST_BARS = 4000
+NOW_S = 60.0
+"""What counts as now."""
 ARRAYS = (
     ("Dropped for age, by response length", "staleness/drop_share"),
     ("Masked otherwise, by response length", "staleness/mask_share"),
@@ -25,30 +29,26 @@ ARRAYS = (
 
 def render(run: RunData, root: Path) -> None:
     """The page."""
-    st.title("Pipeline")
+    panels.live(run, _body)
+
+
+def _body(run: RunData) -> None:
+    panels.title(run, "Pipeline")
+    _sentence(run)
     span = st.segmented_control(
-        "Timeline", list(SPANS), default="last minute", required=True, key="pipeline_span"
+        "Timeline",
+        list(SPANS),
+        default="whole run",
+        required=True,
+        key="span",
+        bind="query-params",
     )
-    panels.live(run, partial(_charts, span=span or "last minute"))
-
-
-def _charts(run: RunData, span: str) -> None:
-    summary = run.summary()
-    if summary["updates"]:
-        idle = summary["idle_share"]
-        st.info(waiting_side(idle["learner"], idle["generator"]), icon=":material/hourglass_top:")
-    _waits(run)
-    _timeline(run, span)
+    chosen = span or "whole run"
+    frame = run.activity(SPANS[chosen])
+    _waits(run, frame, chosen)
+    _timeline(run, frame)
     panels.grid(
         [
-            partial(
-                panels.metric_card,
-                run,
-                "Idle shares",
-                ("idle/learner", "idle/generator"),
-                "wall",
-                samples=True,
-            ),
             partial(
                 panels.metric_card,
                 run,
@@ -93,21 +93,57 @@ def _charts(run: RunData, span: str) -> None:
     )
 
 
-def _waits(run: RunData) -> None:
-    """Idle shares and staleness as numbers."""
+def _sentence(run: RunData) -> None:
+    """What binds now; of a run that has ended, what bound in its last minute of training."""
+    phase = run.line.status
+    if phase == "evaluating":
+        st.info("An evaluation is under way: training stands still, and its clock.")
+        return
+    frame, over = run.activity(NOW_S), "in the last minute"
+    learner, generators = idle_shares(frame)
+    if learner is None and not is_live(run.line):
+        frame, over = run.activity(None), "in the whole run"
+        learner, generators = idle_shares(frame)
+    if learner is None:
+        return
+    gauges = run.latest("schedule/") if is_live(run.line) else {}
+    said = what_binds(
+        learner,
+        generators,
+        over=over,
+        mode=run.summary()["mode"],
+        scoring=gauges.get("schedule/scoring") or 0.0,
+        live=gauges.get("schedule/live") or 0.0,
+    )
+    st.info(said, icon=":material/hourglass_top:")
+
+
+def idle_shares(frame: pd.DataFrame) -> tuple[float | None, float | None]:
+    """Of the learner and of generators together, in the span of an activity frame; None without
+    training time."""
+    idle = idle_of(frame)
+    others = [value for lane, value in idle.items() if lane != "learner"]
+    return idle.get("learner"), sum(others) / len(others) if others else None
+
+
+def _waits(run: RunData, frame: pd.DataFrame, span: str) -> None:
+    """Idle shares of the span shown, and staleness, as numbers."""
     summary, columns = run.summary(), st.columns(4)
-    idle, staleness = summary["idle_share"], summary["staleness"]
+    learner, generators = idle_shares(frame)
+    staleness, whole = summary["staleness"], span == "whole run"
+    over = "the run's training time" if whole else f"the training time of the {span}"
     columns[0].metric(
         "Learner idle",
-        share(idle["learner"]),
-        help="share of training time in which the learner waited for a batch",
+        share(learner),
+        help=f"share of {over} in which the learner waited for a batch: what is grey below",
         border=True,
         height="stretch",
     )
     columns[1].metric(
         "Generators idle",
-        share(idle["generator"]),
-        help="share of training time in which generators had nothing to generate",
+        share(generators),
+        help=f"share of {over} in which generators were held or had no trajectory: what is orange "
+        "or grey below",
         border=True,
         height="stretch",
     )
@@ -117,7 +153,7 @@ def _waits(run: RunData) -> None:
         f"{number(staleness['max'])} at most, bound {run.config()['schedule']['max_staleness']}",
         delta_color="off",
         delta_arrow="off",
-        help="updates between the sampling of a token and its training",
+        help="updates between the sampling of a token and its training, in the whole run",
         border=True,
         height="stretch",
     )
@@ -126,19 +162,15 @@ def _waits(run: RunData) -> None:
     )
 
 
-def _timeline(run: RunData, span: str) -> None:
-    bars = run.timeline(SPANS[span])
-    note = ""
-    if len(bars) > MOST_BARS:
-        note = f"the newest {MOST_BARS} of {len(bars)} bars"
-        bars = bars.tail(MOST_BARS)
+def _timeline(run: RunData, frame: pd.DataFrame) -> None:
     panels.card(
         "Who works when",
-        None if bars.empty else timeline_chart(bars, start=run.line.started_at or 0.0),
-        "A generator's bar: it has an unfinished trajectory, held ones included. The learner's: "
-        "it has a batch. Orange ticks: new weights are loaded while generation goes on. Healthy in "
-        "streaming mode: no gaps in the generators' lanes and short ones in the learner's. In "
-        "synchronous and windowed mode the two take turns.",
-        note=note,
+        None if frame.empty else lanes_chart(frame, start=run.line.started_at or 0.0),
+        "Each stretch of time is divided by what it was spent on. Working: the learner has a "
+        "batch, a generator samples. Loading: a generator stands still for new weights. Held: "
+        "what it has may not go on, because the staleness bound is reached. Waiting: nothing to "
+        "do. Healthy in streaming mode: hardly any orange or grey. In synchronous and windowed "
+        "mode the two take turns.",
+        note=f"{len(lane_order(frame))} processes" if len(frame) else "",
         wait=panels.awaited(run, "the first token"),
     )

@@ -35,11 +35,11 @@ LONGEST_ERROR = 300
 
 def render(run: RunData, root: Path) -> None:
     """The page."""
-    st.title("Rewards")
     panels.live(run, _body)
 
 
 def _body(run: RunData) -> None:
+    panels.title(run, "Rewards")
     rows = run.reward_sources()
     if rows.empty:
         panels.empty(panels.awaited(run, "the first score"))

@@ -1,6 +1,8 @@
 """Trajectories: find them, read them token by token, see their siblings."""
 
 import json
+import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ from dashboard.tokens import (
 )
 from dashboard.words import count, number
 from headrace.errors import UserError
-from storage.queries import TrajectoryDetail, TrajectoryPage
+from storage.queries import TrajectoryDetail
 
 ROWS = 100
+SIBLINGS = 8
+"""Buttons in a row."""
 COLUMNS = [
     "trajectory_id",
     "status",
@@ -42,51 +46,71 @@ SORTS = {
     "newest": ("trajectory_id", True),
     "oldest": ("trajectory_id", False),
     "longest": ("length", True),
+    "shortest": ("length", False),
     "best": ("reward", True),
     "worst": ("reward", False),
 }
-PARAMETER = "trajectory"
+TRAJECTORY = "trajectory"
+"""The chosen trajectory's id, in the session and in the address."""
+_LONGEST_ID = 18
+"""Digits."""
 
 
 def render(run: RunData, root: Path) -> None:
     """Draw the page. It is not redrawn by itself, because the reader would lose the place."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.title("Trajectories")
+        panels.title(run, "Trajectories")
         if is_live(run.line):
             st.button("Refresh", icon=":material/refresh:")
-    page = _filtered(run)
-    if not page.total:
+    wanted = _wanted(run)
+    total = run.page(**wanted, limit=0).total
+    if not total:
         if run.summary()["trajectories"]["issued"]:
             panels.empty("No trajectory matches.")
         else:
             panels.empty(panels.awaited(run, "the first trajectory"))
             panels.wait_for_change(run)
             return
-    chosen = _choose(page)
-    if chosen is None:
-        return
-    try:
-        detail = run.trajectory(chosen)
-    except UserError as error:
-        panels.empty(str(error))
-        return
-    _read(detail)
+    first = _rows(run, wanted, total) if total else None
+    asked = st.session_state.get(TRAJECTORY) or ""
+    chosen = trajectory_id(asked) if asked else first
+    if chosen is not None:
+        _read_or_say(run, chosen)
+    elif asked:
+        panels.empty(f"There is no trajectory {asked[:40]!r}: ids are whole numbers from 0 on.")
 
 
-def _filtered(run: RunData) -> TrajectoryPage:
-    """The filter bar, and the rows that pass."""
+def trajectory_id(text: str) -> int | None:
+    """The id that somebody wrote; None where no trajectory can have it."""
+    plain = text.strip()
+    if not (plain.isascii() and plain.isdecimal() and len(plain) <= _LONGEST_ID):
+        return None
+    return int(plain)
+
+
+def _wanted(run: RunData) -> dict[str, Any]:
+    """The filter bar: what of `queries.trajectory_page` is asked for. All of it is in the
+    address."""
+    bound: dict[str, Any] = {"bind": "query-params"}
     with st.container(border=True):
-        top = st.columns([3, 1.4, 2.4, 1.4])
-        text = top[0].text_input("Search", placeholder="any text", key="search")
-        place = top[1].selectbox("in", ["prompt", "response"], key="search_place")
-        statuses = top[2].multiselect("Status", STATUSES, key="statuses", placeholder="any")
-        sort = top[3].selectbox("Sort by", list(SORTS), key="sort")
+        top = st.columns([3, 1.3, 2.4, 1.3, 1.2])
+        text = top[0].text_input("Search", placeholder="any text", key="search", **bound)
+        place = top[1].selectbox("in", ["prompt", "response"], key="search_place", **bound)
+        statuses = top[2].multiselect(
+            "Status", STATUSES, key="statuses", placeholder="any", **bound
+        )
+        sort = top[3].selectbox("Sort by", list(SORTS), key="sort", **bound)
+        top[4].text_input("Trajectory", placeholder="id", key=TRAJECTORY, **bound)
         low = st.columns(5)
-        least_reward = low[0].number_input("Reward from", value=None, key="reward_from")
-        most_reward = low[1].number_input("to", value=None, key="reward_to")
-        least_length = low[2].number_input("Length from", value=None, step=10, key="length_from")
-        most_length = low[3].number_input("to", value=None, step=10, key="length_to")
-        update = low[4].number_input("Trained at update", value=None, step=1, key="at_update")
+        least_reward = low[0].number_input("Reward from", value=None, key="reward_from", **bound)
+        most_reward = low[1].number_input("to", value=None, key="reward_to", **bound)
+        least_length = low[2].number_input(
+            "Length from", value=None, step=10, key="length_from", **bound
+        )
+        most_length = low[3].number_input("to", value=None, step=10, key="length_to", **bound)
+        update = low[4].number_input(
+            "Trained at update", value=None, step=1, key="at_update", **bound
+        )
     where = range_filter("reward", least_reward, most_reward) + range_filter(
         "length", least_length, most_length
     )
@@ -94,58 +118,90 @@ def _filtered(run: RunData) -> TrajectoryPage:
     if statuses:
         filters["status"] = statuses
     if text and place == "response":
-        filters["trajectory_id"] = run.search(text)[:500]
+        filters["trajectory_id"] = run.search(text)
     column, descending = SORTS[sort or "newest"]
-    return run.page(
-        where=" and ".join(where) or None,
-        filters=filters,
-        search=text if text and place == "prompt" else None,
-        update=None if update is None else int(update),
-        sort=column,
-        descending=descending,
-        limit=ROWS,
-    )
+    return {
+        "where": " and ".join(where) or None,
+        "filters": filters,
+        "search": text if text and place == "prompt" else None,
+        "update": None if update is None else int(update),
+        "sort": column,
+        "descending": descending,
+    }
 
 
 def range_filter(column: str, least: float | None, most: float | None) -> list[str]:
     """Conditions of the filter language."""
     ends = ((">=", least), ("<=", most))
-    return [f"{column} {sign} {value:g}" for sign, value in ends if value is not None]
+    return [f"{column} {sign} {_plain(value)}" for sign, value in ends if value is not None]
 
 
-def _choose(page: TrajectoryPage) -> int | None:
-    """The table; the row that is chosen, else the one in the page's address, else the first."""
-    rows = page.rows
-    shown = f"{count(min(len(rows), ROWS))} of {count(page.total)} trajectories"
-    st.caption(f"{shown}. Choose a row to read it." if page.total else shown)
-    picked: list[int] = []
-    if len(rows):
-        state = st.dataframe(
-            rows[COLUMNS],
-            hide_index=True,
-            width="stretch",
-            height=38 + 35 * min(len(rows), 7),
-            on_select="rerun",
-            selection_mode="single-row",
-            key="trajectory_table",
-            column_config={
-                "trajectory_id": st.column_config.NumberColumn("id", format="%d", width="small"),
-                "group_id": st.column_config.NumberColumn("group", format="%d", width="small"),
-                "min_version": st.column_config.NumberColumn("first weights"),
-                "max_version": st.column_config.NumberColumn("last weights"),
-                "prompt": st.column_config.TextColumn(width="large"),
-            },
-        )
-        picked = list(state["selection"]["rows"])
-    if picked and picked[0] < len(rows):
-        chosen = int(rows["trajectory_id"].iloc[picked[0]])
-        if st.session_state.get("table_choice") != chosen:
-            st.session_state["table_choice"] = chosen
-            st.query_params[PARAMETER] = str(chosen)
-    asked = st.query_params.get(PARAMETER, "")
-    if asked.isdecimal():
-        return int(asked)
-    return int(rows["trajectory_id"].iloc[0]) if len(rows) else None
+def _plain(value: float) -> str:
+    """A number with all its digits and no exponent."""
+    return f"{value:.12f}".rstrip("0").rstrip(".")
+
+
+def _rows(run: RunData, wanted: dict[str, Any], total: int) -> int:
+    """The table, a page of it at a time; returns the trajectory to read where none is chosen."""
+    table, foot = st.container(), st.container(horizontal=True, horizontal_alignment="right")
+    pages = -(-total // ROWS)
+    page = foot.pagination(pages, key="page", bind="query-params") if pages > 1 else 1
+    page = min(page, pages)
+    first = (page - 1) * ROWS
+    rows = run.page(**wanted, limit=ROWS, offset=first).rows
+    ids = [int(key) for key in rows["trajectory_id"]]
+    shown = f"{count(first + 1)} to {count(first + len(ids))} of {count(total)} trajectories"
+    table.caption(
+        f"{shown}. Choose a row to read it. Sort by orders all of them; a click on the head of a "
+        "column orders only the rows shown."
+    )
+    # A table of other rows is another table: a choice must never move to a row that it was not
+    # made for.
+    key = f"trajectories_{zlib.crc32(repr(ids).encode())}"
+    asked = trajectory_id(st.session_state.get(TRAJECTORY) or "")
+    table.dataframe(
+        rows[COLUMNS],
+        hide_index=True,
+        width="stretch",
+        height=38 + 35 * min(len(rows), 7),
+        on_select=partial(_picked, key, ids),
+        selection_mode="single-row",
+        selection_default={"selection": {"rows": [ids.index(asked)] if asked in ids else []}},
+        key=key,
+        column_config={
+            "trajectory_id": st.column_config.NumberColumn("id", format="%d", width="small"),
+            "group_id": st.column_config.NumberColumn("group", format="%d", width="small"),
+            "min_version": st.column_config.NumberColumn("first weights"),
+            "max_version": st.column_config.NumberColumn("last weights"),
+            "prompt": st.column_config.TextColumn(width="large"),
+        },
+    )
+    return worth_reading(rows)
+
+
+def _picked(key: str, ids: list[int]) -> None:
+    """A row was chosen."""
+    rows = st.session_state[key]["selection"]["rows"]
+    if rows:
+        st.session_state[TRAJECTORY] = str(ids[rows[0]])
+
+
+def worth_reading(rows: pd.DataFrame) -> int:
+    """The first trajectory that has ended and has tokens; else the first with tokens; else the
+    first."""
+    some = rows[rows["length"] > 0]
+    whole = some[some["status"].isin(["finished", "truncated"])]
+    best = next(found for found in (whole, some, rows) if len(found))
+    return int(best["trajectory_id"].iloc[0])
+
+
+def _read_or_say(run: RunData, chosen: int) -> None:
+    try:
+        detail = run.trajectory(chosen)
+    except UserError as error:
+        panels.empty(str(error))
+        return
+    _read(detail)
 
 
 def _read(detail: TrajectoryDetail) -> None:
@@ -194,15 +250,26 @@ def _siblings(detail: TrajectoryDetail) -> None:
         return
     mine = detail.row["trajectory_id"]
     st.caption(f"Group {detail.row['group_id']}: {len(rows)} answers to this prompt")
-    for column, other in zip(
-        st.columns(max(4, min(8, len(rows)))), rows.head(8).to_dict("records"), strict=False
-    ):
-        reward = "no reward" if pd.isna(other["reward"]) else f"reward {number(other['reward'])}"
-        label = f"{other['trajectory_id']}: {reward}, {other['length']} tokens"
-        key = int(other["trajectory_id"])
-        if column.button(label, key=f"sibling_{key}", disabled=key == mine, width="stretch"):
-            st.query_params[PARAMETER] = str(key)
-            st.rerun()
+    every = rows.to_dict("records")
+    for first in range(0, len(every), SIBLINGS):
+        columns = st.columns(max(4, min(SIBLINGS, len(every))))
+        for column, other in zip(columns, every[first : first + SIBLINGS], strict=False):
+            reward = (
+                "no reward" if pd.isna(other["reward"]) else f"reward {number(other['reward'])}"
+            )
+            key = int(other["trajectory_id"])
+            column.button(
+                f"{key}: {reward}, {other['length']} tokens",
+                key=f"sibling_{key}",
+                disabled=key == mine,
+                width="stretch",
+                on_click=_go_to,
+                args=(key,),
+            )
+
+
+def _go_to(key: int) -> None:
+    st.session_state[TRAJECTORY] = str(key)
 
 
 def _tokens(detail: TrajectoryDetail) -> None:
@@ -211,13 +278,14 @@ def _tokens(detail: TrajectoryDetail) -> None:
         panels.empty("Waits for the first token of this response.")
         return
     chosen = st.segmented_control(
-        "Colour by", list(COLOURINGS), default=_default(detail), required=True, key="colour_by"
-    )
+        "Colour by", list(COLOURINGS), default=_default(detail), required=True, key="colour_by",
+        bind="query-params",
+    )  # fmt: skip
     by = str(chosen)
     first = 0
     if size > MAX_TOKENS:
         starts = list(range(0, size, MAX_TOKENS))
-        first = st.select_slider("Tokens from", starts, key="tokens_from") or 0
+        first = st.select_slider("Tokens from", starts, key="tokens_from", bind="query-params") or 0
     if detail.pieces is None:
         st.caption("The model's tokenizer was not found: token ids are shown.")
     st.html(scale_html(detail, by))

@@ -94,9 +94,19 @@ def _repair(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         lost = ", ".join(f"{number:,} {kind}" for kind, number in sorted(done.lost_kinds.items()))
         console.print(f"{run_dir.name}: {done.why}")
         console.print(f"kept {done.kept:,} records, lost {done.lost:,} ({lost or 'none readable'})")
-        console.print(f"the damaged journal is {done.damaged}; SQL was made anew")
+        if done.damaged:
+            console.print(f"the damaged journal is {done.damaged}")
+        console.print("SQL was made anew")
         if done.checkpoints:
             console.print(f"checkpoints of lost updates are now {', '.join(done.checkpoints)}")
+    if done.why is not None:
+        nothing = (
+            "nothing is left that it can go on from: bring back a checkpoint of its last updates, "
+            "or start a new run"
+        )
+        console.print(f"it goes on from {done.goes_on}" if done.goes_on else nothing)
+    if done.diagnostics:
+        console.print(f"damaged token diagnostics are {done.diagnostics}; whole ones were kept")
     return {
         "why": done.why,
         "kept": done.kept,
@@ -104,4 +114,6 @@ def _repair(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "lost_kinds": done.lost_kinds,
         "damaged": done.damaged,
         "checkpoints": done.checkpoints,
+        "diagnostics": done.diagnostics,
+        "goes_on": done.goes_on,
     }

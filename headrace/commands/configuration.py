@@ -3,12 +3,14 @@
 import argparse
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headrace.commands.preflight import start_checks
 from headrace.commands.reward import check_reward
 from headrace.commands.training import configured
-from headrace.config.checks import check_dataset, check_machine, check_model, problems
+from headrace.config.checks import check_machine, check_model, problems
 from headrace.config.explain import Fact, facts, memory_facts
 from headrace.errors import UserError
 from headrace.hardware import detect
@@ -40,12 +42,14 @@ def check(arguments: argparse.Namespace) -> int:
     """All that is wrong; exit code 2 where something is."""
     config = configured(arguments)
     found = problems(config)
-    for test in (
+    hardware = detect()
+    tests: list[Callable[[], object]] = [
         lambda: check_model(config),
-        lambda: check_dataset(config),
-        lambda: check_machine(config, detect()),
+        lambda: check_machine(config, hardware),
+        *start_checks(config, hardware),
         lambda: check_reward(config, every=True),
-    ):
+    ]
+    for test in tests:
         try:
             test()
         except UserError as error:

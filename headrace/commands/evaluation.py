@@ -12,12 +12,13 @@ from typing import Any
 from rich.console import Console
 
 from headrace import run_folder
-from headrace.commands.reward import check_reward
+from headrace.commands.preflight import check_start
 from headrace.commands.training import configured, report, supervise
-from headrace.config.checks import check_machine, check_recipe
+from headrace.config.checks import check_recipe
 from headrace.config.hub import is_hub_name, with_local_model
 from headrace.errors import RunFailedError, UserError
 from headrace.hardware import detect
+from headrace.processes.keys import with_keys
 from headrace.processes.launch import plan_processes
 from headrace.processes.supervise import DONE, USER
 
@@ -42,11 +43,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
     hardware = detect()
     check_recipe(config)
     config = with_local_model(config, download=True)
-    check_machine(config, hardware)
-    config = check_reward(config)
+    config = check_start(config, hardware)
     run_dir = run_folder.make_run_folder(config)
     console = Console(file=sys.stderr)
     with run_folder.locked(run_dir):
+        config = with_keys(run_dir, config)
         specs = plan_processes(config, run_dir, hardware)
         outcome, _ = supervise(run_dir, config, specs, console, live=console.is_terminal)
     if outcome.code != DONE:

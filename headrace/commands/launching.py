@@ -52,19 +52,19 @@ def _prepared(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
         config = configured(arguments)
         check_recipe(config)
         config = with_local_model(config, download=True)
-        _check(config)
-        config = check_reward(config)
+        config = _check(config)
         run_dir = run_folder.make_run_folder(config)
     config = _reachable(config, run_dir)
     run_folder.write_config(run_dir, config)
     return run_dir, config
 
 
-def _check(config: RunConfig) -> None:
+def _check(config: RunConfig) -> RunConfig:
     """What can be known here of a run that works elsewhere: its files, not memory and ports."""
     check_model(config)
     check_dataset(config)
     plan_hosts(config, Path(config.root), gpus=False)
+    return check_reward(config)
 
 
 def _reachable(config: RunConfig, run_dir: Path) -> RunConfig:
@@ -155,8 +155,8 @@ def _in_job(arguments: argparse.Namespace) -> int:
     print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
     code = report(outcome, run_dir)
     if warned and outcome.code == INTERRUPTED:
-        asked = subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
-        done = "is queued again" if asked.returncode == 0 else "could not be queued again"
+        queued = subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+        done = "is queued again" if queued.returncode == 0 else "could not be queued again"
         print(f"the job's time is over: it {done}", flush=True)
     return code
 

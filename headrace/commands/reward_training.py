@@ -86,14 +86,13 @@ def _configured(arguments: argparse.Namespace) -> RewardModelConfig:
 
 def _with_run(config: RewardModelConfig) -> RewardModelConfig:
     """The recipe with the folder of the run that it learns from: `latest` is the newest one now,
-    trainings of reward models apart."""
+    evaluations and trainings of reward models apart."""
     if not isinstance(config.data, RunDataConfig):
         return config
     root, name = Path(config.root), config.data.run
     if name == LATEST:
-        trained = [
-            n for n in run_folder.run_names(root) if not run_folder.is_reward_model(root / n)
-        ]
+        others = (run_folder.is_reward_model, run_folder.is_evaluation)
+        trained = [n for n in run_folder.run_names(root) if not any(f(root / n) for f in others)]
         name = trained[-1] if trained else name
     run_dir = run_folder.find_run(root, name)
     return config.model_copy(update={"data": config.data.model_copy(update={"run": str(run_dir)})})

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import sys
+import time
 from pathlib import Path
 
 from headrace.errors import UserError
@@ -21,6 +22,7 @@ def generator(arguments: argparse.Namespace) -> int:
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())[:40]
     name = arguments.name or f"generator-{host}-{os.getpid()}"
     link = _link(arguments)
+    await_listener(link.address)
     keys = str(arguments.curve_keys.resolve()) if arguments.curve_keys else link.curve_keys
     argv = generator_argv(link.address, name, keys)
     if arguments.cpus:
@@ -45,11 +47,35 @@ def _link(arguments: argparse.Namespace) -> Link:
     return link_of(run_dir)
 
 
+def await_listener(address: str, patience_s: float = 10.0) -> None:
+    """Wait until somebody listens at tcp://HOST:PORT; UserError where nobody does."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=patience_s):
+                return
+        except (OSError, OverflowError) as error:
+            reason = str(error)
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"no run listens at {address} ({reason}): is it going on? its address is in "
+                "coordinator.json of its folder"
+            )
+        time.sleep(min(0.5, patience_s))
+
+
 def keys(arguments: argparse.Namespace) -> int:
     """Write CURVE key files and say how they are used."""
     from headrace.protocol.curve import make_keys
 
-    make_keys(arguments.folder)
+    try:
+        make_keys(arguments.folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot write keys into {arguments.folder}: {error.strerror}; name a folder that you "
+            "can write to"
+        ) from error
     folder = arguments.folder.resolve()
     print(f"keys in {folder} (readable by you alone)")
     print(f"run:       headrace train RECIPE transport.host=0.0.0.0 transport.curve_keys={folder}")

@@ -3,15 +3,18 @@
 import argparse
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from headrace import run_folder
+from headrace.commands.tables import figure_lines
 from headrace.errors import UserError
 from headrace.processes.monitor import Monitor, coordinator_of, waits_of
-from headrace.processes.progress import duration
+from headrace.processes.progress import duration, say
 
 
 def _root(arguments: argparse.Namespace) -> Path:
@@ -33,16 +36,26 @@ def runs(arguments: argparse.Namespace) -> int:
         print(f"no runs under {root}; start one with: headrace train RECIPE")
         return 0
     width = max(len(line["run_id"]) for line in lines)
-    print(f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
+    console = Console()
+    say(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
     for line in lines:
-        found = [line["accuracy_before"], line["accuracy_after"]]
-        accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found)
-        kind = "" if line["kind"] == "training" else f"  ({line['kind']})"
-        print(
-            f"{line['run_id']:<{width}}  {line['status']:<11} {line['updates']:>7}  "
-            f"{duration(line['wall_s']):>7}  {accuracy}{kind}"
-        )
+        text, is_read = _row(line, width), line["status"] != "unreadable"
+        console.print(Text(text, "" if is_read else "dim"), soft_wrap=True)
     return 0
+
+
+def _row(line: dict[str, Any], width: int) -> str:
+    """One run as a line; of a folder that cannot be read, the reason."""
+    name = f"{line['run_id']:<{width}}  {line['status']:<11}"
+    if line["status"] == "unreadable":
+        return f"{name} {line['detail']}"
+    found = [line["accuracy_before"], line["accuracy_after"]]
+    if line["kind"] == "evaluation":
+        found = [value for value in found if value is not None] or [None]
+    accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found)
+    kind = "" if line["kind"] == "training" else f"  ({line['kind']})"
+    took = duration(line["wall_s"])
+    return f"{name} {line['updates']:>7}  {took:>7}  {accuracy}{kind}"
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -56,20 +69,9 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(row))
         return 0
-    for name, text in _lines(row):
-        print(f"{name:<28} {text}")
+    for line in figure_lines(row):
+        print(line)
     return 0
-
-
-def _lines(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested figures as `name  value` lines."""
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _lines(inner, f"{prefix} {key}".strip())
-    elif isinstance(value, bool) or not isinstance(value, int | float):
-        yield prefix, "-" if value is None or value in ({}, []) else str(value)
-    else:
-        yield prefix, f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def stop(arguments: argparse.Namespace) -> int:

@@ -7,20 +7,22 @@ user can get wrong is checked before the folder is made.
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from headrace import run_folder
-from headrace.commands.reward import check_reward
-from headrace.config.checks import check_machine, check_recipe, ignores_age, never_ends
+from headrace.commands.preflight import check_start
+from headrace.config.checks import check_recipe, ignores_age, never_ends
 from headrace.config.hub import with_local_model
 from headrace.config.load import build, deep_merge, load_recipe, merge_overrides
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
-from headrace.hardware import detect, free_port
+from headrace.hardware import connections, detect, free_port
 from headrace.install import setup_seconds
 from headrace.processes.children import Nursery
 from headrace.processes.keys import with_keys
@@ -35,26 +37,62 @@ def train(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     hardware = detect()
     if arguments.resume:
-        run_dir, config = resumed(arguments, lambda config: check_machine(config, hardware))
+        run_dir, config = resumed(arguments, lambda config: check_start(config, hardware))
     else:
         config = configured(arguments)
         check_recipe(config)
         config = with_local_model(config, download=True)
-        check_machine(config, hardware)
-        config = check_reward(config)
+        config = check_start(config, hardware)
         run_dir = run_folder.make_run_folder(config)
     console = Console()
     live = console.is_terminal and not arguments.plain
-    resume = bool(arguments.resume)
-    with run_folder.locked(run_dir):
-        specs = plan_processes(config, run_dir, hardware)
-        outcome, watch = supervise(run_dir, config, specs, console, live=live, resume=resume)
     fresh = not arguments.resume
-    if fresh and outcome.code == USER and (watch.last is None or watch.last.update == 0):
-        run_folder.discard_run_folder(run_dir)
-    else:
-        print_summary(console, run_dir, watch, outcome, fresh=fresh)
-    return report(outcome, run_dir)
+    with ExitStack() as held:
+        held.enter_context(run_folder.locked(run_dir))
+
+        def at_end(outcome: Outcome, watch: Watch) -> Callable[[], bool]:
+            held.close()  # the page is no reason to keep a run from being resumed
+            if fresh and outcome.code == USER and (watch.last is None or watch.last.update == 0):
+                run_folder.discard_run_folder(run_dir)
+                report(outcome, run_dir)
+                return lambda: False
+            print_summary(console, run_dir, watch, outcome, fresh=fresh)
+            wanted = page_is_wanted(config, outcome, console)
+            report(outcome, run_dir)
+            return wanted
+
+        config = with_keys(run_dir, config)
+        specs = plan_processes(config, run_dir, hardware)
+        outcome, _ = supervise(
+            run_dir, config, specs, console, live=live, resume=not fresh, at_end=at_end
+        )
+    return outcome.code
+
+
+def page_is_wanted(
+    config: RunConfig, outcome: Outcome, console: Console, grace_s: float = 5.0
+) -> Callable[[], bool]:
+    """Whether the page of a run that has ended is still looked at: a browser has it open, or had a
+    moment ago. Never after a Ctrl-C, and no longer than `dashboard.stay_s`. Where it stays, the
+    terminal says so."""
+    page, begun = config.dashboard, time.monotonic()
+    if not page.enabled or outcome.code == INTERRUPTED or not connections(page.port):
+        return lambda: False
+    if page.stay_s:
+        say(
+            console,
+            f"{'the page':<18} http://{page.host}:{page.port} stays while a browser has it open, "
+            f"{duration(page.stay_s)} at most; Ctrl-C ends it",
+        )
+    seen = begun
+
+    def wanted() -> bool:
+        nonlocal seen
+        now = time.monotonic()
+        seen = now if connections(page.port) else seen
+        return now - begun < page.stay_s and now - seen < grace_s
+
+    return wanted
 
 
 def configured(arguments: argparse.Namespace) -> RunConfig:
@@ -79,10 +117,10 @@ def with_port(config: RunConfig) -> RunConfig:
 
 
 def resumed(
-    arguments: argparse.Namespace, check: Callable[[RunConfig], object]
+    arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig]
 ) -> tuple[Path, RunConfig]:
     """The folder of an earlier run and its configuration, with the overrides that a resumed run may
-    have. `check` raises UserError where it cannot run."""
+    have. `check` raises UserError where it cannot run, and gives the configuration that does."""
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.resume)
     overrides = [*filter(None, [arguments.recipe]), *arguments.overrides]
     if any("=" not in override for override in overrides):
@@ -99,10 +137,10 @@ def resumed(
     config = with_port(build(table, source=str(run_dir / "resolved.json"), overridden=changed))
     check_recipe(config)
     with run_folder.locked(run_dir):
-        check(config)
-        config = check_reward(config)
+        config = check(config)
         run_folder.write_config(run_dir, config)
-    run_folder.write_atomically(run_dir.parent / run_folder.LATEST, run_dir.name + "\n")
+    if not config.evaluation.only:
+        run_folder.name_latest(run_dir)
     return run_dir, config
 
 
@@ -115,10 +153,11 @@ def supervise(
     live: bool,
     resume: bool = False,
     nursery: Nursery | None = None,
+    at_end: Callable[[Outcome, Watch], Callable[[], bool]] | None = None,
 ) -> tuple[Outcome, Watch]:
-    """Start the run's processes and stay until they are gone. The caller holds the run's lock.
-    `nursery`: what starts them; None: they are processes of this host."""
-    config = with_keys(run_dir, config)
+    """Start the run's processes and stay until they are gone. The caller holds the run's lock and
+    has given the run its keys. `nursery`: what starts them; None: they are processes of this host.
+    `at_end` is told when all but the page are gone, and says how long that is wanted."""
     say(console, f"run        {run_dir}")
     if config.dashboard.enabled:
         say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")
@@ -128,7 +167,12 @@ def supervise(
         say(console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would")
     screen = LiveScreen(config, console) if live else PlainScreen(config, console)
     watch = Watch(config, screen)
-    supervisor = Supervisor(run_dir, specs, watch, resume=resume, nursery=nursery)
+
+    def ended(outcome: Outcome) -> Callable[[], bool]:
+        screen.close()
+        return at_end(outcome, watch) if at_end else lambda: False
+
+    supervisor = Supervisor(run_dir, specs, watch, resume=resume, nursery=nursery, at_end=ended)
     try:
         outcome = supervisor.run()
     finally:
@@ -158,13 +202,19 @@ def print_summary(
             f"{form.format(value)} {label}" for label, value in values.items() if value is not None
         ]
         rows.append((name, ", ".join(shown) or "not measured"))
-    if fresh and (first := watch.time_to_first_update_s) is not None:
-        rows.append(("first update", f"{duration(first)} after the start"))
+    found = stored_figures(run_dir)
+    first = found.get("time_to_first_update_s")
+    if fresh and first is not None:
+        policy = found["time_to_first_policy_update_s"]
+        later = f", of the policy {duration(policy)}" if policy and policy > first else ""
+        rows.append(("first update", f"{duration(first)} after the start{later}"))
         if (setup := setup_seconds()) is not None:
             whole = f"{duration(setup)}, so {duration(setup + first)} from clone to first update"
             rows.append(("set-up took", whole))
     if watch.last is not None:
         rows.append(("updates", str(watch.last.update)))
+    if found.get("ended"):
+        rows.append(("ended", found["ended"]))
     root = "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
     name = run_dir.name
     rows.append(("run folder", str(run_dir)))
@@ -173,9 +223,21 @@ def print_summary(
     rows.append(("look at it", f"headrace dashboard{root.replace(' --root', '')}"))
     rows.append(("", f"headrace show {name}{root}"))
     rows.append(("take it along", f"headrace export {name} trajectories --out t.parquet{root}"))
+    rows += [("" if number else "look into", text) for number, text in enumerate(watch.troubles)]
     say(console, "")
     for label, value in rows:
         say(console, f"{label:<18} {value}")
+
+
+def stored_figures(run_dir: Path) -> dict[str, Any]:
+    """What the store says of a run, so that the terminal says the same; nothing where there is
+    none yet."""
+    try:
+        from storage.queries import run_summary
+
+        return run_summary(run_dir)
+    except UserError:
+        return {}
 
 
 def report(outcome: Outcome, run_dir: Path) -> int:

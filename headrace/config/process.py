@@ -143,3 +143,7 @@ class DashboardConfig(StrictModel):
 
     port: int = Field(default=8501, ge=0, le=65535)
     """Port of the page; 0: a free one."""
+
+    stay_s: float = Field(default=600.0, ge=0)
+    """Seconds that the page stays after the run has ended, as long as a browser has it open. 0: it
+    ends with the run."""

@@ -11,14 +11,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from headrace import stacks
 from headrace.processes.launch import ProcessSpec
+from headrace.processes.logs import Log, log_tail
 from headrace.reaper import Reaper, signal_groups
 
 TAIL_LINES = 15
+_PIPE_S = 2.0
+"""So long what a dead process printed may take through its pipe."""
 
 
 class Child:
@@ -34,6 +36,7 @@ class Child:
         self.deaths = 0
         self.restart_at: float | None = None
         self.gave_up = False
+        self.log: Log | None = None
 
     @property
     def running(self) -> bool:
@@ -41,20 +44,8 @@ class Child:
         return self.process is not None or self.remote is not None
 
     def tail(self, lines: int = TAIL_LINES) -> str:
-        """The last lines of its log."""
-        return log_tail(self.spec.log, lines)
-
-
-def log_tail(path: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log file; empty where there is none."""
-    try:
-        with path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - 64 * 1024))
-            text = log.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.rstrip().splitlines()[-lines:])
+        """The last lines that it printed: on this host in its last life, elsewhere in its log."""
+        return log_tail(self.spec.log, lines) if self.log is None else self.log.tail(lines)
 
 
 def describe_exit(code: int) -> str:
@@ -92,16 +83,16 @@ class Nursery:
     def start(self, child: Child, placeholders: Mapping[str, str], *extra: str) -> int:
         """Start a child; returns its pid, which is also its process group."""
         argv = filled((*child.spec.argv, *extra), placeholders)
-        child.spec.log.parent.mkdir(parents=True, exist_ok=True)
-        with child.spec.log.open("ab") as log:
-            child.process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **child.spec.env},
-                start_new_session=True,
-            )
+        child.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **child.spec.env},
+            start_new_session=True,
+        )
+        assert child.process.stdout is not None
+        child.log = Log(child.spec.log, child.process.stdout)
         child.started_at = time.monotonic()
         child.restart_at = None
         assert self._reaper is not None
@@ -130,6 +121,8 @@ class Nursery:
         signal_groups({process.pid}, signal.SIGKILL)
         assert self._reaper is not None
         self._reaper.forget(process.pid)
+        if child.log is not None:
+            child.log.end(_PIPE_S)
         child.process = None
         return code
 

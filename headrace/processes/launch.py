@@ -219,11 +219,11 @@ def generator_argv(address: str, name: str, curve_keys: str | None) -> tuple[str
 
 
 def dashboard_process(host: str, port: int, run_dir: Path) -> ProcessSpec:
-    """The web page of the folder that holds a run."""
+    """The web page of the folder that holds a run, which knows the run that it belongs to."""
     return ProcessSpec(
         "dashboard",
         "dashboard",
-        dashboard_argv(host, port, run_dir.parent),
+        (*dashboard_argv(host, port, run_dir.parent), run_dir.name),
         role_environment(1, ()),
         run_dir / "logs" / "dashboard.log",
         restarts=Restarts(limit=2),

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.config.run import RunConfig
+from headrace.disk import FULL
 from headrace.processes.monitor import Monitor
 from headrace.protocol.messages import Status
 
@@ -37,8 +38,13 @@ class Screen(Protocol):
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is: no markup, no colours, no wrapping."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print a line as it is: no markup, no colours, no wrapping. Where it goes into a file on a
+    full disk, the run goes on without it."""
+    try:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
 
 
 def duration(seconds: float) -> str:
@@ -219,15 +225,9 @@ class Watch:
         self._config, self._screen = config, screen
         self._monitor: Monitor | None = None
         self._asked_at = float("-inf")
-        self._first_update_at: float | None = None
-        self._began_at = time.monotonic()
         self.last: Status | None = None
-
-    @property
-    def time_to_first_update_s(self) -> float | None:
-        """Seconds from the start to the first update of the policy, once there was one."""
-        seen = self._first_update_at
-        return None if seen is None else seen - self._began_at
+        self.troubles: list[str] = []
+        """What the user was told to know, in order."""
 
     def connect(self, address: str) -> None:
         """Talk to the coordinator at this address from now on."""
@@ -241,9 +241,11 @@ class Watch:
             return
         status = self._monitor.answer()
         if status is not None:
-            if status.version >= 1 and self._first_update_at is None:
-                self._first_update_at = time.monotonic()
             self.last = status
+            for text in status.troubles:
+                if text not in self.troubles:
+                    self.troubles.append(text)
+                    self._screen.note(text)
             self._screen.show(status)
         if time.monotonic() - self._asked_at >= ASK_EVERY_S:
             self._asked_at = time.monotonic()

@@ -13,6 +13,7 @@ can reach it. Ray is imported when it is used.
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +30,12 @@ from headrace.reaper import signal_groups
 PASSED = ("GLOO_", "HF_", "NCCL_", "TORCH_", "TRANSFORMERS_", "VLLM_", "DO_NOT_TRACK")
 """Beginnings of the variables that reach the processes from the supervisor's environment."""
 LOOK_EVERY_S = 0.1
+CONNECT_S = 5.0
 
 
 def connect(address: str) -> Mapping[str, float]:
-    """Join a cluster; what it has (CPU, GPU, ...). UserError where Ray or the cluster is not
-    there."""
+    """Join a cluster, `auto` or HOST:PORT; what it has (CPU, GPU, ...). UserError where Ray or the
+    cluster is not there."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -42,8 +44,12 @@ def connect(address: str) -> Mapping[str, float]:
             "'headrace[ray]', from source pip install '.[ray]'"
         ) from error
     try:
+        if address != "auto":
+            # Ray itself waits for a minute and then ends the process.
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         line = str(error).splitlines()[0] if str(error) else "no answer"
         raise UserError(
             f"no Ray cluster at {address!r} ({line}); start one with `ray start --head` and name "

@@ -6,15 +6,17 @@ Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log
 
 Promises: no process outlives the supervisor (see `reaper.py`); only process groups of the run are
 signalled; the first cause of a failure is what `Outcome` names. The coordinator comes first, the
-rest once it has an address. Ctrl-C or SIGTERM asks the coordinator to stop (drain, checkpoint,
-end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL. Where nobody makes
-progress, or a stop comes to no end, every process writes its stacks into its log first.
+rest once it has an address. The page may stay a while after the others (see `AtEnd`). Ctrl-C or
+SIGTERM asks the coordinator to stop (drain, checkpoint, end); a second one, or a deadline, ends the
+groups by SIGTERM and then SIGKILL. Where nobody makes progress, or a stop comes to no end, every
+process writes its stacks into its log first.
 """
 
+import contextlib
 import json
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +26,12 @@ from typing import Protocol
 from headrace.hardware import free_port
 from headrace.processes.children import Child, Nursery, describe_exit
 from headrace.processes.launch import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
+from headrace.processes.logs import append_some, first_cause
 from headrace.processes.monitor import ANNOUNCED, coordinator_of
 
 DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
+_CAUSE_LINES = 400
+"""So far back the line is looked for that says why a process ended."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,11 @@ class Outcome:
     code: int
     cause: str = ""
     tail: str = ""
+
+
+AtEnd = Callable[[Outcome], Callable[[], bool]]
+"""Called when all processes but the page have ended; what it returns says whether the page is still
+wanted, and is asked until it is not."""
 
 
 class Steering(Protocol):
@@ -82,9 +92,10 @@ class Supervisor:
         resume: bool = False,
         deadlines: Deadlines = Deadlines(),
         nursery: Nursery | None = None,
+        at_end: AtEnd | None = None,
     ) -> None:
         """`nursery`: what starts the processes; None: they are processes of this host."""
-        self._run_dir, self._steering = run_dir, steering
+        self._run_dir, self._steering, self._at_end = run_dir, steering, at_end
         self._resume, self._deadlines = resume, deadlines
         self._children = [Child(spec) for spec in specs]
         self._coordinator, *self._others = self._children
@@ -94,23 +105,32 @@ class Supervisor:
         self._interrupts = 0
         self._stop_asked_at: float | None = None
         self._asked_for_stacks = False
+        self._unwritten = b""
 
     def run(self) -> Outcome:
         """Run to the end; returns how it ended."""
         with self._signals(), self._nursery:
             try:
-                self._start_coordinator(*(("--resume",) if self._resume else ()))
-                for child in self._others:
-                    self._check_interrupt()
-                    self._start(child)
-                self._watch()
-            except _EndedError:
-                pass
+                self._live()
+                roles = [child for child in self._children if child.spec.role != "dashboard"]
+                self._nursery.end(roles, grace_s=self._deadlines.kill_s)
+                outcome = self._outcome()
+                self._event("ended", "supervisor", code=outcome.code, detail=outcome.cause)
+                self._keep_page(outcome)
             finally:
                 self._nursery.end(self._children, grace_s=self._deadlines.kill_s)
-        outcome = self._outcome()
-        self._event("ended", "supervisor", code=outcome.code, detail=outcome.cause)
         return outcome
+
+    def _live(self) -> None:
+        """From the start of the coordinator to its end, or to what ends the run before."""
+        try:
+            self._start_coordinator(*(("--resume",) if self._resume else ()))
+            for child in self._others:
+                self._check_interrupt()
+                self._start(child)
+            self._watch()
+        except _EndedError:
+            pass
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -171,17 +191,19 @@ class Supervisor:
 
     def _give_up(self, child: Child, code: int, detail: str) -> None:
         name = child.spec.name
-        tail = child.tail()
-        times = f" {child.deaths} times" if child.deaths > 1 else ""
-        user = code == USER and tail
-        cause = tail.splitlines()[-1] if user else f"{name} died{times} ({detail})"
+        why = first_cause(child.tail(_CAUSE_LINES)) if code > 0 else ""
+        user, cause = code == USER and why, why
+        # A coordinator that ends a run says why; of others it is told who they are.
+        if not user and not (why and child is self._coordinator):
+            times = f" {child.deaths} times" if child.deaths > 1 else ""
+            cause = f"{name} died{times} ({detail})" + (f": {why}" if why else "")
         if not child.spec.needed:
             child.gave_up = True
             self._steering.note(f"{name} stays away and the run goes on: {cause}; {child.spec.log}")
             self._event("gave_up", name, code=code, detail=f"{cause}; the run goes on without it")
             return
         if self._cause is None:
-            self._cause = Outcome(USER if user else OURS, cause, "" if user else tail)
+            self._cause = Outcome(USER if user else OURS, cause, "" if user else child.tail())
             self._event("gave_up", name, code=code, detail=cause)
         raise _EndedError
 
@@ -242,6 +264,20 @@ class Supervisor:
 
     # -- ending --------------------------------------------------------------------------------
 
+    def _keep_page(self, outcome: Outcome) -> None:
+        """Say that the run has ended; keep the page up as long as it is wanted, or until Ctrl-C."""
+        if self._at_end is None:
+            return
+        interrupts = self._interrupts
+        is_wanted = self._at_end(outcome)
+        pages = [child for child in self._others if child.spec.role == "dashboard"]
+        while any(page.running for page in pages) and self._interrupts == interrupts:
+            if not is_wanted():
+                return
+            for page in pages:
+                self._nursery.bury(page)
+            time.sleep(self._deadlines.poll_s)
+
     def _check_interrupt(self) -> None:
         """Pass a Ctrl-C on to the coordinator; end at once on a second one or at the deadline."""
         if self._interrupts == 0:
@@ -301,8 +337,9 @@ class Supervisor:
         row |= {"pid": pid} if pid else {}
         row |= {"code": code} if code is not None else {}
         row |= {"detail": detail} if detail else {}
-        with (self._run_dir / "supervisor.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        self._unwritten += json.dumps(row).encode() + b"\n"
+        with contextlib.suppress(OSError):  # a disk that takes nothing: with the next event
+            self._unwritten = append_some(self._run_dir / "supervisor.jsonl", self._unwritten)
 
 
 def _stamp(run_dir: Path) -> tuple[int, int] | None:

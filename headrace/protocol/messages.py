@@ -12,17 +12,18 @@ import msgspec
 from headrace.protocol import fields
 from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import TokenDiagnostics
+from headrace.protocol.message import Message as Message
 from headrace.protocol.streams import Float32, Int32, Reward, Span, Streams
+from headrace.protocol.watching import Command as Command
+from headrace.protocol.watching import Status as Status
+from headrace.protocol.watching import StatusRequest as StatusRequest
+from headrace.protocol.watching import Trouble as Trouble
 
 PROTOCOL_VERSION = 4
 
 Role = Literal["generator", "reward", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
 Purpose = Literal["train", "eval"]
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Base of all messages; the tag is the class name."""
 
 
 # -- joining and staying ---------------------------------------------------------------------------
@@ -47,7 +48,7 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     """None: none yet, or a checkpoint that does not say."""
     resumed_from: fields.Line | None = None
     greeting: fields.Count = 0
-    leases: list[fields.Count] = []
+    leases: list[fields.Count] = msgspec.field(default_factory=list)
     """Those that a generator still works on, or has chunks of that are not acknowledged."""
 
 
@@ -319,7 +320,7 @@ class Scores(Message, frozen=True, kw_only=True, tag=True):
 # -- learning --------------------------------------------------------------------------------------
 
 
-class JournalMark(msgspec.Struct, frozen=True):
+class JournalEnd(msgspec.Struct, frozen=True):
     """A place in the journal: it holds `records` records, and `digest` names all of them."""
 
     records: fields.Count
@@ -342,7 +343,7 @@ class Batch(Message, frozen=True, kw_only=True, tag=True):
     parts: list[int]
     value_epochs: int
     checkpoint: bool
-    journal: JournalMark | None = None
+    journal: JournalEnd | None = None
 
 
 class BatchPart(Message, frozen=True, kw_only=True, tag=True):
@@ -375,7 +376,7 @@ class CheckpointRequest(Message, frozen=True, kw_only=True, tag=True):
 
     update: int
     lineage: int
-    journal: JournalMark | None = None
+    journal: JournalEnd | None = None
 
 
 class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
@@ -385,38 +386,6 @@ class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
     path: fields.Line
 
 
-# -- watching and steering -------------------------------------------------------------------------
-
-
-class Command(Message, frozen=True, kw_only=True, tag=True):
-    """Monitor to coordinator. drain, checkpoint, end; the run is then `stopped`, or
-    `interrupted` when it was Ctrl-C."""
-
-    action: Literal["stop", "interrupt"]
-
-
-class StatusRequest(Message, frozen=True, kw_only=True, tag=True):
-    """Monitor to coordinator."""
-
-
-class Status(Message, frozen=True, kw_only=True, tag=True):
-    """Coordinator to monitor: where the run stands. `gauges` are numbers by metric name. `waits`:
-    whom the run waits for and for what, with the seconds since that last moved. `stalled`: nobody
-    has made progress for too long, and the run is about to end for it."""
-
-    run_id: str
-    phase: str
-    update: int
-    version: int
-    gauges: dict[str, float]
-    ledger: dict[str, int]
-    dropped: dict[str, int]
-    waits: dict[str, float]
-    processes: dict[str, str]
-    message: str = ""
-    stalled: bool = False
-
-
 AnyMessage = (
     Hello | Welcome | Restore | Refused | AskHello | Heartbeat | Shutdown | Goodbye
     | Leases | Hold | Chunks | ChunkAck | Resend | GeneratorReport
@@ -424,4 +393,5 @@ AnyMessage = (
     | ScoreRequest | Scores
     | Batch | BatchPart | UpdateDone | CheckpointRequest | CheckpointDone
     | Command | StatusRequest | Status
+    | Trouble
 )  # fmt: skip

@@ -316,7 +316,8 @@ class Dealer:
             if self._arriving is None:
                 self._arriving = self._socket.recv_multipart()
             arriving = self._arriving
-            await asyncio.wait((arriving,), timeout=timeout_s)
+            if not arriving.done():
+                await asyncio.wait((arriving,), timeout=timeout_s)
             if not arriving.done():
                 return None
             self._arriving = None

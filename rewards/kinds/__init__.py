@@ -8,8 +8,9 @@ verdicts have `lines`, one score for each of the item's `line_ends`; with "group
 (`verifier.waiting`), and its child scores many items at a time. A row that cannot be judged (no
 right answer, checks that nobody knows) raises ValueError with one line, which is that scoring's
 error and never a score. To add a kind: write its file, and name it in KINDS. A kind of AT_A_GLANCE
-also has `glance(options)`, which gives a function from an item to the Verdict that its Verifier
-would give, or None where that takes more than a comparison of texts; the worker asks it first.
+also has `glance(options)`, which gives a function from an item to whether it is right, by no more
+than a comparison of texts, or None where that takes more; its Verifier's verdicts are right or
+wrong and nothing between, and the worker asks the glance first.
 """
 
 import importlib

@@ -33,11 +33,7 @@ def build(options: Options) -> Verifier:
     return Verifier(judge)
 
 
-def glance(options: Options) -> Callable[[ScoreItem], Verdict | None]:
-    """The verdict on plain answers."""
-
-    def judge(item: ScoreItem) -> Verdict | None:
-        right = at_a_glance(item.text, item.answer, marker=options.answer_marker)
-        return None if right is None else right_or_wrong(right)
-
-    return judge
+def glance(options: Options) -> Callable[[ScoreItem], bool | None]:
+    """Whether plain answers are right."""
+    marker = options.answer_marker
+    return lambda item: at_a_glance(item.text, item.answer, marker=marker)

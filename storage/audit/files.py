@@ -14,6 +14,7 @@ import numpy as np
 
 from storage.audit.facts import Facts, WindowFacts
 from storage.audit.findings import Findings, Kind
+from storage.checkpoints import orphans
 from storage.diagnostics import DiagnosticsReader, WindowKey
 from storage.frames import Walk
 from storage.segments import segment_paths
@@ -35,6 +36,7 @@ def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
     if latest.is_file() and not (root / latest.read_text().strip()).is_dir():
         findings.add("checkpoint", "latest", f"names {latest.read_text().strip()}: not there")
     folders = sorted(path for path in root.glob("step_*") if path.is_dir())
+    lost = {orphan.path for orphan in orphans(run_dir)}
     for path in folders:
         try:
             manifest = json.loads((path / "manifest.json").read_text())
@@ -42,6 +44,8 @@ def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
         except (OSError, ValueError, KeyError, TypeError) as error:
             findings.add("checkpoint", path.name, f"its manifest cannot be read: {error!r}")
             continue
+        if path in lost:
+            problem = problem or "rests on records that the journal does not hold"
         record = recorded.get(path.name)
         # One that was written after the last record of its name has not been reported yet.
         if record is not None and manifest.get("lineage", record.lineage) < record.lineage:

@@ -89,7 +89,7 @@ def _is_sound(walk: Walk, findings: Findings, *, is_last: bool, growing: bool) -
     ending = walk.ending()
     if is_last and growing and ending == "damaged":  # or it has grown meanwhile
         ending = "damaged" if Walk(walk.path).done().end == walk.end else "open"
-    if ending == "sealed" or (is_last and (ending == "open" or (growing and ending == "torn"))):
+    if ending in ("sealed", "open") or (is_last and growing and ending == "torn"):
         return True
     size = walk.path.stat().st_size - walk.end
     where = f"{walk.path.name} at byte {walk.end}"

@@ -2,11 +2,13 @@
 
 Comes in: a run's folder that nobody runs. Goes out: a journal that ends before the first record
 that cannot be read, applied or projected; the damaged one beside it under the name
-`journal.damaged-N`; SQL made anew. Promises: what is kept can be resumed from, because all of it
-was applied and projected first; nothing is thrown away, because what is lost to the run stays in
-the damaged journal; a journal without such a record is left as it is.
+`journal.damaged-N`; checkpoints that rest on records which are gone under other names; SQL made
+anew. Promises: what is kept can be resumed from, because all of it was applied and projected first;
+nothing is thrown away, because what is lost to the run stays in the damaged journal; a run of which
+nothing is damaged or lost is left as it is. Token diagnostics keep every batch that is whole.
 """
 
+import contextlib
 import shutil
 import tempfile
 from collections import Counter
@@ -15,23 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from headrace.errors import UserError
-from headrace.protocol.records import LineageBegan, UpdateCommitted
-from headrace.run_folder import locked, write_atomically
+from headrace.protocol.records import Forgotten, LineageBegan, UpdateCommitted
+from headrace.run_folder import hold_writer, locked, write_atomically
 from sequence.account import Account
 from sequence.ledger import LedgerError
 from storage import projection
 from storage.audit.findings import Findings
 from storage.audit.reading import UNREADABLE, Read, Records, survey
+from storage.checkpoints import orphans
 from storage.database import SQLITE_NAME, open_file, open_writer
 from storage.frames import Walk
 from storage.journal import read_journal, run_id_of
 from storage.projection.registry import register
-from storage.reader import read_config
+from storage.reader import open_run, read_config
 from storage.segments import SegmentWriter, recover, rows_before, segment_paths
+from storage.tables import Projection
 
 _NO_NEW_SEGMENT = 2**62
 _TOGETHER = 4096
@@ -42,11 +46,14 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     """What was done.
 
     Attributes:
-        why: what was found at offset `kept`; None where nothing had to be done.
-        kept, lost: records.
-        lost_kinds: the lost records by kind; those in unreadable bytes are not among them.
-        damaged: the folder that the damaged journal is in now.
+        why: what was found; None where nothing had to be done to the journal.
+        kept, lost: records. As many are lost as are still there, or as somebody knows of.
+        lost_kinds: the lost records by kind; those that cannot be read are not among them.
+        damaged: the folder that the damaged journal is in now; None where it only was too short.
         checkpoints: those of updates that the journal has lost, under their new names.
+        diagnostics: the folder that damaged token diagnostics are in now; None: they were sound.
+        goes_on: what the learner can go on with: a checkpoint, or "the starting model"; None: there
+            is nothing left to which the journal can go back.
     """
 
     why: str | None
@@ -55,6 +62,8 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     lost_kinds: dict[str, int] = {}
     damaged: str | None = None
     checkpoints: list[str] = []
+    diagnostics: str | None = None
+    goes_on: str | None = None
 
 
 def repair(run_dir: Path) -> Repair:
@@ -62,27 +71,35 @@ def repair(run_dir: Path) -> Repair:
     config = read_config(run_dir)
     if not segment_paths(run_dir / "journal"):
         raise UserError(f"{run_dir} has no journal to repair")
-    with locked(run_dir):
+    with locked(run_dir), hold_writer(run_dir):
         findings = Findings()
         whole = survey(run_dir / "journal", findings, growing=False)
         trial = _Trial(run_dir, config, whole.end)
         why = trial.problem or next((f"{f.where}: {f.text}" for f in findings.all()), None)
-        if why is None:
-            return Repair(why=None, kept=trial.kept)
-        kinds = _kinds(run_dir / "journal", trial.kept)
-        part = run_dir / "journal.repaired"
-        _copy(run_dir / "journal", part, trial.kept)
-        damaged = _free(run_dir, "journal.damaged-{}")
-        (run_dir / "journal").rename(damaged)
-        part.rename(run_dir / "journal")
+        known = _known(run_dir)
+        diagnostics = _mend_diagnostics(run_dir)
+        if why is None and known <= trial.kept and not orphans(run_dir):
+            goes_on = _newest_in_reach(run_dir, trial)
+            return Repair(why=None, kept=trial.kept, diagnostics=diagnostics, goes_on=goes_on)
+        kinds, damaged = Counter[str](), None
+        if why is not None:
+            kinds = _kinds(run_dir / "journal", trial.kept)
+            part = run_dir / "journal.repaired"
+            _copy(run_dir / "journal", part, trial.kept)
+            damaged = _free(run_dir, "journal.damaged-{}")
+            (run_dir / "journal").rename(damaged)
+            part.rename(run_dir / "journal")
         _project(run_dir, config)
+        checkpoints = _set_aside(run_dir, trial.account, trial.update)
         return Repair(
-            why=why,
+            why=why or "the journal is not the one that checkpoints or the database rest on",
             kept=trial.kept,
-            lost=sum(kinds.values()),
+            lost=max(kinds.total(), known - trial.kept),
             lost_kinds=dict(kinds),
-            damaged=damaged.name,
-            checkpoints=_set_aside(run_dir, trial.account, trial.update),
+            damaged=None if damaged is None else damaged.name,
+            checkpoints=checkpoints,
+            diagnostics=diagnostics,
+            goes_on=_newest_in_reach(run_dir, trial),
         )
 
 
@@ -93,11 +110,12 @@ class _Trial:
         kept: all records before this offset can be used.
         problem: why the next one cannot; None where there is no such one.
         update: the last one committed on the surviving lineage among them.
+        forgotten: no rollback can reach an earlier update.
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any], end: int) -> None:
         self.account = Account(has_value=config["algorithm"]["value"] is not None)
-        self.update = 0
+        self.update = self.forgotten = 0
         self._tried = 0
         journaled = Records(run_dir, end)
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
@@ -129,6 +147,8 @@ class _Trial:
                 return _text(read, "be applied", error)
             if isinstance(read.record, UpdateCommitted | LineageBegan):
                 self.update = read.record.update
+            elif isinstance(read.record, Forgotten):
+                self.forgotten = read.record.update
         return None
 
     def _project(self, reads: list[Read]) -> str | None:
@@ -233,15 +253,57 @@ def _project(run_dir: Path, config: Mapping[str, Any]) -> None:
     engine.dispose()
 
 
+def _newest_in_reach(run_dir: Path, trial: _Trial) -> str | None:
+    """The newest of the checkpoints to which the journal can go back."""
+    root, newest = run_dir / "checkpoints", trial.update
+    if trial.account.taken is not None:
+        newest = max(newest, trial.account.taken.update)
+    for update in range(newest, trial.forgotten - 1, -1):
+        if (root / f"step_{update}").is_dir():
+            return f"step_{update}"
+    return None if trial.forgotten else "the starting model"
+
+
+def _known(run_dir: Path) -> int:
+    """How many records checkpoints and the database know of."""
+    known = [orphan.records for orphan in orphans(run_dir)]
+    with contextlib.suppress(UserError, SQLAlchemyError, *UNREADABLE):
+        reader = open_run(run_dir)
+        query = select(Projection.next_offset).where(Projection.run == reader.key)
+        known += [row.next_offset for row in reader.rows(query)]
+    return max(known, default=0)
+
+
+def _mend_diagnostics(run_dir: Path) -> str | None:
+    """Leave out batches of token diagnostics that are damaged: each row stands for itself."""
+    folder, part = run_dir / "diagnostics", run_dir / "diagnostics.repaired"
+    walks = [Walk(path).done() for path in segment_paths(folder)]
+    if all(walk.ending() in ("sealed", "open") for walk in walks):
+        return None
+    shutil.rmtree(part, ignore_errors=True)
+    for walk in walks:
+        for batch in Walk(walk.path).salvage():
+            # One segment for each batch: files of several formats may be among them.
+            writer = SegmentWriter(part, batch.schema, segment_bytes=_NO_NEW_SEGMENT)
+            writer.append(batch)
+            writer.close()
+    part.mkdir(exist_ok=True)
+    damaged = _free(run_dir, "diagnostics.damaged-{}")
+    folder.rename(damaged)
+    part.rename(folder)
+    return damaged.name
+
+
 def _set_aside(run_dir: Path, account: Account, update: int) -> list[str]:
     """Checkpoints of updates that the journal does not have any more must not be resumed from."""
     root = run_dir / "checkpoints"
     out = account.taken.update if account.taken is not None else update
+    lost = {orphan.path for orphan in orphans(run_dir)}
     newer = [
         path
         for path in sorted(root.glob("step_*"))
         if path.name.removeprefix("step_").isdigit()
-        and int(path.name.removeprefix("step_")) > max(update, out)
+        and (path in lost or int(path.name.removeprefix("step_")) > max(update, out))
     ]
     names = []
     for path in newer:

@@ -27,6 +27,7 @@ from storage.filters import Filter, Junction, check_columns, columns_of, to_arro
 from storage.reader import RunReader
 from storage.responses import Wanted
 from storage.texts import text_decoder
+from storage.tokens import Int64
 from storage.trajectory_rows import COLUMNS
 
 _COLUMNS = {column.singular: column for column in PER_TOKEN}
@@ -83,22 +84,23 @@ class TokenRows:
 
     def _flat(self, page: Page) -> pa.RecordBatch:
         sizes = np.diff(page.borders)
-        whose = pa.array(np.repeat(np.arange(len(sizes), dtype=np.int32), sizes))
-        columns = [self._column(page, field, whose) for field in self._full]
+        columns = [self._column(page, field, sizes) for field in self._full]
         return pa.RecordBatch.from_arrays(columns, schema=self._full)
 
-    def _column(self, page: Page, field: pa.Field, whose: pa.Array) -> pa.Array:
+    def _column(self, page: Page, field: pa.Field, sizes: Int64) -> pa.Array:
         if field.name == "position":
-            firsts = page.borders[:-1].repeat(np.diff(page.borders))
-            return pa.array(np.arange(len(whose)) - firsts, type=field.type)
+            firsts = page.borders[:-1].repeat(sizes)
+            return pa.array(np.arange(page.borders[-1]) - firsts, type=field.type)
         if field.name == "token":
             return self._tokens(page)
         if field.name in _COLUMNS:
             return token_array(page.tokens, _COLUMNS[field.name])
         values = scalar_array(page, field)
         if pa.types.is_dictionary(field.type):
-            return pa.DictionaryArray.from_arrays(values.indices.take(whose), values.dictionary)
-        return values.take(whose)
+            return pa.DictionaryArray.from_arrays(
+                _repeated(values.indices, sizes), values.dictionary
+            )
+        return _repeated(values, sizes)
 
     def _tokens(self, page: Page) -> pa.Array:
         ids = page.tokens.token_ids
@@ -109,6 +111,16 @@ class TokenRows:
         words = pa.array(self._decoder.pieces(unique), type=pa.string()).dictionary_encode()
         codes = words.indices.take(pa.array(where.astype(np.int32)))
         return pa.DictionaryArray.from_arrays(codes, words.dictionary)
+
+
+def _repeated(values: pa.Array, sizes: Int64) -> pa.Array:
+    """Each value as often as its response has tokens."""
+    if values.null_count == len(values):
+        return pa.nulls(int(sizes.sum()), values.type)
+    if values.null_count == 0 and pa.types.is_primitive(values.type) and values.type != pa.bool_():
+        return pa.array(np.repeat(values.to_numpy(), sizes), type=values.type)
+    whose = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    return values.take(pa.array(whose))
 
 
 def _conditions(

@@ -7,7 +7,9 @@ pandas frames, are bounded, and never write. A run may be alive, finished, or cu
 from storage.audit import recount_ledger
 from storage.exports import ExportSummary, export
 from storage.exports import Progress as ExportProgress
+from storage.queries.activity import activity, idle_of
 from storage.queries.answers import GroupAnswer, group_answers
+from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
 from storage.queries.evaluations import evaluation_answers, evaluations
 from storage.queries.metrics import (
@@ -26,7 +28,16 @@ from storage.queries.reward_models import (
     reward_model_summary,
 )
 from storage.queries.rewards import ALERT, reward_lengths, reward_sources
-from storage.queries.runs import RunLine, list_runs, resolve_run, run_config, run_line
+from storage.queries.runs import (
+    UNREADABLE,
+    RunLine,
+    any_line,
+    latest_run,
+    list_runs,
+    resolve_run,
+    run_config,
+    run_line,
+)
 from storage.queries.summary import run_summary
 from storage.queries.timeline import timeline, weight_versions
 from storage.queries.trajectories import (
@@ -45,14 +56,19 @@ __all__ = [
     "MARKS",
     "REASONS",
     "SOURCES",
+    "UNREADABLE",
     "Answer",
+    "DroppedPage",
     "ExportProgress",
     "ExportSummary",
     "GroupAnswer",
     "RunLine",
     "TrajectoryDetail",
     "TrajectoryPage",
+    "activity",
+    "any_line",
     "ask",
+    "dropped_page",
     "dropped_tokens",
     "dropped_windows",
     "evaluation_answers",
@@ -60,7 +76,9 @@ __all__ = [
     "events",
     "export",
     "group_answers",
+    "idle_of",
     "latest_metrics",
+    "latest_run",
     "list_runs",
     "losses_by_length",
     "metric_arrays",

@@ -28,7 +28,7 @@ def dropped_windows(run_dir: Path, *, limit: int = 1000, offset: int = 0) -> "pd
     most = offset + limit
     query = (
         select(Window.__table__)
-        .where(Window.run == reader.key, or_(_is_dropped(), _is_masked()))
+        .where(Window.run == reader.key, or_(is_dropped(), is_masked()))
         .order_by(Window.at.desc(), Window.window_id)
         .limit(most)
     )
@@ -52,12 +52,12 @@ def count_dropped(reader: RunReader) -> dict[str, int]:
     counts: Counter[str] = Counter()
     whole = (
         select(Window.reason, func.sum(Window.tokens))
-        .where(Window.run == reader.key, _is_dropped())
+        .where(Window.run == reader.key, is_dropped())
         .group_by(Window.reason)
     )
     for reason, tokens in reader.rows(whole):
         counts[reason] += int(tokens)
-    parts = select(Window.masked).where(Window.run == reader.key, _is_masked())
+    parts = select(Window.masked).where(Window.run == reader.key, is_masked())
     for (masked,) in reader.rows(parts):
         for reason, _, _, tokens in masked:
             counts[reason] += tokens
@@ -75,11 +75,11 @@ def losses_by_length(run_dir: Path, parts: int = 10) -> "pd.DataFrame":
     lost: dict[int, Counter[str]] = {}
     whole = select(Window.trajectory_id, Window.reason, Window.tokens)
     for trajectory_id, reason, tokens in reader.rows(
-        whole.where(Window.run == reader.key, _is_dropped())
+        whole.where(Window.run == reader.key, is_dropped())
     ):
         lost.setdefault(trajectory_id, Counter())[reason] += tokens
     some = select(Window.trajectory_id, Window.masked)
-    for trajectory_id, masked in reader.rows(some.where(Window.run == reader.key, _is_masked())):
+    for trajectory_id, masked in reader.rows(some.where(Window.run == reader.key, is_masked())):
         for reason, _, _, tokens in masked:
             lost.setdefault(trajectory_id, Counter())[reason] += tokens
     ended = reader.rows(
@@ -107,9 +107,11 @@ def losses_by_length(run_dir: Path, parts: int = 10) -> "pd.DataFrame":
     return pd.DataFrame(rows, columns=["longest", "tokens", *reasons])
 
 
-def _is_dropped() -> ColumnElement[bool]:
+def is_dropped() -> ColumnElement[bool]:
+    """A window that was dropped as a whole."""
     return Window.state == "dropped"
 
 
-def _is_masked() -> ColumnElement[bool]:
+def is_masked() -> ColumnElement[bool]:
+    """A window that was trained without some of its tokens."""
     return and_(Window.state == "trained", Window.masked_tokens > 0)

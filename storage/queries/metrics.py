@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlalchemy import CTE, ColumnElement, Integer, and_, cast, func, select
+from sqlalchemy import CTE, ColumnElement, Integer, and_, cast, func, or_, select
 from sqlalchemy.orm import aliased
 
 from headrace.metrics import METRICS, MetricInfo
@@ -39,8 +39,12 @@ def metric_series(
     points: int | None = None,
 ) -> "pd.DataFrame":
     """Columns x, name, value in order of x. Rows are the updates of the surviving lineage;
-    `samples` are the gauges between updates instead (x update or wall only). `points` bounds the
-    rows of one name: where there are more, neighbours are averaged."""
+    `samples` are the gauges between updates instead (x update or wall only).
+
+    `points` bounds the rows of one name: where there are more, the least and the largest of each
+    stretch stay, at their own x, and so do the first and the last of all; a further column `mean`
+    then has the mean of the stretch, from all its finite values.
+    """
     reader = open_run(run_dir)
     return _samples(reader, names, x, points) if samples else _updates(reader, names, x, points)
 
@@ -86,17 +90,18 @@ def _updates(
         "tokens": Update.trained_tokens,
     }
     mine = (Update.run == reader.key, Update.abandoned.is_(False))
-    (last,) = reader.rows(select(func.max(Update.update)).where(*mine))[0]
-    step = -(-(last or 0) // points) if points else 1
+    first, last = reader.rows(
+        select(func.min(Update.update), func.max(Update.update)).where(*mine)
+    )[0]
     query = (
         select(axes[x].label("x"), Metric.name, Metric.value)
         .join(Update, _same_update())
         .where(Metric.run == reader.key, Metric.name.in_(names), *mine)
         .order_by(Update.update, Metric.name)
     )
-    if step > 1:
-        bucket = (Update.update - 1) // step
-        query = _averaged(query, axes[x], bucket)
+    if points and (last or 0) > points:
+        bucket = (Update.update - 1) // -(-last // _stretches(points))
+        query = _thinned(query, axes[x], bucket, Update.update.in_([first, last]))
     return reader.frame(query)
 
 
@@ -109,28 +114,61 @@ def _samples(
     query = select(axis.label("x"), Metric.name, Metric.value).where(*mine).order_by(Metric.offset)
     if points:
         each = (
-            select(func.count().label("rows"), func.max(Metric.wall_time).label("last"))
+            select(
+                func.count().label("rows"),
+                func.min(Metric.wall_time).label("first"),
+                func.max(Metric.wall_time).label("last"),
+            )
             .where(*mine)
             .group_by(Metric.name)
             .subquery()
         )
-        rows, last = reader.rows(select(func.max(each.c.rows), func.max(each.c.last)))[0]
+        rows, first, last = reader.rows(
+            select(func.max(each.c.rows), func.min(each.c.first), func.max(each.c.last))
+        )[0]
         if (rows or 0) > points:
-            bucket = cast((Metric.wall_time - start) / ((last - start) / points), Integer)
-            query = _averaged(query, axis, bucket)
+            width = (last - start) / _stretches(points)
+            bucket = cast((Metric.wall_time - start) / width, Integer)
+            query = _thinned(query, axis, bucket, Metric.wall_time.in_([first, last]))
     return reader.frame(query)
 
 
-def _averaged(query: AnySelect, axis: ColumnElement[Any], bucket: ColumnElement[Any]) -> AnySelect:
-    """The same query with one row for each name and bucket: the last x, the mean value."""
-    return (
+def _stretches(points: int) -> int:
+    """Into how many stretches a line is cut: two rows of each stay, beside the first and the last
+    of all."""
+    return max(1, (points - 2) // 2)
+
+
+def _thinned(
+    query: AnySelect,
+    axis: ColumnElement[Any],
+    bucket: ColumnElement[Any],
+    is_end: ColumnElement[bool],
+) -> AnySelect:
+    """The same query with the least and the largest value of each name and bucket, and what
+    `is_end` says must stay."""
+    group = (Metric.name, bucket)
+    rows = (
         query.with_only_columns(
-            func.max(axis).label("x"), Metric.name, func.avg(Metric.value).label("value")
+            axis.label("x"),
+            Metric.name,
+            Metric.value,
+            func.avg(Metric.value).over(partition_by=group).label("mean"),
+            func.row_number()
+            .over(partition_by=group, order_by=(Metric.value, axis))
+            .label("from_least"),
+            func.row_number()
+            .over(partition_by=group, order_by=(Metric.value.desc(), axis))
+            .label("from_largest"),
+            is_end.label("is_end"),
         )
-        .group_by(bucket, Metric.name)
+        .where(Metric.value.is_not(None))
         .order_by(None)
-        .order_by(func.max(axis), Metric.name)
+        .subquery()
     )
+    kept = or_(rows.c.from_least == 1, rows.c.from_largest == 1, rows.c.is_end)
+    columns = (rows.c.x, rows.c.name, rows.c.value, rows.c.mean)
+    return select(*columns).where(kept).order_by(rows.c.x, rows.c.name)
 
 
 def latest_metrics(run_dir: Path, prefix: str = "") -> dict[str, float | None]:

@@ -37,7 +37,10 @@ def reward_model_config(run_dir: Path) -> dict[str, Any]:
     """The resolved recipe; UserError where the folder holds no reward model's run."""
     if not is_reward_model(run_dir):
         raise UserError(f"{run_dir} is not the run of a reward model: it has no {REWARD_MODEL}")
-    values: dict[str, Any] = json.loads((run_dir / REWARD_MODEL).read_text())
+    try:
+        values: dict[str, Any] = json.loads((run_dir / REWARD_MODEL).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{run_dir / REWARD_MODEL} cannot be read: {error}") from error
     return values
 
 
@@ -76,20 +79,35 @@ def reward_model_summary(run_dir: Path) -> dict[str, Any]:
 
 def reward_model_curves(run_dir: Path, points: int | None = None) -> "pd.DataFrame":
     """Columns x (the step), name, value: `loss`, `grad_norm`, `lr` of the steps, and each figure of
-    the held-out examples as `held_out/NAME`. `points` bounds the rows of one name: of more, some
-    are left out."""
+    the held-out examples as `held_out/NAME`. `points` bounds the rows of one name: of more, the
+    least and the largest of each stretch stay, and the first and the last of all."""
     import pandas as pd
 
     rows: list[tuple[int, str, float | None]] = []
     lines = list(read_lines(run_dir))
     steps = [line for line in lines if isinstance(line, StepLine)]
-    every = -(-len(steps) // points) if points else 1
-    for step in steps[:: max(1, every)]:
-        rows += [(step.step, name, getattr(step, name)) for name in ("loss", "grad_norm", "lr")]
+    for name in ("loss", "grad_norm", "lr"):
+        curve = [(step.step, getattr(step, name)) for step in steps]
+        rows += [(x, name, value) for x, value in _thinned(curve, points)]
     for line in lines:
         if isinstance(line, EvaluationLine):
             rows += [(line.step, f"held_out/{k}", v) for k, v in line.figures.items()]
     return pd.DataFrame(rows, columns=["x", "name", "value"]).astype({"value": float})
+
+
+def _thinned(
+    line: list[tuple[int, float | None]], points: int | None
+) -> list[tuple[int, float | None]]:
+    """At most so many points of a line, its extremes among them."""
+    if not points or len(line) <= points:
+        return line
+    size = -(-len(line) // max(1, (points - 2) // 2))
+    kept = {line[0], line[-1]}
+    for first in range(0, len(line), size):
+        known = [(x, value) for x, value in line[first : first + size] if value is not None]
+        if known:
+            kept |= {min(known, key=lambda p: p[1]), max(known, key=lambda p: p[1])}
+    return sorted(kept, key=lambda point: point[0])
 
 
 def reward_model_page(run_dir: Path) -> str | None:

@@ -10,19 +10,31 @@ from typing import Any
 from sqlalchemy import func, select
 
 from headrace.errors import UserError
-from headrace.run_folder import REWARD_MODEL, find_run, is_reward_model
+from headrace.run_folder import (
+    find_run,
+    is_evaluation,
+    is_reward_model,
+    is_running,
+    latest_name,
+    run_folders,
+)
 from storage.projection.history import FINAL_PHASES
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 from storage.reader import RunReader, open_run, read_config
-from storage.tables import Evaluation, Metric, Projection, Run, Update
+from storage.tables import Evaluation, Event, Metric, Projection, Run, Update
 
 _SILENCE_S = 30.0
+UNREADABLE = "unreadable"
+"""The status of a folder that holds a run and cannot be read as one."""
+_LONGEST_REASON = 300
+_ASKED = {"interrupted": "interrupted by Ctrl-C or a signal", "stopped": "asked to stop"}
 
 
 @dataclass(frozen=True)
 class RunLine:
     """One run in a list of runs. Accuracies are held-out; None: not evaluated. `kind` is training,
-    or reward model, whose updates are optimizer steps."""
+    evaluation (of a model that nobody trains: its accuracy is that before), or reward model, whose
+    updates are optimizer steps. `detail`: why it ended, or why it cannot be read."""
 
     run_id: str
     run_dir: Path
@@ -36,12 +48,14 @@ class RunLine:
     accuracy_after: float | None
     reward: float | None
     kind: str = "training"
+    detail: str = ""
 
 
 @dataclass(frozen=True)
 class RunState:
     """The state of a run. `status` is its last phase, or `lost` where its coordinator is gone
-    without having said how the run ended."""
+    without having said how the run ended. `ended`: why it ended, in words; empty while it goes
+    on."""
 
     status: str
     detail: str
@@ -49,18 +63,59 @@ class RunState:
     lineage: int
     started_at: float | None
     last_at: float | None
+    ended: str = ""
 
 
 def list_runs(root: Path) -> list[RunLine]:
-    """Runs under a root, newest first; folders that are no readable runs are left out."""
-    lines = []
-    for name in ("resolved.json", REWARD_MODEL):
-        for config in root.glob(f"*/{name}"):
-            try:
-                lines.append(run_line(config.parent))
-            except UserError:
-                continue
+    """Runs under a root, newest first. A folder that cannot be read is a line of its own, with the
+    reason in `detail`; one that holds no run is none. Runs that have ended are read again only
+    when something was written to their folders."""
+    lines = [_known_line(folder) for folder in run_folders(root)]
     return sorted(lines, key=lambda line: line.started_at or 0.0, reverse=True)
+
+
+_ENDED: dict[Path, tuple[tuple[float, ...], RunLine]] = {}
+"""Lines of runs that have ended, each with the times of its files when it was read."""
+_MOST_ENDED = 10_000
+_WRITTEN = (
+    *("resolved.json", "headrace.sqlite", "coordinator.json"),
+    *("supervisor.jsonl", "reward-model.json", "status.json", "journal"),
+)
+"""What a run writes to whatever it does, beside the WAL: readers make that anew, but empty."""
+_WAL = "headrace.sqlite-wal"
+
+
+def _known_line(run_dir: Path) -> RunLine:
+    times = _times(run_dir)
+    known = _ENDED.get(run_dir)
+    if known is not None and known[0] == times:
+        return known[1]
+    line = any_line(run_dir)
+    if line.status in FINAL_PHASES:
+        if len(_ENDED) >= _MOST_ENDED:
+            _ENDED.clear()
+        _ENDED[run_dir] = (times, line)
+    return line
+
+
+def _times(run_dir: Path) -> tuple[float, ...]:
+    found = []
+    for name in (*_WRITTEN, _WAL):
+        try:
+            about = (run_dir / name).stat()
+            found.append(float(about.st_size) if name == _WAL else about.st_mtime)
+        except OSError:
+            found.append(0.0)
+    return tuple(found)
+
+
+def any_line(run_dir: Path) -> RunLine:
+    """`run_line`, or a line that says why there is none. This is the boundary at which a broken
+    folder is contained: whatever is wrong in one must not hide the others."""
+    try:
+        return run_line(run_dir)
+    except Exception as error:
+        return _unread_line(run_dir, error)
 
 
 def run_line(run_dir: Path) -> RunLine:
@@ -74,6 +129,11 @@ def resolve_run(root: Path, run: str) -> Path:
     """The folder of a run named by `latest`, its id, a unique beginning of it, or its path;
     UserError naming the nearest for anything else."""
     return find_run(root, run)
+
+
+def latest_run(root: Path) -> str | None:
+    """The name of the run that `latest` means; None where there is none."""
+    return latest_name(root)
 
 
 def run_config(run_dir: Path) -> dict[str, Any]:
@@ -91,7 +151,25 @@ def run_state(reader: RunReader) -> RunState:
     status, detail, name, lineage, started_at, last_at = reader.rows(query)[0]
     if status not in FINAL_PHASES and _is_gone(reader.run_dir, last_at):
         status, detail = "lost", f"the coordinator is gone, last seen while {status}"
-    return RunState(status, detail, name, lineage, started_at, last_at)
+    ended = _why_ended(reader, status, detail)
+    return RunState(status, detail, name, lineage, started_at, last_at, ended)
+
+
+def _why_ended(reader: RunReader, status: str, detail: str) -> str:
+    """What ended a run: the condition that was reached, who asked for it, or what went wrong."""
+    if status in ("interrupted", "stopped"):
+        return detail or _ASKED[status]
+    if status not in FINAL_PHASES or detail:
+        return detail
+    # A coordinator says what it drains for when it begins to.
+    query = (
+        select(Event.text)
+        .where(Event.run == reader.key, Event.kind == "phase", Event.text.startswith("draining: "))
+        .order_by(Event.offset.desc())
+        .limit(1)
+    )
+    found = reader.rows(query)
+    return found[0][0].partition(": ")[2] if found else ""
 
 
 def _is_gone(run_dir: Path, last_at: float | None) -> bool:
@@ -106,6 +184,29 @@ def _is_gone(run_dir: Path, last_at: float | None) -> bool:
     except (OSError, ValueError, KeyError):
         return last_at is not None
     return False
+
+
+def _unread_line(run_dir: Path, error: Exception) -> RunLine:
+    """A folder without figures. Where a supervisor holds it, its database is still to come."""
+    reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    try:
+        begun, held = run_dir.stat().st_ctime, is_running(run_dir)
+    except OSError:
+        begun, held = 0.0, False
+    return RunLine(
+        run_id=run_dir.name,
+        run_dir=run_dir,
+        name=run_dir.name,
+        status="starting" if held else UNREADABLE,
+        started_at=begun,
+        wall_s=0.0,
+        updates=0,
+        trained_tokens=0,
+        accuracy_before=None,
+        accuracy_after=None,
+        reward=None,
+        detail="" if held else " ".join(reason.split())[:_LONGEST_REASON],
+    )
 
 
 def _line(reader: RunReader) -> RunLine:
@@ -143,6 +244,8 @@ def _line(reader: RunReader) -> RunLine:
         accuracy_before=accuracies.get("before"),
         accuracy_after=accuracies.get("after"),
         reward=reward[0][0] if reward else None,
+        kind="evaluation" if is_evaluation(reader.run_dir) else "training",
+        detail=state.ended,
     )
 
 
@@ -162,4 +265,5 @@ def _reward_model_line(run_dir: Path) -> RunLine:
         accuracy_after=row["held_out"]["after"].get("accuracy"),
         reward=None,
         kind=row["kind"],
+        detail=row["detail"],
     )

@@ -39,8 +39,9 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     """Everything about a run that fits one screen; JSON types only, None where nothing is known.
 
     Token counts are the coordinator's ledger as of the newest update or sample; `recount_ledger`
-    counts them again from the journal. A reward model's run has other figures, see
-    `reward_model_summary`.
+    counts them again from the journal. Times count from the run's first record: to the first update
+    of any kind, and to the first that changed the policy. A reward model's run has other figures,
+    see `reward_model_summary`.
     """
     if is_reward_model(run_dir):
         return reward_model_summary(run_dir)
@@ -59,6 +60,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
         "run_id": reader.run_id,
         "status": state.status,
         "detail": state.detail,
+        "ended": state.ended,
         "recipe": config.name,
         "seed": config.seed,
         "mode": config.schedule.mode,
@@ -163,6 +165,11 @@ def _surviving(reader: RunReader) -> list[ColumnElement[bool]]:
 
 def _updates(reader: RunReader, started_at: float | None) -> dict[str, Any]:
     """Numbers of updates, and clocks."""
+    (policy,) = reader.rows(
+        select(func.min(Update.committed_at)).where(
+            *_surviving(reader), Update.state == "committed", Update.num_windows > 0
+        )
+    )[0]
     count, first, train_time = reader.rows(
         select(
             func.max(Update.update), func.min(Update.committed_at), func.max(Update.train_time_s)
@@ -171,12 +178,13 @@ def _updates(reader: RunReader, started_at: float | None) -> dict[str, Any]:
     (skipped,) = reader.rows(
         select(func.count()).where(*_surviving(reader), Update.state == "skipped")
     )[0]
-    to_first = None if first is None or started_at is None else first - started_at
+    begun = started_at or 0.0
     return {
         "updates": count or 0,
         "skipped_updates": skipped,
         "train_time_s": train_time or 0.0,
-        "time_to_first_update_s": to_first,
+        "time_to_first_update_s": None if first is None else first - begun,
+        "time_to_first_policy_update_s": None if policy is None else policy - begun,
     }
 
 
@@ -197,8 +205,8 @@ def _per_update(reader: RunReader, name: str) -> list[float]:
 
 
 def _trajectories(reader: RunReader) -> dict[str, int]:
-    """Training trajectories by status. `dropped` counts those with a dropped window that no update
-    had."""
+    """Training trajectories by status. `unfinished` had not ended when the run did, which is no
+    failure; `dropped` counts those with a dropped window that no update had."""
     mine = (Trajectory.run == reader.key, Trajectory.purpose == "train")
     counts = dict(
         (status, count)
@@ -216,7 +224,8 @@ def _trajectories(reader: RunReader) -> dict[str, int]:
         "running": counts.get("running", 0) + counts.get("issued", 0),
         "finished": counts.get("finished", 0),
         "truncated": counts.get("truncated", 0),
-        "failed": counts.get("failed", 0) + counts.get("aborted", 0),
+        "failed": counts.get("failed", 0),
+        "unfinished": counts.get("aborted", 0),
         "dropped": dropped,
     }
 
@@ -228,9 +237,21 @@ def _evaluations(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def _checkpoints(reader: RunReader) -> list[dict[str, Any]]:
+    """Checkpoints in order, each with the accuracy of its own weights or none: an evaluation of the
+    same update on a lineage that was given up is another policy's."""
     query = (
         select(Checkpoint.update, Checkpoint.lineage, Checkpoint.path, Checkpoint.accuracy)
         .where(Checkpoint.run == reader.key)
         .order_by(Checkpoint.offset)
     )
-    return [dict(row._mapping) for row in reader.rows(query)]
+    evaluated = select(Evaluation.update, WeightVersion.lineage).where(
+        Evaluation.run == reader.key,
+        WeightVersion.run == Evaluation.run,
+        WeightVersion.version == Evaluation.version,
+    )
+    own = {tuple(row) for row in reader.rows(evaluated)}
+    rows = [dict(row._mapping) for row in reader.rows(query)]
+    return [
+        row | {"accuracy": row["accuracy"] if (row["update"], row["lineage"]) in own else None}
+        for row in rows
+    ]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, func, or_, select
+from sqlalchemy import BindParameter, ColumnElement, bindparam, func, or_, select
 
 from headrace.errors import UserError
 from headrace.protocol.streams import Int32
@@ -21,6 +21,11 @@ from storage.trajectory_rows import COLUMNS, joined
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_LARGEST_ID = 2**63 - 1
+_MANY = 500
+"""From so many values on a list is written into the query, which has room for few parameters."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,11 @@ def trajectory_page(
     return TrajectoryPage(rows=reader.frame(query), total=reader.rows(count)[0][0])
 
 
-def search_responses(run_dir: Path, text: str, *, newest: int = 5000) -> list[int]:
-    """Ids of the trajectories whose response contains `text`, among the newest so many; none where
-    there is no tokenizer."""
+def search_responses(
+    run_dir: Path, text: str, *, purpose: str | None = None, newest: int | None = None
+) -> list[int]:
+    """Ids of the trajectories whose response contains `text`, in order; none where there is no
+    tokenizer. All responses are read, or those of one purpose, or the newest so many."""
     reader, decoder = open_run(run_dir), text_decoder(run_dir)
     query = (
         select(Trajectory.trajectory_id, Trajectory.first_offset, Trajectory.last_offset)
@@ -98,6 +105,8 @@ def search_responses(run_dir: Path, text: str, *, newest: int = 5000) -> list[in
         .order_by(Trajectory.trajectory_id.desc())
         .limit(newest)
     )
+    if purpose is not None:
+        query = query.where(Trajectory.purpose == purpose)
     places = sorted(tuple(row) for row in reader.rows(query))
     if decoder is None or not places:
         return []
@@ -109,6 +118,8 @@ def search_responses(run_dir: Path, text: str, *, newest: int = 5000) -> list[in
 def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     """One trajectory with every token; UserError where the run has none of that id."""
     reader = open_run(run_dir)
+    if not 0 <= trajectory_id <= _LARGEST_ID:
+        raise UserError(f"run {reader.run_id} has no trajectory {trajectory_id}")
     every = select(
         *(c.label(name) for name, c in COLUMNS.items()),
         Trajectory.reward_parts,
@@ -157,8 +168,14 @@ def _conditions(
     conditions = [to_sql(parse(where), COLUMNS)] if where else []
     for name, value in filters.items():
         check_columns(Condition(name, "=", None), COLUMNS)
-        is_many = isinstance(value, list | tuple | set)
-        conditions.append(COLUMNS[name].in_(list(value)) if is_many else COLUMNS[name] == value)
+        if isinstance(value, list | tuple | set):
+            every = list(value)
+            some: BindParameter[Any] = bindparam(
+                None, every, expanding=True, literal_execute=len(every) > _MANY
+            )
+            conditions.append(COLUMNS[name].in_(some))
+        else:
+            conditions.append(COLUMNS[name] == value)
     if search:
         places = (Prompt.text, Prompt.answer, Group.prompt_id)
         conditions.append(or_(*(c.contains(search, autoescape=True) for c in places)))

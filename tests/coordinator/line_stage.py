@@ -76,7 +76,7 @@ class LineStage:
     def incident(self, level: str, kind: str, text: str) -> None:
         self.incidents.append(text)
 
-    def progress(self) -> None:
+    def progress(self, mover: str) -> None:
         pass
 
     async def send(self, name: str, message: ScoreRequest) -> None:

@@ -193,6 +193,7 @@ class Stage:
         state = State(self.config)
         for record in self.store.replay():
             state.apply(record)
+        self.store.close()
         return state
 
 
@@ -231,7 +232,7 @@ def assert_sound(stage: Stage) -> None:
     assert state.versions == live.versions
     assert state.line == live.line
     assert sorted(state.account.trajectories) == sorted(live.account.trajectories)
-    assert not stage.store._is_behind
+    assert not stage.store.behind
 
 
 Place = tuple[str | int, ...]

@@ -17,6 +17,7 @@ from headrace.protocol.records import (
     UpdateCommitted,
 )
 from storage.run_store import RunStore
+from storage.segments import digest_at
 from tests.coordinator.peers import (
     MODEL,
     CoordinatorProcess,
@@ -98,6 +99,12 @@ async def test_a_whole_run_in_each_mode(tmp_path: Path, mode: str) -> None:
     leases = [x for s in generator.seen if isinstance(s, m.Leases) for x in s.leases]
     seeds = {(lease.trajectory_id, lease.seed) for lease in leases}
     assert len(seeds) == len(dict(seeds)), "a resumed trajectory has another seed"
+    ends = [s.journal for s in peers[2].seen if isinstance(s, m.Batch)]
+    assert len(ends) == 6
+    for end, batch in zip(ends, (r for r in records if isinstance(r, BatchTaken)), strict=True):
+        assert end is not None
+        assert digest_at(coordinator.run_dir / "journal", end.records) == end.digest
+        assert records.index(batch) < end.records
     if mode == "windowed":
         assert 4 in [lease.stop_at for lease in leases]
         batches = [r for r in records if isinstance(r, BatchTaken)]

@@ -33,6 +33,7 @@ TABLE = """
     WeightNotice    -         -      yes     -
     UpdateDone      -         -      yes     -
     CheckpointDone  -         -      yes     -
+    Trouble         -         -      yes     -
     StatusRequest   -         -      -       yes
     Command         -         -      -       yes
 """

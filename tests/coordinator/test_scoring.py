@@ -49,7 +49,7 @@ class Front:
     def settle(self, trajectories: list[Trajectory]) -> None:
         self.world.settle(trajectories)
 
-    def progress(self) -> None:
+    def progress(self, mover: str) -> None:
         pass
 
     def score(self, trajectory_id: int, status: Any) -> None:

@@ -197,6 +197,7 @@ MESSAGES: dict[str, tuple[str, Callable[[Stage], Callable[[], m.Message | None]]
     "WeightNotice": (LEARNER, lambda stage: stage.notice),
     "UpdateDone": (LEARNER, lambda stage: stage.update),
     "CheckpointDone": (LEARNER, a_checkpoint),
+    "Trouble": (LEARNER, lambda _: lambda: m.Trouble(kind="disk", text="is full", waits=True)),
 }
 
 

@@ -1,8 +1,12 @@
 """The real server and a real browser: the pages of a run, with the store's numbers."""
 
+import contextlib
+import json
 import os
+import re
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,26 +15,30 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Dialog, Page, expect
 
+from dashboard.app import PAGES
 from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.words import count
 from headrace.hardware import free_port
 from headrace.processes.launch import dashboard_argv, role_environment
+from headrace.protocol.records import MetricsSampled, RunPhase
 from storage import queries
+from storage.run_store import RunStore
 from tests.dashboard.chromium import open_chromium
-from tests.dashboard.scripted_run import MARKUP, MARKUP_ID
+from tests.dashboard.scripted_run import MARKUP, MARKUP_ID, write_run
 from tests.services import cannot_have, find_chromium
 
 pytestmark = pytest.mark.browser
 PATIENCE_MS = 60_000
+OLDER, YOUNGER = "older-20260101-120000-aaaa", "younger-20260102-120000-bbbb"
 
 
-@pytest.fixture(scope="module")
-def address(run_dir: Path) -> Iterator[str]:
-    """The dashboard as the launcher starts it."""
+@contextlib.contextmanager
+def served(root: Path) -> Iterator[str]:
+    """The dashboard of a folder as the launcher starts it; gives its address."""
     host = "127.0.0.1"
     port = free_port(host)
     with subprocess.Popen(
-        dashboard_argv(host, port, run_dir.parent),
+        dashboard_argv(host, port, root),
         env={**os.environ, **role_environment(threads=1)},
         stdout=sys.stderr,
     ) as server:
@@ -42,6 +50,23 @@ def address(run_dir: Path) -> Iterator[str]:
             yield url
         finally:
             server.terminate()
+
+
+@pytest.fixture(scope="module")
+def address(run_dir: Path) -> Iterator[str]:
+    with served(run_dir.parent) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The page of two runs, of which `latest` is the younger."""
+    root = tmp_path_factory.mktemp("two")
+    for number, name in enumerate((OLDER, YOUNGER)):
+        started = 1_767_268_800.0 + 1000 * number
+        write_run(root, name, started=started, updates=3, roll_back_after=None)
+    with served(root) as url:
+        yield url
 
 
 def _answers(url: str) -> bool:
@@ -100,3 +125,96 @@ def test_markup_in_a_response_is_shown_as_text(page: Page, address: str) -> None
     assert "".join(pieces) == f"{MARKUP}<eos>"
     assert tokens.locator("img, b").count() == 0
     assert alerts == []
+
+
+def test_the_chosen_run_survives_every_page_change(page: Page, two_runs: str) -> None:
+    page.goto(two_runs)
+    expect(page).to_have_title(f"Overview \u00b7 {YOUNGER} \u00b7 Headrace")
+    expect(page).to_have_url(re.compile(rf"run={YOUNGER}"))  # a link under `latest` names the run
+    page.get_by_test_id("stSelectbox").first.click()
+    page.get_by_role("option", name=OLDER).click()
+    for name in [*(title for title, _, _ in PAGES if title != "Overview"), "Overview"]:
+        page.get_by_role("link", name=name).click()
+        expect(page).to_have_title(f"{name} \u00b7 {OLDER} \u00b7 Headrace")
+        expect(page).to_have_url(re.compile(rf"run={OLDER}"))
+        expect(page.locator(".hr-line")).to_contain_text(OLDER)
+    page.go_back()
+    expect(page.locator(".hr-line")).to_contain_text(OLDER)
+
+
+def test_what_was_chosen_on_a_page_is_in_its_address(page: Page, two_runs: str) -> None:
+    page.goto(f"{two_runs}/learning?run={OLDER}")
+    page.get_by_role("button", name="training time").or_(
+        page.get_by_role("radio", name="training time")
+    ).first.click()
+    expect(page).to_have_url(re.compile("axis=training"))
+    page.goto(f"{two_runs}/trajectories?run={OLDER}&sort=longest&colour_by=version&trajectory=3")
+    expect(page.get_by_text("Trajectory 3", exact=True)).to_be_visible()
+    expect(page.locator(".hr-scale")).to_contain_text("weights")
+    page.get_by_role("button", name=re.compile("^2: ")).click()
+    expect(page).to_have_url(re.compile("trajectory=2"))
+    expect(page.get_by_text("Trajectory 2", exact=True)).to_be_visible()
+    page.reload()
+    expect(page.get_by_text("Trajectory 2", exact=True)).to_be_visible()
+    expect(page).to_have_title(f"Trajectories \u00b7 {OLDER} \u00b7 Headrace")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("learning?run=nowhere", "There is no run nowhere under"),
+        (f"trajectories?run={OLDER}&trajectory=123456", "has no trajectory 123456"),
+        (f"trajectories?run={OLDER}&trajectory={'9' * 40}", "There is no trajectory '9999"),
+    ],
+)
+def test_an_address_of_nothing_says_so(page: Page, two_runs: str, path: str, said: str) -> None:
+    page.goto(f"{two_runs}/{path}")
+    expect(page.locator(".hr-empty")).to_contain_text(said)
+    expect(page.get_by_test_id("stException")).to_have_count(0)
+
+
+WATCH = """() => {
+    window.least = 1;
+    const look = () => {
+        for (const part of document.querySelectorAll('[data-stale="true"]'))
+            window.least = Math.min(window.least, parseFloat(getComputedStyle(part).opacity));
+        requestAnimationFrame(look);
+    };
+    look();
+}"""
+
+
+def test_a_live_page_reaches_its_end_by_itself_and_never_greys_out(
+    page: Page, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("live")
+    started = time.time() - 12
+    run = write_run(root, "live-1", started=started, updates=3, roll_back_after=None, end=False)
+    (run / "coordinator.json").write_text(json.dumps({"pid": os.getpid()}))
+    with served(root) as url:
+        page.goto(url)
+        pill = page.locator(".hr-pill")
+        expect(pill).to_have_text("training")
+        page.evaluate(WATCH)
+        store = RunStore.open(run)
+        dropped = {"ledger/generated": 123456.0, "ledger/dropped/stale": 123456.0}
+        store.append([MetricsSampled(at=time.time(), update=3, metrics=dropped)])
+        expect(page.locator(".hr-sum")).to_contain_text("123,456")
+        runs = page.get_by_test_id("stDataFrame").last
+        expect(runs).to_be_visible()
+        store.append([RunPhase(at=time.time(), phase="draining", detail="3 updates")])
+        store.append([RunPhase(at=time.time(), phase="finished")])
+        store.close()
+        expect(pill).to_have_text("finished")
+        expect(page.locator(".hr-line")).to_contain_text("ended: 3 updates")
+        assert page.evaluate("window.least") == 1
+
+
+def test_what_was_dropped_leads_to_its_tokens(page: Page, address: str, run_dir: Path) -> None:
+    page.goto(f"{address}/dropped?reasons=stale")
+    row = queries.dropped_page(run_dir, reasons=["stale"], limit=1).rows.iloc[0]
+    expect(page.get_by_text("as the ledger counts them, reason by reason")).to_be_visible()
+    expect(page.get_by_test_id("stDataFrame")).to_be_visible()
+    page.goto(f"{address}/trajectories?trajectory={row['trajectory_id']}")
+    cut = page.locator(".cut").filter(has_text=f"window {row['window']}: dropped, stale")
+    expect(cut).to_be_visible()

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from dashboard import figures
-from dashboard.palette import GREY, KINDS, SERIES
+from dashboard.lanes import lane_order, lanes_chart, stacked
+from dashboard.palette import ACTIVITIES, GREY, SERIES
 
 
 def series(points: int, *names: str) -> pd.DataFrame:
@@ -38,10 +39,44 @@ def test_few_points_are_one_line_and_the_pointer() -> None:
     assert layers[0]["encoding"]["color"]["legend"] is None
 
 
-def test_many_points_get_a_running_mean() -> None:
-    layers = layers_of(figures.series_chart(series(100, "reward/mean")))
+def test_smoothing_is_a_choice_and_leaves_the_line_as_it_is() -> None:
+    (plain, _) = layers_of(figures.series_chart(series(100, "reward/mean")))
+    assert plain["encoding"]["y"]["field"] == "value"
+    assert mark_of(plain)["opacity"] == 1
+    layers = layers_of(figures.series_chart(series(100, "reward/mean"), smoothing=0.05))
     assert [layer["encoding"]["y"]["field"] for layer in layers[:2]] == ["value", "smooth"]
     assert mark_of(layers[0])["opacity"] < 1
+
+
+def test_a_bound_is_drawn_as_it_is_however_smooth_the_rest() -> None:
+    names = ("schedule/in_play", "schedule/bound")
+    chart = figures.series_chart(series(100, *names), names=names, bounds=names[1:], smoothing=0.05)
+    raw, smooth, bound = layers_of(chart)[:3]
+    assert raw["transform"] == smooth["transform"] != bound["transform"]
+    assert bound["encoding"]["y"]["field"] == "value"
+    assert mark_of(bound)["interpolate"] == "step-after"
+
+
+@pytest.mark.parametrize(
+    ("values", "begin", "end", "title"),
+    [
+        ([0.93, 0.99], 0.92, 1.0, "axis begins at 0.92"),
+        ([0.0, 500.0], 0.0, 600.0, None),
+        ([-2.0, 3.0], -2.0, 4.0, None),
+        ([7.0, 7.0], 6.0, 8.0, "axis begins at 6"),
+        ([0.0, 0.0], 0.0, 1.0, None),
+    ],
+)
+def test_an_axis_that_does_not_begin_at_zero_says_where(
+    values: list[float], begin: float, end: float, title: str | None
+) -> None:
+    frame = pd.DataFrame({"x": [1.0, 2.0], "name": "reward/mean", "value": values})
+    up = layers_of(figures.series_chart(frame))[0]["encoding"]["y"]
+    assert up["scale"]["domain"] == pytest.approx([begin, end])
+    assert up["title"] == title
+    if title:
+        assert up["axis"]["values"][0] == pytest.approx(begin)
+        assert up["axis"]["values"][-1] == pytest.approx(end)
 
 
 def test_colours_follow_the_order_of_the_names_and_bounds_are_grey() -> None:
@@ -71,7 +106,7 @@ def test_missing_values_and_names_are_left_out() -> None:
     frame = series(6, "reward/mean")
     frame.loc[2, "value"] = np.nan
     chart = figures.series_chart(frame, names=("reward/mean", "reward/std"))
-    (data,) = [rows for rows in chart.to_dict()["datasets"].values() if "smooth" in rows[0]]
+    (data,) = [rows for rows in chart.to_dict()["datasets"].values() if "bound" in rows[0]]
     assert [row["x"] for row in data] == [0, 1, 3, 4, 5]
 
 
@@ -92,11 +127,19 @@ def test_time_axes_take_a_fitting_unit(longest: float, title: str, last: float) 
 
 def test_a_running_mean_stays_within_the_values_and_keeps_names_apart() -> None:
     frame = series(50, "a", "b")
-    smooth = figures.running_mean(frame)
+    smooth = figures.running_mean(frame, 0.05)
     for name in ("a", "b"):
         mine = frame["name"] == name
         assert smooth[mine].between(frame[mine]["value"].min(), frame[mine]["value"].max()).all()
         assert smooth[mine].iloc[0] == frame[mine]["value"].iloc[0]
+
+
+def test_a_running_mean_of_a_thinned_line_is_that_of_its_stretches() -> None:
+    """A spike stands in the line, and counts in the mean for the one point that it was."""
+    frame = pd.DataFrame(
+        {"x": [0, 1, 2, 3], "name": "a", "value": [0.0, 500.0, 0.0, 1.0], "mean": [2.0] * 4}
+    )
+    assert figures.running_mean(frame, 0.05).tolist() == pytest.approx([2.0] * 4)
 
 
 def evaluations() -> pd.DataFrame:
@@ -121,28 +164,44 @@ def test_accuracy_has_a_band_of_one_standard_error_within_0_and_1() -> None:
     assert [row["text"] for row in rows] == ["25.0 %", "50.0 %", "100.0 %"]
 
 
-def bars() -> pd.DataFrame:
+def stretches() -> pd.DataFrame:
     rows = [
-        ("learner", "update", 102.0, 103.0, "update 1"),
-        ("generator-1", "generation", 100.0, 110.0, ""),
-        ("generator-0", "generation", 100.0, 110.0, ""),
-        ("generator-0", "weight_load", 103.0, 103.1, "version 1"),
-        ("evaluation", "evaluation", 110.0, 112.0, "after (update 1)"),
+        ("learner", "working", 102.0, 103.0, 0.75),
+        ("learner", "waiting", 102.0, 103.0, 0.25),
+        ("generator-1", "working", 100.0, 110.0, 1.0),
+        ("generator-0", "held", 100.0, 110.0, 1.0),
+        ("generator-0", "loading", 110.0, 112.0, 1.0),
     ]
-    return pd.DataFrame(rows, columns=["lane", "kind", "start", "end", "label"])
+    return pd.DataFrame(rows, columns=["lane", "kind", "start", "end", "share"])
 
 
-def test_timeline_lanes_go_from_generators_to_the_learner() -> None:
-    assert figures.lane_order(bars()) == ["generator-0", "generator-1", "learner", "evaluation"]
+def test_lanes_go_from_generators_to_the_learner() -> None:
+    assert lane_order(stretches()) == ["generator-0", "generator-1", "learner"]
 
 
-def test_timeline_counts_from_the_start_and_colours_by_kind() -> None:
-    chart = figures.timeline_chart(bars(), start=100.0)
-    spec = chart.to_dict()
+def test_a_stretch_is_divided_by_what_it_was_spent_on() -> None:
+    rows = stacked(stretches(), lane_order(stretches()))
+    work, wait = rows.iloc[0], rows.iloc[1]
+    assert work["high"] == pytest.approx(wait["low"])
+    assert wait["high"] - work["low"] == pytest.approx(0.82)
+    assert 3 * (wait["high"] - wait["low"]) == pytest.approx(work["high"] - work["low"])
+    top = rows[rows["lane"] == "generator-0"]
+    assert (top["low"] > rows[rows["lane"] == "generator-1"]["high"].max()).all()
+
+
+def test_lanes_count_from_the_start_in_a_fitting_unit_and_are_coloured_by_kind() -> None:
+    spec = lanes_chart(stretches(), start=100.0).to_dict()
     (rows,) = spec["datasets"].values()
-    assert (rows[0]["begin"], rows[0]["stop"], rows[0]["seconds"]) == (2.0, 3.0, 1.0)
-    scale = layers_of(chart)[0]["encoding"]["color"]["scale"]
-    assert dict(zip(scale["domain"], scale["range"], strict=True)) == KINDS
+    assert (rows[0]["begin"], rows[0]["stop"]) == (2.0, 3.0)
+    scale = spec["encoding"]["color"]["scale"]
+    assert dict(zip(scale["domain"], scale["range"], strict=True)) == {
+        kind: ACTIVITIES[kind] for kind in ("working", "loading", "held", "waiting")
+    }
+    long = stretches().assign(start=100.0, end=100.0 + 5 * 3600)
+    spec = lanes_chart(long, start=100.0).to_dict()
+    assert spec["encoding"]["x"]["title"] == "wall-clock time (h)"
+    (rows,) = spec["datasets"].values()
+    assert rows[0]["stop"] == pytest.approx(5.0)
 
 
 def test_an_array_has_a_row_of_tiles_a_bin() -> None:

@@ -8,15 +8,18 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 import dashboard
 from dashboard.picker import LATEST
 from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.views.overview import process_rows
+from dashboard.views.pipeline import idle_shares
 from dashboard.views.rewards import CHARTS as REWARD_CHARTS
-from dashboard.views.trajectories import range_filter
+from dashboard.views.trajectories import ROWS, range_filter, worth_reading
 from dashboard.words import count, share
 from headrace.protocol.records import RunPhase
 from storage import queries
@@ -68,6 +71,62 @@ def test_the_app_opens_the_newest_run(run_dir: Path, monkeypatch: pytest.MonkeyP
     assert test.query_params["run"] == run_dir.name
 
 
+def opened_app(root: Path, monkeypatch: pytest.MonkeyPatch) -> AppTest:
+    monkeypatch.setattr(sys, "argv", ["app.py", str(root)])
+    return AppTest.from_file(str(APP), default_timeout=TIMEOUT_S)
+
+
+def test_a_link_under_latest_names_the_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = opened_app(run_dir.parent, monkeypatch).run()
+    assert test.query_params["run"] == run_dir.name
+    assert test.selectbox[0].value == LATEST  # which this session goes on to follow
+
+
+def test_who_follows_latest_turns_to_a_new_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = write_run(tmp_path, "first-1", updates=2, roll_back_after=None)
+    followed, fixed = opened_app(tmp_path, monkeypatch).run(), opened_app(tmp_path, monkeypatch)
+    fixed.query_params["run"] = first.name
+    fixed.run()
+    write_run(tmp_path, "second-2", updates=2, roll_back_after=None)
+    st.cache_data.clear()
+    assert "second-2" in html_of(followed.run())
+    assert followed.query_params["run"] == "second-2"
+    assert "second-2" not in html_of(fixed.run())
+    assert fixed.query_params["run"] == "first-1"
+
+
+def test_a_run_that_is_not_there_is_said_to_be_unknown(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = opened_app(run_dir.parent, monkeypatch)
+    test.query_params["run"] = "nowhere"
+    test.run()
+    assert not test.exception
+    assert f"There is no run nowhere under {run_dir.parent}" in html_of(test)
+    assert test.selectbox[0].value == "nowhere"
+    test.selectbox[0].select(run_dir.name).run()
+    assert run_dir.name in html_of(test)
+
+
+def test_a_broken_run_is_a_row_with_its_reason_and_a_page_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = write_run(tmp_path, "whole-1", updates=2, roll_back_after=None)
+    (tmp_path / "broken-1").mkdir()
+    (tmp_path / "broken-1" / "resolved.json").write_text('{"na')
+    test = opened_app(tmp_path, monkeypatch).run()
+    assert not test.exception
+    rows = test.dataframe[-1].value.set_index("run")
+    assert rows.loc["broken-1", "status"] == "unreadable"
+    assert "resolved.json cannot be read" in str(rows.loc["broken-1", "note"])
+    assert rows.loc[whole.name, "status"] == "finished"
+    test.selectbox[0].select("broken-1").run()
+    assert not test.exception
+    assert "Run broken-1 cannot be read: " in html_of(test)
+
+
 def test_a_root_without_runs_says_what_is_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +164,7 @@ def test_the_ledger_shown_is_what_the_journal_says(run_dir: Path) -> None:
 @pytest.mark.parametrize("axis", ["update", "train_time", "wall", "tokens"])
 def test_learning_over_every_axis(open_page: Callable[..., AppTest], axis: str) -> None:
     test = open_page("learning")
-    test.session_state["learning_axis"] = axis
+    test.session_state["axis"] = axis
     test.run()
     assert not test.exception
     assert len(test.get("arrow_vega_lite_chart") or test.get("vega_lite_chart")) == (
@@ -116,13 +175,20 @@ def test_learning_over_every_axis(open_page: Callable[..., AppTest], axis: str) 
 
 @pytest.mark.parametrize("span", ["last 20 s", "whole run"])
 def test_pipeline(open_page: Callable[..., AppTest], run_dir: Path, span: str) -> None:
+    """The numbers are those of the span that is drawn."""
     test = open_page("pipeline")
-    test.session_state["pipeline_span"] = span
+    test.session_state["span"] = span
     test.run()
     assert not test.exception
-    idle = queries.run_summary(run_dir)["idle_share"]
-    assert metrics_of(test)["Learner idle"] == share(idle["learner"])
-    assert "The learner waits for generators" in test.info[0].value
+    line = queries.run_line(run_dir)
+    end = (line.started_at or 0.0) + line.wall_s
+    since = end - 20 if span == "last 20 s" else None
+    learner, generators = idle_shares(queries.activity(run_dir, since=since))
+    shown = metrics_of(test)
+    assert shown["Learner idle"] == share(learner)
+    assert shown["Generators idle"] == share(generators)
+    assert learner is not None
+    assert "Generation binds: in the last minute the learner waited" in test.info[0].value
 
 
 def test_trajectories_filter_and_read(open_page: Callable[..., AppTest], run_dir: Path) -> None:
@@ -176,15 +242,65 @@ def test_siblings_are_one_click_away(open_page: Callable[..., AppTest]) -> None:
     assert "Trajectory 201" in html_of(test)
 
 
-def test_an_unknown_trajectory_is_said_to_be_unknown(open_page: Callable[..., AppTest]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("999999", "has no trajectory 999999"),
+        ("9" * 30, "There is no trajectory &#x27;9999"),
+        ("-1", "There is no trajectory"),
+        ("<b>1", "There is no trajectory &#x27;&lt;b&gt;1"),
+    ],
+)
+def test_an_unknown_trajectory_is_said_to_be_unknown(
+    open_page: Callable[..., AppTest], asked: str, said: str
+) -> None:
     test = open_page("trajectories")
-    test.query_params["trajectory"] = "999999"
+    test.query_params["trajectory"] = asked
     test.run()
     assert not test.exception
-    assert "has no trajectory 999999" in html_of(test)
+    assert said in html_of(test)
 
 
-@pytest.mark.parametrize("name", ["overview", "learning", "rewards", "pipeline", "trajectories"])
+def test_every_trajectory_can_be_reached_in_any_order(
+    open_page: Callable[..., AppTest], run_dir: Path
+) -> None:
+    """Page by page, in the order asked for, each of them once; rows are chosen by their id."""
+    wanted = queries.trajectory_page(
+        run_dir, filters={"purpose": "train"}, sort="length", descending=True, limit=10_000
+    ).rows
+    test = open_page("trajectories")
+    test.session_state["sort"] = "longest"
+    seen: list[int] = []
+    for page in range(1, -(-len(wanted) // ROWS) + 1):
+        test.session_state["page"] = page
+        test.run()
+        assert not test.exception
+        rows = test.dataframe[0].value
+        seen += list(rows["trajectory_id"])
+        caption = f"to {count(len(seen))} of {count(len(wanted))} trajectories"
+        assert caption in test.caption[0].value
+        assert f"Trajectory {worth_reading(rows)}<" in html_of(test)
+    assert len(seen) > ROWS
+    assert seen == list(wanted["trajectory_id"])
+
+
+def test_the_first_answer_shown_is_one_that_has_ended() -> None:
+    rows = pd.DataFrame(
+        {
+            "trajectory_id": [9, 8, 7, 6],
+            "length": [0, 4, 5, 6],
+            "status": ["issued", "running", "finished", "finished"],
+        }
+    )
+    assert worth_reading(rows) == 7
+    assert worth_reading(rows[:2]) == 8
+    assert worth_reading(rows[:1]) == 9
+
+
+PAGE_NAMES = ["overview", "learning", "rewards", "pipeline", "trajectories", "dropped"]
+
+
+@pytest.mark.parametrize("name", PAGE_NAMES)
 def test_a_run_that_has_only_begun_says_what_it_waits_for(
     open_page: Callable[..., AppTest], tmp_path: Path, name: str
 ) -> None:
@@ -195,6 +311,58 @@ def test_a_run_that_has_only_begun_says_what_it_waits_for(
     assert not test.exception
     assert "Waits for" in html_of(test)
     store.close()
+
+
+def test_dropped_explains_every_dropped_token(
+    open_page: Callable[..., AppTest], run_dir: Path
+) -> None:
+    """Reason by reason as the ledger has it, and all of them in the rows."""
+    ledger = queries.run_summary(run_dir)["tokens"]["dropped"]
+    known = {reason: tokens for reason, tokens in ledger.items() if tokens}
+    assert {"stale", "value_warmup", "discarded_at_end", "reward_failed"} <= set(known)
+    test = open_page("dropped").run()
+    assert not test.exception
+    html = html_of(test)
+    assert f"{count(sum(known.values()))} tokens, as the ledger counts them" in html
+    for reason, tokens in known.items():
+        assert f"<b>{reason.replace('_', ' ')}</b><span>{count(tokens)}</span>" in html
+    lost = 0
+    total = queries.dropped_page(run_dir).total
+    for page in range(1, -(-total // ROWS) + 1):
+        test.session_state["rows_page"] = page
+        test.run()
+        rows = test.dataframe[0].value
+        lost += int(rows["lost"].sum())
+    assert lost == sum(known.values())
+    test.session_state["rows_page"] = 1
+    test.session_state["by"] = "trajectory"
+    test.multiselect(key="reasons").set_value(["reward_failed"]).run()
+    assert not test.exception
+    (row,) = test.dataframe[0].value.to_dict("records")
+    assert row["lost"] == known["reward_failed"]
+    assert row["trajectory"].endswith("&trajectory=40")  # the one that was scored in vain
+    assert row["reasons"] == "reward failed"
+
+
+def test_dropped_of_a_run_without_losses(open_page: Callable[..., AppTest], tmp_path: Path) -> None:
+    run = write_run(tmp_path, updates=2, roll_back_after=None, end=False, algorithm={"value": {}})
+    dropped = queries.dropped_tokens(run)
+    test = open_page("dropped", run).run()
+    assert not test.exception
+    assert ("No token was dropped." in html_of(test)) == (not dropped)
+
+
+def test_tokens_of_a_dropped_window_say_why_where_they_stand(
+    open_page: Callable[..., AppTest], run_dir: Path
+) -> None:
+    page = queries.dropped_page(run_dir, reasons=["stale"], limit=1)
+    row = page.rows.iloc[0]
+    test = open_page("trajectories")
+    test.query_params["trajectory"] = str(row["trajectory_id"])
+    test.run()
+    html = html_of(test)
+    assert f"window {row['window']}: dropped, stale" in html
+    assert html.count("not in the loss: stale") >= row["lost"]
 
 
 def test_a_live_run_shows_progress_and_heartbeats(
@@ -222,6 +390,8 @@ def test_heartbeats_grow_older_while_nothing_is_written(run_dir: Path) -> None:
 def test_ranges_become_filters() -> None:
     assert range_filter("length", 10, None) == ["length >= 10"]
     assert range_filter("reward", -0.5, 1) == ["reward >= -0.5", "reward <= 1"]
+    assert range_filter("length", 1234567, None) == ["length >= 1234567"]
+    assert range_filter("reward", 1e-5, None) == ["reward >= 0.00001"]
 
 
 SOURCES = {

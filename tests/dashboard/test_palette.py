@@ -4,7 +4,15 @@ import itertools
 
 import pytest
 
-from dashboard.palette import ACCOUNTS, DARK_BACKGROUND, KINDS, LIGHT_BACKGROUND, SERIES, tint
+from dashboard.palette import (
+    ACCOUNTS,
+    ACTIVITIES,
+    DARK_BACKGROUND,
+    FAINT,
+    LIGHT_BACKGROUND,
+    SERIES,
+    tint,
+)
 from tests.dashboard.colour_science import DEFICIENCIES, contrast, difference
 
 
@@ -13,7 +21,9 @@ def test_contrast_of_black_on_white_is_21() -> None:
 
 
 @pytest.mark.parametrize("background", [LIGHT_BACKGROUND, DARK_BACKGROUND])
-@pytest.mark.parametrize("colour", sorted({*SERIES, *ACCOUNTS.values(), *KINDS.values()}))
+@pytest.mark.parametrize(
+    "colour", sorted({*SERIES, *ACCOUNTS.values(), *ACTIVITIES.values()} - {FAINT})
+)
 def test_every_colour_is_legible_in_both_themes(colour: str, background: str) -> None:
     assert contrast(colour, background) >= 3
 
@@ -22,6 +32,11 @@ def test_every_colour_is_legible_in_both_themes(colour: str, background: str) ->
 def test_series_are_told_apart_by_colour_blind_readers(deficiency: str) -> None:
     closest = min(difference(a, b, deficiency) for a, b in itertools.combinations(SERIES, 2))
     assert closest > 20  # 2.3 is a just noticeable difference
+
+
+def test_working_held_loading_and_waiting_are_different_colours() -> None:
+    kinds = [ACTIVITIES[kind] for kind in ("working", "loading", "held", "waiting", "evaluation")]
+    assert set(kinds) == set(SERIES)
 
 
 def test_tint_keeps_the_colour() -> None:

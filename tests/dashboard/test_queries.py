@@ -1,21 +1,77 @@
 """The reads that the pages need beyond what the command line asks for."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from headrace.protocol.records import BatchTaken, MetricsSampled, RunPhase, UpdateCommitted
 from storage import queries
-from tests.dashboard.scripted_run import MARKUP_ID
+from storage.queries.metrics import Axis
+from storage.run_store import RunStore
+from tests.dashboard.scripted_run import MARKUP_ID, make_config
 
 
-def test_a_bounded_series_averages_neighbours_and_keeps_the_ends(run_dir: Path) -> None:
+def test_a_bounded_series_keeps_least_and_largest_and_the_ends(run_dir: Path) -> None:
+    """Eight points of twenty-four: three stretches of eight updates, two rows of each, the ends."""
     whole = queries.metric_series(run_dir, ["actor/entropy"])
-    fewer = queries.metric_series(run_dir, ["actor/entropy"], points=6)
+    fewer = queries.metric_series(run_dir, ["actor/entropy"], points=8)
     assert list(whole["x"]) == list(range(1, 25))
-    assert list(fewer["x"]) == [4, 8, 12, 16, 20, 24]
-    assert fewer["value"].iloc[0] == pytest.approx(whole["value"].iloc[:4].mean())
+    assert len(fewer) <= 8
+    values = dict(zip(whole["x"], whole["value"], strict=True))
+    assert all(values[x] == value for x, value in zip(fewer["x"], fewer["value"], strict=True))
+    for first in (0, 8, 16):
+        stretch = whole[first : first + 8]
+        found = fewer[fewer["x"].between(first + 1, first + 8)]
+        assert found["value"].min() == stretch["value"].min()
+        assert found["value"].max() == stretch["value"].max()
+        assert found["mean"].tolist() == pytest.approx([stretch["value"].mean()] * len(found))
+    assert (fewer["x"].iloc[0], fewer["x"].iloc[-1]) == (1, 24)
     assert queries.metric_series(run_dir, ["actor/entropy"], points=24).equals(whole)
+
+
+def test_a_single_spike_is_never_lost(tmp_path: Path) -> None:
+    """A gradient norm of 500 among five thousand of about 1 is a point of the line."""
+    norms = [1.0 + 0.001 * (i % 7) for i in range(5000)]
+    norms[3210] = 500.0
+    norms[17] = 0.125
+    store = RunStore.create(tmp_path / "run", "run", make_config(tmp_path))
+    records: list[Any] = [RunPhase(at=0.0, phase="training")]
+    for i, norm in enumerate(norms):
+        at, update = 1.0 + i, i + 1
+        records += [
+            BatchTaken(
+                at=at, update=update, lineage=0, version=0, windows=[], value_trajectories=[]
+            ),
+            UpdateCommitted(
+                at=at + 0.5,
+                update=update,
+                lineage=0,
+                version=0,
+                train_time_s=at,
+                trained_tokens=update,
+                window_ids=[],
+                value_trajectories=[],
+                metrics={"actor/grad_norm": norm},
+                diagnostics=[],
+            ),
+            MetricsSampled(at=at + 0.6, update=update, metrics={"schedule/live": norm}),
+        ]
+    store.append(records)
+    store.close()
+    axes: list[Axis] = ["update", "train_time", "wall", "tokens"]
+    for x in axes:
+        line = queries.metric_series(tmp_path / "run", ["actor/grad_norm"], x, points=600)
+        assert len(line) <= 600
+        assert (line["value"].max(), line["value"].min()) == (500.0, 0.125), x
+        if x == "update":
+            assert line["x"][line["value"] == 500.0].tolist() == [3211]
+    gauge = queries.metric_series(
+        tmp_path / "run", ["schedule/live"], "wall", samples=True, points=600
+    )
+    assert len(gauge) <= 602
+    assert (gauge["value"].max(), gauge["value"].min()) == (500.0, 0.125)
 
 
 def test_bounded_samples_are_few_and_in_order(run_dir: Path) -> None:
@@ -23,7 +79,7 @@ def test_bounded_samples_are_few_and_in_order(run_dir: Path) -> None:
     whole = queries.metric_series(run_dir, names, "wall", samples=True)
     fewer = queries.metric_series(run_dir, names, "wall", samples=True, points=10)
     counts = fewer.groupby("name").size()
-    assert counts.max() <= 11
+    assert counts.max() <= 12
     assert counts.max() < whole.groupby("name").size().max()
     assert fewer["x"].is_monotonic_increasing
     assert fewer["x"].max() == whole["x"].max()

@@ -12,7 +12,7 @@ from dashboard.words import (
     number,
     progress,
     share,
-    waiting_side,
+    what_binds,
 )
 from headrace.metrics import METRICS
 
@@ -69,14 +69,28 @@ def test_no_condition_no_progress() -> None:
 
 
 @pytest.mark.parametrize(
-    ("learner", "generator", "beginning"),
+    ("learner", "generator", "beginning", "helps"),
     [
-        (0.01, 0.02, "Nobody waits"),
-        (0.03, 0.3, "Generators wait for the learner (30.0 %"),
-        (0.4, 0.0, "The learner waits for generators (40.0 %"),
-        (0.2, 0.22, "Both sides wait about 21.0 %"),
-        (None, None, "Nobody waits"),
+        (0.01, 0.02, "Nobody waits", ""),
+        (0.03, 0.3, "The learner binds: in the last minute generators waited 30.0 %", "staleness"),
+        (0.4, 0.0, "Generation binds: in the last minute the learner waited 40.0 %", "generator."),
+        (0.2, 0.22, "Both sides wait, in the last minute about 21.0 %", "batch_windows"),
+        (None, None, "Nobody waits", ""),
     ],
 )
-def test_who_waits(learner: float | None, generator: float | None, beginning: str) -> None:
-    assert waiting_side(learner, generator).startswith(beginning)
+def test_what_binds_and_what_would_help(
+    learner: float | None, generator: float | None, beginning: str, helps: str
+) -> None:
+    said = what_binds(learner, generator, over="in the last minute")
+    assert said.startswith(beginning)
+    assert helps in said
+
+
+def test_rewards_and_turns_may_bind_too() -> None:
+    said = what_binds(0.5, 0.0, over="in the last minute", scoring=40, live=3)
+    assert said.startswith("Rewards bind: ")
+    assert "40 answers wait for a score" in said
+    away = what_binds(0.67, 0.92, over="in the last minute")
+    assert away.startswith("Something else binds: in the last minute the learner waited 67.0 %")
+    turns = what_binds(0.4, 0.5, over="in the last minute", mode="synchronous")
+    assert "take turns in the mode synchronous" in turns

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 
 from headrace import run_folder
 from headrace.cli import action, main, parse
+from headrace.commands.preflight import has_chat_template
+from headrace.commands.roles import await_listener
 from headrace.config.load import load_recipe
+from headrace.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
@@ -275,6 +279,85 @@ def test_joining_from_outside(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "headrace generator --connect" in capsys.readouterr().out
     assert (folder / "client.key_secret").stat().st_mode & 0o777 == 0o600
     assert "already holds keys" in fails(capsys, "keys", str(folder))
+
+
+def test_a_generator_for_nobody_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        await_listener(f"tcp://127.0.0.1:{port}")
+    with pytest.raises(UserError, match=rf"no run listens at tcp://127\.0\.0\.1:{port} "):
+        await_listener(f"tcp://127.0.0.1:{port}", patience_s=0.0)
+    with pytest.raises(UserError, match=r"no run listens at tcp://127\.0\.0\.1:99999 "):
+        await_listener("tcp://127.0.0.1:99999", patience_s=0.0)
+
+
+def test_keys_into_a_bad_path_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for path in ("file", "file/keys"):
+        assert "cannot write keys into" in fails(capsys, "keys", str(tmp_path / path))
+
+
+def test_a_page_that_cannot_be_served_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for port in ("99999", "-1"):
+        line = fails(capsys, "dashboard", str(tmp_path), "--port", port)
+        assert f"--port {port}: ports go from 1 to 65535" in line
+    line = fails(capsys, "dashboard", "--root", str(tmp_path / "none"))
+    assert f"no folder of runs at {tmp_path / 'none'}" in line
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = str(server.getsockname()[1])
+        assert "is in use" in fails(capsys, "dashboard", "--root", str(tmp_path), "--port", taken)
+
+
+def test_what_a_run_needs_is_looked_at_before_it_begins(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`config check` and `train` say the same, and no folder is left."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(
+        "".join(
+            json.dumps({"messages": [{"role": "user", "content": f"{i}?"}], "answer": "1"}) + "\n"
+            for i in range(20)
+        )
+    )
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text('{"prompt": "1?", "answer": "1"}\n{"prompt": "2?"}\n')
+    text = recipe.read_text().replace('kind = "chain_sums"', 'kind = "dataset"')
+    chat, missing = tmp_path / "chat.toml", tmp_path / "missing.toml"
+    chat.write_text(text.replace("[task]", f'[task]\npath = "{rows}"'))
+    missing.write_text(text.replace("[task]", f'[task]\npath = "{torn}"'))
+    runs = tmp_path / "runs"
+    for file, overrides, expected in (
+        (chat, [], "its tokenizer has no chat template, but row rows.jsonl:"),
+        (recipe, ["model.chat_template=always"], "model.chat_template is 'always'"),
+        (missing, [], "torn.jsonl, row 2: no answer"),
+        (recipe, ["generator.cpus=[99]"], "generator.cpus = [99], but this machine offers"),
+        (recipe, ["storage.database=mysql://h/d"], "mysql is not supported"),
+        (
+            recipe,
+            ["storage.database=postgresql://nobody@127.0.0.1:1/none"],
+            "cannot reach postgresql://nobody@127.0.0.1:1/none",
+        ),
+    ):
+        line = fails(capsys, "train", str(file), *overrides, "--root", str(runs))
+        assert expected in line
+        assert main(["config", "check", str(file), *overrides]) == 2
+        assert expected in capsys.readouterr().out
+    assert not runs.exists()
+
+
+def test_a_chat_template_may_stand_in_any_of_its_files(tmp_path: Path) -> None:
+    assert not has_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": null}')
+    assert not has_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert has_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert has_chat_template(tmp_path)
 
 
 def test_benchmarks_are_named_with_hyphens_or_underscores(

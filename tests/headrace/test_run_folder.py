@@ -46,6 +46,32 @@ def test_a_run_that_never_began_leaves_nothing(config: RunConfig) -> None:
     assert list(root.iterdir()) == []
 
 
+def evaluation_of(config: RunConfig) -> RunConfig:
+    only = config.evaluation.model_copy(update={"only": True})
+    return config.model_copy(update={"name": "eval", "evaluation": only})
+
+
+def test_an_evaluation_never_moves_latest(config: RunConfig) -> None:
+    trained = run_folder.make_run_folder(config)
+    root = trained.parent
+    evaluated = run_folder.make_run_folder(evaluation_of(config))
+    assert run_folder.find_run(root, "latest") == trained
+    assert run_folder.find_run(root, evaluated.name) == evaluated
+    (root / "latest").write_text(evaluated.name)  # as evaluations of earlier versions did
+    assert run_folder.find_run(root, "latest") == trained
+    again = run_folder.make_run_folder(config)
+    run_folder.make_run_folder(evaluation_of(config))
+    run_folder.discard_run_folder(again)
+    assert run_folder.find_run(root, "latest") == trained
+
+
+def test_without_a_training_there_is_no_latest(config: RunConfig) -> None:
+    evaluated = run_folder.make_run_folder(evaluation_of(config))
+    assert not (evaluated.parent / "latest").exists()
+    with pytest.raises(UserError, match="no run 'latest'"):
+        run_folder.find_run(evaluated.parent, "latest")
+
+
 def test_a_run_has_one_supervisor(config: RunConfig) -> None:
     run_dir = run_folder.make_run_folder(config)
     assert not run_folder.is_running(run_dir)

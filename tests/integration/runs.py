@@ -25,10 +25,13 @@ SMALL = (
 class Run:
     """One `headrace train` and its run folder under `root`."""
 
-    def __init__(self, root: Path, *overrides: str, resume: str | None = None) -> None:
+    def __init__(
+        self, root: Path, *overrides: str, resume: str | None = None, shown: Path | None = None
+    ) -> None:
+        """`shown`: the folder for what the command prints; by default the root."""
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
-        self.log = root / f"train-{time.monotonic_ns()}.log"
+        self.log = (shown or root) / f"train-{time.monotonic_ns()}.log"
         target = (
             ["--resume", resume, *overrides] if resume else [str(QUICKSTART), *SMALL, *overrides]
         )

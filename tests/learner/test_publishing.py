@@ -1,20 +1,31 @@
 """What is announced can be had, and only finite weights are announced."""
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from headrace import disk
 from headrace.config.process import TransportConfig
 from headrace.errors import RunFailedError
 from learner.publishing import KEPT_VERSIONS, Publisher, weights_of
+from tests.small_disk import small_disk
 
 
-def publisher(tmp_path: Path, *, num_bytes: int = 64) -> Publisher:
-    address = "tcp://127.0.0.1:1"
+def publisher(
+    tmp_path: Path, *, num_bytes: int = 64, tell: Callable[[str], None] = print
+) -> Publisher:
     return Publisher(
-        tmp_path.name, tmp_path, TransportConfig(), num_bytes=num_bytes, coordinator=address
+        tmp_path.name,
+        tmp_path,
+        TransportConfig(),
+        num_bytes=num_bytes,
+        coordinator="tcp://127.0.0.1:1",
+        tell=tell,
     )
 
 
@@ -34,6 +45,32 @@ def test_without_room_in_shared_memory_the_run_folder_is_used(tmp_path: Path) ->
     with publisher(tmp_path, num_bytes=1 << 60) as weights:
         notice = weights.publish({"w": torch.ones(1)}, version=0, update=0)
         assert Path(notice.sources[0].removeprefix("file:")).is_relative_to(tmp_path / "weights")
+
+
+def test_a_version_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions announced before stay as they are meanwhile."""
+    monkeypatch.setattr(disk, "RETRY_S", 0.01)
+    told: list[str] = []
+    with small_disk(tmp_path / "disk", "2m") as small:
+        with publisher(small.path, num_bytes=1 << 60, tell=told.append) as weights:
+            first = weights.publish({"w": torch.ones(100_000)}, version=0, update=0)
+            path = Path(first.sources[0].removeprefix("file:"))
+            small.fill()
+
+            def later() -> None:
+                while not told:
+                    time.sleep(0.01)
+                time.sleep(0.1)
+                assert [p.name for p in path.parent.iterdir()] == [path.name]
+                small.free()
+
+            thread = threading.Thread(target=later)
+            thread.start()
+            second = weights.publish({"w": torch.zeros(100_000)}, version=1, update=1)
+            thread.join()
+            assert load_file(path)["w"].sum() == 100_000
+            assert load_file(second.sources[0].removeprefix("file:"))["w"].sum() == 0
+        assert told == [f"room for 400,000 bytes in {path.parent}, and 0 are free", ""]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

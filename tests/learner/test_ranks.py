@@ -13,7 +13,7 @@ from tests.learner.ports import free_port
 from tests.learner.rank_worker import ALL_STAGES, STAGES
 from tests.learner.recorded import numbers, save_tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

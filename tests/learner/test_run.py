@@ -4,6 +4,7 @@ import hashlib
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,10 @@ from headrace.protocol.messages import (
     CheckpointRequest,
     Goodbye,
     Hello,
+    JournalEnd,
     Restore,
     Shutdown,
+    Trouble,
     UpdateDone,
     WeightBytes,
     WeightNotice,
@@ -32,6 +35,7 @@ from headrace.protocol.messages import (
 from headrace.protocol.sockets import BlockingDealer, Link
 from headrace.protocol.streams import Reward
 from tests.learner.recorded import (
+    Sent,
     alone,
     batch_of,
     record,
@@ -67,6 +71,18 @@ def noticed(coordinator: ScriptedCoordinator) -> WeightNotice:
     notice = coordinator.expect(UpdateDone).notice
     assert notice is not None
     return notice
+
+
+def resting_on(sent: Sent, end: JournalEnd) -> Sent:
+    """The batch with what the journal had of it."""
+    return sent._replace(batch=replace(sent.batch, journal=end))
+
+
+def manifest_of(run_dir: Path) -> dict[str, Any]:
+    """That of the checkpoint of update 4."""
+    path = run_dir / "checkpoints" / "step_4" / "manifest.json"
+    manifest: dict[str, Any] = json.loads(path.read_text())
+    return manifest
 
 
 def file_of(notice: WeightNotice) -> Path:
@@ -127,17 +143,23 @@ def test_a_whole_life(tmp_path: Path) -> None:
         assert (broken.metrics["actor/steps"], broken.metrics["critic/steps"]) == (0, 0)
         alone_again = replace(shard, values=[])
         coordinator.send_batch(
-            batch_of(alone_again, update=4, lineage=4, version=1, checkpoint=True)
+            resting_on(
+                batch_of(alone_again, update=4, lineage=4, version=1, checkpoint=True),
+                JournalEnd(records=7, digest="a" * 64),
+            )
         )
         last = coordinator.expect(UpdateDone)
         assert last.notice is not None
         assert last.checkpoint == str(run_dir / "checkpoints" / "step_4")
+        assert manifest_of(run_dir)["journal"] == {"records": 7, "digest": "a" * 64}
         assert "critic/grad_norm" not in last.metrics
 
-        coordinator.send(CheckpointRequest(update=4, lineage=4))
+        end = JournalEnd(records=9, digest="b" * 64)
+        coordinator.send(CheckpointRequest(update=4, lineage=4, journal=end))
         path = Path(coordinator.expect(CheckpointDone).path)
         assert (run_dir / "checkpoints" / "latest").read_text().strip() == path.name
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = manifest_of(run_dir)
+        assert manifest["journal"] == {"records": 9, "digest": "b" * 64}
         assert (manifest["update"], manifest["lineage"], manifest["format"]) == (4, 4, 2)
         assert manifest["batch_id"] == 4004
         assert not (path / "state" / "cut.json").exists()
@@ -286,6 +308,39 @@ def test_nothing_but_the_next_update_of_its_lineage_is_trained(tmp_path: Path) -
     ]  # fmt: skip
     windows = sorted(window.window_id for window in shard.windows)
     assert all(sorted(line.windows) == windows for line in lines)
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_passed_over_with_a_word_and_the_last_one_is_not(
+    tmp_path: Path,
+) -> None:
+    config = run_config(save_tiny_model(tmp_path / "model"))
+    run_dir = tmp_path / "run-5"
+    with ScriptedCoordinator(config, run_dir) as coordinator:
+        coordinator.start_learner()
+        greet(coordinator, 0)
+        for update in (1, 2):
+            batch = batch_of(
+                record(seed=update), update=update, version=update - 1, checkpoint=True
+            )
+            coordinator.send_batch(batch)
+            coordinator.expect(UpdateDone)
+        coordinator.processes[0].send_signal(signal.SIGKILL)
+        coordinator.processes[0].wait()
+        (run_dir / "checkpoints" / "step_2" / "policy" / "model.safetensors").write_bytes(b"half")
+        coordinator.start_learner()
+        hello, _ = greet(coordinator, 9)
+        assert hello.update == 1
+        trouble = coordinator.expect(Trouble)
+        assert (trouble.kind, trouble.waits) == ("checkpoint_skipped", False)
+        assert "checkpoint step_2 was passed over: policy/model.safetensors" in trouble.text
+        coordinator.processes[0].send_signal(signal.SIGKILL)
+        coordinator.processes[0].wait()
+        (run_dir / "checkpoints" / "step_1" / "manifest.json").unlink()
+        coordinator.start_learner()
+        assert coordinator.wait() == [2]
+    last = (run_dir / "learner-0.log").read_text().rstrip().splitlines()[-1]
+    assert last.startswith(f"error: none of the checkpoints in {run_dir / 'checkpoints'} is whole")
 
 
 @pytest.mark.slow

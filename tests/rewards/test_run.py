@@ -166,7 +166,7 @@ async def test_too_many_failures_say_goodbye_with_the_reason() -> None:
         assert "5 scorings in a row failed" in str(goodbye.failed)
         code, log = await front.ends()
         assert code == 1
-        assert log.strip().splitlines()[-1] == f"failed: {goodbye.failed}"
+        assert log.strip().splitlines()[-1] == f"error: {goodbye.failed}"
         assert "Traceback" not in log
 
 

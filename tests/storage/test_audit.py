@@ -96,7 +96,7 @@ def test_a_sound_run(run_dir: Path) -> None:
     assert report.counts == recount_ledger(run_dir) == BY_HAND
     assert report.looked_at == {
         "records": len(run_by_hand()), "trajectories": 3, "windows": 3, "token_tables": 2,
-        "checkpoints": 1, "diagnostics": 3,
+        "checkpoints": 1, "applied": 0, "diagnostics": 3,
     }  # fmt: skip
 
 
@@ -350,6 +350,28 @@ def test_a_mask_that_shows_something_else(run_dir: Path) -> None:
     assert kinds(audit_run(run_dir)) == {"sql", "mask"}
 
 
+def test_weights_that_nobody_wrote_down(run_dir: Path) -> None:
+    """The learner keeps an account of its own, and it lacks an update that the journal has."""
+    batch = BatchTaken(
+        at=9.0, update=9, lineage=0, version=0, windows=[], value_trajectories=[], batch_id=7
+    )
+    commit = UpdateCommitted(
+        at=9.0, update=9, lineage=0, version=0, train_time_s=1.0, trained_tokens=0,
+        window_ids=[], value_trajectories=[], metrics={}, diagnostics=[], batch_id=7,
+    )  # fmt: skip
+    with_applied = run_dir / "applied"
+    store = RunStore.open(run_dir)
+    store.append([batch, commit])
+    store.close()
+    assert "weights" not in kinds(audit_run(run_dir))
+    with_applied.mkdir()
+    told = [f.text for f in audit_run(run_dir).findings if f.kind == "weights"]
+    assert told == [
+        "update 9 of lineage 0 (batch 7) is committed, and no learner wrote that it is in the "
+        "weights"
+    ]
+
+
 def test_no_sql(run_dir: Path) -> None:
     (run_dir / SQLITE_NAME).unlink()
     report = audit_run(run_dir)
@@ -429,8 +451,8 @@ def test_the_critic_knew(run_dir: Path) -> None:
 
 def test_every_kind_is_provoked() -> None:
     provoked = {kind for _, kind, _ in BREACHES}
-    # Those of lines are in test_lines.py.
-    elsewhere = {"sql", "mask", "damaged", "torn", "journal", "unusable", "lines"}
+    # Those of lines are in test_lines.py, those of weights in tests/headrace/test_applied.py.
+    elsewhere = {"sql", "mask", "damaged", "torn", "journal", "unusable", "lines", "weights"}
     assert provoked | elsewhere == set(KINDS)
 
 

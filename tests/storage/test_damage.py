@@ -1,6 +1,7 @@
 """Bytes that are not those that were written never become records again; what a crash cut off is
 told from them."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,12 +9,17 @@ import numpy as np
 import pytest
 
 from headrace.errors import UserError
-from headrace.protocol.records import Incident, Record
+from headrace.protocol.messages import JournalEnd
+from headrace.protocol.records import BatchTaken, Incident, Record, UpdateCommitted
+from storage.audit import audit_run, repair
+from storage.database import SQLITE_NAME
 from storage.diagnostics import DiagnosticsReader, DiagnosticsWriter
 from storage.frames import END_OF_STREAM, Walk
 from storage.journal import Journal, read_journal
+from storage.run_store import RunStore
 from storage.segments import DamagedError, digest_at, segment_paths
-from tests.storage.samples import chunk, commit, same, taken
+from tests.storage.lives import run_by_hand, write_checkpoint, write_whole
+from tests.storage.samples import chunk, commit, run_config, same, taken
 from tests.storage.test_journal import everything, journal
 
 
@@ -145,25 +151,25 @@ def test_a_torn_tail_is_cut_and_the_chain_goes_on(tmp_path: Path) -> None:
 def test_a_digest_names_everything_before_it(tmp_path: Path) -> None:
     """The same records after other ones have another digest; a place within a batch has none."""
     writer = journal(tmp_path / "a")
-    marks = []
+    ends = []
     for records in three_batches():
         writer.append(records)
-        marks.append(writer.mark)
+        ends.append(writer.end)
     writer.close()
-    assert [mark.records for mark in marks] == [1, 3, 4]
-    assert [digest_at(tmp_path / "a", mark.records) for mark in marks] == [m.digest for m in marks]
+    assert [end.records for end in ends] == [1, 3, 4]
+    assert [digest_at(tmp_path / "a", end.records) for end in ends] == [m.digest for m in ends]
     assert digest_at(tmp_path / "a", 2) is None
     assert digest_at(tmp_path / "a", 5) is None
     first, *rest = three_batches()
     other = written(tmp_path / "b", [incident("another")], *rest)
     assert len(everything(other)) == 4
-    assert digest_at(other, 4) not in (None, marks[-1].digest)
-    assert journal(tmp_path / "a").mark == marks[-1]
+    assert digest_at(other, 4) not in (None, ends[-1].digest)
+    assert journal(tmp_path / "a").end == ends[-1]
     assert first
 
 
 def test_a_journal_from_before_digests_is_read_and_written_on(tmp_path: Path) -> None:
-    """Segments without the mark have the CRC32 of their bodies alone."""
+    """Segments without digests have the CRC32 of their bodies alone."""
     fixture = Path(__file__).parents[1] / "fixtures" / "run_v1"
     (run_dir,) = (path for path in fixture.iterdir() if (path / "journal").is_dir())
     shutil.copytree(run_dir, tmp_path / "run")
@@ -180,8 +186,6 @@ def test_a_journal_from_before_digests_is_read_and_written_on(tmp_path: Path) ->
 
 
 def test_diagnostics_are_checked_when_they_are_read(tmp_path: Path) -> None:
-    from headrace.protocol.records import BatchTaken
-
     batch = BatchTaken(
         at=1.0, update=1, lineage=0, version=0, windows=[taken(10, 0)], value_trajectories=[]
     )
@@ -199,3 +203,146 @@ def test_diagnostics_are_checked_when_they_are_read(tmp_path: Path) -> None:
     stale.__dict__.update(reader.__dict__, _batches=type(reader._batches)())
     with pytest.raises(DamagedError):
         stale.read([key])
+
+
+# -- what a checkpoint rests on --------------------------------------------------------------------
+
+
+def run_with_checkpoint(run_dir: Path, *, end: JournalEnd | None = None) -> list[JournalEnd]:
+    """The run by hand in appends of seven, and its checkpoint of update 1, which rests on the whole
+    journal or on what is given. The ends of the journal after each append."""
+    store = RunStore.create(run_dir, run_dir.name, run_config())
+    ends, left = [], list(run_by_hand())
+    while left:
+        store.append(left[:7])
+        ends.append(store.end)
+        left = left[7:]
+    store.close()
+    folder = write_checkpoint(run_dir, 1)
+    let_rest(folder, end or ends[-1])
+    return ends
+
+
+def let_rest(folder: Path, end: JournalEnd) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["journal"] = {"records": end.records, "digest": end.digest}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def without_sql(run_dir: Path) -> None:
+    for path in run_dir.glob(f"{SQLITE_NAME}*"):
+        path.unlink()
+
+
+def test_a_journal_cut_in_half_is_not_resumed_from(tmp_path: Path) -> None:
+    """Cut where a batch ends, so that nothing in the file itself is wrong; SQL is gone, too. The
+    refusal changes nothing, and with the whole journal back the run opens."""
+    run_dir = tmp_path / "run"
+    ends = run_with_checkpoint(run_dir)
+    (path,) = segment_paths(run_dir / "journal")
+    whole = path.read_bytes()
+    half = list(Walk(path))[2].end
+    path.write_bytes(whole[:half])
+    without_sql(run_dir)
+    for _ in range(2):
+        with pytest.raises(DamagedError) as caught:
+            RunStore.open(run_dir)
+        text = str(caught.value)
+        assert f"step_1 rests on {ends[-1].records} records of the journal; it holds 21" in text
+        assert f"`headrace audit {run_dir} --repair`" in text
+        assert path.read_bytes() == whole[:half]
+    assert any("does not hold" in f.text for f in audit_run(run_dir).findings)
+    path.write_bytes(whole)
+    RunStore.open(run_dir).close()
+
+
+def test_a_repair_says_what_is_lost_and_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    ends = run_with_checkpoint(run_dir)
+    (path,) = segment_paths(run_dir / "journal")
+    path.write_bytes(path.read_bytes()[: list(Walk(path))[2].end])
+    without_sql(run_dir)
+    done = repair(run_dir)
+    assert (done.kept, done.lost) == (21, ends[-1].records - 21)
+    assert done.damaged is None
+    assert done.checkpoints == ["damaged-1-step_1"]
+    assert done.goes_on == "the starting model"
+    assert not (run_dir / "checkpoints" / "latest").exists()
+    store = RunStore.open(run_dir)
+    assert sum(1 for _ in store.replay()) == 21
+    store.close()
+    assert repair(run_dir).why is None
+
+
+def test_another_journal_of_the_same_length_is_not_resumed_from(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    (end, *_) = run_with_checkpoint(tmp_path / "other")
+    run_with_checkpoint(run_dir, end=JournalEnd(end.records, "0" * 64))
+    with pytest.raises(DamagedError, match="7 records of the journal; they are other ones"):
+        RunStore.open(run_dir)
+
+
+def test_a_checkpoint_rests_on_nothing_that_came_later(tmp_path: Path) -> None:
+    """A torn tail behind that is cut, and a checkpoint that names nothing is taken as it is."""
+    run_dir = tmp_path / "run"
+    ends = run_with_checkpoint(run_dir)
+    let_rest(run_dir / "checkpoints" / "step_1", ends[3])
+    (path,) = segment_paths(run_dir / "journal")
+    path.write_bytes(path.read_bytes()[:-30])
+    without_sql(run_dir)
+    RunStore.open(run_dir).close()
+    old = write_whole(tmp_path / "old", run_by_hand())
+    (path,) = segment_paths(old / "journal")
+    path.write_bytes(path.read_bytes()[: list(Walk(path))[2].end])
+    without_sql(old)
+    RunStore.open(old).close()
+
+
+def test_an_acknowledged_batch_at_the_end_is_not_cut_as_a_torn_one(tmp_path: Path) -> None:
+    """By itself it could be what a power loss left. SQL knows better."""
+    run_dir = tmp_path / "run"
+    run_with_checkpoint(run_dir)
+    shutil.rmtree(run_dir / "checkpoints")
+    (path,) = segment_paths(run_dir / "journal")
+    path.write_bytes(path.read_bytes().removesuffix(END_OF_STREAM))
+    flip(path, path.stat().st_size - 9)
+    before = path.read_bytes()
+    with pytest.raises(DamagedError, match="the database knows"):
+        RunStore.open(run_dir)
+    assert path.read_bytes() == before
+    done = repair(run_dir)
+    assert done.damaged == "journal.damaged-1"
+    assert (run_dir / done.damaged / path.name).read_bytes() == before
+    RunStore.open(run_dir).close()
+
+
+def test_a_damaged_seal_loses_nothing_in_a_repair(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_with_checkpoint(run_dir)
+    store = RunStore.open(run_dir)
+    store.append([incident("later")])
+    store.close()
+    first = segment_paths(run_dir / "journal")[0]
+    flip(first, first.stat().st_size - 6)
+    assert len(everything(run_dir / "journal")) == len(run_by_hand()) + 1
+    assert [f.kind for f in audit_run(run_dir).findings] == ["damaged"]
+    done = repair(run_dir)
+    assert (done.lost, done.checkpoints, done.goes_on) == (0, [], "step_1")
+    assert audit_run(run_dir).findings == []
+
+
+def test_a_repair_keeps_the_diagnostics_that_are_whole(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_with_checkpoint(run_dir)
+    commits = sum(isinstance(record, UpdateCommitted) for record in run_by_hand())
+    (path,) = segment_paths(run_dir / "diagnostics")
+    frames = list(Walk(path))
+    assert len(frames) == commits > 1
+    flip(path, frames[0].end - 9)
+    assert "damaged" in {finding.kind for finding in audit_run(run_dir).findings}
+    done = repair(run_dir)
+    assert (done.why, done.diagnostics) == (None, "diagnostics.damaged-1")
+    kept = [p for p in segment_paths(run_dir / "diagnostics") if Walk(p).done().rows]
+    assert len(kept) == commits - 1
+    assert {f.kind for f in audit_run(run_dir).findings} <= {"diagnostics"}
+    assert repair(run_dir).diagnostics is None

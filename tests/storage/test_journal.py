@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import StorageFullError
+from headrace.errors import StorageBlockedError
 from headrace.protocol.records import ChunkArrived, Incident, MetricsSampled, Record
 from headrace.protocol.streams import Span
 from storage.journal import Journal, decode, encode, read_journal
@@ -175,7 +175,7 @@ def test_full_disk_leaves_nothing_torn(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", write_until_full)
-        with pytest.raises(StorageFullError):
+        with pytest.raises(StorageBlockedError, match=r"room for .* bytes in"):
             writer.append([chunk(1, 3, 6)])
     assert [path.stat().st_size for path in segment_paths(tmp_path)] == before
     writer.append([chunk(1, 3, 6)])

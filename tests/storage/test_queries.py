@@ -2,14 +2,29 @@
 
 import json
 import os
+import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.errors import UserError
-from headrace.protocol.records import AuditArrived, MetricsSampled, RunPhase, TokensLost
+from headrace.protocol.records import (
+    AuditArrived,
+    CheckpointWritten,
+    EvaluationDone,
+    LineageBegan,
+    MetricsSampled,
+    Record,
+    RunPhase,
+    TokensLost,
+    VersionIssued,
+    VersionPublished,
+)
 from storage import queries
+from storage.queries.runs import run_line
 from storage.run_store import RunStore
 from storage.tokens import REASONS, names_of
 from tests.storage.samples import run_config, small_run, write_run
@@ -31,6 +46,7 @@ def test_summary(run_dir: Path) -> None:
     assert summary["updates"] == 2
     assert summary["wall_s"] == 41.0
     assert summary["time_to_first_update_s"] == 11.0
+    assert summary["time_to_first_policy_update_s"] == 11.0
     assert summary["train_time_s"] == 2.0
     assert summary["eval"] == {"before": None, "after": 0.75}
     assert summary["response_length"] == {"first": None, "last": 9.5}
@@ -38,7 +54,8 @@ def test_summary(run_dir: Path) -> None:
     assert summary["lineage"] == 1
     assert summary["weight_version"] == 1
     assert summary["trajectories"] == {
-        "issued": 4, "running": 2, "finished": 1, "truncated": 1, "failed": 0, "dropped": 1,
+        "issued": 4, "running": 2, "finished": 1, "truncated": 1, "failed": 0, "unfinished": 0,
+        "dropped": 1,
     }  # fmt: skip
     assert [c["path"] for c in summary["checkpoints"]] == ["checkpoints/step_1"]
 
@@ -172,6 +189,50 @@ def test_dropped_windows(run_dir: Path) -> None:
     }  # fmt: skip
 
 
+def test_dropped_page_by_window(run_dir: Path) -> None:
+    page = queries.dropped_page(run_dir)
+    rows: list[Any] = [
+        (row.trajectory_id, row.start, row.end, row.reasons, row.lost, row.of)
+        for row in page.rows.itertuples()
+    ]
+    assert page.total == len(rows) == 4
+    assert sorted(rows) == [
+        (10, 0, 8, {"boundary_mask": 2}, 2, 8),
+        (10, 8, 16, {"stale": 3}, 3, 8),
+        (20, 0, 8, {"filtered": 8}, 8, 8),
+        (20, 16, 24, {"reward_failed": 8}, 8, 8),
+    ]
+    assert page.rows["at"].is_monotonic_decreasing
+    found = sum((Counter(reasons) for reasons in page.rows["reasons"]), Counter[str]())
+    assert found == Counter(queries.dropped_tokens(run_dir))
+    second = queries.dropped_page(run_dir, limit=2, offset=2)
+    assert second.rows["start"].tolist() == page.rows["start"].tolist()[2:]
+    most = queries.dropped_page(run_dir, order="most tokens").rows
+    assert most["lost"].tolist() == [8, 8, 3, 2]
+    stale = queries.dropped_page(run_dir, reasons=["stale"])
+    assert (stale.total, stale.rows["reasons"].tolist()) == (1, [{"stale": 3}])
+    whole = queries.dropped_page(run_dir, reasons=["filtered", "stale"])
+    assert whole.total == 2
+    assert queries.dropped_page(run_dir, lengths=(21, None)).total == 2
+    assert queries.dropped_page(run_dir, lengths=(None, 20), reasons=["filtered"]).total == 0
+
+
+def test_dropped_page_by_trajectory(run_dir: Path) -> None:
+    page = queries.dropped_page(run_dir, by="trajectory", order="most tokens")
+    assert page.total == 2
+    assert page.rows[["trajectory_id", "windows", "lost"]].to_numpy().tolist() == [
+        [20, 2, 16],
+        [10, 2, 5],
+    ]
+    assert page.rows["reasons"].tolist() == [
+        {"filtered": 8, "reward_failed": 8},
+        {"boundary_mask": 2, "stale": 3},
+    ]
+    assert page.rows["length"].tolist() == [24, 20]
+    stale = queries.dropped_page(run_dir, by="trajectory", reasons=["stale"])
+    assert stale.rows[["trajectory_id", "windows", "lost"]].to_numpy().tolist() == [[10, 1, 3]]
+
+
 def test_losses_by_length(run_dir: Path) -> None:
     """Of answers that ended, the shortest first; windows that wait are no loss."""
     frame = queries.losses_by_length(run_dir, 2)
@@ -262,6 +323,79 @@ def test_runs_under_a_root(tmp_path: Path) -> None:
         queries.run_summary(tmp_path / "no-run")
 
 
+def test_a_checkpoint_has_its_own_accuracy_or_none(tmp_path: Path) -> None:
+    """After a rollback update 2 is made anew: what the first one reached is not the second's."""
+    store = RunStore.create(tmp_path / "run", "run", run_config())
+
+    def published(version: int, lineage: int, update: int) -> list[Record]:
+        return [
+            VersionIssued(at=1.0, version=version),
+            VersionPublished(at=1.0, version=version, lineage=lineage, update=update, num_bytes=1),
+        ]
+
+    def kept(lineage: int) -> Record:
+        path = f"checkpoints/step_2-{lineage}"
+        return CheckpointWritten(at=3.0, update=2, lineage=lineage, path=path, accuracy=0.5)
+
+    evaluated = EvaluationDone(
+        at=2.0, label="during", update=2, version=1, num_prompts=8, accuracy=0.5,
+        response_length=1.0, max_response_length=1, truncated=0.0, failed=0, seconds=1.0,
+        train_time_s=1.0,
+    )  # fmt: skip
+    begun = LineageBegan(
+        at=4.0, lineage=1, update=1, version=2, reason="?", window_ids=[], value_trajectories=[]
+    )
+    records = [*published(1, 0, 2), evaluated, kept(0), begun, *published(2, 1, 1)]
+    store.append([RunPhase(at=0.0, phase="training"), *records, *published(3, 1, 2), kept(1)])
+    store.close()
+    rows = queries.run_summary(tmp_path / "run")["checkpoints"]
+    assert [(row["lineage"], row["accuracy"]) for row in rows] == [(0, 0.5), (1, None)]
+
+
+def test_a_run_that_has_ended_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that lists many runs asks each of them again only when it has gone on."""
+    read: list[str] = []
+
+    def counted(run_dir: Path) -> queries.RunLine:
+        read.append(run_dir.name)
+        return run_line(run_dir)
+
+    ended = write_run(tmp_path / "ended-1")
+    store = RunStore.create(tmp_path / "live-2", "live-2", run_config())
+    store.append([RunPhase(at=time.time(), phase="training")])
+    monkeypatch.setattr("storage.queries.runs.run_line", counted)
+    for _ in range(3):
+        assert {line.status for line in queries.list_runs(tmp_path)} == {"finished", "training"}
+    assert sorted(read) == ["ended-1", *["live-2"] * 3]
+    again = RunStore.open(ended)
+    again.append([RunPhase(at=time.time(), phase="training")])
+    again.close()
+    assert {line.status for line in queries.list_runs(tmp_path)} == {"training"}
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("phases", "ended"),
+    [
+        ([("training", "")], ""),
+        ([("training", ""), ("draining", "24 updates"), ("finished", "")], "24 updates"),
+        ([("draining", "evaluation"), ("draining", "9 tokens trained"), ("finished", "")],
+         "9 tokens trained"),
+        ([("draining", "stop"), ("stopped", "")], "asked to stop"),
+        ([("draining", "stop"), ("interrupted", "")], "interrupted by Ctrl-C or a signal"),
+        ([("training", ""), ("failed", "64 rewards in a row failed")],
+         "64 rewards in a row failed"),
+    ],
+)  # fmt: skip
+def test_why_a_run_ended(tmp_path: Path, phases: list[tuple[str, str]], ended: str) -> None:
+    store = RunStore.create(tmp_path / "run", "run", run_config())
+    now = time.time()
+    store.append([RunPhase(at=now, phase=phase, detail=detail) for phase, detail in phases])
+    store.close()
+    assert queries.run_summary(tmp_path / "run")["ended"] == ended
+    assert queries.run_line(tmp_path / "run").detail == ended
+
+
 def test_run_whose_coordinator_is_gone(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     store = RunStore.create(run_dir, "run", run_config())
@@ -292,6 +426,11 @@ def test_queries_on_postgresql(tmp_path: Path, postgresql_url: str) -> None:
     assert queries.run_summary(run_dir) == queries.run_summary(plain)
     assert queries.events(run_dir).equals(queries.events(plain))
     assert queries.dropped_windows(run_dir).equals(queries.dropped_windows(plain))
+    for by in ("window", "trajectory"):
+        asked: Any = {"by": by, "reasons": ["stale", "filtered"], "order": "most tokens"}
+        pages = [queries.dropped_page(folder, **asked) for folder in (run_dir, plain)]
+        assert pages[0].rows.equals(pages[1].rows)
+        assert pages[0].total == pages[1].total > 0
     page = queries.trajectory_page(run_dir, where="reward > 0 or status contains 'trunc'")
     assert page.total == 2
     detail = queries.trajectory_detail(run_dir, 10)

@@ -1,5 +1,6 @@
 """The store a coordinator writes through: journal and SQL always tell the same."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from sqlalchemy.exc import OperationalError
 from headrace.errors import UserError
 from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.records import ChunkArrived, Record, TrajectoryEnded, UpdateCommitted
+from headrace.run_folder import is_running
 from storage import projection
+from storage.audit import repair
 from storage.database import open_reader
 from storage.run_store import RunStore
-from storage.segments import segment_paths
+from storage.segments import DamagedError, segment_paths
 from storage.tables import Base, Run
 from tests.storage.samples import chunk, group, run_config, same, small_run, write_run
 
@@ -220,7 +223,8 @@ def test_text_with_nul_and_odd_numbers(tmp_path: Path, postgresql_url: str) -> N
 
 
 def test_sql_ahead_of_a_journal_that_lost_its_end(tmp_path: Path) -> None:
-    """An older journal was put back: the rows of what it lost are not believed."""
+    """An older journal was put back: that is told, and after a repair the rows of what it lost are
+    not believed."""
     run_dir = write_run(tmp_path / "run")
     shutil.copytree(run_dir / "journal", tmp_path / "kept")
     before = dump(run_dir)
@@ -234,5 +238,43 @@ def test_sql_ahead_of_a_journal_that_lost_its_end(tmp_path: Path) -> None:
     store.close()
     shutil.rmtree(run_dir / "journal")
     (tmp_path / "kept").rename(run_dir / "journal")
+    with pytest.raises(DamagedError, match=f"knows {len(flat()) + 2} records, and the journal has"):
+        RunStore.open(run_dir)
+    done = repair(run_dir)
+    assert (done.kept, done.lost, done.damaged) == (len(flat()), 2, None)
     RunStore.open(run_dir).close()
     assert dump(run_dir) == before
+
+
+def test_one_writer(tmp_path: Path) -> None:
+    """Whoever opens the store of a run is the only one, until it is closed or the process dead."""
+    run_dir = write_run(tmp_path / "run")
+    assert not is_running(run_dir)
+    store = RunStore.open(run_dir)
+    assert is_running(run_dir)
+    for other in (RunStore.open, repair):
+        with pytest.raises(UserError, match=f"still being written by process {os.getpid()}"):
+            other(run_dir)
+    store.append([chunk(30, 5, 9, index=1)])
+    store.close()
+    assert not is_running(run_dir)
+    command = [sys.executable, "-c", HOLDER, str(run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline()
+        with pytest.raises(UserError, match=f"still being written by process {holder.pid}"):
+            RunStore.open(run_dir, wait_s=0.2)
+        holder.kill()
+    RunStore.open(run_dir).close()
+
+
+HOLDER = """
+import sys
+import time
+from pathlib import Path
+from storage.run_store import RunStore
+
+store = RunStore.open(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(600)
+"""

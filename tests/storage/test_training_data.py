@@ -160,9 +160,10 @@ arguments = Config(
     output_dir=out, max_steps=1, per_device_train_batch_size=1, report_to=[], use_cpu=True,
     bf16=False, save_strategy="no",
 )
+LlamaForCausalLM(config).save_pretrained(model)
 rows = load_dataset("json", data_files=file, split="train")
 trainer = Trainer(
-    model=LlamaForCausalLM(config), args=arguments, train_dataset=rows, processing_class=tokenizer
+    model=model, args=arguments, train_dataset=rows, processing_class=tokenizer
 )
 print("loss", trainer.train().training_loss)
 """

@@ -146,7 +146,9 @@ def test_runs_and_show_know_it(capsys: pytest.CaptureFixture[str], scripted: Pat
     assert (found["kind"], found["objective"], found["steps"]) == ("reward model", "lines", 3)
     assert found["held_out"]["after"]["accuracy"] == 0.75
     assert main(["show", scripted.name, "--root", root]) == 0
-    assert "held_out after accuracy" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "\nheld_out\n" in shown
+    assert ["after", "0.75"] in [line.split()[:2] for line in shown.splitlines()]
 
 
 @pytest.mark.parametrize("command", [["audit"], ["stop"], ["train", "--resume"]])

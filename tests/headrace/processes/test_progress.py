@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headrace.commands.training import print_summary, report
+from headrace.commands.training import page_is_wanted, print_summary, report
 from headrace.config.run import RunConfig
+from headrace.hardware import connections
 from headrace.processes.monitor import coordinator_of
 from headrace.processes.progress import Facts, LiveScreen, PlainScreen, Watch, duration, time_left
 from headrace.processes.supervise import INTERRUPTED, Outcome
@@ -138,7 +140,7 @@ def test_a_watch_asks_and_passes_an_interrupt_on(make_config: Make) -> None:
     watch.tick()
     watch.connect(address[0])
     try:
-        while watch.time_to_first_update_s is None:
+        while watch.last is None or watch.last.version < 1:
             watch.tick()
             time.sleep(0.01)
     finally:
@@ -191,3 +193,26 @@ def test_a_failure_ends_with_its_cause(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == "error: no such row\n"
     assert report(Outcome(0), tmp_path) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_page_is_wanted_while_a_browser_has_it_open(make_config: Make) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=40)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        config = make_config(f"dashboard.port={port}", "dashboard.stay_s=1000")
+        assert not page_is_wanted(config, Outcome(0), console)()  # nobody looks
+        assert out.getvalue() == ""
+        with socket.create_connection(("127.0.0.1", port)):
+            is_wanted = page_is_wanted(config, Outcome(0), console, grace_s=0.0)
+            assert connections(port) == 1
+            assert not page_is_wanted(config, Outcome(INTERRUPTED), console)()
+            brief = make_config(f"dashboard.port={port}", "dashboard.stay_s=0")
+            assert not page_is_wanted(brief, Outcome(0), console)()
+            kept = page_is_wanted(config, Outcome(0), console)
+            assert kept()
+        assert not is_wanted()
+        assert kept()  # a moment without a connection is no end
+    assert f"http://127.0.0.1:{port} stays while a browser has it open, 16m40s at most" in (
+        out.getvalue()
+    )

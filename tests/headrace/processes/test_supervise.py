@@ -16,6 +16,7 @@ import pytest
 from headrace.processes.launch import ADDRESS, ProcessSpec, Restarts, SpecRole
 from headrace.processes.supervise import Deadlines, Outcome, Supervisor
 from tests.headrace.processes import scripted_role
+from tests.small_disk import small_disk
 
 SCRIPT = str(Path(scripted_role.__file__))
 QUICK = Deadlines(start_s=10.0, stop_s=5.0, leave_s=0.3, kill_s=1.0, poll_s=0.01)
@@ -103,6 +104,11 @@ def gone(pid: int) -> bool:
     return state == "Z"
 
 
+def written(path: Path) -> bool:
+    """Whether a process has said its id."""
+    return path.exists() and bool(path.read_text())
+
+
 def soon(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -146,14 +152,14 @@ def test_restarts_are_bounded_and_the_first_cause_is_named(script: Script) -> No
     reward = spec(script, "reward-0", "reward", "die", 1, restarts=ONCE)
     outcome = run(script, reward, spec(script, "generator-0", "generator", "stay"))
     assert outcome.code == 1
-    assert outcome.cause == "reward-0 died 2 times (exit code 1)"
+    assert outcome.cause == "reward-0 died 2 times (exit code 1): something is wrong here"
     assert "something is wrong here" in outcome.tail
     assert script.events("reward-0") == ["started", "died", "restarted", "died", "gave_up"]
 
 
 def test_the_users_mistake_in_a_role_is_one_line(script: Script) -> None:
     outcome = run(script, spec(script, "generator-0", "generator", "die", 2, restarts=ONCE))
-    assert outcome == Outcome(2, "error: something is wrong here")
+    assert outcome == Outcome(2, "something is wrong here")
     assert script.events("generator-0") == ["started", "died", "gave_up"]
 
 
@@ -189,13 +195,74 @@ def test_a_run_goes_on_without_what_it_does_not_need_and_says_so(
     assert any("judge-fair stays away" in note for note in script.notes)
 
 
+def test_the_page_stays_while_it_is_wanted(script: Script) -> None:
+    reward_pid, page_pid = script.run_dir / "reward", script.run_dir / "page"
+    script.when(lambda: written(reward_pid) and written(page_pid), script.finish)
+    asked: list[bool] = []
+
+    def at_end(outcome: Outcome) -> Callable[[], bool]:
+        assert outcome == Outcome(0)
+        assert script.rows()[-1]["event"] == "ended"
+        assert gone(int(reward_pid.read_text()))
+
+        def is_wanted() -> bool:
+            asked.append(not gone(int(page_pid.read_text())))
+            return len(asked) < 3
+
+        return is_wanted
+
+    specs = [
+        coordinator(script),
+        spec(script, "reward-0", "reward", "stay", reward_pid),
+        spec(script, "dashboard", "dashboard", "stay", page_pid, needed=False),
+    ]
+    run_dir = script.run_dir
+    outcome = Supervisor(run_dir, specs, script, deadlines=QUICK, at_end=at_end).run()
+    assert outcome == Outcome(0)
+    assert asked == [True] * 3
+    assert gone(int(page_pid.read_text()))
+
+
+def test_ctrl_c_ends_the_page_that_stays(script: Script) -> None:
+    page_pid = script.run_dir / "page"
+    script.when(lambda: written(page_pid), script.finish)
+
+    def is_wanted() -> bool:
+        interrupt()
+        return True
+
+    def at_end(outcome: Outcome) -> Callable[[], bool]:
+        return is_wanted
+
+    specs = [coordinator(script), spec(script, "dashboard", "dashboard", "stay", page_pid)]
+    run_dir = script.run_dir
+    outcome = Supervisor(run_dir, specs, script, deadlines=QUICK, at_end=at_end).run()
+    assert outcome == Outcome(0)
+    assert gone(int(page_pid.read_text()))
+
+
 def test_a_coordinator_that_gives_up_ends_the_run(script: Script) -> None:
     words = (sys.executable, SCRIPT, "die", "1")
     log = script.run_dir / "logs" / "coordinator.log"
     broken = ProcessSpec("coordinator", "coordinator", words, {}, log, restarts=ONCE)
     outcome = Supervisor(script.run_dir, [broken], script, deadlines=QUICK).run()
     assert outcome.code == 1
-    assert outcome.cause == "coordinator died (exit code 1)"
+    assert outcome.cause == "something is wrong here"
+
+
+def test_a_full_disk_hides_no_cause(tmp_path: Path) -> None:
+    """Logs and events cannot be written: why the run ended is told all the same."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        script = Script(disk.path)
+        reward = spec(script, "reward-0", "reward", "die", 1)
+        words = ("coordinator", tmp_path, tmp_path / "stop")
+        whole = spec(script, "coordinator", "coordinator", *words)
+        (disk.path / "logs").mkdir()
+        disk.fill()
+        outcome = Supervisor(tmp_path, [whole, reward], script, deadlines=QUICK).run()
+        assert outcome.cause == "reward-0 died (exit code 1): something is wrong here"
+        assert "something is wrong here" in outcome.tail
+        assert not [path for path in (disk.path / "logs").iterdir() if path.stat().st_size]
 
 
 def test_a_coordinator_without_an_address_is_not_waited_for_for_ever(script: Script) -> None:

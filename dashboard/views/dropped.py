@@ -1,0 +1,208 @@
+"""Dropped: every token that was generated and not trained, with the reason.
+
+Reasons with their tokens and what they mean, losses by the length of answers, and each window or
+trajectory that lost tokens.
+"""
+
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import panels
+from dashboard.data import RunData, is_live
+from dashboard.losses import losses_chart
+from dashboard.palette import ORANGE
+from dashboard.words import count, moment, number, reason_name, share
+from headrace.metrics import METRICS
+
+ROWS = 100
+ORDERS = ("newest", "most tokens", "longest")
+HELPS = {
+    "boundary_mask": "Meant so: the end of a window that was cut has no sound advantage yet.",
+    "discarded_at_end": "Meant so: what was under way when the run ended by itself. A run that is "
+    "stopped keeps it for its resume.",
+    "filtered": "Meant so with dynamic sampling: groups whose answers all earned the same teach "
+    "nothing.",
+    "non_finite": "Look at the events on the overview: they name the generator and its weights.",
+    "overlong": "Meant so: algorithm.overlong.filter leaves answers out that hit the limit. A "
+    "larger task.max_response_length loses fewer.",
+    "reward_failed": "Look at the failures on the page Rewards.",
+    "stale": "A smaller schedule.window, a larger schedule.max_staleness, or schedule.stale = "
+    '"wait" loses fewer.',
+    "value_warmup": "Meant so: algorithm.value.warmup_updates updates train the value model alone.",
+    "zero_weight": "Meant so: their loss weight is 0.",
+}
+"""What to make of a reason, and what to do about it."""
+
+
+def render(run: RunData, root: Path) -> None:
+    """Draw the page. The rows are not drawn again by themselves, because the reader would lose the
+    place; the rest is."""
+    panels.live(run, _body)
+    if run.dropped():
+        _rows(run)
+
+
+def _body(run: RunData) -> None:
+    panels.title(run, "Dropped")
+    counts, tokens = run.dropped(), run.summary()["tokens"]
+    if not counts:
+        panels.empty(
+            "No token was dropped." if tokens["generated"] else panels.awaited(run, "tokens")
+        )
+        return
+    with st.container(border=True):
+        st.html("<b>Why tokens were not trained</b>")
+        st.html(reasons_html(counts, tokens["generated"]))
+        st.html(verdict_html(counts, tokens["dropped"], live=is_live(run.line)))
+    panels.grid(
+        [
+            partial(_by_length, run),
+            partial(
+                panels.metric_card,
+                run,
+                "Dropped so far",
+                [f"ledger/dropped/{reason}" for reason in counts],
+                "wall",
+                samples=True,
+                caption="Tokens dropped by then, by reason.",
+            ),
+        ]
+    )
+
+
+def _by_length(run: RunData) -> None:
+    frame = run.losses_by_length()
+    reasons = [name for name in frame.columns if name not in ("longest", "tokens")]
+    panels.card(
+        "Losses by length of the answer",
+        losses_chart(frame, reasons) if len(frame) and reasons else None,
+        "Answers that ended, in ten parts of as many each, the shortest first; answers of the "
+        "value model's warm-up apart. Share of their tokens that was not trained, by reason. "
+        "Healthy: long answers lose no larger share than short ones, or the policy learns to be "
+        "brief.",
+        wait=panels.awaited(run, "the first answer that lost tokens"),
+    )
+
+
+def reasons_html(counts: dict[str, int], generated: int) -> str:
+    """A row a reason: its tokens as a bar, what it means, what to make of it."""
+    most = max(counts.values(), default=1) or 1
+    rows = "".join(
+        f'<div class="hr-reason"><b>{escape(reason_name(reason))}</b>'
+        f"<span>{count(tokens)}</span><span>{_part(tokens, generated)}"
+        f'</span><i><i style="width:{100 * tokens / most:.1f}%;background:{ORANGE}"></i></i>'
+        f"<em>{escape(_meaning(reason))}</em></div>"
+        for reason, tokens in sorted(counts.items(), key=lambda item: -item[1])
+    )
+    return f'<div class="hr-reasons">{rows}</div>'
+
+
+def _part(tokens: int, generated: int) -> str:
+    """Of all generated tokens."""
+    if generated and 0 < tokens / generated < 0.0005:
+        return "&lt; 0.1 %"
+    return share(tokens / generated if generated else None)
+
+
+def _meaning(reason: str) -> str:
+    info = METRICS.get(f"ledger/dropped/{reason}")
+    said = f"Tokens {info.meaning}. " if info else ""
+    return said + HELPS.get(reason, "")
+
+
+def verdict_html(counts: dict[str, int], ledger: dict[str, int], *, live: bool) -> str:
+    """Whether the windows say what the ledger says, to the token."""
+    known = {reason: tokens for reason, tokens in ledger.items() if tokens}
+    total, said = sum(counts.values()), sum(known.values())
+    if counts == known:
+        return (
+            f'<span class="hr-ok">\u2713 {count(total)} tokens, as the ledger counts them, '
+            "reason by reason</span>"
+        )
+    if live:
+        return (
+            f'<span class="hr-soft">{count(total)} tokens by now; the newest sample of the ledger '
+            f"has {count(said)}</span>"
+        )
+    return (
+        f'<span class="hr-bad">! {count(total)} tokens here, {count(said)} in the ledger: '
+        "`headrace audit` says where they differ</span>"
+    )
+
+
+def _rows(run: RunData) -> None:
+    bound: dict[str, Any] = {"bind": "query-params"}
+    with st.container(border=True):
+        if is_live(run.line):
+            st.button("Refresh", icon=":material/refresh:")
+        bar = st.columns([1.6, 3, 1.5, 1.2, 1.2])
+        by = bar[0].segmented_control(
+            "Rows", ["window", "trajectory"], default="window", required=True, key="by", **bound
+        )
+        reasons = bar[1].multiselect(
+            "Reasons",
+            list(run.dropped()),
+            key="reasons",
+            placeholder="any",
+            format_func=reason_name,
+            **bound,
+        )
+        order = bar[2].selectbox("Sort by", ORDERS, key="order", **bound)
+        least = bar[3].number_input("Length from", value=None, step=10, key="from", **bound)
+        most = bar[4].number_input("to", value=None, step=10, key="to", **bound)
+        wanted = {
+            "by": by or "window",
+            "reasons": reasons,
+            "order": order,
+            "lengths": (None if least is None else int(least), None if most is None else int(most)),
+        }
+        table, foot = st.container(), st.container(horizontal=True, horizontal_alignment="right")
+        total = run.dropped_page(**wanted, limit=1).total
+        pages = max(1, -(-total // ROWS))
+        page = foot.pagination(pages, key="rows_page", **bound) if pages > 1 else 1
+        first = (page - 1) * ROWS
+        rows = run.dropped_page(**wanted, limit=ROWS, offset=first).rows
+        if not total:
+            table.caption("Nothing matches.")
+            return
+        what = "windows" if wanted["by"] == "window" else "trajectories"
+        table.caption(
+            f"{count(first + 1)} to {count(first + len(rows))} of {count(total)} {what} that lost "
+            "tokens. A trajectory's number opens it, with its cuts and every token."
+        )
+        table.dataframe(
+            shown(rows, run.line.run_dir.name),
+            hide_index=True,
+            width="stretch",
+            height=38 + 35 * min(len(rows), 12),
+            column_config={
+                "trajectory": st.column_config.LinkColumn(
+                    display_text=r"trajectory=(\d+)", width="small"
+                ),
+                "reasons": st.column_config.TextColumn(width="medium"),
+            },
+        )
+
+
+def shown(rows: pd.DataFrame, run: str) -> pd.DataFrame:
+    """Rows as the table has them: the trajectory as a link, reasons in words."""
+    several = [len(found) > 1 for found in rows["reasons"]]
+    words = [
+        ", ".join(f"{reason_name(r)} {count(n)}" if many else reason_name(r) for r, n in f.items())
+        for f, many in zip(rows["reasons"], several, strict=True)
+    ]
+    links = [f"trajectories?run={run}&trajectory={key}" for key in rows["trajectory_id"]]
+    kept = ["window", "windows", "start", "end", "lost", "of", "update", "status", "length"]
+    columns: dict[str, Any] = {"trajectory": links, "reasons": words}
+    columns |= {name: rows[name] for name in kept if name in rows}
+    if "update" in columns:
+        columns["update"] = ["-" if pd.isna(at) else f"{at:.0f}" for at in rows["update"]]
+    columns["reward"] = [number(None if pd.isna(value) else value) for value in rows["reward"]]
+    if "at" in rows:
+        columns["at"] = [moment(at) for at in rows["at"]]
+    return pd.DataFrame(columns)

@@ -1,0 +1,131 @@
+"""A disk that takes no more for now: which errors pass by themselves, and waiting until they have.
+
+In: a write, the place it goes to, about how many bytes it is. Out: its result, or
+StorageBlockedError with one line that names place and bytes. Promises: an error of another kind is
+raised as it is; waiting has no end, for a slow disk neither, and whoever waits is told once for
+what, and that it goes on.
+"""
+
+import errno
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from headrace.errors import StorageBlockedError
+
+T = TypeVar("T")
+RETRY_S = 2.0
+SLOW_S = 60.0
+"""A write that takes longer is worth a word."""
+ANYWAY_S = 60.0
+"""So often a write is tried although there seems to be no room: some file systems do not say."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_CLOSED = {
+    errno.EROFS: "is read-only",
+    errno.EACCES: "may not be written",
+    errno.EPERM: "may not be written",
+}
+_FOREIGN = re.compile(r"\(os error (\d+)\)")
+"""How libraries that are written in Rust tell the error of a system call."""
+
+
+@contextmanager
+def writing(place: Path, needs: int) -> Iterator[None]:
+    """Turn errors that pass into StorageBlockedError."""
+    try:
+        yield
+    except StorageBlockedError:
+        raise
+    except Exception as error:  # of libraries, too, whose errors are of no common kind
+        text = _problem(_number(error), place, needs)
+        if text is None:
+            raise
+        raise StorageBlockedError(text) from error
+
+
+def lack_of_room(place: Path, needs: int) -> str | None:
+    """Why a write of so many bytes cannot succeed now, as far as that can be known before."""
+    return _problem(errno.ENOSPC, place, needs) if _free(place) < needs else None
+
+
+def until_written(
+    write: Callable[[], T], place: Path, needs: int, *, tell: Callable[[str], None]
+) -> T:
+    """The result of `write`, which is called until the disk takes it. A call that fails must leave
+    nothing behind. `tell` hears what is waited for, and an empty text when it goes on; it may be
+    called from another thread while `write` runs."""
+    told: list[str] = []
+
+    def say(text: str) -> None:
+        if not told:
+            told.append(text)
+            tell(text)
+
+    slow = f"the disk of {place} to take {needs:,} bytes, not done in {SLOW_S:.0f} s"
+    tried_at = time.monotonic()
+    while True:
+        problem = lack_of_room(place, needs)
+        if problem is None or time.monotonic() - tried_at >= ANYWAY_S:
+            tried_at = time.monotonic()
+            try:
+                with writing(place, needs), _after(SLOW_S, lambda: say(slow)):
+                    result = write()
+            except StorageBlockedError as error:
+                problem = str(error)
+            else:
+                if told:
+                    tell("")
+                return result
+        assert problem is not None
+        say(problem)
+        time.sleep(RETRY_S)
+
+
+@contextmanager
+def _after(seconds: float, action: Callable[[], None]) -> Iterator[None]:
+    """Call something if the block takes so long, and never behind its end."""
+    timer = threading.Timer(seconds, action)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _number(error: Exception) -> int | None:
+    if isinstance(error, OSError):
+        return error.errno
+    found = _FOREIGN.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _problem(number: int | None, place: Path, needs: int) -> str | None:
+    if number in FULL:
+        free = _free(place)
+        left = "" if free == float("inf") else f", and {free:,.0f} are free"
+        return f"room for {needs:,} bytes in {place}{left}"
+    if number in _CLOSED:
+        return f"{place}, which {_CLOSED[number]}, to take {needs:,} bytes"
+    return None
+
+
+def _free(place: Path) -> float:
+    """Bytes that may be written at a place, or where it will be made; infinite where a file system
+    does not say."""
+    for folder in (place, *place.parents):
+        try:
+            found = os.statvfs(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            break
+        blocks = found.f_bfree if os.geteuid() == 0 else found.f_bavail
+        return blocks * found.f_frsize if found.f_blocks else float("inf")
+    return float("inf")

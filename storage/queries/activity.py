@@ -1,0 +1,315 @@
+"""What generators and learner did with a span of time, stretch by stretch.
+
+In: a run and a span. Out: for each lane and stretch the share of it that each kind of activity
+took. Every second of a lane is of one kind, so shares add up, whatever is summed:
+
+- starting, evaluation, ending: the run's phase; there is nothing to train then
+- working: the learner has a batch; a generator samples
+- loading: a generator stands still for new weights
+- held: a generator has unfinished trajectories, and none of them may go on
+- waiting: the learner has no batch; a generator has no trajectory
+
+What generators waited for altogether is what they reported (`idle/generator`); which of them was
+without a trajectory is known of each, and the rest is spread evenly over the others as held.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import Integer, cast, func, select
+
+from storage.reader import RunReader, open_run
+from storage.tables import Event, Metric, Process, Projection, Run, Trajectory, Update, VersionLoad
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Seconds = npt.NDArray[np.float64]
+"""One number a stretch."""
+TRAINING = ("working", "loading", "held", "waiting")
+"""What can be done while the run trains."""
+IDLE = ("held", "waiting")
+_PHASES = {"starting": "starting", "evaluating": "evaluation", "training": "training"}
+_LEAST_STRETCH_S = 2.0
+"""Generators report about once a second."""
+LEARNER = "learner"
+
+
+class Span(NamedTuple):
+    """A stretch of time, seconds since the epoch."""
+
+    start: float
+    end: float
+
+
+def activity(
+    run_dir: Path, *, since: float | None = None, until: float | None = None, stretches: int = 240
+) -> "pd.DataFrame":
+    """Columns lane, kind, start, end (seconds since the epoch), share of the stretch; shares of 0
+    are left out. The span is cut into at most so many stretches, none shorter than two seconds in
+    the lanes of generators; neighbours of one kind alone are one row."""
+    import pandas as pd
+
+    reader = open_run(run_dir)
+    span = _span(reader, since, until)
+    rows: list[tuple[str, str, float, float, float]] = []
+    if span.end > span.start:
+        width = (span.end - span.start) / stretches
+        fine = _edges(span, width)
+        coarse = _edges(span, max(width, _LEAST_STRETCH_S))
+        for name, kinds in _generators(reader, span, coarse).items():
+            rows += _rows(name, coarse, kinds)
+        rows += _rows(LEARNER, fine, _learner(reader, span, fine))
+    return pd.DataFrame(rows, columns=["lane", "kind", "start", "end", "share"])
+
+
+def idle_of(frame: "pd.DataFrame") -> dict[str, float]:
+    """The share of the training time in which each lane of `activity` was held or waited; lanes
+    without training time are left out."""
+    seconds = (frame["end"] - frame["start"]) * frame["share"]
+    training = seconds[frame["kind"].isin(TRAINING)].groupby(frame["lane"]).sum()
+    idle = seconds[frame["kind"].isin(IDLE)].groupby(frame["lane"]).sum()
+    return {
+        str(lane): float(idle.get(lane, 0.0) / whole)
+        for lane, whole in training.items()
+        if whole > 0
+    }
+
+
+# -- lanes -----------------------------------------------------------------------------------------
+
+
+def _learner(reader: RunReader, span: Span, edges: Seconds) -> dict[str, Seconds]:
+    phases = _phases(reader, span)
+    updates = reader.rows(
+        select(Update.taken_at, Update.committed_at).where(
+            Update.run == reader.key,
+            Update.state != "returned",
+            Update.taken_at <= span.end,
+            (Update.committed_at >= span.start) | Update.committed_at.is_(None),
+        )
+    )
+    busy = _covered([(begun, done or span.end) for begun, done in updates], edges)
+    kinds = {name: _covered(spans, edges) for name, spans in phases.items()}
+    training = kinds.pop("training")
+    working = np.minimum(busy, training)
+    return {"working": working, "waiting": training - working, **kinds}
+
+
+@dataclass
+class _Generator:
+    """Seconds of one generator in each stretch: of training while it was there, with an unfinished
+    trajectory, standing still for weights."""
+
+    training: Seconds
+    present: Seconds
+    loading: Seconds
+    phases: dict[str, Seconds]
+
+
+def _generators(reader: RunReader, span: Span, edges: Seconds) -> dict[str, dict[str, Seconds]]:
+    phases = _phases(reader, span)
+    idle = _idle_share(reader, edges)
+    lives = _lives(reader, span)
+    loads = _loads(reader, edges)
+    found: dict[str, _Generator] = {}
+    for name, begun, ended in _names(reader, span):
+        there = {
+            kind: _covered([_cut(piece, begun, ended) for piece in pieces], edges)
+            for kind, pieces in phases.items()
+        }
+        training = there.pop("training")
+        present = np.minimum(_covered(lives.get(name, []), edges), training)
+        loading = np.minimum(loads.get(name, np.zeros(len(edges) - 1)), present)
+        found[name] = _Generator(training, present, loading, there)
+    whole = sum((g.training for g in found.values()), np.zeros(len(edges) - 1))
+    absent = sum((g.training - g.present for g in found.values()), np.zeros(len(edges) - 1))
+    able = sum((g.present - g.loading for g in found.values()), np.zeros(len(edges) - 1))
+    # Of what they waited for together, what is not explained by having no trajectory was held.
+    held = np.clip(idle * whole - absent, 0.0, able)
+    part = np.divide(held, able, out=np.zeros_like(held), where=able > 0)
+    return {name: _kinds(generator, part) for name, generator in found.items()}
+
+
+def _kinds(generator: _Generator, held_part: Seconds) -> dict[str, Seconds]:
+    able = generator.present - generator.loading
+    held = able * held_part
+    return {
+        "working": able - held,
+        "loading": generator.loading,
+        "held": held,
+        "waiting": generator.training - generator.present,
+        **generator.phases,
+    }
+
+
+# -- what is written down --------------------------------------------------------------------------
+
+
+def _span(reader: RunReader, since: float | None, until: float | None) -> Span:
+    """The span that is asked for, within the run's life."""
+    query = (
+        select(Run.started_at, Projection.last_at)
+        .join(Projection, Projection.run == Run.id)
+        .where(Run.id == reader.key)
+    )
+    started, last = reader.rows(query)[0]
+    begin, end = started or 0.0, last or started or 0.0
+    return Span(max(begin, since or begin), min(end, end if until is None else until))
+
+
+def _phases(reader: RunReader, span: Span) -> dict[str, list[Span]]:
+    """When the run was in each phase, under today's names."""
+    events = reader.rows(
+        select(Event.at, Event.text)
+        .where(Event.run == reader.key, Event.kind == "phase")
+        .order_by(Event.offset)
+    )
+    found: dict[str, list[Span]] = {name: [] for name in (*_PHASES.values(), "ending")}
+    ends = [*(at for at, _ in events[1:]), span.end]
+    for (at, text), end in zip(events, ends, strict=False):
+        found[_PHASES.get(text.partition(":")[0], "ending")].append(Span(at, end))
+    return found
+
+
+def _names(reader: RunReader, span: Span) -> list[tuple[str, float, float]]:
+    """Generators, and from when to when each was there."""
+    rows = reader.rows(
+        select(Process.name, Process.state, Process.first_seen_at, Process.changed_at)
+        .where(Process.run == reader.key, Process.role == "generator")
+        .order_by(Process.name)
+    )
+    return [
+        (name, begun, changed if state in ("gone", "lost") else span.end)
+        for name, state, begun, changed in rows
+    ]
+
+
+def _lives(reader: RunReader, span: Span) -> dict[str, list[Span]]:
+    """When each generator had an unfinished trajectory. Trajectories that begin in the same
+    thousandth of the span are one, so that a long run has no more rows than a short one."""
+    width = max((span.end - span.start) / 1000, 1e-3)
+    begun = Trajectory.first_token_at
+    place = cast((begun - span.start) / width, Integer)
+    query = (
+        select(
+            Trajectory.generator,
+            func.min(begun),
+            func.max(func.coalesce(Trajectory.finished_at, span.end)),
+        )
+        .where(
+            Trajectory.run == reader.key,
+            Trajectory.generator.is_not(None),
+            begun <= span.end,
+            (Trajectory.finished_at >= span.start) | Trajectory.finished_at.is_(None),
+        )
+        .group_by(Trajectory.generator, place)
+    )
+    found: dict[str, list[Span]] = {}
+    for name, first, last in reader.rows(query):
+        found.setdefault(name, []).append(Span(first, last))
+    return found
+
+
+def _loads(reader: RunReader, edges: Seconds) -> dict[str, Seconds]:
+    """Seconds that each generator stood still for new weights, where each load ended."""
+    query = select(VersionLoad.generator, VersionLoad.at, VersionLoad.gap_s).where(
+        VersionLoad.run == reader.key, VersionLoad.at >= edges[0], VersionLoad.at <= edges[-1]
+    )
+    found: dict[str, list[Span]] = {}
+    for name, at, gap in reader.rows(query):
+        found.setdefault(name, []).append(Span(at - gap, at))
+    return {name: _covered(spans, edges) for name, spans in found.items()}
+
+
+def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
+    """The share of each stretch's training time in which generators had nothing to do. What they
+    report is a share of all training so far; of two samples the difference counts."""
+    samples = reader.rows(
+        select(Metric.wall_time, Metric.value)
+        .where(
+            Metric.run == reader.key,
+            Metric.name == "idle/generator",
+            Metric.lineage.is_(None),
+            Metric.value.is_not(None),
+        )
+        .order_by(Metric.offset)
+    )
+    if not samples:
+        return np.zeros(len(edges) - 1)
+    at, share = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
+    phases = _phases(reader, Span(float(at[0]), float(at[-1])))
+    begins = [piece.start for piece in phases["starting"]]
+    trained = _clock(phases["training"], at)
+    # A coordinator that takes over counts anew.
+    life = np.searchsorted(np.array(begins), at, side="right")
+    before = np.array(
+        [_clock(phases["training"], np.array([start]))[0] for start in [0.0, *begins]]
+    )
+    idle = share * (trained - before[life])
+    steps = np.clip(np.diff(idle, prepend=0.0), 0.0, None)
+    steps = np.where(np.diff(life, prepend=life[0]) > 0, idle, steps)
+    total = np.interp(edges, at, np.cumsum(steps))
+    training = np.diff(_clock(phases["training"], edges))
+    waited = np.diff(total)
+    return np.clip(np.divide(waited, training, out=np.zeros_like(waited), where=training > 0), 0, 1)
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+def _edges(span: Span, width: float) -> Seconds:
+    count = max(1, int(np.ceil((span.end - span.start) / width - 1e-9)))
+    return np.linspace(span.start, span.end, count + 1)
+
+
+def _cut(piece: Span, begin: float, end: float) -> Span:
+    return Span(max(piece.start, begin), min(piece.end, end))
+
+
+def _clock(spans: Iterable[tuple[float, float]], at: Seconds) -> Seconds:
+    """Seconds within any of the spans before each moment."""
+    merged: list[list[float]] = []
+    for start, end in sorted(spans):
+        if end <= start:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([start, end])
+    if not merged:
+        return np.zeros(len(at))
+    moments = np.array(merged).ravel()
+    lengths = np.array([end - start for start, end in merged])
+    passed = np.repeat(np.cumsum(lengths), 2)
+    passed[::2] -= lengths
+    return np.interp(at, moments, passed)
+
+
+def _covered(spans: Iterable[tuple[float, float]], edges: Seconds) -> Seconds:
+    """Seconds of each stretch within any of the spans."""
+    return np.diff(_clock(spans, edges))
+
+
+def _rows(
+    lane: str, edges: Seconds, kinds: dict[str, Seconds]
+) -> Sequence[tuple[str, str, float, float, float]]:
+    widths = np.diff(edges)
+    rows: list[tuple[str, str, float, float, float]] = []
+    for i, width in enumerate(widths):
+        start, end = float(edges[i]), float(edges[i + 1])
+        for kind, seconds in kinds.items():
+            share = float(seconds[i] / width)
+            if share < 1e-6:
+                continue
+            before = rows[-1] if rows else None
+            whole = share > 1 - 1e-6
+            if whole and before and before[1] == kind and before[4] == 1.0 and before[3] == start:
+                rows[-1] = (lane, kind, before[2], end, 1.0)
+            else:
+                rows.append((lane, kind, start, end, 1.0 if whole else share))
+    return rows
