@@ -21,7 +21,7 @@ import zmq
 import zmq.asyncio
 
 from headrace.config.process import TransportConfig
-from headrace.errors import ProtocolError, UserError
+from headrace.errors import ProtocolError, RunFailedError, UserError
 from headrace.protocol.codec import message_codec
 from headrace.protocol.curve import Gate, enter
 from headrace.protocol.messages import Heartbeat, Message
@@ -261,6 +261,14 @@ class BlockingRouter:
         self._bound.close()
 
 
+def _turned_away(address: str) -> RunFailedError:
+    """A queue without a bound takes every message, unless its connection has ended for good."""
+    return RunFailedError(
+        f"{address} turned this process away: it needs the keys of the run (--curve-keys, or "
+        "--connect with the run's folder)"
+    )
+
+
 def _not_sent(error: zmq.ZMQError) -> bool:
     """False for the errors of a peer that is gone, or reads nothing; others are raised."""
     if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
@@ -283,12 +291,17 @@ class Dealer:
         self._context = zmq.asyncio.Context()
         self._socket = _open_dealer(self._context, link, name)
         self._codec = message_codec(max_bytes=link.max_bytes)
+        self._address = link.address
         self._arriving: asyncio.Future[list[bytes]] | None = None
         self.rejected = 0
 
     async def send(self, message: Message) -> None:
-        """Queue a message; it waits in memory while there is no connection."""
-        await self._socket.send_multipart(self._codec.encode(message))
+        """Queue a message; it waits in memory while there is no connection. RunFailedError where
+        the other side has turned this process away for good."""
+        try:
+            await self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise _turned_away(self._address) from error
 
     async def receive(self) -> Message:
         """The next good message."""
@@ -326,11 +339,16 @@ class BlockingDealer:
         self._context = zmq.Context()
         self._socket = _open_dealer(self._context, link, name)
         self._codec = message_codec(max_bytes=link.max_bytes)
+        self._address = link.address
         self.rejected = 0
 
     def send(self, message: Message) -> None:
-        """Queue a message; it waits in memory while there is no connection."""
-        self._socket.send_multipart(self._codec.encode(message))
+        """Queue a message; it waits in memory while there is no connection. RunFailedError where
+        the other side has turned this process away for good."""
+        try:
+            self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise _turned_away(self._address) from error
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next good message; None when the time is over."""
@@ -366,8 +384,9 @@ class Pulse(contextlib.AbstractContextManager["Pulse"]):
     def _beat(self) -> None:
         dealer = BlockingDealer(self._link, self._name + PULSE_SUFFIX)
         try:
-            while not self._stop.is_set():
-                dealer.send(Heartbeat())
-                self._stop.wait(self._interval_s)
+            with contextlib.suppress(RunFailedError):  # The other socket says so.
+                while not self._stop.is_set():
+                    dealer.send(Heartbeat())
+                    self._stop.wait(self._interval_s)
         finally:
             dealer.close()

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from headrace.config.process import TransportConfig
-from headrace.errors import ProtocolError, UserError
+from headrace.errors import ProtocolError, RunFailedError, UserError
 from headrace.protocol.codec import MAGIC
 from headrace.protocol.curve import has_keys, load_key, make_keys
 from headrace.protocol.messages import (
@@ -405,6 +405,30 @@ async def test_the_wrong_keys_stay_out(
         inside.close()
         outside._socket.setsockopt(zmq.LINGER, 0)
         outside.close()
+        router.close()
+
+
+@pytest.mark.parametrize("stranger", ["other client key", "no keys"])
+def test_who_is_turned_away_is_told_so_instead_of_waiting(
+    tmp_path: Path, keys: Path, stranger: str
+) -> None:
+    other = tmp_path / "other"
+    make_keys(other)
+    (other / "server.key").write_bytes((keys / "server.key").read_bytes())
+    router = BlockingRouter("127.0.0.1", 0, max_bytes=LIMIT, curve_keys=str(keys))
+    dealer = BlockingDealer(link_to(router, None if stranger == "no keys" else other), "reward-0")
+    dealer._socket.setsockopt(zmq.LINGER, 0)
+
+    def greet_on() -> None:
+        for _ in range(int(DEADLINE_S / 0.05)):
+            dealer.send(hello("reward-0"))
+            time.sleep(0.05)
+
+    try:
+        with pytest.raises(RunFailedError, match=r"turned this process away: .* keys of the run"):
+            greet_on()
+    finally:
+        dealer.close()
         router.close()
 
 
