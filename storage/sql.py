@@ -35,6 +35,7 @@ TABLES: dict[str, MakeRows] = {
     "windows": WindowRows,
 }
 _ROWS = 1000
+_AGAIN_S = 0.05
 _ALONE: dict[str, Any] = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
@@ -62,10 +63,9 @@ def ask(
     import duckdb  # only who asks pays for it
 
     with open_run(run_dir).moment() as reader, _connection(memory_mib) as connection:
-        late = threading.Event()
-        timer = threading.Timer(seconds, _stop, (connection, late))
-        timer.daemon = True
-        timer.start()
+        late, done = threading.Event(), threading.Event()
+        watch = threading.Thread(target=_watch, args=(connection, seconds, late, done), daemon=True)
+        watch.start()
         try:
             statements = connection.extract_statements(query)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
@@ -93,7 +93,8 @@ def ask(
                 ) from error
             raise UserError(f"query: {_line(error)}") from error
         finally:
-            timer.cancel()
+            done.set()
+            watch.join()
 
 
 @contextmanager
@@ -108,9 +109,19 @@ def _connection(memory_mib: int) -> "Iterator[duckdb.DuckDBPyConnection]":
         connection.close()
 
 
-def _stop(connection: "duckdb.DuckDBPyConnection", late: threading.Event) -> None:
+def _watch(
+    connection: "duckdb.DuckDBPyConnection",
+    seconds: float,
+    late: threading.Event,
+    done: threading.Event,
+) -> None:
+    """End whatever runs when the time is over. What is interrupted between two steps of a query
+    goes on with the next one, so it is interrupted until it has ended."""
+    if done.wait(seconds):
+        return
     late.set()
-    connection.interrupt()
+    while not done.wait(_AGAIN_S):
+        connection.interrupt()
 
 
 def _lock(connection: "duckdb.DuckDBPyConnection") -> None:

@@ -93,6 +93,9 @@ def test_what_a_query_may_not(run_dir: Path, query: str, message: str) -> None:
 
 
 def test_limits_of_time_and_memory(run_dir: Path) -> None:
+    for seconds in (0.0, 0.01):
+        with pytest.raises(UserError, match="took longer than"):
+            answer(run_dir, "select count(*) from range(1000000000000)", seconds=seconds)
     with pytest.raises(UserError, match=r"longer than 0\.2 s; `headrace sql --seconds"):
         answer(run_dir, "select count(*) from range(1000000000000)", seconds=0.2)
     with pytest.raises(UserError, match="more than 64 MiB of memory; `headrace sql --memory"):
