@@ -71,7 +71,7 @@ async def generating(address: str, folder: Path) -> AsyncIterator[tuple[Generato
 
 
 async def beating(peer: Any) -> None:
-    with Pulse(Link(peer.address), peer.identity, interval_s=0.2):
+    with Pulse(peer.link, peer.identity, interval_s=0.2):
         await peer.run()
 
 
