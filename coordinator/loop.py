@@ -36,9 +36,7 @@ and heard nobody."""
 _WAITED_S = 0.001
 """A message that takes so long to come was not there when the socket was asked."""
 NEWCOMER_S = 60.0
-"""How long a Hello under a name that is taken is remembered, and who was asked for one."""
-ASK_EVERY_S, MOST_ASKED = 0.5, 1024
-"""How often one process is asked for its Hello, and how many are at a time."""
+"""How long a Hello under a name that is taken is remembered."""
 
 
 class Coordinator:
@@ -50,8 +48,6 @@ class Coordinator:
         self.phases = Phases(hub, self.parts)
         self._newcomers: dict[str, float] = {}
         """Who said Hello under a name that another process has, and when first."""
-        self._asked: dict[str, float] = {}
-        """Who was asked for a Hello, and when last."""
         self._woke_at = self._empty_at = 0.0
         """When this process last went on after it had stood still, and when nothing was left to
         receive."""
@@ -98,8 +94,8 @@ class Coordinator:
         peer = hub.peers.of(name, identity)
         if peer is None:
             hub.rejections.count("before_hello")
-            if isinstance(message, m.Heartbeat):
-                await self._ask_hello(identity)
+            if isinstance(message, m.Heartbeat):  # It lives, and there are few of these.
+                await hub.router.send(identity, m.AskHello())
             return False
         peer.last_seen = time.monotonic()
         if refusal := self._refusal(peer, message):
@@ -109,15 +105,6 @@ class Coordinator:
             return False
         await self._act(name, peer, message)
         return True
-
-    async def _ask_hello(self, identity: str) -> None:
-        """Ask a process that lives for its Hello; now and then, and only so many of them, because
-        whoever is asked need not be one that reads."""
-        now = time.monotonic()
-        before = self._asked.get(identity)
-        if len(self._asked) < MOST_ASKED if before is None else now - before >= ASK_EVERY_S:
-            self._asked[identity] = now
-            await self.hub.router.send(identity, m.AskHello())
 
     def _refusal(self, peer: Peer, message: m.Message) -> Refusal | None:
         """Whether this peer may say this now."""
@@ -308,7 +295,6 @@ class Coordinator:
             self.hub.rejections.tell()
             await self.parts.scoring.spread.measure()
             self._newcomers = {k: at for k, at in self._newcomers.items() if now - at < NEWCOMER_S}
-            self._asked = {k: at for k, at in self._asked.items() if now - at < NEWCOMER_S}
             if now - beat >= transport.heartbeat_s:
                 beat = now
                 for name, _ in self.hub.peers.everyone():
