@@ -49,10 +49,6 @@ MOST_PEERS = 4096
 HELLO_AGAIN_S = 1.0
 """Who has been welcomed is not welcomed again within this time for the same Hello: an honest peer
 waits longer, and another one would be sent the configuration without end."""
-LOOK_S = 2.0
-"""From the word that nobody makes progress to the end: time to write down what everyone does."""
-LONG = 0.2
-"""A wait of this share of `transport.stall_timeout_s` is written down."""
 JOINING: dict[str, Mover] = {
     "generator": "generators",
     "reward": "reward workers",
@@ -70,8 +66,6 @@ class Coordinator:
         self.phases = Phases(hub, self.parts, self.waits)
         self._joined: set[str] = set()
         """Who has ever been here. Who dies and comes back, again and again, moves nothing."""
-        self._told: set[Mover] = set()
-        """The long waits that are written down."""
         self._newcomers: dict[str, float] = {}
         """Who said Hello under a name that another process has, and when first."""
         self._asked: dict[str, float] = {}
@@ -385,25 +379,5 @@ class Coordinator:
             self.parts.generation.expire()
             if self.hub.troubles.waits:
                 self.hub.progress("disk")  # It is named, and no reason to give up.
-            self._watch(now - self.hub.progress_at - transport.stall_timeout_s)
+            self.waits.watch(now - self.hub.progress_at - transport.stall_timeout_s)
             await self.phases.advance()
-
-    def _watch(self, overdue_s: float) -> None:
-        """Write down each wait that gets long. When nobody makes progress, say so, give whoever
-        watches the time to look at the processes, and then end the run."""
-        hub, waits = self.hub, self.waits.now()
-        limit_s = hub.config.transport.stall_timeout_s
-        long = {wait.mover: wait for wait in waits if wait.age_s > limit_s * LONG}
-        for mover in long.keys() - self._told:
-            wait = long[mover]
-            hub.incident("warning", "waiting", f"for {wait.words}, {wait.age_s:.0f} s so far")
-        self._told = set(long)
-        if overdue_s <= 0:
-            hub.stalled = None
-            return
-        if hub.stalled is None:
-            stuck = ", ".join(f"{wait.words} for {wait.age_s:.0f} s" for wait in waits)
-            hub.stalled = f"nobody makes progress: {stuck}"
-            hub.incident("error", "stalled", hub.stalled)
-        if overdue_s > LOOK_S:
-            hub.failed = hub.failed or hub.stalled

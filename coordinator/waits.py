@@ -1,8 +1,8 @@
 """Whom the run waits for, for what, and since when.
 
 In: the hub and its parts, looked at ten times a second. Out: sentences that name an owner, each
-with the seconds since what it waits for last moved (or since the wait began). Promise: whatever
-can hold the run is among them.
+with the seconds since what it waits for last moved (or since the wait began); events for the long
+ones; the end of a run in which nobody moves. Promise: whatever can hold the run is among them.
 """
 
 import time
@@ -12,6 +12,10 @@ from typing import NamedTuple
 from coordinator.hub import Hub, Mover
 from coordinator.parts import Parts
 
+LOOK_S = 2.0
+"""From the word that nobody makes progress to the end: time to write down what everyone does."""
+LONG = 0.2
+"""A wait of this share of `transport.stall_timeout_s` is written down."""
 NAMED = 3
 """Of more owners than this, the others are counted."""
 
@@ -30,6 +34,8 @@ class Waits:
     def __init__(self, hub: Hub, parts: Parts) -> None:
         self._hub, self._parts = hub, parts
         self._since: dict[Mover, float] = {}
+        self._told: set[Mover] = set()
+        """The long waits that are written down."""
 
     def now(self) -> list[Wait]:
         """What is waited for at this moment; what is no longer waited for is forgotten."""
@@ -40,6 +46,27 @@ class Waits:
             Wait(mover, words, at - max(self._since[mover], moved.get(mover, 0.0)))
             for mover, words in found
         ]
+
+    def watch(self, overdue_s: float) -> None:
+        """Write down each wait that gets long. When nobody makes progress, say so, give whoever
+        watches the time to look at the processes, and then end the run. `overdue_s`: seconds since
+        the last progress beyond those that are allowed."""
+        hub, waits = self._hub, self.now()
+        limit_s = hub.config.transport.stall_timeout_s
+        long = {wait.mover: wait for wait in waits if wait.age_s > limit_s * LONG}
+        for mover in long.keys() - self._told:
+            wait = long[mover]
+            hub.incident("warning", "waiting", f"for {wait.words}, {wait.age_s:.0f} s so far")
+        self._told = set(long)
+        if overdue_s <= 0:
+            hub.stalled = None
+            return
+        if hub.stalled is None:
+            stuck = ", ".join(f"{wait.words} for {wait.age_s:.0f} s" for wait in waits)
+            hub.stalled = f"nobody makes progress: {stuck}"
+            hub.incident("error", "stalled", hub.stalled)
+        if overdue_s > LOOK_S:
+            hub.failed = hub.failed or hub.stalled
 
     def _find(self) -> Iterator[tuple[Mover, str]]:
         hub, parts, peers = self._hub, self._parts, self._hub.peers

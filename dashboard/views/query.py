@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
+from dashboard import panels
 from dashboard.data import RunData
 from headrace.errors import UserError
 from storage import queries
@@ -40,7 +41,7 @@ EXAMPLES = {
 
 def render(run: RunData, root: Path) -> None:
     """The page."""
-    st.title("Query")
+    panels.title(run, "Query")
     example = st.selectbox("Example", list(EXAMPLES))
     with st.form("query", border=False):
         query = st.text_area("SQL", EXAMPLES[example], height=150, key=f"sql {example}")

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from coordinator import loop
-from coordinator.waits import names
+from coordinator.waits import LOOK_S, names
 from headrace.processes.monitor import waits_of
 from headrace.protocol import messages as m
 from headrace.protocol.records import Incident, Record
@@ -109,8 +108,8 @@ async def test_a_stall_is_said_before_it_ends_the_run(tmp_path: Path) -> None:
     """Whoever watches has a moment to look at the processes; who moves meanwhile saves the run."""
     async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:
         hub, seen = stage.hub, []
-        for overdue_s in (0.0, 0.1, -1.0, 0.1, loop.LOOK_S + 0.1):
-            stage.coordinator._watch(overdue_s)
+        for overdue_s in (0.0, 0.1, -1.0, 0.1, LOOK_S + 0.1):
+            stage.coordinator.waits.watch(overdue_s)
             seen.append((hub.stalled is not None, hub.failed is not None))
         assert seen == [(False, False), (True, False), (False, False), (True, False), (True, True)]
         assert hub.failed == hub.stalled
@@ -133,7 +132,7 @@ async def test_a_long_wait_is_written_down_once(tmp_path: Path, clock: list[floa
         stage.hub.recorder.write = see  # type: ignore[method-assign]
         for seconds in (0, 19, 2, 5):
             clock[0] += seconds
-            stage.coordinator._watch(-1.0)
+            stage.coordinator.waits.watch(-1.0)
         assert [(row.kind, row.text) for row in written] == [
             ("waiting", f"for {GENERATOR} to load version 0, 21 s so far")
         ]
