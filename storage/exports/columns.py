@@ -123,6 +123,13 @@ def scalar_field(name: str, *, repeated: bool) -> pa.Field:
     return field(name, kind, _TRAJECTORY[name])
 
 
+def array_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    """A column's values as an array of its type; words as a dictionary of those that occur."""
+    if field.type == WORD:
+        return pa.array(values, type=pa.string()).dictionary_encode()
+    return pa.array(values, type=field.type)
+
+
 def chosen_fields(fields: Sequence[pa.Field], names: Iterable[str] | None) -> pa.Schema:
     """The named fields in the order of the names, or all of them; UserError for a name that no
     field has, naming the nearest one."""

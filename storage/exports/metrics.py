@@ -11,7 +11,7 @@ import pyarrow as pa
 from sqlalchemy import and_, func, select
 
 from headrace.metrics import METRICS, pattern_of
-from storage.exports.columns import WORD, chosen_fields, field
+from storage.exports.columns import WORD, array_of, chosen_fields, field
 from storage.exports.pages import SQL_ROWS
 from storage.exports.rows import Part
 from storage.filters import Filter, to_arrow, to_sql
@@ -92,12 +92,7 @@ class MetricRows:
             "sample" if lineage is None else "update" for lineage in columns["lineage"]
         ]
         columns["unit"] = [_unit(name) for name in names]
-        arrays = [
-            pa.array(columns[field.name], type=pa.string()).dictionary_encode()
-            if field.type == WORD
-            else pa.array(columns[field.name], type=field.type)
-            for field in _FIELDS
-        ]
+        arrays = [array_of(field, columns[field.name]) for field in _FIELDS]
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(_FIELDS))
 
 

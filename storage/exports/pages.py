@@ -16,7 +16,7 @@ import pyarrow as pa
 from sqlalchemy import Text, cast, select
 
 from storage.diagnostics import DiagnosticsReader
-from storage.exports.columns import JSON_TEXTS, WORD, PerToken
+from storage.exports.columns import JSON_TEXTS, PerToken, array_of
 from storage.exports.flat import flat_responses
 from storage.reader import RunReader
 from storage.responses import Wanted
@@ -175,7 +175,4 @@ def token_array(table: TokenTable, column: PerToken) -> pa.Array:
 
 def scalar_array(page: Page, field: pa.Field) -> pa.Array:
     """A scalar column of a page, one entry a trajectory."""
-    values = page.scalars[field.name]
-    if field.type == WORD:
-        return pa.array(values, type=pa.string()).dictionary_encode()
-    return pa.array(values, type=field.type)
+    return array_of(field, page.scalars[field.name])

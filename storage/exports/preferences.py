@@ -15,7 +15,7 @@ import pyarrow as pa
 from sqlalchemy import select
 
 from storage.exports.chats import CHAT, Chats, answer
-from storage.exports.columns import WORD, chosen_fields, field, scalar_field
+from storage.exports.columns import array_of, chosen_fields, field, scalar_field
 from storage.exports.pages import SQL_ROWS, pages
 from storage.exports.rows import Part
 from storage.exports.sft import answers_of, decoder_of
@@ -123,12 +123,7 @@ class PreferenceRows:
                     halves[scalars["group_id"]] = one
                 else:
                     rows.append(self._row(*sorted((one, other), key=_reward, reverse=True)))
-            columns = [
-                pa.array([row[field.name] for row in rows], type=pa.string()).dictionary_encode()
-                if field.type == WORD
-                else pa.array([row[field.name] for row in rows], type=field.type)
-                for field in self.schema
-            ]
+            columns = [array_of(field, [row[field.name] for row in rows]) for field in self.schema]
             yield Part(page.size, pa.RecordBatch.from_arrays(columns, schema=self.schema))
 
     def _row(self, best: _Half, worst: _Half) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from sqlalchemy import and_
 
 from headrace.errors import UserError
 from storage.exports.chats import CHAT, Chats, answer
-from storage.exports.columns import chosen_fields, field, scalar_field
+from storage.exports.columns import array_of, chosen_fields, field, scalar_field
 from storage.exports.pages import Page, pages, wanted_where
 from storage.exports.rows import Part
 from storage.filters import Filter, to_sql
@@ -87,12 +87,7 @@ class SftRows:
         seen: set[bytes] = set()
         for page in pages(self._reader, self._wanted, _SCALARS, tokens=True, windows=False):
             rows = list(self._rows(page, seen))
-            columns = [
-                pa.array([row[field.name] for row in rows], type=pa.string()).dictionary_encode()
-                if pa.types.is_dictionary(field.type)
-                else pa.array([row[field.name] for row in rows], type=field.type)
-                for field in self.schema
-            ]
+            columns = [array_of(field, [row[field.name] for row in rows]) for field in self.schema]
             yield Part(page.size, pa.RecordBatch.from_arrays(columns, schema=self.schema))
 
     def _rows(self, page: Page, seen: set[bytes]) -> Iterator[Mapping[str, Any]]:

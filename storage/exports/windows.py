@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Text, cast, func, select
 
-from storage.exports.columns import WORD, chosen_fields, field
+from storage.exports.columns import WORD, array_of, chosen_fields, field
 from storage.exports.pages import SQL_ROWS
 from storage.exports.rows import Part
 from storage.filters import Filter, to_sql
@@ -76,10 +76,5 @@ class WindowRows:
         for rows in self._reader.stream(self._query.order_by(Window.window_id), SQL_ROWS):
             columns = dict(zip(("id", *self._names), zip(*rows, strict=True), strict=True))
             columns["run_id"] = (self._reader.run_id,) * len(rows)
-            arrays = [
-                pa.array(columns[field.name], type=pa.string()).dictionary_encode()
-                if field.type == WORD
-                else pa.array(columns[field.name], type=field.type)
-                for field in self.schema
-            ]
+            arrays = [array_of(field, columns[field.name]) for field in self.schema]
             yield Part(len(rows), pa.RecordBatch.from_arrays(arrays, schema=self.schema))
