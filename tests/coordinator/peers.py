@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from headrace.config.run import RunConfig
 from headrace.protocol import messages as m
@@ -87,16 +88,18 @@ class ScriptedPeer:
     async def hello(self) -> None:
         """Join."""
         self.awaits_answer = True
-        await self.dealer.send(
-            m.Hello(
-                role=self.role,
-                name=self.name,
-                pid=self.pid,
-                host="here",
-                capacity=self.capacity,
-                update=self.update,
-                resumed_from=self.resumed_from,
-            )
+        await self.dealer.send(self.greeting())
+
+    def greeting(self) -> m.Hello:
+        """What it says of itself."""
+        return m.Hello(
+            role=self.role,
+            name=self.name,
+            pid=self.pid,
+            host="here",
+            capacity=self.capacity,
+            update=self.update,
+            resumed_from=self.resumed_from,
         )
 
     async def run(self) -> None:
@@ -233,21 +236,13 @@ class ScriptedLearner(ScriptedPeer):
     async def hello(self) -> None:
         """Join; what was sent before the answer is void."""
         self.greetings += 1
-        self.awaits_answer = True
         self.batch = None
         self.shards: list[Shard] = []
-        await self.dealer.send(
-            m.Hello(
-                role=self.role,
-                name=self.name,
-                pid=self.pid,
-                host="here",
-                update=self.update,
-                batch_id=self.batch_id,
-                resumed_from=self.resumed_from,
-                greeting=self.greetings,
-            )
-        )
+        await super().hello()
+
+    def greeting(self) -> m.Hello:
+        """With the batch of its weights, and numbered."""
+        return replace(super().greeting(), batch_id=self.batch_id, greeting=self.greetings)
 
     def notice(self, version: int, update: int) -> m.WeightNotice:
         """A notice of nothing."""
