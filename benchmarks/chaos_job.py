@@ -18,6 +18,7 @@ from benchmarks.chaos_faults import WITH_CHILDREN, Fault
 from benchmarks.chaos_place import Place
 from headrace.applied import read_applied
 from headrace.install import ROOT
+from headrace.stacks import members
 
 PATIENCE_S = 150.0
 """The run hangs when there is no update for so long."""
@@ -159,7 +160,10 @@ class Job:
         assert self._process is not None
         pid = self._process.pid
         if fault.role not in ("job", "machine"):
-            waited_for(lambda: self._victims(fault), APPEAR_S)
+            found = waited_for(lambda: self._victims(fault), APPEAR_S)
+            if not found:
+                return None
+            pid = found[fault.which % len(found)]
         began = time.time()
         match fault.kind:
             case "kill_job":
@@ -173,8 +177,7 @@ class Job:
             case "slow_network":
                 self._place.slow_network(pid, fault.seconds)
             case "kill" | "stop" | "kill_child":
-                found = self._victims(fault)
-                if not found or not self._signal(pid := found[fault.which % len(found)], fault):
+                if not self._signal(pid, fault):
                     return None
         return Done(fault, began, time.time(), pid)
 
@@ -185,12 +188,12 @@ class Job:
         self._resume()
 
     def _victims(self, fault: Fault) -> list[int]:
-        names = [name for name in self._newest() if name.startswith(fault.role)]
-        alive = [pid for name in sorted(names) if is_alive(pid := self._newest()[name])]
+        named = sorted(self._newest().items())
+        alive = [pid for name, pid in named if name.startswith(fault.role) and is_alive(pid)]
         if fault.kind != "kill_child":
             return alive
         assert fault.role in WITH_CHILDREN
-        return [child for pid in alive for child in members({pid}) if child != pid]
+        return [child for pid in alive for child in living({pid}) if child != pid]
 
     def _signal(self, pid: int, fault: Fault) -> bool:
         try:
@@ -242,7 +245,7 @@ class Job:
     def _count_orphans(self) -> None:
         """Wait for the processes of a job that ended; count and kill those that stay."""
         groups = {int(str(row["pid"])) for row in self._rows() if row.get("pid")}
-        if left := waited(lambda: members(groups), REAP_S):
+        if left := waited(lambda: living(groups), REAP_S):
             self.course.orphans += len(left)
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
@@ -252,17 +255,9 @@ class Job:
         return lines[-1] if lines else ""
 
 
-def members(groups: set[int]) -> list[int]:
+def living(groups: set[int]) -> list[int]:
     """Living processes of these process groups."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
-        try:
-            if os.getpgid(pid) in groups and is_alive(pid):
-                found.append(pid)
-        except ProcessLookupError:
-            continue
-    return sorted(found)
+    return sorted(pid for pid in members(groups) if is_alive(pid))
 
 
 def is_alive(pid: int) -> bool:
@@ -274,11 +269,12 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def waited_for(find: Callable[[], list[int]], seconds: float) -> None:
-    """Until something is found, or so many seconds have passed."""
+def waited_for(find: Callable[[], list[int]], seconds: float) -> list[int]:
+    """What is found within so many seconds, as soon as something is."""
     deadline = time.monotonic() + seconds
-    while not find() and time.monotonic() < deadline:
+    while not (found := find()) and time.monotonic() < deadline:
         time.sleep(0.1)
+    return found
 
 
 def waited(find: Callable[[], list[int]], seconds: float) -> list[int]:

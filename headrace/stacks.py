@@ -23,7 +23,7 @@ def listen() -> None:
 def ask(groups: Collection[int]) -> list[int]:
     """Ask every process of these process groups that listens; the pids of those asked."""
     asked = []
-    for pid in _members(groups):
+    for pid in members(groups):
         if _listens(pid):
             try:
                 os.kill(pid, signal.SIGUSR1)
@@ -33,7 +33,8 @@ def ask(groups: Collection[int]) -> list[int]:
     return asked
 
 
-def _members(groups: Collection[int]) -> Iterator[int]:
+def members(groups: Collection[int]) -> Iterator[int]:
+    """The processes of these process groups, zombies among them."""
     for folder in _PROC.glob("[0-9]*"):
         pid = int(folder.name)
         try:
