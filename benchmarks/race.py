@@ -92,18 +92,17 @@ class Track:
 
 
 def tune(tuning: Tuning, track: Track, modes: Sequence[str]) -> None:
-    """Run what tuning lacks: one point of each arm in turn, so that an interrupted tuning has as
-    much of each."""
+    """Run what tuning lacks: one run of each arm in turn, so that an interrupted tuning has as much
+    of each."""
     left = list(modes)
     while left:
         for mode in list(left):
-            point = tuning.walk(mode).missing
-            if point is None:
+            missing = tuning.walk(mode).missing
+            if missing is None:
                 left.remove(mode)
                 continue
-            for seed in tuning.seeds:
-                print(f"tuning {mode}: {words(point)}", flush=True)
-                track.run(tuning.arm(mode, point), seed, keep_failures=True)
+            print(f"tuning {mode}: {words(missing.point)}", flush=True)
+            track.run(tuning.arm(mode, missing.point), missing.seed, keep_failures=True)
 
 
 def listing(tuning: Tuning, modes: Sequence[str], plan: Plan, rows: Mapping[str, Row]) -> list[str]:
@@ -111,7 +110,7 @@ def listing(tuning: Tuning, modes: Sequence[str], plan: Plan, rows: Mapping[str,
     lines = []
     for mode in modes:
         found = tuning.walk(mode)
-        state = "over" if found.missing is None else f"next {words(found.missing)}"
+        state = "over" if found.missing is None else f"next {words(found.missing.point)}"
         lines.append(f"tuning   {mode}: {state}; best so far {words(found.best)}")
     for arm, seed, place in plan:
         state = "missing" if tries.is_missing(key(arm, seed), rows) else "there"
@@ -208,6 +207,7 @@ class Race:
                 {
                     "arm": one.mode,
                     "point": dict(one.point),
+                    "seeds": len(one.rows),
                     "crossed": len(one.rows) - int(missed),
                     "seconds": seconds,
                     "final": -final,

@@ -356,12 +356,13 @@ def factor_figures(
 def show_tuning(race: Race, modes: Sequence[str]) -> None:
     """Every point that was tried."""
     shown = Table(title=f"tuning, {race.setting.name}", title_justify="left")
-    for column in ("arm", "point", "crossed", "seconds", "final accuracy", ""):
+    for column in ("arm", "point", "seeds", "crossed", "seconds", "final accuracy", ""):
         shown.add_column(column, no_wrap=True)
     for line in race.tuning_table(modes):
         shown.add_row(
             line["arm"],
             words(line["point"]),
+            str(line["seeds"]),
             str(line["crossed"]),
             f"{line['seconds']:.1f}",
             f"{line['final']:.3f}",

@@ -6,7 +6,9 @@ here.
 
 The procedure is one pass over the arm's coordinates (its `Grid`), in their order. At each of them
 the alternatives are run with all other coordinates at the best so far, and the best of them and of
-the present value is taken over. Which point is better, the comparison's score says.
+the present value is taken over. An alternative that is no better than the present value on the
+first seed is not run on the others: it cannot be taken over. Which point is better, the
+comparison's score says.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,17 +21,25 @@ from benchmarks.study import Arm, Row, key
 
 Score = tuple[float, ...]
 """Less is better, the first number before the second."""
-Known = Callable[[Point], Score | None]
+Known = Callable[[Point, Sequence[int]], Score | None]
+"""How good a point is by its runs on these seeds; None while one of them is missing."""
+
+
+class Missing(NamedTuple):
+    """A run that tuning asks for."""
+
+    point: Point
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """How far tuning is: all points in their order, the best of them so far, and the one to run
+    """How far tuning is: all points in their order, the best of them so far, and the run that comes
     next, None when it is over."""
 
     tried: tuple[Point, ...]
     best: Point
-    missing: Point | None
+    missing: Missing | None
 
 
 class Tried(NamedTuple):
@@ -41,20 +51,33 @@ class Tried(NamedTuple):
     best: bool
 
 
-def walk(grid: Grid, known: Known) -> Walk:
+def walk(grid: Grid, seeds: Sequence[int], known: Known) -> Walk:
     """Follow the pass as far as `known` says how good its points are."""
+
+    def next_run(point: Point) -> Missing | None:
+        for seed in seeds:
+            if known(point, [seed]) is None:
+                return Missing(point, seed)
+        return None
+
+    def in_full(point: Point) -> Score:
+        return known(point, seeds) or ()
+
     best, tried = grid.start, [grid.start]
-    if known(best) is None:
-        return Walk(tuple(tried), best, best)
+    if missing := next_run(best):
+        return Walk(tuple(tried), best, missing)
     for name, values in grid.alternatives:
-        found = [best]
+        found, bar = [best], known(best, seeds[:1]) or ()
         for value in values:
             point = {**best, name: value}
             tried.append(point)
-            if known(point) is None:
-                return Walk(tuple(tried), best, point)
+            first = known(point, seeds[:1])
+            if first is not None and first >= bar:
+                continue
+            if missing := next_run(point):
+                return Walk(tuple(tried), best, missing)
             found.append(point)
-        best = min(found, key=lambda point: known(point) or ())
+        best = min(found, key=in_full)
     return Walk(tuple(tried), best, None)
 
 
@@ -72,12 +95,12 @@ class Tuning:
     def walk(self, mode: str) -> Walk:
         """How far the arm is."""
 
-        def known(point: Point) -> Score | None:
-            if any(tries.is_missing(name, self.rows) for name in self._keys(mode, point)):
+        def known(point: Point, seeds: Sequence[int]) -> Score | None:
+            if any(tries.is_missing(name, self.rows) for name in self._keys(mode, point, seeds)):
                 return None
-            return self.score(self._found(mode, point))
+            return self.score(self._found(mode, point, seeds))
 
-        return walk(self.grids[mode], known)
+        return walk(self.grids[mode], self.seeds, known)
 
     def best(self, mode: str) -> Point:
         """The arm's best point; where its tuning is not over, the one where it begins."""
@@ -85,7 +108,7 @@ class Tuning:
         return found.best if found.missing is None else self.grids[mode].start
 
     def is_fair(self, modes: Sequence[str], seeds: Sequence[int]) -> bool:
-        """Whether all of these arms are tuned, each with as many runs, on none of these seeds."""
+        """Whether all of these arms are tuned, each with as many points, on none of these seeds."""
         walks = [self.walk(mode) for mode in modes]
         return (
             bool(walks)
@@ -99,16 +122,16 @@ class Tuning:
         for mode in modes:
             found = self.walk(mode)
             for point in found.tried:
-                if rows := self._found(mode, point):
+                if rows := self._found(mode, point, self.seeds):
                     over = found.missing is None
                     yield Tried(mode, point, rows, best=over and point == found.best)
 
-    def _keys(self, mode: str, point: Point) -> list[str]:
+    def _keys(self, mode: str, point: Point, seeds: Sequence[int]) -> list[str]:
         arm = self.arm(mode, point)
-        return [key(arm, seed) for seed in self.seeds]
+        return [key(arm, seed) for seed in seeds]
 
-    def _found(self, mode: str, point: Point) -> list[Row]:
-        found = (tries.row_of(name, self.rows) for name in self._keys(mode, point))
+    def _found(self, mode: str, point: Point, seeds: Sequence[int]) -> list[Row]:
+        found = (tries.row_of(name, self.rows) for name in self._keys(mode, point, seeds))
         return [row for row in found if row is not None]
 
 

@@ -142,8 +142,9 @@ def test_a_race_of_tuned_arms_says_so(tmp_path: Path) -> None:
     race = small_race(tmp_path)
     tuning = race.rows("tuning")
     for mode in PAIR:
-        while point := race.tuning.walk(mode).missing:
-            add(tuning, mode, point, 101, rising(0.1 if point["steps"] == 4 else 0.05))
+        while missing := race.tuning.walk(mode).missing:
+            slope = 0.1 if missing.point["steps"] == 4 else 0.05
+            add(tuning, mode, missing.point, missing.seed, rising(slope))
     rows = Rows(tmp_path / "race.jsonl")
     for mode in PAIR:
         best = race.tuning.best(mode)

@@ -1,5 +1,6 @@
 """Tuning: one pass for all arms, the best from the rows, and `tuned` that cannot be claimed."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,23 +43,43 @@ def test_every_arm_is_tuned_on_half_the_prompts_half_as_often() -> None:
         assert {name.partition(".")[0] for name in changed} == {"evaluation", "stop"}
 
 
-def followed(quality: dict[tuple[float, float], float]) -> list[Point]:
-    """The points that the pass runs one after the other, and at last the best."""
-    known: dict[tuple[float, float], Score] = {}
-    order: list[Point] = []
-    while (missing := walk(GRID, lambda point: known.get((point["a"], point["b"])))).missing:
-        place = (missing.missing["a"], missing.missing["b"])
-        order.append(missing.missing)
-        known[place] = (0.0, quality[place], 0.0)
-    assert list(missing.tried) == order
-    return [*order, missing.best]
+def followed(*qualities: Mapping[tuple[int, int], int]) -> list[tuple[float, float, int]]:
+    """The runs that the pass asks for one after the other, (a, b, seed), and at last the best with
+    -1. `qualities`: seconds at each point, seed by seed."""
+    known: dict[tuple[float, float, int], float] = {}
+    order: list[tuple[float, float, int]] = []
+
+    def at(point: Point, seeds: Sequence[int]) -> Score | None:
+        found = [known.get((point["a"], point["b"], seed)) for seed in seeds]
+        return None if None in found else (0.0, sum(one for one in found if one), 0.0)
+
+    while (found := walk(GRID, range(len(qualities)), at)).missing:
+        point, seed = found.missing
+        place = (point["a"], point["b"])
+        order.append((*place, seed))
+        known[*place, seed] = qualities[seed][int(point["a"]), int(point["b"])]
+    assert [(point["a"], point["b"]) for point in found.tried] == list(
+        dict.fromkeys((a, b) for a, b, _ in order)
+    )
+    return [*order, (found.best["a"], found.best["b"], -1)]
 
 
 def test_the_pass_goes_on_from_the_best_of_each_coordinate() -> None:
     found = followed({(1, 1): 30, (2, 1): 10, (4, 1): 20, (2, 3): 15})
-    assert [(point["a"], point["b"]) for point in found] == [(1, 1), (2, 1), (4, 1), (2, 3), (2, 1)]
+    assert found == [(1, 1, 0), (2, 1, 0), (4, 1, 0), (2, 3, 0), (2, 1, -1)]
     found = followed({(1, 1): 30, (2, 1): 40, (4, 1): 50, (1, 3): 15})
-    assert [(point["a"], point["b"]) for point in found][-2:] == [(1, 3), (1, 3)]
+    assert found[-2:] == [(1, 3, 0), (1, 3, -1)]
+
+
+def test_only_what_wins_on_the_first_seed_is_run_on_the_second() -> None:
+    first = {(1, 1): 30, (2, 1): 10, (4, 1): 20, (4, 3): 25, (2, 3): 25, (1, 3): 40}
+    assert followed(first, {(1, 1): 30, (2, 1): 60, (4, 1): 20}) == [
+        *[(1, 1, 0), (1, 1, 1)],
+        *[(2, 1, 0), (2, 1, 1), (4, 1, 0), (4, 1, 1)],
+        *[(4, 3, 0), (4, 1, -1)],
+    ]
+    # What wins on the first and loses on both is not taken over.
+    assert followed(first, {(1, 1): 30, (2, 1): 60, (4, 1): 60})[-2:] == [(1, 3, 0), (1, 1, -1)]
 
 
 def test_a_point_is_better_that_crosses_then_that_is_faster_then_that_ends_higher() -> None:
@@ -75,10 +96,10 @@ def test_a_point_is_better_that_crosses_then_that_is_faster_then_that_ends_highe
 def tuned(rows: Rows, mode: str) -> None:
     """All that tuning asks for, two optimizer steps being the best."""
     tuning = tuning_of(SMALL, rows.rows)
-    while point := tuning.walk(mode).missing:
-        for seed in SMALL.tuning_seeds:
-            slope = 0.1 if point["steps"] == 4 and point["policy_lr"] == 1 else 0.05
-            add(rows, mode, point, seed, rising(slope))
+    while missing := tuning.walk(mode).missing:
+        point, seed = missing
+        slope = 0.1 if point["steps"] == 4 and point["policy_lr"] == 1 else 0.05
+        add(rows, mode, point, seed, rising(slope))
 
 
 def test_the_race_takes_the_best_point_of_a_tuning_that_is_over(tmp_path: Path) -> None:
@@ -111,7 +132,7 @@ def test_a_point_that_others_disturbed_is_run_again(tmp_path: Path) -> None:
     name = key(arm_of(SMALL, "synchronous", start, tuning=True), 101)
     row = race_row("small/synchronous", 101, rising(0.1), disturbed=True)
     rows.add(f"{name}/disturbed-0", row)
-    assert tuning_of(SMALL, rows.rows).walk("synchronous").missing == start
+    assert tuning_of(SMALL, rows.rows).walk("synchronous").missing == (start, 101)
 
 
 def test_budgets_that_differ_are_not_fair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
