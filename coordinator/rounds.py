@@ -38,18 +38,41 @@ class Rounds:
 
     def restart(self) -> None:
         """The learner is at another update than it was."""
-        self._end_round()
         self._warmup.restart()
+        self._find_round()
 
     def resume(self) -> None:
-        """A new coordinator took over: windows that are under way are those of a round."""
-        for key in list(self._leases.open):
-            self._join_round(key)
+        """A new coordinator took over."""
+        self._find_round()
 
     def committed(self, explained_variance: float | None) -> None:
-        """An update is in, and its round is over."""
-        self._end_round()
+        """An update is in. Its round is over, unless the batch was one that came back."""
+        if self._round_over():
+            self._end_round()
         self._warmup.committed(explained_variance)
+
+    def _find_round(self) -> None:
+        """The round that is under way, as the account shows it: unfinished trajectories without a
+        window that waits to be trained, and finished ones whose windows are not ready. There is one
+        if a window was begun or completed that no batch has had; otherwise trajectories at a border
+        wait for the next round."""
+        self._end_round()
+        account = self._account
+        again = {window.window_id for batch in account.again for window in batch.windows}
+        through = {window.trajectory_id for window in account.ready.values()}
+        live = [trajectory for trajectory in account.active.values() if not trajectory.ended]
+        if not (
+            account.closed
+            or account.ready.keys() - again
+            or any(trajectory.open_tokens or not trajectory.windows for trajectory in live)
+        ):
+            return
+        for key, trajectory in account.active.items():
+            if trajectory.ended:
+                self._round.add(key)
+                self._pending.add(key)
+            elif self.warming or key not in through:
+                self._join_round(key)
 
     def _end_round(self) -> None:
         self._round, self._pending = set(), set()
@@ -75,6 +98,8 @@ class Rounds:
 
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
         """The slots of a round: carried trajectories, then new groups; later the unleased rest."""
+        if self._halves.again():
+            return [], 0
         keys, groups = self._rest(free), 0
         if not self._round:
             keys, groups = self._begin_round(free)
@@ -135,10 +160,12 @@ class Rounds:
 
     def next_batch(self) -> Selection | None:
         """The next batch, or None when the learner has to wait."""
-        if self._account.taken is not None or (self._round and not self._round_over()):
+        if self._account.taken is not None:
             return None
         if again := self._halves.again():
             return again
+        if self._round and not self._round_over():
+            return None
         value = self._config.algorithm.value
         if self.warming:
             assert value is not None

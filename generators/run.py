@@ -64,6 +64,7 @@ def build_engine(config: RunConfig) -> Engine:
             max_num_seqs=generator.max_num_seqs,
             dtype=generator.dtype,
             recompute_on_update=generator.kv_on_update == "recompute",
+            batch_invariant=generator.batch_invariant,
             trust_remote_code=config.model.trust_remote_code,
         )
     from generators.vllm_engine import VllmEngine, VllmSettings

@@ -4,12 +4,13 @@ For tiny models, for tests, and for platforms without vLLM. One thread computes:
 all that is new (prompts padded on the left, one forward) or one decode step of all live rows over a
 shared cache of keys and values. Weights change between two steps. A token's draw depends on the
 request's seed and the token's position alone, so the way a response was cut into requests does not
-change it.
+change it. With `batch_invariant` nothing does, to the bit: every row is computed by itself, and
+tokens of a response one at a time, also those that a resumed request brings along.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +67,7 @@ class TorchEngine:
         max_num_seqs: int = 128,
         dtype: str = "float32",
         recompute_on_update: bool = False,
+        batch_invariant: bool = False,
         trust_remote_code: bool = False,
     ) -> None:
         self.version = NO_VERSION
@@ -73,6 +75,7 @@ class TorchEngine:
         self._ends = frozenset(end_token_ids)
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
         self.recompute_on_update, self._trust = recompute_on_update, trust_remote_code
+        self._compute = self._row_by_row if batch_invariant else self._together
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model: Any = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
@@ -192,12 +195,12 @@ class TorchEngine:
         new = [row for row in live if row not in self._decoding]
         rows = new or self._decoding
         if new:
-            logits, cache = self._forward([row.known for row in new], [])
+            logits, cache = self._compute(new, [])
             self._cache = _beside(self._cache, cache)
             self._decoding += new
             self._prefill_tokens += sum(len(row.known) for row in new)
         else:
-            logits, self._cache = self._forward([row.known for row in rows], self._cache)
+            logits, self._cache = self._compute(rows, self._cache)
         requests, positions = [row.request for row in rows], _positions(rows)
         token_ids, logprobs = sample(logits, requests, positions, self._ends)
         sampled = []
@@ -226,6 +229,31 @@ class TorchEngine:
             else []
         )
 
+    def _together(
+        self, rows: list[_Row], cache: KeysAndValues
+    ) -> tuple[torch.Tensor, KeysAndValues]:
+        """Next-token logits [rows, vocabulary] in float32, and the cache with all known tokens."""
+        return self._forward([row.known for row in rows], cache)
+
+    def _row_by_row(
+        self, rows: list[_Row], cache: KeysAndValues
+    ) -> tuple[torch.Tensor, KeysAndValues]:
+        """The same, whatever the other rows are: without padding, one token at a time after the
+        prompt."""
+        found = []
+        for place, row in enumerate(rows):
+            known = row.known
+            if cache:
+                done = len(known) - 1
+                own = [(k[place, None, :, -done:], v[place, None, :, -done:]) for k, v in cache]
+            else:
+                done = len(known) - row.request.position - row.generated
+                logits, own = self._forward([known[:done]], [])
+            for length in range(done + 1, len(known) + 1):
+                logits, own = self._forward([known[:length]], own)
+            found.append((logits, own))
+        return torch.cat([logits for logits, _ in found]), _beside(*[own for _, own in found])
+
     def _forward(
         self, known: list[list[int]], cache: KeysAndValues
     ) -> tuple[torch.Tensor, KeysAndValues]:
@@ -251,19 +279,20 @@ def _positions(rows: list[_Row]) -> list[int]:
     return [row.request.position + row.generated for row in rows]
 
 
-def _beside(left: KeysAndValues, right: KeysAndValues) -> KeysAndValues:
-    """Two caches as one, rows of the first before those of the second."""
-    if not left:
-        return right
-    length = max(left[0][0].shape[2], right[0][0].shape[2])
+def _beside(*caches: KeysAndValues) -> KeysAndValues:
+    """Caches as one, rows of the first before those of the second, padded on the left."""
+    there = [cache for cache in caches if cache]
+    if len(there) == 1:
+        return there[0]
+    length = max(cache[0][0].shape[2] for cache in there)
 
-    def widen(x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.pad(x, (0, 0, length - x.shape[2], 0))
+    def joined(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(
+            [torch.nn.functional.pad(x, (0, 0, length - x.shape[2], 0)) for x in parts]
+        )
 
-    return [
-        (torch.cat([widen(k1), widen(k2)]), torch.cat([widen(v1), widen(v2)]))
-        for (k1, v1), (k2, v2) in zip(left, right, strict=True)
-    ]
+    layers = zip(*there, strict=True)
+    return [(joined(k for k, _ in layer), joined(v for _, v in layer)) for layer in layers]
 
 
 def sample(

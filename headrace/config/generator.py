@@ -86,6 +86,12 @@ class GeneratorConfig(StrictModel):
     """What becomes of keys and values in streaming mode when new weights arrive: keep them (they
     mix versions), or prefill every live prefix again with the new weights."""
 
+    batch_invariant: bool = False
+    """Compute every trajectory by itself, so that its tokens do not depend, to the bit, on what is
+    sampled beside it or on how often it was resumed; slower. For `engine = "torch"`: with rounds
+    (`schedule.mode` synchronous or windowed), a run that is stopped and resumed equals one that is
+    not."""
+
     cpus: list[int] | None = None
     """Cores of a generator on a CPU machine. None: one of its own in streaming, all in lockstep."""
 

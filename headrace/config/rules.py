@@ -345,6 +345,12 @@ RULES: tuple[Rule, ...] = (
         "is the time from which evaluation.spacing counts, which is 0",
     ),
     Rule(
+        "generator.batch_invariant",
+        lambda c: c.generator.batch_invariant and c.generator.engine != "torch",
+        'needs generator.engine = "torch"; vLLM has a mode of its own for some GPUs (environment '
+        "variable VLLM_BATCH_INVARIANT)",
+    ),
+    Rule(
         "learner.context",
         lambda c: c.learner.context == "carried" and _prefix_is_fresh(c),
         '"carried" goes with generators that keep keys and values as weights change; here they '

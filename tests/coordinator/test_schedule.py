@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headrace.config.checks import problems
 from headrace.config.run import RunConfig
@@ -181,13 +182,18 @@ def facts(window: Window) -> ClosedWindow:
     return ClosedWindow(**{name: getattr(window, name) for name in names})
 
 
-def _batches(lengths: list[int], warmup: int, arrival: int, **schedule: Any) -> list[Any]:
-    """What some updates are made of when tokens and scores arrive in a random order."""
+def _batches(
+    lengths: list[int], warmup: int, arrival: int, *, stops: float = 0.0, **schedule: Any
+) -> list[Any]:
+    """What some updates are made of when tokens and scores arrive in a random order. `stops`: how
+    often the run is stopped and resumed between two events."""
     rng = random.Random(arrival)
     world = World(make_config(schedule=schedule, algorithm={"value": {"warmup_updates": warmup}}))
     found: list[Any] = []
-    scores: list[Any] = []
+    scores: list[int] = []
     while len(found) < 6:
+        if rng.random() < stops:
+            _stop_and_resume(world, rng)
         world.fill(8 - len(world.leased()))
         live = world.leased()
         if live and (not scores or rng.random() < 0.5):
@@ -197,14 +203,15 @@ def _batches(lengths: list[int], warmup: int, arrival: int, **schedule: Any) -> 
             end = rng.randint(trajectory.length + 1, border)
             if end == goal:
                 world.chunk(trajectory, end - trajectory.length, "stop")
-                scores.append(trajectory)
+                scores.append(trajectory.trajectory_id)
             else:
-                stops = end == border and world.scheduler.stops_at_border()
-                world.chunk(trajectory, end - trajectory.length, "window" if stops else None)
+                halts = end == border and world.scheduler.stops_at_border()
+                world.chunk(trajectory, end - trajectory.length, "window" if halts else None)
                 if trajectory in world.leased() and not world.scheduler.lockstep:
                     assert not (end == border and world.must_hold(trajectory))
         elif scores:
-            world.reward(scores.pop(rng.randrange(len(scores))))
+            key = scores.pop(rng.randrange(len(scores)))
+            world.reward(world.account.trajectories[key])
         prepared = world.take()
         if prepared:
             windows = [facts(world.account.window(w.window_id)) for w in prepared.taken.windows]
@@ -212,6 +219,41 @@ def _batches(lengths: list[int], warmup: int, arrival: int, **schedule: Any) -> 
             found.append((windows, masked, prepared.taken.value_trajectories))
             world.commit(publish=bool(prepared.taken.windows))
     return found
+
+
+def _stop_and_resume(world: World, rng: random.Random) -> None:
+    """Another coordinator takes over; the learner has the same weights, under another version, and
+    the generator may be another one, too."""
+    world.restart()
+    if rng.random() < 0.7:
+        for trajectory in world.leased():
+            world.leases.end(trajectory.trajectory_id)
+    world.roll_back(world.state.update)
+
+
+def _without_versions(batches: list[Any]) -> list[Any]:
+    return [
+        ([replace(w, min_version=0, max_version=0) for w in windows], masked, values)
+        for windows, masked, values in batches
+    ]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.integers(1, 12), min_size=5, max_size=40),
+    st.integers(0, 2),
+    st.integers(),
+    st.sampled_from(["windowed", "synchronous"]),
+    st.integers(1, 2),
+)
+def test_rounds_that_are_stopped_and_resumed_are_those_that_were_not(
+    lengths: list[int], warmup: int, arrival: int, mode: str, size: int
+) -> None:
+    """To the order of windows, at whatever moment the run was stopped."""
+    schedule = {"mode": mode, "max_staleness": 0, "num_generations": size}
+    whole = _batches(lengths, warmup, arrival, **schedule)
+    cut = _batches(lengths, warmup, arrival + 1, stops=0.1, **schedule)
+    assert _without_versions(cut) == _without_versions(whole)
 
 
 @settings(deadline=None, max_examples=60)
