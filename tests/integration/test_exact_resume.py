@@ -40,8 +40,8 @@ EXEMPT = (
     # Of windows that the very version sampled which the learner has: a resume publishes the same
     # weights under another number.
     *("rollout/mismatch_kl", "rollout/logprob_diff"),
-    # Monitors of a source's answers: their window begins anew with the coordinator.
-    "rewards/default/",
+    # Of the answers that this coordinator saw end.
+    *("rewards/default/", "rollout/finished_length"),
 )
 
 
