@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.errors import UserError
@@ -13,6 +14,12 @@ from headrace.processes.keys import link_of
 from headrace.processes.launch import generator_argv, role_environment
 from headrace.protocol.sockets import Link
 from headrace.run_folder import find_run
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def generator(arguments: argparse.Namespace) -> int:
@@ -47,22 +54,31 @@ def _link(arguments: argparse.Namespace) -> Link:
     return link_of(run_dir)
 
 
-def await_listener(address: str, patience_s: float = 10.0) -> None:
-    """Wait until somebody listens at tcp://HOST:PORT; UserError where nobody does."""
+def await_listener(
+    address: str, patience_s: float = 30.0, tell: Callable[[str], None] = _warn
+) -> None:
+    """Wait until somebody listens at tcp://HOST:PORT, trying less and less often; UserError where
+    nobody does. `tell` hears at once that nobody is there yet."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
-    deadline = time.monotonic() + patience_s
+    deadline, pause = time.monotonic() + patience_s, _FIRST_PAUSE_S
+    told = False
     while True:
         try:
             with socket.create_connection((host.strip("[]"), int(port)), timeout=patience_s):
                 return
         except (OSError, OverflowError) as error:
             reason = str(error)
-        if time.monotonic() >= deadline:
+        left = deadline - time.monotonic()
+        if left <= 0:
             raise UserError(
                 f"no run listens at {address} ({reason}): is it going on? its address is in "
                 "coordinator.json of its folder"
             )
-        time.sleep(min(0.5, patience_s))
+        if not told:
+            tell(f"no run listens at {address} yet ({reason}): trying for {left:.0f} s")
+            told = True
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def keys(arguments: argparse.Namespace) -> int:

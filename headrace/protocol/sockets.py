@@ -285,10 +285,13 @@ def _arrives(socket: zmq.Socket[bytes], timeout_s: float | None) -> bool:
 
 
 class Dealer:
-    """A role's socket, for asyncio."""
+    """A role's socket, for asyncio. `context`: one that it shares with others, who end it."""
 
-    def __init__(self, link: Link, name: str) -> None:
-        self._context = zmq.asyncio.Context()
+    def __init__(
+        self, link: Link, name: str, *, context: zmq.asyncio.Context | None = None
+    ) -> None:
+        self._owns_context = context is None
+        self._context = zmq.asyncio.Context() if context is None else context
         self._socket = _open_dealer(self._context, link, name)
         self._codec = message_codec(max_bytes=link.max_bytes)
         self._address = link.address
@@ -329,7 +332,8 @@ class Dealer:
     def close(self) -> None:
         """Close after what was sent is out (two seconds at most)."""
         self._socket.close()
-        self._context.term()
+        if self._owns_context:
+            self._context.term()
 
 
 class BlockingDealer:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import zmq.asyncio
 from msgspec.structs import replace
 
 from headrace.config.run import RunConfig
@@ -75,11 +76,12 @@ class ScriptedPeer:
         capacity: int = 0,
         update: int = 0,
         resumed_from: str | None = None,
+        context: zmq.asyncio.Context | None = None,
     ) -> None:
         self.name = name
         self.link = Link(address) if isinstance(address, str) else address
         self.identity = identity_of(name)
-        self.dealer = Dealer(self.link, self.identity)
+        self.dealer = Dealer(self.link, self.identity, context=context)
         self.capacity, self.update, self.resumed_from = capacity, update, resumed_from
         self.pid = next(_PIDS)
         self.shutdown: str | None = None

@@ -291,6 +291,22 @@ def test_a_generator_for_nobody_is_one_line() -> None:
         await_listener("tcp://127.0.0.1:99999", patience_s=0.0)
 
 
+def test_who_joins_nobody_hears_it_at_once_and_waits_for_a_run_that_comes() -> None:
+    """It tries less and less often, and is there when somebody listens at last."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        told: list[str] = []
+
+        def begin(text: str) -> None:
+            told.append(text)
+            server.listen()
+
+        await_listener(f"tcp://127.0.0.1:{port}", tell=begin)
+    (text,) = told
+    assert text.startswith(f"no run listens at tcp://127.0.0.1:{port} yet (")
+
+
 def test_keys_into_a_bad_path_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

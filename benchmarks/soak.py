@@ -1,0 +1,169 @@
+"""Claim: a coordinator's memory does not grow with the run, and kills in the middle cost nothing.
+
+Scripted peers bring `--trajectories` answers through a real coordinator, its journal and its SQL.
+It is killed (SIGKILL) and started again `--restarts` times, at equal distances. In: the length.
+Out: progress; with --json, as the last line, one JSON object. `trajectories_per_s`: over the whole
+run; `growth`: how much more memory the coordinator holds at the end of a stretch between two kills
+than in its second third, the most of all stretches; `growth_of_run`: the last stretch's end over
+the first one's; `restart_s`: from each kill to the next answer that is scored; `journal_mb`,
+`sql_mb`; `findings`: what `headrace audit` finds in the run afterwards (0).
+"""
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
+
+from benchmarks.coordinator import on_core
+from benchmarks.fleet import FILES, Fleet, allow_files, config
+from benchmarks.rows import result_line
+from storage.audit import audit_run
+
+EVERY_S = 1.0
+"""Between two looks at the coordinator's memory."""
+MIB = 1 << 20
+
+
+class Look(NamedTuple):
+    """What the coordinator held (MiB) when so many answers had been scored."""
+
+    scored: int
+    memory: float
+
+
+Stretch = list[Look]
+"""Between two kills."""
+
+
+async def run(
+    folder: Path, *, trajectories: int, restarts: int, generators: int, core: int
+) -> dict[str, Any]:
+    """The whole run."""
+    capacity = 4096 // generators
+    settings = config(generators=generators, ranks=1, capacity=capacity, every_updates=20)
+    fleet = Fleet(folder, settings, generators=generators, capacity=capacity)
+    address = fleet.start(core=core)
+    stretches: list[Stretch] = []
+    restart_s: list[float] = []
+    began = time.monotonic()
+    try:
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns) as progress:
+            task = progress.add_task("answers", total=trajectories)
+            async with fleet.peers(address):
+                for part in range(1, restarts + 2):
+                    goal = trajectories * part // (restarts + 1)
+                    stretches.append(await _watched(fleet, goal, progress, task))
+                    if part <= restarts:
+                        restart_s.append(await _killed(fleet, core))
+        wall = time.monotonic() - began
+    finally:
+        fleet.kill()
+    audit = await asyncio.to_thread(audit_run, folder)
+    return {
+        "benchmark": "soak",
+        "trajectories": trajectories,
+        "restarts": restarts,
+        "trajectories_per_s": round(trajectories / wall, 1),
+        **growth(stretches),
+        "restart_s": [round(seconds, 2) for seconds in restart_s],
+        "journal_mb": round(_bytes(folder / "journal") / MIB, 1),
+        "sql_mb": round(sum(p.stat().st_size for p in folder.glob("*.sqlite*")) / MIB, 1),
+        "findings": len(audit.findings),
+        "balanced": audit.balanced,
+    }
+
+
+async def _watched(fleet: Fleet, goal: int, progress: Progress, task: TaskID) -> Stretch:
+    """Go on to so many answers, and look at the memory on the way."""
+    looks: Stretch = []
+    waiting = asyncio.create_task(fleet.scored(goal))
+    while not waiting.done():
+        await asyncio.wait([waiting], timeout=EVERY_S)
+        looks.append(Look(fleet.reward.scored, fleet.seen.memory_info().rss / MIB))
+        progress.update(task, completed=fleet.reward.scored)
+    await waiting
+    return looks
+
+
+async def _killed(fleet: Fleet, core: int) -> float:
+    """Kill the coordinator and start another; seconds until answers are scored again."""
+    before, began = fleet.reward.scored, time.monotonic()
+    fleet.kill()
+    await asyncio.to_thread(fleet.start, core=core, resume=True)
+    await fleet.scored(before + 1)
+    return time.monotonic() - began
+
+
+def growth(stretches: Sequence[Stretch]) -> dict[str, Any]:
+    """What grew, from the looks of each stretch: its second third against its last tenth."""
+    lines = []
+    for looks in stretches:
+        first, last = looks[0].scored, looks[-1].scored
+
+        def held(since: float, until: float, looks: Stretch = looks) -> float:
+            begin, size = looks[0].scored, looks[-1].scored - looks[0].scored
+            among = [
+                look.memory for look in looks if since <= (look.scored - begin) / size <= until
+            ]
+            return statistics.median(among or [looks[-1].memory])
+
+        warm, end = held(1 / 3, 2 / 3), held(0.9, 1.0)
+        lines.append(
+            {"from": first, "to": last, "warm_mb": round(warm, 1), "end_mb": round(end, 1)}
+        )
+    return {
+        "memory": lines,
+        "growth": round(max(one["end_mb"] / one["warm_mb"] for one in lines) - 1, 4),
+        "growth_of_run": round(lines[-1]["end_mb"] / lines[0]["end_mb"] - 1, 4),
+    }
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, end."""
+    parser = argparse.ArgumentParser(prog="headrace bench soak", description=__doc__)
+    parser.add_argument("--trajectories", type=int, default=1_000_000)
+    parser.add_argument("--restarts", type=int, default=3, help="kills of the coordinator")
+    parser.add_argument("--generators", type=int, default=8)
+    parser.add_argument("--keep", type=Path, help="a folder for the run, which then stays")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    args = parser.parse_args(argv)
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        parser.error("coordinator and peers need a core each")
+    allow_files(args.generators * FILES + 256)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(cores[1]):
+        result = asyncio.run(
+            run(
+                args.keep or Path(root) / "run",
+                trajectories=args.trajectories,
+                restarts=args.restarts,
+                generators=args.generators,
+                core=cores[0],
+            )
+        )
+    print(
+        f"{result['trajectories_per_s']:.0f} answers a second; memory grew by "
+        f"{result['growth']:.1%} in a stretch (goal: under 5 %), by {result['growth_of_run']:.1%} "
+        f"over the run; restarts took {result['restart_s']} s; the audit finds "
+        f"{result['findings']} things wrong"
+    )
+    if args.json:
+        print(result_line(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
