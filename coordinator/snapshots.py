@@ -10,7 +10,7 @@ whole journal is folded.
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -20,7 +20,7 @@ from coordinator.state import State
 from coordinator.versions import Versions
 from headrace.config.run import RunConfig
 from headrace.protocol.records import EvaluationDone, Milestone, Record, Snapshot
-from sequence.snapshots import AccountValues, account_of, values_of
+from sequence.snapshots import NEEDED, AccountValues, account_of, values_of
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -37,8 +37,10 @@ class Journaled(Protocol):
     def snapshots(self) -> Iterator[tuple[int, Snapshot]]:
         """Snapshots and their offsets, the newest first."""
 
-    def replay(self, first: int = 0, end: int | None = None) -> Iterator[Record]:
-        """The records with these offsets, in order."""
+    def replay(
+        self, first: int = 0, end: int | None = None, *, only: Sequence[type[Record]] = ()
+    ) -> Iterator[Record]:
+        """The records with these offsets, in order; only of these kinds, as far as that is easy."""
 
 
 class StateValues(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +141,7 @@ def _state_of(config: RunConfig, snapshot: Snapshot, journal: Journaled, offset:
     for name in _AS_THEY_ARE:
         setattr(state, name, getattr(values, name))
     state.milestones = snapshot.milestones
-    needed = journal.replay(snapshot.milestones[0].record, offset)
+    needed = journal.replay(snapshot.milestones[0].record, offset, only=NEEDED)
     has_value = config.algorithm.value is not None
     state.account = account_of(values.account, needed, has_value=has_value)
     return state

@@ -18,6 +18,10 @@ from sequence.ledger import Ledger
 from sequence.trajectories import Group, Trajectory
 
 
+NEEDED = (GroupIssued, ChunkArrived)
+"""The kinds of records that hold what is not among the values."""
+
+
 class AccountValues(msgspec.Struct, frozen=True, kw_only=True):
     """What an `Account` holds; groups, windows and queues as ids."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import UserError
 from headrace.protocol.messages import JournalEnd
@@ -128,9 +129,13 @@ class Journal:
         self._writer.close()
 
 
-def read_journal(folder: Path, first_offset: int = 0) -> Iterator[list[tuple[int, Record]]]:
-    """(offset, record) pairs in order, one list a batch, from `first_offset` on. UserError: the run
-    is of a newer version of this program."""
+def read_journal(
+    folder: Path, first_offset: int = 0, *, only: Sequence[type[Record]] = ()
+) -> Iterator[list[tuple[int, Record]]]:
+    """(offset, record) pairs in order, one list a batch, from `first_offset` on. `only`: others
+    than of these kinds may be left out, which is faster. UserError: the run is of a newer version
+    of this program."""
+    kinds = pa.array([kind.__name__ for kind in only], pa.string())
     formats = {path: record_format(path) for path in segment_paths(folder)}
     older = [path for path, number in formats.items() if number == 1]
     translator, start = None, first_offset
@@ -140,6 +145,8 @@ def read_journal(folder: Path, first_offset: int = 0) -> Iterator[list[tuple[int
         translator, start = version1.Translator(version1.settings_of(config)), 0
     for place, batch in locate_batches(folder, start):
         number = formats.setdefault(place.path, RECORD_FORMAT)
+        if only and number > 1:
+            batch = batch.filter(pc.is_in(batch.column("kind"), value_set=kinds))
         records: list[tuple[int, Record]] = list(decode(batch, number))
         if number == 1 and translator is not None:
             records = [(o, new) for o, old in records for new in translator.translate(old)]

@@ -158,10 +158,13 @@ class RunStore:
         """The journal's snapshots with their offsets, the newest first."""
         return snapshots(self._run_dir / "journal")
 
-    def replay(self, first: int = 0, end: int | None = None) -> Iterator[Record]:
+    def replay(
+        self, first: int = 0, end: int | None = None, *, only: Sequence[type[Record]] = ()
+    ) -> Iterator[Record]:
         """The records with offsets from `first` to before `end`, in order, tokens included; commits
-        come without their diagnostics. Bytes are checked as far as they are read."""
-        for batch in read_journal(self._run_dir / "journal", first):
+        come without their diagnostics. `only`: others than of these kinds may be left out. Bytes
+        are checked as far as they are read."""
+        for batch in read_journal(self._run_dir / "journal", first, only=only):
             for offset, record in batch:
                 if end is not None and offset >= end:
                     return
@@ -169,9 +172,11 @@ class RunStore:
 
     def close(self) -> None:
         """Seal what is open. The store cannot be used afterwards."""
+        if self._beside is not None:
+            self._rejoin(CLOSING_S)
         if self.behind and self._beside is None:
             self._catch_up()
-        if self._beside is not None:
+        if self._beside is not None and not self._closing.is_set():
             self._rejoin(CLOSING_S)
         self._journal.close()
         if self._diagnostics is not None:

@@ -4,7 +4,7 @@ does not grow with the run."""
 import logging
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -49,10 +49,13 @@ class Kept:
             if isinstance(record, Snapshot):
                 yield offset, record
 
-    def replay(self, first: int = 0, end: int | None = None) -> Iterator[Record]:
+    def replay(
+        self, first: int = 0, end: int | None = None, *, only: Sequence[type[Record]] = ()
+    ) -> Iterator[Record]:
         for record in self.records[first:end]:
             self.read += 1
-            yield record
+            if not only or isinstance(record, tuple(only)):
+                yield record
 
 
 def folded(config: RunConfig, records: list[Record]) -> State:
@@ -197,7 +200,7 @@ def with_a_late_milestone(snapshot: Snapshot) -> Snapshot:
 @pytest.mark.parametrize("spoil", [of_another_format, with_other_bytes, with_a_late_milestone])
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_snapshot_that_cannot_be_used_is_passed_over_and_told(
-    spoil: object, left: int, caplog: pytest.LogCaptureFixture
+    spoil: Callable[[Snapshot], Snapshot], left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = streaming_world(batch_windows=4, max_staleness=8)
     for _ in range(2):
@@ -209,7 +212,9 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_and_told(
     expected = picture(world.replayed())
     places = [n for n, record in enumerate(world.records) if isinstance(record, Snapshot)]
     for place in places[left:]:
-        world.records[place] = spoil(world.records[place])  # type: ignore[operator]
+        snapshot = world.records[place]
+        assert isinstance(snapshot, Snapshot)
+        world.records[place] = spoil(snapshot)
     with caplog.at_level(logging.INFO):
         state = restored(world.config, Kept(world.records))
     state.milestones = world.state.milestones

@@ -96,6 +96,23 @@ def test_reading_from_an_offset_and_over_segments(tmp_path: Path) -> None:
         assert all(same(records[offset], record) for offset, record in found)
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.lists(st.one_of(chunks(), others), max_size=5), max_size=4), st.integers(0, 9))
+def test_reading_some_kinds_only_gives_their_records(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[Record]], first: int
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    writer = journal(folder)
+    for records in batches:
+        writer.append(records)
+    writer.close()
+    only = (ChunkArrived, Incident)
+    found = [pair for batch in read_journal(folder, first, only=only) for pair in batch]
+    wanted = [(n, r) for n, r in everything(folder) if n >= first and isinstance(r, only)]
+    assert [n for n, _ in found] == [n for n, _ in wanted]
+    assert all(same(a, b) for (_, a), (_, b) in zip(found, wanted, strict=True))
+
+
 def snapshot(size: int) -> Snapshot:
     return Snapshot(at=1.0, state=bytes(size), milestones=[Milestone(3, 1), Milestone(5, 2)])
 
