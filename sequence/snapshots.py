@@ -17,7 +17,6 @@ from sequence.account import Account
 from sequence.ledger import Ledger
 from sequence.trajectories import Group, Trajectory
 
-
 NEEDED = (GroupIssued, ChunkArrived)
 """The kinds of records that hold what is not among the values."""
 
