@@ -219,6 +219,8 @@ class RunStore:
                 for batch in read_journal(self._run_dir / "journal", first):
                     if self._closing.is_set():
                         return
+                    if batch[-1][0] >= self._journal.next_offset:
+                        break  # it is being written: SQL gets nothing that is not safe there
                     with self._engine.begin() as connection:
                         projection.apply(connection, self._run, batch)
             done.set_result(None)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,14 +19,19 @@ from coordinator.snapshots import StateValues, restored, snapshot_of
 from coordinator.state import State
 from headrace.config.run import RunConfig
 from headrace.protocol.records import (
+    AuditArrived,
     CheckpointWritten,
     Forgotten,
+    GroupIssued,
     Incident,
+    LineScore,
+    LinesScored,
     MetricsSampled,
     Milestone,
     Record,
     Snapshot,
 )
+from headrace.protocol.streams import Coefficient, Mark, Piece, Reward, Span, Streams, Weight
 from headrace.run_folder import read_config
 from storage.audit import audit_run
 from storage.frames import Walk
@@ -134,6 +140,44 @@ def test_everything_in_the_state_is_in_a_snapshot() -> None:
     assert names - {"format"} == set(vars(State(make_config())))
 
 
+def test_everything_that_is_known_of_a_token_comes_back() -> None:
+    """Streams, lines and what they were paid, a score with its parts, an audit; an aside."""
+    world = streaming_world()
+    (trajectory,) = world.fill(1)
+    key = trajectory.trajectory_id
+    streams = Streams(
+        pieces=[Piece("policy", "assistant", 0, 0, 2), Piece("tool", "tool", 0, 2, 3)],
+        weights=[Weight(0.5, 0, 1)],
+        rewards=[Reward(0.25, 1)],
+        coefficients=[Coefficient("kl", 0.1, 0, 2)],
+        marks=[Mark("hot", 0, 1)],
+    )
+    world.chunk(trajectory, 3, spans=[Span(0, 0, 2)], streams=streams)
+    world.note(
+        LinesScored(
+            at=1.0, trajectory_id=key, source="lines", status="ok", through=2,
+            lines=[LineScore(0, 0.5), LineScore(1, None)], rewards=[Reward(0.1, 0)],
+        )
+    )  # fmt: skip
+    world.chunk(trajectory, 2, "stop")
+    world.reward(trajectory)
+    world.note(
+        AuditArrived(at=1.0, trajectory_id=key, source="second", status="timeout", reward=None)
+    )
+    group = world.account.groups[trajectory.group_id]
+    issued = next(r for r in world.records if isinstance(r, GroupIssued))
+    world.records[world.records.index(issued)] = msgspec.structs.replace(
+        issued, aside=np.arange(3, dtype=np.int32), messages="[]"
+    )
+    group.aside, group.messages = np.arange(3, dtype=np.int32), "[]"
+    snapshot = snapshot_of(world.state, len(world.records))
+    assert snapshot is not None
+    world.note(snapshot)
+    state = restored(world.config, Kept(world.records))
+    assert picture(state) == picture(world.state)
+    assert state.account.trajectories[key].tokens.tolist() == [0, 1, 2, 3, 4]
+
+
 # -- what does not grow ----------------------------------------------------------------------------
 
 
@@ -153,7 +197,7 @@ def train(world: World, updates: int) -> None:
 
 def test_neither_a_snapshot_nor_what_a_restart_reads_grows_with_the_run() -> None:
     world = streaming_world(batch_windows=4, max_staleness=8)
-    sizes, held, milestones, read = [], [], [], []
+    sizes, held, milestones, read = list[int](), list[int](), list[int](), list[int]()
     for _ in range(8):
         train(world, 20)
         snapshot = snapshot_of(world.state, len(world.records))
