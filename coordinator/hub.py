@@ -19,6 +19,7 @@ from coordinator.recorder import Recorder
 from coordinator.rejections import RejectionLog, Repeats
 from coordinator.schedule import Scheduler
 from coordinator.settle import Settlement
+from coordinator.snapshots import MOST, snapshot_of
 from coordinator.state import State
 from coordinator.troubles import Troubles
 from coordinator.values import cut
@@ -128,6 +129,7 @@ class Hub:
             lambda kind, text: self._write_incident("warning", kind, text)
         )
         self.troubles = Troubles(self.incident)
+        self.recorder.snapshot = self._snapshot
         self.monitors = Monitors(self.config.reward, warn)
 
     @property
@@ -140,6 +142,19 @@ class Hub:
         self.state.apply(record)
         self.leases.see(record)
         self.recorder.write(record)
+
+    def _snapshot(self) -> None:
+        """Write down the whole state, from which a restart can begin."""
+        snapshot = snapshot_of(self.state, self.recorder.end.records)
+        if snapshot is not None:
+            self.note(snapshot)
+            return
+        since = self.state.milestones[0].record
+        self.troubles.tell(
+            "no_snapshot",
+            f"over {MOST:,} trajectories could still be rolled back to, too many for a snapshot: a "
+            f"restart reads the journal from record {since:,} on. Set checkpoint.every_updates",
+        )
 
     def settle(self, trajectories: Iterable[Trajectory]) -> None:
         """Something happened to these: note what becomes of their windows."""

@@ -366,7 +366,7 @@ class Coordinator:
                 and self.phases.phase in ("training", "evaluating", "draining")
             ):
                 sample = now
-                self.hub.recorder.write(
+                self.hub.note(
                     MetricsSampled(
                         at=time.time(),
                         update=self.hub.state.update,

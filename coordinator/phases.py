@@ -245,7 +245,7 @@ class Phases:
             self._discard()
         hub.tell(at_once=True)
         metrics = self.parts.gauges.now(0, 0)
-        hub.recorder.write(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
+        hub.note(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
         hub.recorder.write(RunPhase(at=time.time(), phase=self.outcome, detail=hub.failed or ""))
         await hub.recorder.flush()
         self.phase = "leaving"

@@ -40,6 +40,10 @@ class Store(Protocol):
     def place(self) -> str:
         """Where records go."""
 
+    @property
+    def wants_snapshot(self) -> bool:
+        """A snapshot among the next records would make restarts faster."""
+
     def append(self, records: list[Record]) -> None:
         """Make records durable; raise StorageBlockedError where the disk takes none now."""
 
@@ -49,6 +53,7 @@ class Recorder:
 
     Attributes:
         waits_for: what the disk lacks, with place and bytes; empty while it takes what comes.
+        snapshot: writes a snapshot of the state, of which all records have been written.
     """
 
     def __init__(self, store: Store, *, interval_s: float) -> None:
@@ -61,6 +66,7 @@ class Recorder:
         self._idle.set()
         self._end = store.end
         self.waits_for = ""
+        self.snapshot: Callable[[], None] = lambda: None
 
     @property
     def end(self) -> JournalEnd:
@@ -116,12 +122,18 @@ class Recorder:
         if self.waits_for:
             log.info("the run goes on: its records are on the disk")
         self.waits_for = ""
+        self.keep_short()
         for number, effect in enumerate(effects, 1):
             await effect()
             if number % EFFECTS_AT_ONCE == 0:
                 await asyncio.sleep(0)  # Sending seldom waits: let others run.
         if not self._wake.is_set():
             self._idle.set()
+
+    def keep_short(self) -> None:
+        """Write a snapshot, where it is time for one."""
+        if self._store.wants_snapshot:
+            self.snapshot()
 
     async def _append(self, records: list[Record]) -> None:
         commit = asyncio.ensure_future(asyncio.to_thread(self._store.append, records))

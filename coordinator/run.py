@@ -25,6 +25,7 @@ from coordinator.prompts import Prompts
 from coordinator.recorder import Recorder
 from coordinator.rounds import Rounds
 from coordinator.settle import Settlement
+from coordinator.snapshots import restored
 from coordinator.state import State
 from coordinator.stream import Stream
 from headrace import stacks
@@ -33,7 +34,7 @@ from headrace.config.run import RunConfig
 from headrace.disk import writing
 from headrace.errors import StorageBlockedError, UserError
 from headrace.protocol.messages import WeightNotice
-from headrace.protocol.records import MetricsSampled, Restarted, VersionPublished
+from headrace.protocol.records import Restarted, VersionPublished
 from headrace.protocol.sockets import Router
 from storage.run_store import RunStore
 
@@ -44,7 +45,7 @@ LAST_WRITER_S = 20.0
 
 
 def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
-    """Everything the loop needs; on resume the journal is replayed into the state."""
+    """Everything the loop needs; on resume the state is the one that the journal tells."""
     run_id = run_dir.name
     prompts = Prompts(config)
     transport = config.transport
@@ -67,17 +68,12 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         if transport.port:
             raise
         router = bind(0)
-    state = State(config)
     if resume:
         store = RunStore.open(run_dir, wait_s=LAST_WRITER_S)
+        state = restored(config, store)
     else:
         store = RunStore.create(run_dir, run_id, config)
-    rejected_before = 0.0
-    if resume:
-        for record in store.replay():
-            state.apply(record)
-            if isinstance(record, MetricsSampled):
-                rejected_before = record.metrics.get("transport/rejected", rejected_before)
+        state = State(config)
     leases = Leases(state.account)
     kind = Stream if config.schedule.mode == "streaming" else Rounds
     lines = None
@@ -98,7 +94,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         clock=Clock(train_s=state.train_time_s),
         lines=lines,
     )
-    hub.rejections.before = int(rejected_before)
+    hub.rejections.before = int(state.rejected)
     coordinator = Coordinator(hub, prompts)
     if resume:
         _take_over(coordinator)
@@ -128,6 +124,7 @@ def _take_over(coordinator: Coordinator) -> None:
     hub.settle(list(hub.account.active.values()))
     for trajectory in hub.account.trajectories.values():
         coordinator.parts.scoring.add(trajectory)
+    hub.recorder.keep_short()
 
 
 def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:

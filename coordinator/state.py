@@ -2,8 +2,9 @@
 
 Comes in: records, live or replayed. Goes out: the account of all sequences, versions and their age,
 counters of the run. Promise: `apply` is the only way in which anything here changes, so that
-replaying the journal rebuilds the state of a coordinator that died, memory included. Of leases it
-has who was given which; who waits for one is worked out from that (`coordinator.leases`).
+replaying the journal, from a snapshot of it or from the beginning, rebuilds the state of a
+coordinator that died, memory included. Of leases it has who was given which; who waits for one is
+worked out from that (`coordinator.leases`).
 """
 
 from collections import Counter
@@ -20,8 +21,11 @@ from headrace.protocol.records import (
     GroupIssued,
     LeaseIssued,
     LineageBegan,
+    MetricsSampled,
+    Milestone,
     Record,
     Restarted,
+    Snapshot,
     TokensLost,
     TrajectoryEnded,
     UpdateCommitted,
@@ -50,6 +54,9 @@ class State:
             be over, where a generator was lost.
         discarded: by generator, its process and what that had thrown away at holds.
         issued, ended: training trajectories so far, the ended ones by status.
+        rejected: messages of peers that were refused, as last sampled.
+        milestones: where in the journal groups began; the first one is that of the oldest group
+            that is not forgotten, or lies before it.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -70,6 +77,8 @@ class State:
         self.discarded: dict[str, tuple[int, int]] = {}
         self.issued = 0
         self.ended: Counter[str] = Counter()
+        self.rejected = 0.0
+        self.milestones = [Milestone(0, 0)]
 
     @property
     def committed(self) -> int:
@@ -116,6 +125,10 @@ class State:
                 self._commit(record)
             case LineageBegan():
                 self._roll_back(record)
+            case MetricsSampled():
+                self.rejected = record.metrics.get("transport/rejected", self.rejected)
+            case Snapshot():
+                self.milestones = record.milestones
             case VersionIssued():
                 self.versions.issue(record.version)
             case VersionPublished():

@@ -46,11 +46,12 @@ class Account:
         committed: batches by update, of this lineage, that a rollback could still undo.
         again: batches that came back, from a learner or by a rollback: they are to be taken again
             as they were, in this order.
+        order: how many windows have become ready in the run.
     """
 
     def __init__(self, *, has_value: bool) -> None:
         self._has_value = has_value
-        self._order = 0
+        self.order = 0
         self.ledger = Ledger()
         self.trajectories: dict[int, Trajectory] = {}
         self.groups: dict[int, Group] = {}
@@ -130,17 +131,7 @@ class Account:
                 self._sort()
 
     def _issue(self, record: GroupIssued) -> None:
-        self.groups[record.group_id] = Group(
-            record.group_id,
-            record.prompt_id,
-            record.purpose,
-            record.prompt,
-            record.answer,
-            record.info,
-            record.trajectory_ids,
-            record.messages,
-            record.aside,
-        )
+        self.groups[record.group_id] = Group.issued(record)
         for trajectory_id, seed in zip(record.trajectory_ids, record.seeds, strict=True):
             trajectory = Trajectory(
                 trajectory_id, record.group_id, record.purpose, record.prompt_ids, seed
@@ -209,8 +200,8 @@ class Account:
         self.closed += change
         if move.state == "ready":
             if before == "closed":
-                window.order = self._order
-                self._order += 1
+                window.order = self.order
+                self.order += 1
             self.ready[move.window_id] = window
         else:
             self.ready.pop(move.window_id, None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.protocol.messages import Purpose
-from headrace.protocol.records import ChunkArrived, LineScore, TrajectoryStatus
+from headrace.protocol.records import ChunkArrived, GroupIssued, LineScore, TrajectoryStatus
 from headrace.protocol.streams import (
     Coefficient,
     Float32,
@@ -121,8 +121,7 @@ class Trajectory:
         assert chunk.start == self.length
         assert chunk.chunk_index == self.next_chunk
         size, sampled = chunk.token_ids.size, 0
-        self._tokens.append(np.array(chunk.token_ids, np.int32))
-        self._logprobs.append(np.array(chunk.logprobs, np.float32))
+        self.refill(chunk)
         for span in chunk.spans:
             sampled += span.end - span.start
             last = self.spans[-1] if self.spans else None
@@ -138,6 +137,21 @@ class Trajectory:
         self.sampled += sampled
         self.next_chunk += 1
         return sampled
+
+    def empty(self) -> None:
+        """Let go of the tokens and logprobs, and of nothing else: `refill` brings them back."""
+        self._tokens, self._logprobs = [], []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has the tokens and logprobs of all its chunks."""
+        sizes = {sum(map(len, arrays)) for arrays in (self._tokens, self._logprobs)}
+        return sizes == {self.length}
+
+    def refill(self, chunk: ChunkArrived) -> None:
+        """Take the tokens and logprobs of its next chunk again; all else is known."""
+        self._tokens.append(np.array(chunk.token_ids, np.int32))
+        self._logprobs.append(np.array(chunk.logprobs, np.float32))
 
     def _mark(self, chunk: ChunkArrived) -> None:
         streams = chunk.streams
@@ -221,3 +235,18 @@ class Group:
     trajectory_ids: list[int]
     messages: str = ""
     aside: Int32 | None = None
+
+    @classmethod
+    def issued(cls, record: GroupIssued) -> "Group":
+        """The group as its record says."""
+        return cls(
+            record.group_id,
+            record.prompt_id,
+            record.purpose,
+            record.prompt,
+            record.answer,
+            record.info,
+            record.trajectory_ids,
+            record.messages,
+            record.aside,
+        )

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.errors import UserError
 from headrace.protocol.messages import JournalEnd
@@ -25,11 +26,13 @@ from headrace.protocol.records import (
     AnyRecord,
     ChunkArrived,
     Record,
+    Snapshot,
     UpdateCommitted,
 )
 from headrace.protocol.streams import Span, Streams
 from headrace.run_folder import RESOLVED
 from storage import version1
+from storage.frames import Walk
 from storage.segments import (
     SegmentWriter,
     locate_batches,
@@ -77,6 +80,10 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Record]] = {
 _STREAMS = msgspec.msgpack.Decoder(Streams)
 
 
+WORTH = 8
+"""A snapshot is written when the journal has grown by so many times the bytes of the last one."""
+
+
 class Journal:
     """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset.
     Segments that are already there may be of an older format: new records go into new segments."""
@@ -87,6 +94,8 @@ class Journal:
             record_format(path)  # what cannot be read must not be written on
         schema = SCHEMA.with_metadata({"run_id": run_id, "format": str(RECORD_FORMAT)})
         self._writer = SegmentWriter(folder, schema, segment_bytes=int(segment_mib * 2**20))
+        self._behind, self._snapshot = _bytes_behind_snapshot(folder)
+        """Bytes of the journal behind the last snapshot, and of that snapshot itself."""
 
     @property
     def next_offset(self) -> int:
@@ -98,19 +107,35 @@ class Journal:
         """Where it ends, and what it ends with."""
         return JournalEnd(*self._writer.end)
 
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether the next batch begins a segment, and so much stands behind the last snapshot that
+        another one is worth its bytes."""
+        return not self._writer.is_open and self._behind > WORTH * self._snapshot
+
     def append(self, records: Sequence[Record]) -> None:
         """Put records on disk in one batch; StorageBlockedError leaves none of them there."""
-        if records:
-            self._writer.append(encode(records, self.next_offset))
+        if not records:
+            return
+        batch = encode(records, self.next_offset)
+        self._writer.append(batch)
+        self._behind += batch.nbytes
+        for record in records:
+            if isinstance(record, Snapshot):
+                self._behind, self._snapshot = 0, len(record.state)
 
     def close(self) -> None:
         """Seal the open segment."""
         self._writer.close()
 
 
-def read_journal(folder: Path, first_offset: int = 0) -> Iterator[list[tuple[int, Record]]]:
-    """(offset, record) pairs in order, one list a batch, from `first_offset` on. UserError: the run
-    is of a newer version of this program."""
+def read_journal(
+    folder: Path, first_offset: int = 0, *, only: Sequence[type[Record]] = ()
+) -> Iterator[list[tuple[int, Record]]]:
+    """(offset, record) pairs in order, one list a batch, from `first_offset` on. `only`: others
+    than of these kinds may be left out, which is faster. UserError: the run is of a newer version
+    of this program."""
+    kinds = pa.array([kind.__name__ for kind in only], pa.string())
     formats = {path: record_format(path) for path in segment_paths(folder)}
     older = [path for path, number in formats.items() if number == 1]
     translator, start = None, first_offset
@@ -120,12 +145,43 @@ def read_journal(folder: Path, first_offset: int = 0) -> Iterator[list[tuple[int
         translator, start = version1.Translator(version1.settings_of(config)), 0
     for place, batch in locate_batches(folder, start):
         number = formats.setdefault(place.path, RECORD_FORMAT)
+        if only and number > 1:
+            batch = batch.filter(pc.is_in(batch.column("kind"), value_set=kinds))
         records: list[tuple[int, Record]] = list(decode(batch, number))
         if number == 1 and translator is not None:
             records = [(o, new) for o, old in records for new in translator.translate(old)]
         records = [pair for pair in records if pair[0] >= first_offset]
         if records:
             yield records
+
+
+def snapshots(folder: Path) -> Iterator[tuple[int, Snapshot]]:
+    """The journal's snapshots with their offsets, newest first. They stand in the first batches of
+    segments, and the ones that stand elsewhere are not found; nor are damaged ones, which whoever
+    reads on from an older one comes to."""
+    for path in reversed(segment_paths(folder)):
+        for offset, record in _first_batch(path):
+            if isinstance(record, Snapshot):
+                yield offset, record
+
+
+def _first_batch(path: Path) -> list[tuple[int, Record]]:
+    """The records of a segment's first batch, if there is a snapshot among them."""
+    first = next(iter(Walk(path)), None)
+    if first is None or Snapshot.__name__ not in first.batch.column("kind").to_pylist():
+        return []
+    return list(decode(first.batch, record_format(path)))
+
+
+def _bytes_behind_snapshot(folder: Path) -> tuple[int, int]:
+    """About how many bytes stand behind the last snapshot, and how many are its own."""
+    behind = 0
+    for path in reversed(segment_paths(folder)):
+        behind += path.stat().st_size
+        for _, record in _first_batch(path):
+            if isinstance(record, Snapshot):
+                return behind - len(record.state), len(record.state)
+    return behind, 0
 
 
 def record_format(path: Path) -> int:

@@ -3,16 +3,19 @@
 `append` returns once the records are safe: token diagnostics, then the journal (one Arrow batch,
 one fsync), then one SQL transaction. SQL that cannot be written (disk full, server away) does not
 stop the run: the journal is the truth, `behind` says why SQL does not follow, and a later append
-brings SQL up to it. One thread at a
-time, and one writer: a store holds the run's writer lock until it is closed. A journal that has
-lost records which a checkpoint or SQL knows of is refused.
+brings SQL up to it. SQL that lacks much when a run is opened is brought up by a thread beside the
+run, which waits for nothing. Callers use one thread at a time, and there is one writer: a store
+holds the run's writer lock until it is closed. A journal that has lost records which a checkpoint
+or SQL knows of is refused.
 """
 
 import contextlib
 import json
 import logging
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from sqlalchemy import make_url
@@ -21,13 +24,13 @@ from sqlalchemy.exc import OperationalError
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import JournalEnd
-from headrace.protocol.records import Record, UpdateCommitted
+from headrace.protocol.records import Record, Snapshot, UpdateCommitted
 from headrace.run_folder import RESOLVED, hold_writer, read_config, write_config
 from storage import projection
 from storage.checkpoints import check_history, lost
 from storage.database import SQLITE_NAME, open_writer
 from storage.diagnostics import DiagnosticsWriter
-from storage.journal import Journal, read_journal, run_id_of
+from storage.journal import Journal, read_journal, run_id_of, snapshots
 from storage.older_runs import keep_old_file
 from storage.projection.registry import register
 from storage.segments import end_of, segment_paths
@@ -35,6 +38,12 @@ from storage.segments import end_of, segment_paths
 log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
 """At most so often SQL that could not be written is tried again."""
+MUCH = 20_000
+"""So many records that SQL lacks, a second's work or more, are brought up beside the run."""
+LITTLE = 2_000
+"""When so few are left, the run does the rest itself."""
+CLOSING_S = 60.0
+"""How long the end of a run waits for SQL that is being brought up beside it."""
 
 
 class RunStore:
@@ -83,6 +92,8 @@ class RunStore:
         """Diagnostics of records that the journal did not take yet are on the disk."""
         self.behind = self._last_behind = ""
         self._catch_up_at = 0.0
+        self._beside: Future[None] | None = None
+        self._closing = threading.Event()
         self._catch_up()
 
     def _database(self, config: RunConfig) -> str:
@@ -133,19 +144,40 @@ class RunStore:
         self._diagnosed = False
         if not self.behind:
             self._project(list(enumerate(records, start=first)))
+        elif self._beside is not None:
+            self._rejoin(0.0)
         elif time.monotonic() >= self._catch_up_at:
             self._catch_up()
 
-    def replay(self) -> Iterator[Record]:
-        """Every record in order, tokens included; commits come without their diagnostics."""
-        for batch in read_journal(self._run_dir / "journal"):
-            for _, record in batch:
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether a snapshot among the next records is worth its bytes."""
+        return self._journal.wants_snapshot
+
+    def snapshots(self) -> Iterator[tuple[int, Snapshot]]:
+        """The journal's snapshots with their offsets, the newest first."""
+        return snapshots(self._run_dir / "journal")
+
+    def replay(
+        self, first: int = 0, end: int | None = None, *, only: Sequence[type[Record]] = ()
+    ) -> Iterator[Record]:
+        """The records with offsets from `first` to before `end`, in order, tokens included; commits
+        come without their diagnostics. `only`: others than of these kinds may be left out. Bytes
+        are checked as far as they are read."""
+        for batch in read_journal(self._run_dir / "journal", first, only=only):
+            for offset, record in batch:
+                if end is not None and offset >= end:
+                    return
                 yield record
 
     def close(self) -> None:
         """Seal what is open. The store cannot be used afterwards."""
-        if self.behind:
+        if self._beside is not None:
+            self._rejoin(CLOSING_S)
+        if self.behind and self._beside is None:
             self._catch_up()
+        if self._beside is not None and not self._closing.is_set():
+            self._rejoin(CLOSING_S)
         self._journal.close()
         if self._diagnostics is not None:
             self._diagnostics.close()
@@ -156,10 +188,16 @@ class RunStore:
         """Project what the journal has and SQL lacks."""
         was_behind, self.behind = self.behind, ""
         try:
-            with self._engine.begin() as connection:
-                first = projection.next_offset(connection, self._run)
+            first = self._projected()
         except OperationalError as error:
             self._fall_behind(error)
+            return
+        if (lacks := self._journal.next_offset - first) > MUCH:
+            self.behind = f"SQL in {self._sql} is being brought up to the journal"
+            log.info("%s: it lacks %d records; the run does not wait for them", self.behind, lacks)
+            self._beside = Future()
+            work = threading.Thread(target=self._bring_up, args=(self._beside,), daemon=True)
+            work.start()
             return
         for batch in read_journal(self._run_dir / "journal", first):
             self._project(batch)
@@ -167,6 +205,46 @@ class RunStore:
                 return
         if was_behind:
             log.info("SQL has caught up with the journal")
+
+    def _projected(self) -> int:
+        """The first record that SQL does not have."""
+        with self._engine.begin() as connection:
+            return projection.next_offset(connection, self._run)
+
+    def _bring_up(self, done: Future[None]) -> None:
+        """What the thread beside the run does: project until SQL lacks little, or nobody waits for
+        it any more."""
+        try:
+            while self._journal.next_offset - (first := self._projected()) > LITTLE:
+                for batch in read_journal(self._run_dir / "journal", first):
+                    if self._closing.is_set():
+                        return
+                    if batch[-1][0] >= self._journal.next_offset:
+                        break  # it is being written: SQL gets nothing that is not safe there
+                    with self._engine.begin() as connection:
+                        projection.apply(connection, self._run, batch)
+            done.set_result(None)
+        except Exception as error:  # the boundary of the thread: whoever rejoins it raises it
+            done.set_exception(error)
+
+    def _rejoin(self, wait_s: float) -> None:
+        """Do the rest where the thread beside the run is done; `wait_s`: so long it is waited for,
+        and longer means that the run ends without."""
+        assert self._beside is not None
+        if not self._beside.done() and not wait_s:
+            return
+        try:
+            self._beside.result(wait_s)
+        except TimeoutError:
+            self._closing.set()
+            log.warning("SQL in %s lacks the run's end: a resume will bring it up", self._sql)
+            return
+        except OperationalError as error:
+            self._beside = None
+            self._fall_behind(error)
+            return
+        self._beside = None
+        self._catch_up()
 
     def _project(self, records: list[tuple[int, Record]]) -> None:
         try:

@@ -233,6 +233,11 @@ class SegmentWriter:
         """Where the folder ends now."""
         return End(self.rows, self._digest)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the next batch goes into the segment of the last one."""
+        return self._file is not None
+
     def append(self, batch: pa.RecordBatch) -> None:
         """One batch on disk: written and fsynced, or StorageBlockedError and not there at all."""
         if self._file is None:

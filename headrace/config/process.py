@@ -73,8 +73,10 @@ class StopConfig(StrictModel):
 class CheckpointConfig(StrictModel):
     """Checkpoints: how often and how many stay."""
 
-    every_updates: int | None = Field(default=None, ge=1)
-    """Updates between checkpoints; one is always written at the end. None: only at the end."""
+    every_updates: int | None = Field(default=50, ge=1)
+    """Updates between checkpoints; one is always written at the end. A learner that dies goes back
+    to the last one, and what could be gone back to stays in the coordinator's memory. None: only at
+    the end."""
 
     keep_last: int = Field(default=2, ge=1)
     """How many stay on disk."""

@@ -301,6 +301,23 @@ class Restarted(Record, frozen=True, kw_only=True, tag=True):
     next_lease: int
 
 
+class Milestone(msgspec.Struct, frozen=True, array_like=True):
+    """Groups from `group` on were issued at the journal's record `record` or later."""
+
+    record: int
+    group: int
+
+
+class Snapshot(Record, frozen=True, kw_only=True, tag=True):
+    """What the coordinator's state is after all records before this one, so that a restart need not
+    read those. It changes nothing. `state` is the coordinator's own (`coordinator.snapshots`);
+    prompts and tokens are not in it, because the journal has them: those that it still needs stand
+    at the first milestone's record or later."""
+
+    state: bytes
+    milestones: list[Milestone]
+
+
 class VersionIssued(Record, frozen=True, kw_only=True, tag=True):
     """This version number is given out and will never be another's."""
 
@@ -388,7 +405,7 @@ AnyRecord = (
     | AuditArrived | LinesScored
     | WindowsClosed | WindowsReady | WindowsRecalled | WindowsDropped
     | BatchTaken | BatchReturned | UpdateCommitted | TokensLost
-    | LineageBegan | Forgotten | Restarted | VersionIssued | VersionPublished
+    | LineageBegan | Forgotten | Restarted | Snapshot | VersionIssued | VersionPublished
     | VersionLoaded | EvaluationDone | CheckpointWritten
     | ProcessChanged | MetricsSampled | Incident | RunPhase
 )  # fmt: skip

@@ -81,8 +81,8 @@ _PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (
     ((Restarted,), add_restarts),
     ((RunPhase,), change_phase),
 )
-"""What each kind of record does, in the order in which rows are written. VersionIssued and
-Forgotten have no rows."""
+"""What each kind of record does, in the order in which rows are written. VersionIssued, Forgotten
+and Snapshot have no rows."""
 _OF_KIND = {
     kind: [number for number, (kinds, _) in enumerate(_PROJECTIONS) if kind in kinds]
     for kinds, _ in _PROJECTIONS

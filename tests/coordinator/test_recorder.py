@@ -24,6 +24,7 @@ class Disk:
         self.kept: list[Record] = []
         self.is_full, self.seconds = False, 0.0
         self.behind, self.place = "", "/run/journal"
+        self.wants_snapshot = False
 
     @property
     def end(self) -> JournalEnd:
@@ -69,6 +70,28 @@ async def test_a_full_disk_holds_effects_back(monkeypatch: pytest.MonkeyPatch) -
     task.cancel()
     assert [r.text for r in disk.kept if isinstance(r, Incident)] == ["one", "two"]
     assert seen == [("one", 1), ("two", 2)]
+
+
+async def test_a_snapshot_follows_all_that_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    recorder = Recorder(disk, interval_s=0.001)
+
+    def snapshot() -> None:
+        disk.wants_snapshot = False
+        recorder.write(incident("snapshot"))
+
+    recorder.snapshot = snapshot
+
+    async def more() -> None:
+        recorder.write(incident("more"))
+
+    task = asyncio.create_task(recorder.run())
+    disk.wants_snapshot = True
+    recorder.write(incident("one"))
+    recorder.after(more)
+    await recorder.flush()
+    task.cancel()
+    assert [r.text for r in disk.kept if isinstance(r, Incident)] == ["one", "snapshot", "more"]
 
 
 async def test_a_slow_disk_is_told_while_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

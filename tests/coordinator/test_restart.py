@@ -17,7 +17,13 @@ from generators.loop import GeneratorLoop
 from headrace.applied import compare
 from headrace.protocol import messages as m
 from headrace.protocol.identity import identity_of
-from headrace.protocol.records import Incident, Restarted, TokensLost, UpdateCommitted
+from headrace.protocol.records import (
+    Incident,
+    Restarted,
+    Snapshot,
+    TokensLost,
+    UpdateCommitted,
+)
 from headrace.protocol.sockets import Dealer, Link, Pulse
 from headrace.protocol.streams import Span
 from storage.audit import audit_run, recount_ledger
@@ -79,7 +85,8 @@ async def beating(peer: Any) -> None:
 async def test_every_token_that_was_sampled_is_in_the_journal_after_two_kills(
     tmp_path: Path, mode: str
 ) -> None:
-    """The generator goes on while the coordinator is away, and what it has then is taken."""
+    """The generator goes on while the coordinator is away, and what it has then is taken. Successors
+    begin with a snapshot."""
     config = run_config(
         mode,
         task={"kind": "chain_sums", "max_prompt_length": 80, "max_response_length": 64},
@@ -87,7 +94,7 @@ async def test_every_token_that_was_sampled_is_in_the_journal_after_two_kills(
         evaluation={"before": False, "after": False},
         checkpoint={"every_updates": 4},
         stop={"updates": 16},
-        storage={"commit_interval_ms": 5, "token_diagnostics": False},
+        storage={"commit_interval_ms": 5, "token_diagnostics": False, "segment_mib": 0.02},
     )
     coordinator = CoordinatorProcess(tmp_path / "run-1", config)
     address = coordinator.start()
@@ -115,6 +122,8 @@ async def test_every_token_that_was_sampled_is_in_the_journal_after_two_kills(
             coordinator.kill()
     records = records_of(coordinator.run_dir)
     assert len([r for r in records if isinstance(r, Restarted)]) == 2
+    first, *_ = (n for n, r in enumerate(records) if isinstance(r, Restarted))
+    assert any(isinstance(record, Snapshot) for record in records[:first])
     assert [r for r in records if isinstance(r, TokensLost) and r.reason != "held"] == []
     assert [r for r in records if isinstance(r, Incident) and r.kind == "chunk_rejected"] == []
     counts = recount_ledger(coordinator.run_dir)

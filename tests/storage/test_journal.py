@@ -12,9 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import StorageBlockedError
-from headrace.protocol.records import ChunkArrived, Incident, MetricsSampled, Record
+from headrace.protocol.records import (
+    ChunkArrived,
+    Incident,
+    MetricsSampled,
+    Milestone,
+    Record,
+    Snapshot,
+)
 from headrace.protocol.streams import Span
-from storage.journal import Journal, decode, encode, read_journal
+from storage.journal import WORTH, Journal, decode, encode, read_journal, snapshots
 from storage.segments import DamagedError, segment_paths
 from tests.storage.samples import chunk, same, small_run
 
@@ -87,6 +94,60 @@ def test_reading_from_an_offset_and_over_segments(tmp_path: Path) -> None:
         found = [pair for batch in read_journal(tmp_path, first) for pair in batch]
         assert [offset for offset, _ in found] == list(range(first, 60))
         assert all(same(records[offset], record) for offset, record in found)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.lists(st.one_of(chunks(), others), max_size=5), max_size=4), st.integers(0, 9))
+def test_reading_some_kinds_only_gives_their_records(
+    tmp_path_factory: pytest.TempPathFactory, batches: list[list[Record]], first: int
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    writer = journal(folder)
+    for records in batches:
+        writer.append(records)
+    writer.close()
+    only = (ChunkArrived, Incident)
+    found = [pair for batch in read_journal(folder, first, only=only) for pair in batch]
+    wanted = [(n, r) for n, r in everything(folder) if n >= first and isinstance(r, only)]
+    assert [n for n, _ in found] == [n for n, _ in wanted]
+    assert all(same(a, b) for (_, a), (_, b) in zip(found, wanted, strict=True))
+
+
+def snapshot(size: int) -> Snapshot:
+    return Snapshot(at=1.0, state=bytes(size), milestones=[Milestone(3, 1), Milestone(5, 2)])
+
+
+def test_a_snapshot_is_wanted_where_a_segment_begins_and_found_there(tmp_path: Path) -> None:
+    writer = journal(tmp_path, segment_mib=0.01)
+    assert not writer.wants_snapshot
+    while not writer.wants_snapshot:
+        writer.append([chunk(1, 0, 200)])
+    assert list(snapshots(tmp_path)) == []
+    place = writer.next_offset
+    writer.append([chunk(1, 0, 3), snapshot(100), chunk(1, 0, 3)])
+    ((offset, found),) = snapshots(tmp_path)
+    assert (offset, found) == (place + 1, snapshot(100))
+    assert not writer.wants_snapshot
+    writer.close()
+    assert len(everything(tmp_path)) == place + 3
+
+
+def test_a_large_snapshot_is_followed_by_much_before_the_next(tmp_path: Path) -> None:
+    """So that snapshots are a small share of a journal; a new writer knows of the last one."""
+    writer = journal(tmp_path, segment_mib=0.01)
+    writer.append([snapshot(50_000)])
+    written = 0
+    while not writer.wants_snapshot:
+        writer.append([chunk(1, 0, 200)])
+        written += 1
+        if written % 40 == 0:
+            writer.close()
+            writer = journal(tmp_path, segment_mib=0.01)
+    bytes_of_a_chunk = encode([chunk(1, 0, 200)], 0).nbytes
+    assert 0.5 * WORTH * 50_000 < written * bytes_of_a_chunk < 1.2 * WORTH * 50_000
+    writer.append([snapshot(10)])
+    writer.close()
+    assert [len(found.state) for _, found in snapshots(tmp_path)] == [10, 50_000]
 
 
 def test_tail_torn_at_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,15 @@ from sqlalchemy.exc import OperationalError
 
 from headrace.errors import UserError
 from headrace.protocol.diagnostics import TokenDiagnostics
-from headrace.protocol.records import ChunkArrived, Record, TrajectoryEnded, UpdateCommitted
+from headrace.protocol.records import (
+    ChunkArrived,
+    Incident,
+    Record,
+    TrajectoryEnded,
+    UpdateCommitted,
+)
 from headrace.run_folder import is_running
-from storage import projection
+from storage import projection, run_store
 from storage.audit import repair
 from storage.database import open_reader
 from storage.run_store import RunStore
@@ -137,6 +145,97 @@ def test_sql_that_fails_does_not_stop_the_run(
         store.append(records)
     store.close()
     assert dump(run_dir) == dump(write_run(tmp_path / "whole" / "run"))
+
+
+def gone(run_dir: Path) -> None:
+    for path in run_dir.glob("headrace.sqlite*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_sql_that_lacks_much_is_brought_up_beside_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """The store is open before that, and takes records meanwhile; at its end the rows are whole."""
+    parts = small_run()
+    run_dir = tmp_path / "run"
+    store = RunStore.create(run_dir, "run", run_config())
+    for records in parts[: len(parts) - left]:
+        store.append(records)
+    store.close()
+    gone(run_dir)
+    monkeypatch.setattr(run_store, "MUCH", 3)
+    monkeypatch.setattr(run_store, "LITTLE", 1)
+    may_begin, real_apply = threading.Event(), projection.apply
+
+    def apply(*arguments: Any) -> None:
+        may_begin.wait()
+        real_apply(*arguments)
+
+    monkeypatch.setattr(projection, "apply", apply)
+    store = RunStore.open(run_dir)
+    for records in parts[len(parts) - left :]:
+        store.append(records)
+        assert "is being brought up to the journal" in store.behind
+    may_begin.set()
+    store.close()
+    assert store.behind == ""
+    assert dump(run_dir) == dump(write_run(tmp_path / "whole" / "run"))
+
+
+def test_sql_that_fails_beside_the_run_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = write_run(tmp_path / "run")
+    before = dump(run_dir)
+    gone(run_dir)
+    monkeypatch.setattr(run_store, "MUCH", 3)
+    monkeypatch.setattr(run_store, "LITTLE", 1)
+    monkeypatch.setattr(run_store, "CATCH_UP_S", 0.0)
+    fails, real_apply = [True, True], projection.apply
+
+    def apply(*arguments: Any) -> None:
+        if fails and fails.pop():
+            raise OperationalError("insert", {}, Exception("database or disk is full"))
+        real_apply(*arguments)
+
+    monkeypatch.setattr(projection, "apply", apply)
+    store = RunStore.open(run_dir)
+    began = time.monotonic()
+    while fails and time.monotonic() < began + 60:
+        store.append([Incident(at=1.0, level="info", kind="k", text="t")])
+        time.sleep(0.01)
+    store.close()
+    assert not fails
+    assert store.behind == ""
+    rows = dump(run_dir)
+    assert len(rows.pop("events")) > len(before.pop("events"))
+    assert {name: rows[name] for name in ("trajectories", "windows", "updates")} == {
+        name: before[name] for name in ("trajectories", "windows", "updates")
+    }
+
+
+def test_a_run_that_ends_leaves_sql_behind_if_it_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = write_run(tmp_path / "run")
+    before = dump(run_dir)
+    gone(run_dir)
+    may_begin, real_apply = threading.Event(), projection.apply
+
+    def apply(*arguments: Any) -> None:
+        may_begin.wait()
+        real_apply(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_store, "MUCH", 3)
+        patch.setattr(run_store, "CLOSING_S", 0.01)
+        patch.setattr(projection, "apply", apply)
+        store = RunStore.open(run_dir)
+        store.close()
+        may_begin.set()
+    RunStore.open(run_dir).close()
+    assert dump(run_dir) == before
 
 
 def test_power_loss_between_journal_and_sql(tmp_path: Path) -> None:

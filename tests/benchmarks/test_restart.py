@@ -1,0 +1,34 @@
+"""The scripted history is one that a coordinator could have written, and restarts are measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import restart
+from headrace.run_folder import write_config
+from storage.audit import audit_run
+
+
+def test_the_history_is_sound(tmp_path: Path) -> None:
+    """Before and behind a resume; nobody trained it, so checkpoints and figures are not there."""
+    write_config(tmp_path, restart.config())
+    for size in (256, 2816):
+        restart.grow(tmp_path, size, 8)
+    report = audit_run(tmp_path)
+    assert report.balanced
+    assert report.looked_at["trajectories"] == 2816
+    assert {finding.kind for finding in report.findings} <= {"checkpoint", "weights", "diagnostics"}
+
+
+def test_a_row_for_each_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--trajectories", "384", "--tokens", "8", "--root", str(tmp_path), "--json"]
+    assert restart.main(options) == 0
+    *_, line = capsys.readouterr().out.splitlines()
+    sizes = json.loads(line)["sizes"]
+    assert [row["trajectories"] for row in sizes] == [128, 384]
+    for row in sizes:
+        assert row["restart_s"] > 0
+        assert row["peak_mb"] >= row["memory_mb"] > 0
+    assert sizes[-1]["sql_s"] >= sizes[-1]["restart_without_sql_s"] > 0
+    assert list(tmp_path.iterdir()) == []
