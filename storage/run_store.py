@@ -35,6 +35,8 @@ from storage.segments import end_of, segment_paths
 log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
 """At most so often SQL that could not be written is tried again."""
+CATCH_UP_SHARE = 0.1
+"""And at most this share of the time is spent on it, where a server does not even refuse."""
 
 
 class RunStore:
@@ -155,11 +157,12 @@ class RunStore:
     def _catch_up(self) -> None:
         """Project what the journal has and SQL lacks."""
         was_behind, self.behind = self.behind, ""
+        began = time.monotonic()
         try:
             with self._engine.begin() as connection:
                 first = projection.next_offset(connection, self._run)
         except OperationalError as error:
-            self._fall_behind(error)
+            self._fall_behind(error, began)
             return
         for batch in read_journal(self._run_dir / "journal", first):
             self._project(batch)
@@ -169,15 +172,20 @@ class RunStore:
             log.info("SQL has caught up with the journal")
 
     def _project(self, records: list[tuple[int, Record]]) -> None:
+        began = time.monotonic()
         try:
             with self._engine.begin() as connection:
                 projection.apply(connection, self._run, records)
         except OperationalError as error:
-            self._fall_behind(error)
+            self._fall_behind(error, began)
 
-    def _fall_behind(self, error: OperationalError) -> None:
-        text = f"SQL in {self._sql} does not follow the journal for now: {error.orig}"
-        self.behind, self._catch_up_at = text, time.monotonic() + CATCH_UP_S
+    def _fall_behind(self, error: OperationalError, began: float) -> None:
+        """`began`: when what failed was tried."""
+        reason = (str(error.orig).strip() or "no reason given").splitlines()[0]
+        text = f"SQL in {self._sql} does not follow the journal for now: {reason}"
+        now = time.monotonic()
+        self.behind = text
+        self._catch_up_at = now + max(CATCH_UP_S, (now - began) / CATCH_UP_SHARE)
         if text != self._last_behind:
             log.warning(text)
         self._last_behind = text
