@@ -162,7 +162,7 @@ class RunStore:
             with self._engine.begin() as connection:
                 first = projection.next_offset(connection, self._run)
         except OperationalError as error:
-            self._fall_behind(error, began)
+            self._fall_behind(error, took_s=time.monotonic() - began)
             return
         for batch in read_journal(self._run_dir / "journal", first):
             self._project(batch)
@@ -172,20 +172,18 @@ class RunStore:
             log.info("SQL has caught up with the journal")
 
     def _project(self, records: list[tuple[int, Record]]) -> None:
-        began = time.monotonic()
         try:
             with self._engine.begin() as connection:
                 projection.apply(connection, self._run, records)
         except OperationalError as error:
-            self._fall_behind(error, began)
+            self._fall_behind(error)
 
-    def _fall_behind(self, error: OperationalError, began: float) -> None:
-        """`began`: when what failed was tried."""
+    def _fall_behind(self, error: OperationalError, took_s: float = 0.0) -> None:
+        """`took_s`: how long a connection was waited for."""
         reason = (str(error.orig).strip() or "no reason given").splitlines()[0]
         text = f"SQL in {self._sql} does not follow the journal for now: {reason}"
-        now = time.monotonic()
         self.behind = text
-        self._catch_up_at = now + max(CATCH_UP_S, (now - began) / CATCH_UP_SHARE)
+        self._catch_up_at = time.monotonic() + max(CATCH_UP_S, took_s / CATCH_UP_SHARE)
         if text != self._last_behind:
             log.warning(text)
         self._last_behind = text
