@@ -71,7 +71,9 @@ def config() -> RunConfig:
             "schedule": {"mode": "streaming", "window": WINDOW, "batch_windows": 10**7},
             "evaluation": {"before": False, "after": False},
             "transport": {
-                "heartbeat_timeout_s": 3600.0, "stall_timeout_s": 3600.0, "self_test_s": None,
+                "heartbeat_timeout_s": 3600.0,
+                "stall_timeout_s": 3600.0,
+                "self_test_s": None,
             },
         }
     )

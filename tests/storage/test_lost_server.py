@@ -80,7 +80,11 @@ async def test_a_run_goes_on_without_its_server(tmp_path: Path, own_server: Serv
     config = whole_run_config(
         stop={"updates": 10**6},
         evaluation={"before": False, "after": False},
-        storage={"database": own_server.new_database(), "commit_interval_ms": 5},
+        storage={
+            "database": own_server.new_database(),
+            "commit_interval_ms": 5,
+            "token_diagnostics": False,
+        },
     )
     coordinator = CoordinatorProcess(tmp_path / "run-1", config)
     address = coordinator.start()
