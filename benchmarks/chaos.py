@@ -2,13 +2,16 @@
 
 Each run is `headrace train` on the quickstart with small batches, in a network and on a disk of its
 own. A seed draws its faults: SIGKILL to any role, to what it started (inference engine, children
-that score) or to the whole job, which is then resumed; SIGSTOP, shorter and longer than the seconds
-after which a process counts as gone, and SIGCONT; the disk filled to the last byte, or frozen again
-and again; the network cut, or slow. Seven of ten faults wait until the run has gone on, the others
-come while it recovers. A Ctrl-C ends the run, and then it is read:
+that score) or to the whole job, which is then resumed; SIGSTOP to the same, shorter and longer than
+the seconds after which a process counts as gone, and SIGCONT; the disk filled to the last byte, or
+frozen again and again; the network cut, or slow. Seven of ten faults wait until the run has gone
+on, the others come while it recovers. A Ctrl-C ends the run, and then it is read:
 
-- lost                       tokens that were refused although somebody held them, and every finding
-                             of the audit but those of the next two
+- lost                       tokens that came and were refused, and every finding of the audit but
+                             those of the next two
+- moved                      tokens that a generator sampled and another one as well, because the
+                             first was silent for too long: work done twice, nothing missing
+- died                       tokens that were unsent when their generator died or fell silent
 - doubled, doubled_in_weights  trained twice, by the journal and by what the learner wrote down when
                              it applied a step (read with no code of coordinator or storage)
 - orphans, hangs, unresumable  processes that outlived their job; no update for 150 s; runs that
@@ -30,7 +33,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.chaos_facts import facts, whole
-from benchmarks.chaos_faults import HEARTBEAT_S, WITH_CHILDREN, Kind, draw
+from benchmarks.chaos_faults import HEARTBEAT_S, KILLS, STOPS, WITH_CHILDREN, Kind, draw
 from benchmarks.chaos_job import Job
 from benchmarks.chaos_place import open_place
 from benchmarks.rows import RESULTS, Rows, result_line
@@ -110,8 +113,8 @@ def one_run(engine: str, generators: int, seed: int, count: int) -> dict[str, An
             "engine": engine,
             "seed": seed,
             "faults": len(course.done),
-            "kills": sum(kind.startswith("kill") for kind in by_kind),
-            "stops": by_kind.count("stop"),
+            "kills": sum(kind in KILLS for kind in by_kind),
+            "stops": sum(kind in STOPS for kind in by_kind),
             "kinds": {kind: by_kind.count(kind) for kind in sorted(set(by_kind))},
             "missing": place.missing,
             "resumes": course.resumes,

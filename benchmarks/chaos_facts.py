@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.chaos_faults import KILLS
 from benchmarks.chaos_job import Course, Done
 from headrace.applied import compare, read_applied
 from headrace.protocol.records import (
+    Incident,
     LineageBegan,
     Record,
     TokensLost,
@@ -31,9 +33,13 @@ DOUBLED: Final = "trained_twice"
 def facts(run_dir: Path, course: Course) -> Figures:
     """The figures of one run.
 
-    - lost: tokens that arrived and were refused although somebody held them, and every finding of
-      the audit but `doubled`: what was acknowledged and is not where it must be
-    - died: tokens that were with a process when it was killed, and had not been sent
+    - lost: tokens that came and were refused, though a healthy generator's never have to be, and
+      every finding of the audit but `doubled`: what was acknowledged and is not where it must be
+    - moved: tokens of a generator that was silent for so long that another one was given their
+      trajectories and sampled them as well; work done twice, and nothing that is missing
+    - died: tokens that a generator said were not yet in a chunk, when it was killed or fell silent;
+      an estimate, and too high where it came back with them
+    - refusals: why chunks were refused, in the coordinator's words
     - doubled, doubled_in_weights: windows or answers trained twice, by the journal and by what the
       learner wrote down
     - rolled_back, trained_again: tokens of updates that a rollback undid, and of those the ones in
@@ -47,14 +53,19 @@ def facts(run_dir: Path, course: Course) -> Figures:
         records = list(store.replay())
     finally:
         store.close()
-    lost = Counter[str]()
+    lost, refusals = Counter[str](), []
     for record in records:
-        if isinstance(record, TokensLost):
-            lost[record.reason] += record.tokens
+        match record:
+            case TokensLost():
+                lost[record.reason] += record.tokens
+            case Incident(kind="chunk_rejected"):
+                refusals.append(record.text)
     rolled_back, again = trained_again(records)
     return {
         "lost": lost["refused"] + sum(kinds.values()) - kinds[DOUBLED],
+        "moved": lost["moved"],
         "died": lost["died"],
+        "refusals": refusals[:5],
         "doubled": kinds[DOUBLED],
         "doubled_in_weights": len(weights.doubled) + len(weights.doubled_values),
         "weights": weights.problems[:5],
@@ -100,7 +111,7 @@ def recoveries(done: Sequence[Done], updates: Sequence[float]) -> dict[str, list
     ordered = sorted(updates)
     begins = [one.began for one in done[1:]] + [float("inf")]
     for one, following in zip(done, begins, strict=True):
-        begun = one.began if one.fault.kind in ("kill", "kill_child", "kill_job") else one.over
+        begun = one.began if one.fault.kind in KILLS else one.over
         after = next((at for at in ordered if at > begun), None)
         if after is not None and after < following:
             found[one.fault.role].append(round(after - begun, 2))
@@ -123,6 +134,7 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
         "faults": total("faults"),
         "kills": total("kills"),
         "stops": total("stops"),
+        "moved": sum(row.get("moved", 0) for row in rows),
         **{
             name: total(name)
             for name in (

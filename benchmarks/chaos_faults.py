@@ -13,6 +13,7 @@ Kind = Literal[
     "kill_child",
     "kill_job",
     "stop",
+    "stop_child",
     "disk_full",
     "slow_disk",
     "cut_network",
@@ -23,18 +24,22 @@ WEIGHTS: dict[Kind, int] = {
     "kill_child": 2,
     "kill_job": 1,
     "stop": 5,
+    "stop_child": 1,
     "disk_full": 1,
     "slow_disk": 1,
     "cut_network": 1,
     "slow_network": 1,
 }
 """How often each is drawn, of their sum."""
+KILLS: tuple[Kind, ...] = ("kill", "kill_child", "kill_job")
+STOPS: tuple[Kind, ...] = ("stop", "stop_child")
 ROLES = ("coordinator", "learner", "generator", "reward")
 WITH_CHILDREN = ("generator", "reward")
 """Roles that start processes of their own: an inference engine, children that score."""
 SECONDS: dict[Kind, tuple[float, float]] = {
     # On both sides of the seconds after which a silent process counts as gone (`HEARTBEAT_S`).
     "stop": (0.2, 12.0),
+    "stop_child": (0.2, 12.0),
     "disk_full": (1.0, 6.0),
     "slow_disk": (1.0, 6.0),
     "cut_network": (0.2, 12.0),
@@ -70,7 +75,7 @@ def draw(seed: int, count: int, kinds: Sequence[Kind], *, children: Sequence[str
     for kind in dice.choices(list(kinds), weights, k=count):
         if kind in ("kill", "stop"):
             role = dice.choice(ROLES)
-        elif kind == "kill_child":
+        elif kind in ("kill_child", "stop_child"):
             role = dice.choice(list(children))
         else:
             role = "job" if kind == "kill_job" else "machine"

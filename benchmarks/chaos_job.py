@@ -4,6 +4,7 @@ In: a place, overrides, faults. Out: what was done when, and how the job answere
 processes that the job's supervisor started are signalled; nothing of the job outlives `end`.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -13,12 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from benchmarks.chaos_faults import WITH_CHILDREN, Fault
+import psutil
+
+from benchmarks.chaos_faults import KILLS, STOPS, WITH_CHILDREN, Fault
 from benchmarks.chaos_place import Place
 from headrace.applied import read_applied
 from headrace.install import ROOT
-from headrace.stacks import members
 
 PATIENCE_S = 150.0
 """The run hangs when there is no update for so long."""
@@ -31,6 +34,9 @@ APPEAR_S = 60.0
 MOST_RESUMES = 3
 """So many resumes in a row without an update, and the run counts as one that cannot be resumed."""
 RECIPE = ROOT / "recipes" / "quickstart.toml"
+
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,8 @@ class Job:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = place.root.parent.parent / "train.log"
         self._failed_resumes = 0
+        self._seen: set[psutil.Process] = set()
+        """Whoever was seen among the job's processes, what they started included."""
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -133,10 +141,12 @@ class Job:
                 self.course.hangs += 1
                 self._kill_job()
                 deadline = time.monotonic() + PATIENCE_S
+            self._look()
             time.sleep(0.2)
 
     def _finish(self) -> None:
         assert self._process is not None
+        self._look()
         if self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGINT)
             try:
@@ -149,6 +159,7 @@ class Job:
     def end(self) -> None:
         """Whatever happened: leave nothing behind."""
         assert self._process is not None
+        self._look()
         if self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -176,7 +187,7 @@ class Job:
                 self._place.cut_network(pid, fault.seconds)
             case "slow_network":
                 self._place.slow_network(pid, fault.seconds)
-            case "kill" | "stop" | "kill_child":
+            case "kill" | "stop" | "kill_child" | "stop_child":
                 if not self._signal(pid, fault):
                     return None
         return Done(fault, began, time.time(), pid)
@@ -190,14 +201,15 @@ class Job:
     def _victims(self, fault: Fault) -> list[int]:
         named = sorted(self._newest().items())
         alive = [pid for name, pid in named if name.startswith(fault.role) and is_alive(pid)]
-        if fault.kind != "kill_child":
+        if fault.kind not in ("kill_child", "stop_child"):
             return alive
         assert fault.role in WITH_CHILDREN
-        return [child for pid in alive for child in living({pid}) if child != pid]
+        started = [child for pid in alive for child in descendants(pid)]
+        return sorted(child.pid for child in started if not is_reaper(child))
 
     def _signal(self, pid: int, fault: Fault) -> bool:
         try:
-            if fault.kind != "stop":
+            if fault.kind in KILLS:
                 os.kill(pid, signal.SIGKILL)
                 return True
             os.kill(pid, signal.SIGSTOP)
@@ -205,7 +217,7 @@ class Job:
             os.kill(pid, signal.SIGCONT)
         except ProcessLookupError:
             # It ended before, or the supervisor replaced it while it was stopped.
-            return fault.kind == "stop"
+            return fault.kind in STOPS
         return True
 
     # -- what the run folder says --------------------------------------------------------------
@@ -242,22 +254,44 @@ class Job:
         rows = self._rows()
         return {str(row["name"]): int(str(row["pid"])) for row in rows if row.get("pid")}
 
+    def _look(self) -> None:
+        """Remember who belongs to the job now."""
+        assert self._process is not None
+        self._seen |= descendants(self._process.pid)
+
     def _count_orphans(self) -> None:
         """Wait for the processes of a job that ended; count and kill those that stay."""
-        groups = {int(str(row["pid"])) for row in self._rows() if row.get("pid")}
-        if left := waited(lambda: living(groups), REAP_S):
+        if left := waited(lambda: living(self._seen), REAP_S):
             self.course.orphans += len(left)
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._seen.clear()
 
     def _last_line(self) -> str:
         lines = self._log.read_text(errors="replace").rstrip().splitlines()
         return lines[-1] if lines else ""
 
 
-def living(groups: set[int]) -> list[int]:
-    """Living processes of these process groups."""
-    return sorted(pid for pid in members(groups) if is_alive(pid))
+def descendants(pid: int) -> set[psutil.Process]:
+    """What a process started, and what that started, in whatever process group."""
+    try:
+        return set(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def is_reaper(process: psutil.Process) -> bool:
+    """Whether a process is there only to end others when their owner is gone."""
+    try:
+        return any(word.endswith("reaper.py") for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def living(processes: set[psutil.Process]) -> list[psutil.Process]:
+    """Those that still run: the same ones, and not others that have their ids now."""
+    return [one for one in processes if one.is_running() and is_alive(one.pid)]
 
 
 def is_alive(pid: int) -> bool:
@@ -269,7 +303,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def waited_for(find: Callable[[], list[int]], seconds: float) -> list[int]:
+def waited_for(find: Callable[[], list[Found]], seconds: float) -> list[Found]:
     """What is found within so many seconds, as soon as something is."""
     deadline = time.monotonic() + seconds
     while not (found := find()) and time.monotonic() < deadline:
@@ -277,7 +311,7 @@ def waited_for(find: Callable[[], list[int]], seconds: float) -> list[int]:
     return found
 
 
-def waited(find: Callable[[], list[int]], seconds: float) -> list[int]:
+def waited(find: Callable[[], list[Found]], seconds: float) -> list[Found]:
     """What is still found after so many seconds; empty as soon as nothing is."""
     deadline = time.monotonic() + seconds
     while (found := find()) and time.monotonic() < deadline:

@@ -70,7 +70,11 @@ def config() -> RunConfig:
             "algorithm": {"advantages": {"kind": "egae"}, "value": {}},
             "schedule": {"mode": "streaming", "window": WINDOW, "batch_windows": 10**7},
             "evaluation": {"before": False, "after": False},
-            "transport": {"heartbeat_timeout_s": 3600.0, "stall_timeout_s": 3600.0},
+            "transport": {
+                "heartbeat_timeout_s": 3600.0,
+                "stall_timeout_s": 3600.0,
+                "self_test_s": None,
+            },
         }
     )
 

@@ -13,6 +13,7 @@ from typing import Literal
 from coordinator.hub import Hub
 from coordinator.peers import GeneratorPeer
 from coordinator.prompts import Prompts
+from coordinator.roll_call import RollCall
 from headrace.protocol.messages import (
     FireSampling,
     GeneratorReport,
@@ -33,6 +34,7 @@ class Generation:
     def __init__(self, hub: Hub, prompts: Prompts) -> None:
         self._hub = hub
         self._prompts = prompts
+        self.roll_call = RollCall(hub)
         self.notice: WeightNotice | None = None
         self.draining = False
         fire = hub.config.generator.fire
@@ -62,32 +64,13 @@ class Generation:
             known.hello = hello
         else:
             self.lose(hello.name, died=True)
-            self._hub.peers.generators[hello.name] = GeneratorPeer(hello)
-            await self._agree(hello)
+            # Who has heard of leases in a run that trains has been tested.
+            comes_back = hello.leases_until >= 0 and self._hub.state.given > 0
+            tested = comes_back or not self._hub.config.self_tests
+            self._hub.peers.generators[hello.name] = GeneratorPeer(hello, tested=tested)
+            await self.roll_call.agree(hello)
         if self.notice is not None:
             self._notify(hello.name, self.notice)
-
-    async def _agree(self, hello: Hello) -> None:
-        """Bring the leases in force to those that a generator says it has: what it does not know is
-        over, and what is not its any more it is told to end."""
-        hub, name = self._hub, hello.name
-        theirs = set(hello.leases)
-        for key in hub.leases.held_by(name):
-            lease = hub.leases.of(key)
-            if lease is not None and lease.lease_id not in theirs:
-                hub.leases.end(key)
-        known = {lease: key for key, (lease, owner) in hub.state.leases.items() if owner == name}
-        over: list[tuple[int, int]] = []
-        for lease_id in sorted(theirs):
-            if lease_id not in known:
-                over.append((lease_id, -1))
-                continue
-            # A trajectory's last lease is the only one that `known` has.
-            if hub.leases.of(known[lease_id]) is None:
-                hub.leases.give(known[lease_id], lease_id, name)
-            hub.peers.generators[name].live.add(known[lease_id])
-        if over:
-            await hub.send(name, Hold(leases=over))
 
     def resume(self) -> None:
         """A new coordinator took over: generators that have leases are on their way back."""
@@ -112,11 +95,13 @@ class Generation:
             self._note_lost(name, generator.pending, "died")
 
     def report(self, name: str, report: GeneratorReport) -> None:
-        """Once a second: how it works and waits, and what it threw away at holds since."""
+        """Once a second: how it works and waits, what it threw away at holds since, and which
+        leases it has. One that was sent and never came is over."""
         generator = self._hub.peers.generators.get(name)
         if generator is None:
             return
         generator.report = report
+        self.roll_call.report(name, report)
         pid, total = generator.hello.pid, report.discarded_tokens
         process, known = self._hub.state.discarded.get(name, (pid, 0))
         new = total - known if process == pid else total
@@ -244,6 +229,7 @@ class Generation:
         ]
         if now:
             await self._hub.send(name, Leases(leases=now))
+        self.roll_call.sent(name, leases[-1].lease_id + 1)
 
     def _make_lease(self, trajectory: Trajectory) -> Lease:
         config, state = self._hub.config, self._hub.state

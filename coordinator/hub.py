@@ -115,8 +115,10 @@ class Hub:
     _denied: int = 0
     rejections: RejectionLog = field(init=False)
     repeats: Repeats = field(default_factory=Repeats)
-    refused_tokens: Counter[str] = field(default_factory=Counter)
-    """Tokens of refused chunks that are not written down yet, by generator."""
+    refused_tokens: Counter[tuple[str, Literal["refused", "moved"]]] = field(
+        default_factory=Counter
+    )
+    """Tokens of refused chunks that are not written down yet, by generator and reason."""
     monitors: Monitors = field(init=False)
     """Of rewards."""
     troubles: Troubles = field(init=False)
@@ -177,8 +179,8 @@ class Hub:
         self.rejections.tell()
         if summary := self.repeats.summary(at_once=at_once):
             self._write_incident("warning", "incidents_summed_up", summary)
-        for name, tokens in self.refused_tokens.items():
-            self.note(TokensLost(at=time.time(), generator=name, tokens=tokens, reason="refused"))
+        for (name, reason), tokens in self.refused_tokens.items():
+            self.note(TokensLost(at=time.time(), generator=name, tokens=tokens, reason=reason))
         self.refused_tokens.clear()
         if at_once:
             self.rejections.close()

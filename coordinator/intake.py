@@ -3,8 +3,9 @@
 A chunk is taken when it is the next of a lease that is in force; a duplicate is acknowledged
 again. Where a chunk comes too early its generator is asked for those before it, which a connection
 that broke may have lost; if they do not come the lease is over. A chunk of a lease that was taken
-back or is another generator's, or one that skips a position, is refused and counted as lost
-(`values.chunk_problem`). Only what is taken counts as progress.
+back or is another generator's, or one that skips a position, is refused (`values.chunk_problem`)
+and counted: as moved where another generator was given the trajectory while this one was silent,
+else as refused, which a healthy generator's never are. Only what is taken counts as progress.
 """
 
 import time
@@ -12,9 +13,9 @@ import time
 import numpy as np
 
 from coordinator.hub import Hub
-from coordinator.values import Limits, chunk_problem, cut, holds_lease
+from coordinator.values import Limits, arrival, chunk_problem, cut, holds_lease
 from headrace.protocol.messages import ChunkAck, Chunks, Hold, Resend, TrajectoryChunk
-from headrace.protocol.records import ChunkArrived, TrajectoryEnded
+from headrace.protocol.records import TrajectoryEnded
 from sequence.trajectories import Trajectory
 
 MAX_FAILURES = 3
@@ -91,8 +92,10 @@ class Intake:
         """Count a chunk that cannot be taken. If its lease is in force, the lease ends here: the
         tokens acknowledged so far are kept, and another lease resumes them."""
         hub = self._hub
+        generator = hub.peers.generators.get(sender)
         if tokens := chunk.token_ids.size:
-            hub.refused_tokens[sender] += tokens
+            moved = generator is not None and chunk.lease_id in generator.moved
+            hub.refused_tokens[sender, "moved" if moved else "refused"] += tokens
         if holds_lease(chunk, hub.leases.of(chunk.trajectory_id), sender):
             hub.leases.end(chunk.trajectory_id)
         text = f"trajectory {chunk.trajectory_id}: {problem}"
@@ -111,21 +114,7 @@ class Intake:
                 f"{sender} sent non-finite behaviour logprobs under weight versions {versions} "
                 f"(trajectory {trajectory.trajectory_id}); those tokens are not trained",
             )
-        self._hub.note(
-            ChunkArrived(
-                at=time.time(),
-                trajectory_id=chunk.trajectory_id,
-                lease_id=chunk.lease_id,
-                chunk_index=chunk.chunk_index,
-                generator=sender,
-                start=chunk.start,
-                token_ids=chunk.token_ids,
-                logprobs=chunk.logprobs,
-                spans=chunk.spans,
-                finish=chunk.finish,
-                streams=chunk.streams,
-            )
-        )
+        self._hub.note(arrival(sender, chunk))
         if chunk.finish is not None:
             self._release(sender, chunk)
         self._end_if_over(trajectory, chunk)

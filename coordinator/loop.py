@@ -157,6 +157,7 @@ class Coordinator:
             case m.Goodbye():
                 self._leave(name, message.failed)
             case m.Chunks():
+                message = await self.parts.self_test.receive(name, message)
                 ended = await self.parts.intake.receive(name, message)
                 for trajectory in ended:
                     self.parts.scoring.add(trajectory)
@@ -166,7 +167,10 @@ class Coordinator:
                 self.parts.gauges.reported(name, message)
             case m.WeightsLoaded():
                 self.parts.generation.loaded(name, message)
+                if message.error is not None:
+                    self.parts.self_test.not_loaded(name, message.error)
             case m.Scores():
+                message = self.parts.self_test.scored(message)
                 self._rewarded(self.parts.scoring.receive(name, message))
             case m.WeightNotice():
                 await self.parts.training.published(message)
@@ -222,6 +226,7 @@ class Coordinator:
             case "generator":
                 await hub.send(name, welcome)
                 await self.parts.generation.join(hello)
+                self.parts.self_test.join(name)
             case "reward":
                 await hub.send(name, welcome)
                 self.parts.scoring.join(hello)
@@ -355,7 +360,10 @@ class Coordinator:
                 beat = now
                 self.hub.tell()
                 for name, _ in self.hub.peers.everyone():
-                    await self.hub.send(name, m.Heartbeat())
+                    if name in self.hub.peers.generators:
+                        await self.parts.generation.roll_call.beat(name)
+                    else:
+                        await self.hub.send(name, m.Heartbeat())
             if self._has_heard_all(now):
                 self._forget_silent()
                 await self.parts.intake.expire()

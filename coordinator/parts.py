@@ -9,6 +9,7 @@ from coordinator.hub import Hub
 from coordinator.intake import Intake
 from coordinator.prompts import Prompts
 from coordinator.scoring import Scoring
+from coordinator.self_test import SelfTest
 from coordinator.training import Training
 
 
@@ -23,18 +24,21 @@ class Parts:
     generation: Generation
     training: Training
     evaluation: Evaluation
+    self_test: SelfTest
 
 
 def build_parts(hub: Hub, prompts: Prompts) -> Parts:
     """Parts that share one hub."""
     gauges = Gauges(hub)
     generation = Generation(hub, prompts)
+    scoring = Scoring(hub, prompts)
     return Parts(
         prompts=prompts,
         intake=Intake(hub, prompts.vocabulary),
         gauges=gauges,
-        scoring=Scoring(hub, prompts),
+        scoring=scoring,
         generation=generation,
         training=Training(hub, generation, gauges),
         evaluation=Evaluation(hub, prompts, generation),
+        self_test=SelfTest(hub, prompts, scoring.source_of),
     )

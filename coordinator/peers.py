@@ -36,6 +36,12 @@ class GeneratorPeer(Peer):
     noticed: set[int] = field(default_factory=set)
     """Versions it was given notice of and has not answered for."""
     report: GeneratorReport | None = None
+    leases_until: int = -1
+    """Its leases below this id have been sent to it, or never will be."""
+    tested: bool = True
+    """It has passed its self-test, or has none to pass."""
+    moved: set[int] = field(default_factory=set)
+    """Leases that it had and that were given to others while it was silent."""
 
     @property
     def pending(self) -> int:
@@ -45,7 +51,7 @@ class GeneratorPeer(Peer):
     @property
     def free(self) -> int:
         """Trajectories it could take now."""
-        return max(0, self.hello.capacity - len(self.live))
+        return max(0, self.hello.capacity - len(self.live)) if self.tested else 0
 
 
 class Ask(NamedTuple):

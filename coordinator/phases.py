@@ -70,11 +70,13 @@ class Phases:
             await self._close()
             return
         await self.parts.scoring.dispatch()
+        if self.phase not in ("closing", "leaving", "closed"):
+            await self.parts.self_test.advance()
         match self.phase:
             case "starting":
                 if self._stopping:
                     await self._finish()
-                elif self._everyone_here():
+                elif self._everyone_here() and self.parts.self_test.passed():
                     self._after_start()
             case "evaluating":
                 await self._advance_evaluation()

@@ -6,6 +6,7 @@ for the journal. Promises: what passes can be applied to the state, replayed and
 """
 
 import math
+import time
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +16,7 @@ from coordinator.leases import Given
 from coordinator.versions import Versions
 from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.messages import Score, TrajectoryChunk
+from headrace.protocol.records import ChunkArrived
 from sequence.pieces import stretch_problem
 from sequence.trajectories import Trajectory
 from sequence.windows import Window
@@ -75,6 +77,23 @@ def chunk_problem(
         if not versions.knows(span.version):
             return f"weight version {span.version} was never published"
     return stretch_problem(start, size, chunk.spans, chunk.streams)
+
+
+def arrival(sender: str, chunk: TrajectoryChunk) -> ChunkArrived:
+    """The record of a chunk that is taken."""
+    return ChunkArrived(
+        at=time.time(),
+        trajectory_id=chunk.trajectory_id,
+        lease_id=chunk.lease_id,
+        chunk_index=chunk.chunk_index,
+        generator=sender,
+        start=chunk.start,
+        token_ids=chunk.token_ids,
+        logprobs=chunk.logprobs,
+        spans=chunk.spans,
+        finish=chunk.finish,
+        streams=chunk.streams,
+    )
 
 
 def _above_rounding(chunk: TrajectoryChunk) -> bool:

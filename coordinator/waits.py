@@ -85,6 +85,8 @@ class Waits:
         if rewards := parts.scoring.waiting():
             busy = [name for name, one in peers.rewards.items() if one.scoring]
             yield "rewards", f"{rewards} rewards" + (f" of {names(busy)}" if busy else "")
+        for words in parts.self_test.waits():
+            yield "phase", words
         if live := parts.generation.live():
             busy = [name for name, one in peers.generators.items() if one.live]
             whose = f" of {names(busy)}" if busy else ""

@@ -9,8 +9,8 @@ nothing else. What wakes it: messages and tokens. On Shutdown or `finish` every 
 with the tokens it has, chunks are delivered, Goodbye is said. When the engine dies the same happens
 with the cause in Goodbye, and `run` raises. When the coordinator is silent for some heartbeats, or
 asks, Hello is sent again with the leases that are held, and chunks wait for the Welcome; it makes
-everything unacknowledged go out once more. Engines go on meanwhile. Silence for `stall_timeout_s`
-raises RunFailedError.
+everything unacknowledged go out once more. So does a chunk that nobody acknowledges for so long.
+Engines go on meanwhile. Silence for `stall_timeout_s` raises RunFailedError.
 """
 
 import asyncio
@@ -41,6 +41,7 @@ from headrace.protocol.messages import (
     ChunkAck,
     GeneratorReport,
     Goodbye,
+    Heartbeat,
     Hello,
     Hold,
     Lease,
@@ -101,6 +102,8 @@ class GeneratorLoop:
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard = time.monotonic()
+        self._leases_until = -1
+        """All leases below this id have come, or never will."""
         self._tokens = self._discarded_tokens = 0
         self.time = WorkTime()
 
@@ -158,6 +161,8 @@ class GeneratorLoop:
                         self._take(lease)
                 case ChunkAck():
                     self._outbox.acknowledge(message)
+                case Heartbeat(leases_until=until):
+                    self._leases_until = max(self._leases_until, until)
                 case Hold(leases=holds):
                     for lease_id, at in holds:
                         self._hold(lease_id, at)
@@ -292,6 +297,8 @@ class GeneratorLoop:
             if now - max(heard, greeted) > patience:
                 greeted = now
                 await self._greet()
+            elif self._outbox.waits_since() < now - patience:
+                self._outbox.resend()
             await self._channel.send(self._report())
 
     async def _greet(self) -> None:
@@ -299,8 +306,12 @@ class GeneratorLoop:
         if self._over.done():
             return
         self._outbox.pause()
-        leases = {*self._live, *self._waiting, *self._outbox.leases()}
-        await self._channel.send(replace(self._hello, leases=sorted(leases)))
+        hello = replace(self._hello, leases=self._leases(), leases_until=self._leases_until)
+        await self._channel.send(hello)
+
+    def _leases(self) -> list[int]:
+        """Those that are worked on, or of which something is not acknowledged."""
+        return sorted({*self._live, *self._waiting, *self._outbox.leases()})
 
     def _report(self) -> GeneratorReport:
         return GeneratorReport(
@@ -313,4 +324,6 @@ class GeneratorLoop:
             idle_s=self.time.idle_s,
             pause_s=self.time.pause_s,
             busy_s=self.time.busy_s,
+            leases=self._leases(),
+            leases_until=self._leases_until,
         )

@@ -9,6 +9,8 @@ generate.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 
 from headrace.protocol.messages import ChunkAck, Chunks, TrajectoryChunk
@@ -25,6 +27,8 @@ class Outbox:
         self._send, self._gather_s, self._max_bytes = send, gather_s, max_bytes
         self._waiting: list[TrajectoryChunk] = []
         self._unacked: dict[tuple[int, int], TrajectoryChunk] = {}
+        self._since: dict[tuple[int, int], float] = {}
+        """When each of them was sent last; the oldest comes first."""
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -38,9 +42,15 @@ class Outbox:
         """Leases of which something is not acknowledged."""
         return {chunk.lease_id for chunk in self._unacked.values()}
 
+    def waits_since(self) -> float:
+        """Since when the oldest chunk that was sent waits for its acknowledgement (on the monotonic
+        clock); infinite where none waits, or nothing is sent."""
+        return math.inf if self.paused else next(iter(self._since.values()), math.inf)
+
     def put(self, chunk: TrajectoryChunk) -> None:
         """Send soon, keep until acknowledged."""
-        self._unacked[chunk.trajectory_id, chunk.chunk_index] = chunk
+        key = chunk.trajectory_id, chunk.chunk_index
+        self._unacked[key], self._since[key] = chunk, time.monotonic()
         self._waiting.append(chunk)
         self._empty.clear()
         self._wake.set()
@@ -49,6 +59,7 @@ class Outbox:
         """Forget what the coordinator has written down."""
         for trajectory_id, chunk_index in ack.acked:
             self._unacked.pop((trajectory_id, chunk_index), None)
+            self._since.pop((trajectory_id, chunk_index), None)
         if not self._unacked:
             self._empty.set()
 
@@ -56,6 +67,7 @@ class Outbox:
         """Send everything that is not acknowledged once more, and all that comes."""
         self.paused = False
         self._waiting = list(self._unacked.values())
+        self._since = dict.fromkeys(self._unacked, time.monotonic())
         if self._waiting:
             self._wake.set()
 

@@ -89,7 +89,7 @@ _ALL = (
     MetricInfo("ledger/generated", "tokens", "response tokens journaled = trained_policy + ready + in_flight + dropped"),
     MetricInfo("ledger/in_flight", "tokens", "in a window that is not complete, or waits for its reward"),
     MetricInfo("ledger/discarded_at_hold", "tokens", "sampled and thrown away because a hold came; outside the balance", "little beside generated"),
-    MetricInfo("ledger/lost", "tokens", "sampled, but refused when they came, because their lease was gone, or unsent when their generator died; outside the balance", "0 without restarts"),
+    MetricInfo("ledger/lost", "tokens", "sampled, but refused when they came, or sampled by another generator as well while their own was silent, or unsent when it died; outside the balance", "0 without faults"),
     MetricInfo("ledger/inserted", "tokens", "put into sequences by templates, tools and environments; outside the balance", "0 for single answers"),
     MetricInfo("ledger/ready", "tokens", "trainable, not in a committed update"),
     MetricInfo("ledger/trained_policy", "tokens", "in the policy loss of a committed update"),

@@ -103,7 +103,7 @@ class Ledger:
             "ledger/evaluation": self.evaluation,
             "ledger/inserted": self.inserted,
             "ledger/discarded_at_hold": self.lost["held"],
-            "ledger/lost": self.lost["refused"] + self.lost["died"],
+            "ledger/lost": self.lost.total() - self.lost["held"],
         }
         for reason, tokens in self.dropped.items():
             metrics[f"ledger/dropped/{reason}"] = tokens

@@ -19,6 +19,15 @@ SQLITE_NAME = "headrace.sqlite"
 DATABASE_VERSION = "0005"
 """The newest migration."""
 _BUSY_TIMEOUT_S = 30
+SERVER_PATIENCE = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+}
+"""Seconds (milliseconds in tcp_user_timeout) after which a server that cannot be reached counts as
+gone, so that nobody waits for it for minutes. What the URL says goes before."""
 
 
 def open_writer(run_dir: Path, url: str | None) -> Engine:
@@ -84,7 +93,10 @@ def _server_engine(url: str, **options: Any) -> Engine:
             f"storage.database: {parsed.get_backend_name()} is not supported; leave it out for "
             "SQLite or give postgresql+psycopg://user@host/name"
         )
-    engine = create_engine(parsed.set(drivername="postgresql+psycopg"), **options)
+    patience = {name: value for name, value in SERVER_PATIENCE.items() if name not in parsed.query}
+    engine = create_engine(
+        parsed.set(drivername="postgresql+psycopg"), connect_args=patience, **options
+    )
     try:
         engine.connect().close()
     except OperationalError as error:

@@ -38,6 +38,8 @@ from storage.segments import end_of, segment_paths
 log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
 """At most so often SQL that could not be written is tried again."""
+CATCH_UP_SHARE = 0.1
+"""And at most this share of the time is spent on it, where a server does not even refuse."""
 MUCH = 20_000
 """So many records that SQL lacks, a second's work or more, are brought up beside the run."""
 LITTLE = 2_000
@@ -187,10 +189,11 @@ class RunStore:
     def _catch_up(self) -> None:
         """Project what the journal has and SQL lacks."""
         was_behind, self.behind = self.behind, ""
+        began = time.monotonic()
         try:
             first = self._projected()
         except OperationalError as error:
-            self._fall_behind(error)
+            self._fall_behind(error, took_s=time.monotonic() - began)
             return
         if (lacks := self._journal.next_offset - first) > MUCH:
             self.behind = f"SQL in {self._sql} is being brought up to the journal"
@@ -253,9 +256,12 @@ class RunStore:
         except OperationalError as error:
             self._fall_behind(error)
 
-    def _fall_behind(self, error: OperationalError) -> None:
-        text = f"SQL in {self._sql} does not follow the journal for now: {error.orig}"
-        self.behind, self._catch_up_at = text, time.monotonic() + CATCH_UP_S
+    def _fall_behind(self, error: OperationalError, took_s: float = 0.0) -> None:
+        """`took_s`: how long a connection was waited for."""
+        reason = (str(error.orig).strip() or "no reason given").splitlines()[0]
+        text = f"SQL in {self._sql} does not follow the journal for now: {reason}"
+        self.behind = text
+        self._catch_up_at = time.monotonic() + max(CATCH_UP_S, took_s / CATCH_UP_SHARE)
         if text != self._last_behind:
             log.warning(text)
         self._last_behind = text

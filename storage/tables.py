@@ -303,7 +303,8 @@ class ValueUse(Base):
 
 class TokenLoss(Base):
     """Tokens that a generator made and the journal does not have, counted. `reason`: held (thrown
-    away at a window's border, as they were meant to be), refused (their lease was gone)."""
+    away at a window's border, as they were meant to be), refused (they could not be taken), moved
+    (their trajectory had been given to another generator), died (with their generator)."""
 
     __tablename__ = "token_losses"
     run: Mapped[RunKey]

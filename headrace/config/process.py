@@ -128,6 +128,10 @@ class TransportConfig(StrictModel):
     stall_timeout_s: float = Field(default=300.0, gt=0)
     """No progress for so long ends the run with the names of what waits."""
 
+    self_test_s: float | None = Field(default=300.0, gt=0)
+    """Seconds that each part of the self-test may take before training: a generator's first
+    weights, its answer to a prompt, a reward of one answer. None: no self-test."""
+
     @property
     def part_bytes(self) -> int:
         """Most bytes of one part of a batch: a message, less room for its header."""

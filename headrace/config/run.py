@@ -54,6 +54,12 @@ class RunConfig(StrictModel):
         return self.model_copy(update={"storage": storage})
 
     @property
+    def self_tests(self) -> bool:
+        """Whether a generator answers a prompt before it gets a lease; an evaluation by itself is
+        its own test."""
+        return self.transport.self_test_s is not None and not self.evaluation.only
+
+    @property
     def window(self) -> int:
         """Most tokens of a trajectory trained in one update (synchronous: the whole response)."""
         if self.schedule.mode == "synchronous" or self.schedule.window is None:

@@ -18,6 +18,8 @@ Count = Annotated[int, Meta(ge=0, le=MOST)]
 """A number of tokens or bytes, an id, an update, a weight version."""
 LoadedVersion = Annotated[int, Meta(ge=-1, le=MOST)]
 """A weight version, or -1 where no weights are loaded."""
+LeaseBorder = Annotated[int, Meta(ge=-1, le=MOST)]
+"""Leases with lower ids, or -1 where nothing was heard of any."""
 WindowId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A trajectory's id and a window's index in one number."""
 Position = Annotated[int, Meta(ge=0, le=2**31 - 1)]

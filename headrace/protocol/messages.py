@@ -50,6 +50,8 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     greeting: fields.Count = 0
     leases: list[fields.Count] = msgspec.field(default_factory=list)
     """Those that a generator still works on, or has chunks of that are not acknowledged."""
+    leases_until: fields.LeaseBorder = -1
+    """As it heard last in a `Heartbeat`: leases from there on may still be on their way to it."""
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag=True):
@@ -85,7 +87,11 @@ class AskHello(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
-    """A sign of life, both ways. A process sends it from a thread of its own."""
+    """A sign of life, both ways. A process sends it from a thread of its own. To a generator it
+    says besides that all its leases with ids below `leases_until` were sent before it: those that
+    have not come by then never will."""
+
+    leases_until: fields.LeaseBorder = -1
 
 
 class Shutdown(Message, frozen=True, kw_only=True, tag=True):
@@ -197,7 +203,7 @@ class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
     """Generator to coordinator about once a second: counters since start (`discarded_tokens` were
     sampled and thrown away because a hold came), seconds since start spent with nothing to generate
     (`idle_s`), paused for weights (`pause_s`) and generating (`busy_s`), and `pending_tokens`:
-    sampled, kept, and not yet in a chunk."""
+    sampled, kept, and not yet in a chunk. `leases` and `leases_until` as in `Hello`."""
 
     live: fields.Position
     version: fields.LoadedVersion
@@ -208,6 +214,8 @@ class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
     idle_s: fields.Seconds
     pause_s: fields.Seconds
     busy_s: fields.Seconds
+    leases: list[fields.Count] = msgspec.field(default_factory=list)
+    leases_until: fields.LeaseBorder = -1
 
 
 # -- weights ---------------------------------------------------------------------------------------

@@ -263,13 +263,15 @@ class UpdateCommitted(Record, frozen=True, kw_only=True, tag=True):
 
 class TokensLost(Record, frozen=True, kw_only=True, tag=True):
     """Tokens were generated that the journal will never have. held: the generator threw them away
-    when it was told to stop at a window's border. refused: the chunk belonged to no lease any
-    more. died: a generator that is gone had not sent them when it last reported, at most about a
-    second before: an estimate. `total`: what the process `pid` had thrown away at holds by then."""
+    when it was told to stop at a window's border. refused: the chunk could not be taken, or its
+    lease was over although its generator had it. moved: while its generator was silent, the
+    trajectory had been given to another one, which sampled these tokens itself. died: a generator
+    that is gone had not sent them when it last reported, at most about a second before: an
+    estimate. `total`: what the process `pid` had thrown away at holds by then."""
 
     generator: str
     tokens: int
-    reason: Literal["held", "refused", "died"]
+    reason: Literal["held", "refused", "moved", "died"]
     pid: int = 0
     total: int = 0
 

@@ -53,7 +53,7 @@ def count(facts: Facts) -> dict[str, Any]:
         "evaluation": evaluation,
         "inserted": inserted,
         "discarded_at_hold": lost["held"],
-        "lost": lost["refused"] + lost["died"],
+        "lost": lost.total() - lost["held"],
     }
 
 

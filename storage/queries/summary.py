@@ -148,7 +148,7 @@ def _outside(reader: RunReader, latest: dict[str, float | None]) -> dict[str, in
     counts = {
         "inserted": int(reader.rows(inserted)[0][0] or 0),
         "discarded_at_hold": losses.get("held", 0),
-        "lost": losses.get("refused", 0) + losses.get("died", 0),
+        "lost": sum(tokens for reason, tokens in losses.items() if reason != "held"),
     }
     # Older runs have one number for both kinds of loss, and only as a metric.
     together = _count(latest, "ledger/lost_before_ack")

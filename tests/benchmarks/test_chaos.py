@@ -1,11 +1,13 @@
 """Chaos: faults are drawn by the seed alone, and figures say what the records say."""
 
+import subprocess
+import sys
 from collections import Counter
 from typing import get_args
 
 from benchmarks.chaos_facts import recoveries, trained_again, whole
 from benchmarks.chaos_faults import ROLES, Fault, Kind, draw
-from benchmarks.chaos_job import Done
+from benchmarks.chaos_job import Done, descendants, is_reaper, living, waited
 from headrace.protocol.records import (
     ClosedWindow,
     LineageBegan,
@@ -94,3 +96,24 @@ def test_runs_are_counted_together() -> None:
     assert both["rolled_back_trained_again"] == 0.98
     assert both["recovery_s"] == {"learner": {"median": 2.0, "max": 4.0, "count": 3}}
     assert whole([row | {"rolled_back": 0}])["rolled_back_trained_again"] is None
+
+
+def test_what_a_process_started_is_found_in_whatever_group_it_is() -> None:
+    """Children that score have process groups of their own."""
+    code = (
+        "import subprocess, sys, time; "
+        "subprocess.Popen(['sleep', '60'], process_group=0); print(flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            (child,) = descendants(process.pid)
+            assert living({child}) == [child]
+        finally:
+            process.kill()
+    # It outlived its parent.
+    assert living({child}) == [child]
+    assert not is_reaper(child)
+    child.kill()
+    assert waited(lambda: living({child}), 10.0) == []

@@ -23,6 +23,7 @@ from headrace.protocol.messages import (
     FireSampling,
     GeneratorReport,
     Goodbye,
+    Heartbeat,
     Hello,
     Hold,
     Lease,
@@ -331,3 +332,42 @@ async def test_a_refusal_ends_the_process_with_its_reason(scenes: Callable[..., 
     await scene.coordinator.send(Refused(reason="name in use"))
     with pytest.raises(UserError, match="name in use"):
         await scene.task
+
+
+async def test_leases_and_how_far_it_has_heard_are_in_hello_and_reports(
+    scenes: Callable[..., Scene],
+) -> None:
+    scene = scenes(FakeEngine(mean_length=1e6, step_s=0.001))
+    await scene.begin()
+    await scene.lease(make_lease(lease_id=3), make_lease(lease_id=5, version_at_least=9))
+    await scene.coordinator.send(Heartbeat(leases_until=6))
+    await scene.coordinator.send(Heartbeat())
+    reports = len(scene.coordinator.got(GeneratorReport))
+    await scene.coordinator.until(lambda: len(scene.coordinator.got(GeneratorReport)) > reports + 1)
+    report = scene.coordinator.got(GeneratorReport)[-1]
+    assert isinstance(report, GeneratorReport)
+    assert (report.leases, report.leases_until) == ([3, 5], 6)
+    await scene.coordinator.send(AskHello())
+    await scene.coordinator.until(lambda: len(scene.coordinator.got(Hello)) > 1)
+    hello = scene.coordinator.got(Hello)[-1]
+    assert isinstance(hello, Hello)
+    assert (hello.leases, hello.leases_until) == ([3, 5], 6)
+
+
+async def test_a_chunk_that_nobody_acknowledges_is_sent_again(scenes: Callable[..., Scene]) -> None:
+    """A connection that broke may have lost the last chunk of a lease, and nothing follows it."""
+    scene = scenes(heartbeat_s=0.1)
+    scene.coordinator.acknowledge = False
+    await scene.begin()
+    await scene.lease(make_lease())
+    await scene.coordinator.until(lambda: scene.coordinator.ended(7))
+    count = len(scene.coordinator.chunks)
+    scene.coordinator.acknowledge = True
+    for _ in range(30):
+        await scene.coordinator.send(Heartbeat())
+        await asyncio.sleep(0.1)
+        if len(scene.coordinator.chunks) > count:
+            break
+    indices = [chunk.chunk_index for chunk in scene.coordinator.chunks]
+    assert indices == [*range(count), *range(count)]
+    assert len(scene.coordinator.got(Hello)) == 1

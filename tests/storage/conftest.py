@@ -1,5 +1,5 @@
 """Fixtures of the storage tests."""
 
-from tests.storage.postgresql import _server, postgresql_url
+from tests.storage.postgresql import _server, own_server, postgresql_url
 
-__all__ = ["_server", "postgresql_url"]
+__all__ = ["_server", "own_server", "postgresql_url"]

@@ -1,5 +1,7 @@
-"""A PostgreSQL server of the tests' own: a fixture that gives a URL of an empty database."""
+"""PostgreSQL servers of the tests' own: one for all tests that want an empty database in it, and
+one for a test that stops it."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -13,16 +15,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from tests.services import cannot_have
-
-
-def _binaries() -> Path | None:
-    """The newest installed server."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if found:
-        return found[-1].parent
-    on_path = shutil.which("initdb")
-    return Path(on_path).parent if on_path else None
+from tests.services import cannot_have, find_postgresql
 
 
 @lru_cache
@@ -31,37 +24,69 @@ def _user() -> list[str]:
     return ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
 
 
-@pytest.fixture(scope="session")
-def _server() -> Iterator[str]:
-    binaries = _binaries()
-    if binaries is None:
-        cannot_have("PostgreSQL server", "postgresql")
-    with tempfile.TemporaryDirectory(prefix="headrace-pg-") as name:
-        folder = Path(name)
+class Server:
+    """A server in a folder of its own, on a free port."""
+
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        self._binaries, self._folder = binaries, folder
         if os.geteuid() == 0:
             shutil.chown(folder, "postgres")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        data = folder / "data"
-        _call(binaries / "initdb", "-D", data, "-A", "trust", "-U", "tester", "--no-sync")
-        options = f"-p {port} -k {folder} -h 127.0.0.1 -F"
-        _call(
-            binaries / "pg_ctl", "-D", data, "-w", "-l", folder / "log", "-o", options, "start"
-        )  # fmt: skip
+            self._port = probe.getsockname()[1]
+        self.url = f"postgresql://tester@127.0.0.1:{self._port}/"
+        self._data = folder / "data"
+        _call(binaries / "initdb", "-D", self._data, "-A", "trust", "-U", "tester", "--no-sync")
+
+    def start(self) -> None:
+        """Until it takes connections."""
+        options = f"-p {self._port} -k {self._folder} -h 127.0.0.1 -F"
+        self._control("-l", self._folder / "log", "-o", options, "start")
+
+    def stop(self) -> None:
+        """At once: connections break, and what was not committed is gone."""
+        self._control("-m", "immediate", "stop")
+
+    def _control(self, *arguments: object) -> None:
+        _call(self._binaries / "pg_ctl", "-D", self._data, "-w", *arguments)
+
+    def new_database(self) -> str:
+        """URL of a new, empty database."""
+        name = f"test_{uuid4().hex[:8]}"
+        with psycopg.connect(self.url + "postgres", autocommit=True) as connection:
+            connection.execute(f"create database {name}")
+        return self.url + name
+
+
+def _served() -> Iterator[Server]:
+    binaries = find_postgresql()
+    if binaries is None:
+        cannot_have("PostgreSQL server", "postgresql")
+    with tempfile.TemporaryDirectory(prefix="headrace-pg-") as name:
+        server = Server(binaries, Path(name))
+        server.start()
         try:
-            yield f"postgresql://tester@127.0.0.1:{port}/"
+            yield server
         finally:
-            _call(binaries / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop")
+            with contextlib.suppress(subprocess.CalledProcessError):
+                server.stop()
+
+
+@pytest.fixture(scope="session")
+def _server() -> Iterator[Server]:
+    yield from _served()
 
 
 @pytest.fixture
-def postgresql_url(_server: str) -> str:
+def postgresql_url(_server: Server) -> str:
     """URL of a new, empty database."""
-    name = f"test_{uuid4().hex[:8]}"
-    with psycopg.connect(_server + "postgres", autocommit=True) as connection:
-        connection.execute(f"create database {name}")
-    return _server + name
+    return _server.new_database()
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    """A server that nobody else uses, so that a test may stop it; it runs at the beginning."""
+    yield from _served()
 
 
 def _call(*command: object) -> None:
