@@ -44,6 +44,9 @@ def obstacle(config: RunConfig, run_dir: Path, update: int, after: int | None) -
             f"its optimizer state is cut for learner.ranks = {learner.ranks}, and a replay has one "
             "rank"
         )
+    for start in _starting_models(config, update):
+        if not Path(start).is_dir():
+            return f"the model that the run began with is not at {start}"
     if update == 1:
         return None
     path = checkpoint_before(run_dir, update)
@@ -58,6 +61,14 @@ def obstacle(config: RunConfig, run_dir: Path, update: int, after: int | None) -
     if None not in (trained, after) and trained != after:
         return f"checkpoint {path.name} is of a line of updates that was given up"
     return None
+
+
+def _starting_models(config: RunConfig, update: int) -> list[str]:
+    """What is read besides a checkpoint: for update 1 instead of one, and as a reference."""
+    path, critic = config.model.path, config.model.critic_path
+    if update == 1:
+        return [path, *([critic] if critic and config.algorithm.value is not None else [])]
+    return [path] if config.algorithm.kl is not None else []
 
 
 def checkpoint_before(run_dir: Path, update: int) -> Path:
@@ -89,6 +100,10 @@ def rerun(config: RunConfig, run_dir: Path, batch: Batch, shard: Shard, beside: 
         "learner": config.learner.model_copy(update={"ranks": 1}),
         "storage": config.storage.model_copy(update={"token_diagnostics": True}),
     }
+    if not _starting_models(config, batch.update):
+        # A copy of the run may have come without the model that it began with.
+        folder = str(beside / "checkpoints" / f"step_{batch.update - 1}" / POLICY)
+        changed["model"] = config.model.model_copy(update={"path": folder})
     config = config.model_copy(update=changed)
     device = choose_device(config, 0)
     if device.type == "cpu":

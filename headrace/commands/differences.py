@@ -7,7 +7,7 @@ alone differs.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -85,8 +85,9 @@ def quantity(
         compared += int(both.sum())
         differing += int(differs.sum())
         largest = max(largest, float(apart[np.isfinite(apart)].max(initial=0.0)))
-        order = np.argsort(-apart, kind="stable")[:MOST]
-        for place in order[differs[order]].tolist():
+        places = np.flatnonzero(differs)
+        order = places[np.argsort(-apart[places], kind="stable")[:MOST]]
+        for place in order.tolist():
             where = None if row.first is None else row.first + place
             pair = _number(row.stored[place]), _number(row.recomputed[place])
             worst.append((float(apart[place]), Difference(row.whose, where, *pair)))
@@ -102,20 +103,26 @@ def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -
     rows = []
     for name in sorted(set(stored) & set(recomputed)):
         old, new = stored[name], recomputed[name]
-        size = max(len(_listed(old)), len(_listed(new)))
-        first = 0 if isinstance(old, list) else None
-        rows.append(Row(name, first, _array(old, size), _array(new, size)))
+        rows.append(row_of(name, 0 if isinstance(old, list) else None, _array(old), _array(new)))
     return rows
 
 
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
+def row_of(
+    whose: str, first: int | None, stored: npt.NDArray[Any], recomputed: npt.NDArray[Any]
+) -> Row:
+    """A row of two accounts that need not be of one length: what one of them lacks is not known."""
+    size = max(stored.size, recomputed.size)
+    padded = (
+        np.concatenate([x.astype(np.float64), np.full(size - x.size, np.nan)])
+        for x in (stored, recomputed)
+    )
+    return Row(whose, first, *padded)
 
 
-def _array(value: object, size: int) -> Array:
-    """Numbers as an array of a size; None as NaN."""
-    numbers = [np.nan if x is None else x for x in _listed(value)]
-    return np.array([*numbers, *[np.nan] * (size - len(numbers))], np.float64)
+def _array(value: object) -> Array:
+    """Numbers as an array; None as NaN."""
+    values = value if isinstance(value, list) else [value]
+    return np.array([np.nan if x is None else x for x in values], np.float64)
 
 
 def _number(value: float) -> float | None:

@@ -23,7 +23,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from headrace import run_folder
-from headrace.commands.differences import Array, Quantity, Row, named_rows, quantity
+from headrace.commands.differences import (
+    Array,
+    Quantity,
+    Row,
+    named_rows,
+    quantity,
+    row_of,
+)
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.diagnostics import TokenDiagnostics
@@ -162,12 +169,7 @@ def _tokens(
 ) -> Quantity:
     """A figure of single tokens, by window."""
     rows = [
-        Row(
-            f"trajectory {row.trajectory_id}",
-            row.start,
-            row.columns[name].astype(np.float64),
-            again[key].astype(np.float64),
-        )
+        row_of(f"trajectory {row.trajectory_id}", row.start, row.columns[name], again[key])
         for key, row in stored.items()
         if key in again and name in row.columns
     ]

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.cli import main
-from headrace.commands.differences import Row, named_rows, quantity
+from headrace.commands.differences import Row, named_rows, quantity, row_of
 from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.records import BatchTaken, Record, UpdateCommitted
 from storage.diagnostics import DiagnosticsReader
@@ -115,6 +115,22 @@ def test_with_the_models_it_comes_to_the_same_weights(run_dir: Path, update: int
         assert said["not_recomputed"] == {}
     else:
         assert "no checkpoint of update 1" in said["not_recomputed"]["weights"]
+
+
+@pytest.mark.slow
+def test_a_copy_without_its_starting_model_is_computed_from_a_checkpoint(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    copy = changed(run_dir, tmp_path, lambda record: record)
+    resolved = json.loads((copy / "resolved.json").read_text())
+    resolved["model"]["path"] = "/nowhere"
+    (copy / "resolved.json").write_text(json.dumps(resolved))
+    code, said = called(copy, UPDATES)
+    assert code == 0
+    assert by_name(said, "models")["weights of the policy"]["largest"] < 1e-6
+    code, said = called(copy, 1)
+    assert code == 0
+    assert "is not at /nowhere" in str(said["not_recomputed"])
 
 
 @pytest.mark.slow
@@ -357,3 +373,9 @@ def test_lists_are_compared_bin_by_bin() -> None:
     found = quantity("figures", rows, source="store", tolerance=0.0)
     assert (found.compared, found.differing) == (2, 1)
     assert found.worst[0].place == 2
+
+
+def test_accounts_of_different_lengths_differ_behind_the_shorter_one() -> None:
+    made = row_of("x", 5, np.array([1.0, 2.0]), np.array([1.0], np.float32))
+    found = quantity("q", [made], source="store", tolerance=0.0)
+    assert (found.compared, found.differing, found.worst[0].place) == (1, 1, 6)
