@@ -22,11 +22,13 @@ PACKAGES = (
 
 EXTRAS = {
     "train": (
-        "torch", "transformers", "deepspeed", "safetensors", "math_verify", "jsonschema", "httpx",
+        "torch", "transformers", "deepspeed", "safetensors", "math_verify", "jsonschema",
         "matplotlib",
     ),
     "dashboard": ("streamlit", "altair"),
     "ray": ("ray",),
+    "tensorboard": ("tensorboard",),
+    "trackio": ("trackio",),
 }  # fmt: skip
 """What each extra of the distribution is for, as modules. Reading a run needs none of them."""
 
