@@ -297,6 +297,10 @@ def action(arguments: argparse.Namespace) -> Action:
             from headrace.commands.sql import sql
 
             return sql
+        case "sink":
+            from headrace.commands.sink import sink
+
+            return sink
         case "reward":
             return reward_action(arguments.action)
         case "doctor":
