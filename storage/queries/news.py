@@ -66,7 +66,7 @@ def news(run_dir: Path, position: Position, *, most: int = 200) -> list[News]:
             .where(Evaluation.run == now.key, Evaluation.offset > position.evaluation)
             .order_by(Evaluation.offset)
         )
-        for (row,) in evaluations:
+        for row in evaluations:
             measured = {name: getattr(row, name) for name in _EVALUATED}
             metrics = {f"eval/{name}": x for name, x in measured.items() if x is not None}
             position = position._replace(evaluation=row.offset)

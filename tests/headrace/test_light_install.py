@@ -50,12 +50,16 @@ Said = dict[str, tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run in a folder that it was copied to, without the model that it began with."""
+    """A run in a folder that it was copied to, without the model that it began with. Its checkpoint
+    has the tokenizer."""
     made = tmp_path_factory.mktemp("elsewhere")
     run_dir = write_run(made, "run-1", updates=3, roll_back_after=None)
     root = tmp_path_factory.mktemp("laptop") / "runs"
     shutil.copytree(run_dir, root / "run-1")
     (root / "latest").write_text("run-1\n")
+    policy = root / "run-1" / "checkpoints" / "step_3" / "policy"
+    policy.mkdir(parents=True)
+    shutil.copy(made / "model" / "tokenizer.json", policy)
     shutil.rmtree(made)
     return root
 
