@@ -30,6 +30,7 @@ first steps:
   headrace reward train recipes/reward-models/lines.toml    train a reward model
   headrace show latest --json                               one run's figures and its ledger
   headrace audit latest                                     count its tokens again, check it
+  headrace replay latest --update 5                         make an update again, compare numbers
   headrace export latest trajectories --format parquet --out trajectories.parquet
   headrace sql latest "select avg(reward) from trajectories where purpose = 'train'"
 
@@ -42,6 +43,12 @@ more than one machine:
 
 `headrace COMMAND --help` shows the options and examples of one command.
 """
+
+NEEDS = {
+    "train": "train", "launch": "train", "generator": "train", "eval": "train", "replay": "train",
+    "dashboard": "dashboard",
+}  # fmt: skip
+"""Extras of the commands that cannot do without, most of them because they start processes."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -157,6 +164,22 @@ def _looking(command: Maker) -> None:
     offer_json(audit)
     take_root(audit)
 
+    again = command(
+        "replay", "make one update again from what is stored, and say where numbers differ",
+        "headrace replay latest --update 5",
+    )  # fmt: skip
+    again.add_argument("name", metavar="RUN")
+    again.add_argument("--update", type=int, required=True, metavar="N", help="which one")
+    again.add_argument(
+        "--store-only", action="store_true", help="run no model, though a checkpoint is there"
+    )
+    again.add_argument(
+        "--tolerance", type=float, default=1e-4, metavar="X",
+        help="how far numbers of models may lie apart (1e-4 of the stored one, or of 1)",
+    )  # fmt: skip
+    offer_json(again)
+    take_root(again)
+
 
 def _checking(command: Maker) -> None:
     config = command(
@@ -262,6 +285,10 @@ def action(arguments: argparse.Namespace) -> Action:
             from headrace.commands.audit import audit
 
             return audit
+        case "replay":
+            from headrace.commands.replay import replay
+
+            return replay
         case "export":
             from headrace.commands.export import export
 
@@ -270,6 +297,10 @@ def action(arguments: argparse.Namespace) -> Action:
             from headrace.commands.sql import sql
 
             return sql
+        case "sink":
+            from headrace.commands.sink import sink
+
+            return sink
         case "reward":
             return reward_action(arguments.action)
         case "doctor":
@@ -301,13 +332,14 @@ def action(arguments: argparse.Namespace) -> Action:
 
 
 def missing(error: ModuleNotFoundError) -> str:
-    """The line for a user whose installation lacks one of the project's own packages; an empty text
-    where the missing module belongs to somebody else."""
-    from headrace.install import PACKAGES
+    """The line for a user whose installation lacks one of the project's own packages or of its
+    extras; an empty text where the missing module belongs to somebody else."""
+    from headrace.install import PACKAGES, extra_line
 
     name = error.name or ""
     ours = name.partition(".")[0] in PACKAGES
-    return f"{name} is not installed; run `headrace doctor` to see what is" if ours else ""
+    here = f"{name} is not installed; run `headrace doctor` to see what is" if ours else ""
+    return here or extra_line(name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -322,6 +354,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().print_help()
         return 0
     try:
+        if arguments.command in NEEDS:
+            from headrace.install import require
+
+            require(NEEDS[arguments.command])
         return action(arguments)(arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

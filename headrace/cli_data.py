@@ -1,4 +1,4 @@
-"""`headrace export` and `headrace sql`: their options.
+"""`headrace export`, `headrace sql` and `headrace sink`: their options.
 
 In: what makes a command's parser. Out: parsers. Promise: no role is loaded for them: what storage
 has is named here once more, and a test compares.
@@ -23,6 +23,8 @@ SCHEMAS = ("native", "trl", "verl")
 """Who reads `preferences` and `sft`."""
 TABLES = ("trajectories", "tokens", "metrics", "windows")
 """Tables of `headrace sql`."""
+SINKS = ("tensorboard", "trackio", "jsonl")
+"""Sinks that are there."""
 FORMS = ("table", "csv", "json")
 """How an answer to a query is printed."""
 
@@ -42,7 +44,7 @@ A query sees one moment of the run, and nothing but the run: no file, no network
 
 
 def add_data(command: Maker) -> None:
-    """Both commands."""
+    """All three."""
     rows = "\n".join(f"  {kind:<13} {text}" for kind, text in KINDS.items())
     export = command(
         "export", "write a run's answers, tokens, metrics, windows or preferences to a file",
@@ -82,3 +84,17 @@ def add_data(command: Maker) -> None:
         "--memory", type=int, default=1024, metavar="MIB", help="memory limit in MiB (1024)"
     )  # fmt: skip
     take_root(sql)
+
+    sink = command(
+        "sink", "tell another program of a run's figures, while it goes on or afterwards",
+        "headrace sink latest tensorboard --out boards/first",
+    )  # fmt: skip
+    sink.add_argument("name", metavar="RUN")
+    sink.add_argument(
+        "sink", metavar="SINK", help=f"{', '.join(SINKS)}, or a file of your own: my_sink.py"
+    )
+    sink.add_argument(
+        "--out", type=Path, metavar="DIR", help="the sink's folder (RUN/sinks/SINK)"
+    )  # fmt: skip
+    sink.add_argument("--once", action="store_true", help="tell what there is and end")
+    take_root(sink)

@@ -1,4 +1,7 @@
-"""What is installed: the project's version, and which file each package comes from."""
+"""What is installed: the project's version, which file each package comes from, and which extras.
+
+Promise: nothing is imported to find out.
+"""
 
 import sys
 import tomllib
@@ -7,6 +10,8 @@ from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
 
+from headrace.errors import UserError
+
 ROOT = Path(__file__).resolve().parent.parent
 """Folder of the packages (the source tree, or site-packages)."""
 
@@ -14,6 +19,18 @@ PACKAGES = (
     "headrace", "coordinator", "generators", "rewards", "reward_models", "learner", "storage",
     "dashboard", "tasks", "sandbox",
 )  # fmt: skip
+
+EXTRAS = {
+    "train": (
+        "torch", "transformers", "deepspeed", "safetensors", "math_verify", "jsonschema",
+        "matplotlib",
+    ),
+    "dashboard": ("streamlit", "altair"),
+    "ray": ("ray",),
+    "tensorboard": ("tensorboard",),
+    "trackio": ("trackio",),
+}  # fmt: skip
+"""What each extra of the distribution is for, as modules. Reading a run needs none of them."""
 
 
 def version() -> str:
@@ -54,3 +71,26 @@ def package_origin(name: str) -> Path | None:
 def is_ours(origin: Path) -> bool:
     """Whether a package's folder belongs to this distribution."""
     return origin.parent == ROOT
+
+
+def lacking(extra: str) -> str:
+    """What is missing of an extra, and how to install it, as a line; empty where nothing is."""
+    absent = [name for name in EXTRAS[extra] if find_spec(name) is None]
+    return extra_line(absent[0]) if absent else ""
+
+
+def extra_line(module: str) -> str:
+    """The line for a module that only an extra brings; empty for any other one."""
+    for extra, modules in EXTRAS.items():
+        if module.partition(".")[0] in modules:
+            return (
+                f"{module} is not installed: this needs headrace[{extra}]; in the source tree "
+                f"`pip install '.[{extra}]'` brings it, and `make setup` all that is tested"
+            )
+    return ""
+
+
+def require(extra: str) -> None:
+    """UserError where something of an extra is missing."""
+    if line := lacking(extra):
+        raise UserError(line)

@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> None:
                         f"{config.learner.ranks}")  # fmt: skip
     device = choose_device(config, options.local_rank)
     if device.type == "cpu":
-        _use_cores(config, options.cpus)
+        use_cores(config, options.cpus)
     join_ranks(
         rank=options.rank,
         world_size=options.world_size,
@@ -177,7 +177,7 @@ def choose_device(config: RunConfig, rank: int) -> torch.device:
     return device
 
 
-def _use_cores(config: RunConfig, cpus: list[int] | None) -> None:
+def use_cores(config: RunConfig, cpus: list[int] | None) -> None:
     """Pin this rank to cores and set its threads: few beside generators that work at the same time,
     many where they wait for the learner."""
     if cpus:

@@ -236,7 +236,7 @@ class Trainer:
 
     def publish(self, publisher: Publisher | None, *, at_once: bool) -> WeightNotice | None:
         """Publish the newest version, or leave it waiting where the last one is too young."""
-        weights = self._whole_weights()
+        weights = self._published_weights()
         due = self._published_at + self._config.learner.publish_min_interval_s
         if publisher is None or (not at_once and time.monotonic() < due):
             self.waiting = self._version
@@ -257,7 +257,15 @@ class Trainer:
         self.lineage, self._journal = lineage, journal
         return CheckpointDone(update=self.update, path=str(self._save()))
 
-    def _whole_weights(self) -> dict[str, Tensor]:
+    def whole_weights(self) -> dict[str, dict[str, Tensor]]:
+        """The weights of each model as they are. All ranks ask together."""
+        whole = {}
+        for name, engine in self._engines.items():
+            with engine.whole_parameters():
+                whole[name] = weights_of(self._models[name].state_dict(), dtype=None)
+        return whole
+
+    def _published_weights(self) -> dict[str, Tensor]:
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self._engines[POLICY].whole_parameters():
             return weights_of(self._policy_model.state_dict(), dtype=wanted)
@@ -271,10 +279,7 @@ class Trainer:
             if self._rank == 0 or self._config.learner.zero_stage or self._is_bfloat16:
                 state = engine.state() | {"rng": torch.get_rng_state()}
                 self._shelve(state, shelf / f"{name}-{self._rank}.safetensors")
-        whole: dict[str, dict[str, Tensor]] = {}
-        for name, engine in self._engines.items():
-            with engine.whole_parameters():
-                whole[name] = weights_of(self._models[name].state_dict(), dtype=None)
+        whole = self.whole_weights()
         if self._config.learner.ranks > 1:
             dist.barrier()
         path = self._root / f"step_{self.update}"

@@ -15,7 +15,7 @@ until `forget` is called or the lineage changes.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages import Batch
-from learner.advantages import moments
 from learner.algorithm import Algorithm
 from learner.batch import PolicyHalf, ValueHalf, policy_half, totals_of, value_half
 from learner.carried import Carried
@@ -33,6 +32,7 @@ from learner.critic_update import CriticUpdate
 from learner.engines import Engine, StepLog
 from learner.figures import Stopwatch, engine_figures, figures_of
 from learner.inference import infer
+from learner.judged import Judged, judge
 from learner.place import Place
 from learner.policy_update import PolicyUpdate, joined
 
@@ -53,24 +53,6 @@ class Outcome:
     diagnostics: list[TokenDiagnostics]
     policy_moved: bool
     skipped: str | None
-
-
-class Judged(NamedTuple):
-    """What each of the windows' T tokens is worth.
-
-    Attributes:
-        values: [T] V at the update's start, None without a critic.
-        raw: [T] advantages before whitening and clamping.
-        advantages: [T] as the loss sees them.
-        returns: [T] discounted reward up to the end, shaping and penalties included.
-        returns_known: [T] bool, the trajectory ends with the token's window.
-    """
-
-    values: Tensor | None
-    raw: Tensor
-    advantages: Tensor
-    returns: Tensor
-    returns_known: Tensor
 
 
 class Updater:
@@ -225,15 +207,10 @@ class Updater:
         values, at_cuts = None, None
         if critic is not None and algorithm.uses_critic:
             values, at_cuts = critic.values_of(windows, at_cuts=algorithm.asks_at_cuts)
-        rewards = windows.rewards.to(place.dtype)
         # A non-finite behaviour logprob came as 0 and masked.
         sampled = windows.mask | (windows.behaviour != 0)
         penalty = self._penalty(windows, policy.reference, sampled)
-        segments = windows.segments._replace(bootstrap_value=at_cuts)
-        raw = algorithm.advantages(rewards, penalty, values, segments, windows.groups)
-        whole = place.total(moments(raw, windows.mask))
-        advantages = algorithm.normalise(raw, windows.mask, whole)
-        return Judged(values, raw, advantages, *algorithm.returns(rewards + penalty, segments))
+        return judge(algorithm, place, windows, values=values, at_cuts=at_cuts, penalty=penalty)
 
     def _penalty(
         self, half: PolicyHalf | ValueHalf, reference: Tensor | None, sampled: Tensor

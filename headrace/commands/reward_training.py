@@ -21,6 +21,7 @@ from headrace.config.hub import with_local_model
 from headrace.config.load import load_reward_model
 from headrace.config.reward_model import RewardModelConfig, RunDataConfig
 from headrace.errors import UserError
+from headrace.install import require
 from headrace.processes.progress import say
 from headrace.processes.reward_progress import RewardScreen
 from headrace.reward_model_run import REPORT_PAGE, read_status
@@ -31,6 +32,7 @@ INTERRUPTED = 130
 
 def train(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
+    require("train")
     fresh = not arguments.resume
     if fresh:
         config = _configured(arguments)

@@ -23,7 +23,7 @@ from headrace.config.load import build, deep_merge, load_recipe, merge_overrides
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import connections, detect, free_port
-from headrace.install import setup_seconds
+from headrace.install import lacking, setup_seconds
 from headrace.processes.children import Nursery
 from headrace.processes.keys import with_keys
 from headrace.processes.launch import ProcessSpec, plan_processes
@@ -109,10 +109,14 @@ def configured(arguments: argparse.Namespace) -> RunConfig:
 
 
 def with_port(config: RunConfig) -> RunConfig:
-    """The configuration with a real port for the dashboard, where it asks for a free one."""
-    if not config.dashboard.enabled or config.dashboard.port:
-        return config
-    page = config.dashboard.model_copy(update={"port": free_port(config.dashboard.host)})
+    """The configuration with a real port for the dashboard, where it asks for a free one; without a
+    page where none is installed."""
+    page = config.dashboard
+    if page.enabled and (line := lacking("dashboard")):
+        print(f"no page: {line}", file=sys.stderr)
+        page = page.model_copy(update={"enabled": False})
+    elif page.enabled and not page.port:
+        page = page.model_copy(update={"port": free_port(page.host)})
     return config.model_copy(update={"dashboard": page})
 
 

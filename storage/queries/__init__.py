@@ -19,6 +19,7 @@ from storage.queries.metrics import (
     metric_names,
     metric_series,
 )
+from storage.queries.news import News, Position, news
 from storage.queries.processes import events, process_table, supervisor_events
 from storage.queries.reward_models import (
     reward_model_config,
@@ -62,6 +63,8 @@ __all__ = [
     "ExportProgress",
     "ExportSummary",
     "GroupAnswer",
+    "News",
+    "Position",
     "RunLine",
     "TrajectoryDetail",
     "TrajectoryPage",
@@ -85,6 +88,7 @@ __all__ = [
     "metric_info",
     "metric_names",
     "metric_series",
+    "news",
     "process_table",
     "recount_ledger",
     "resolve_run",

@@ -20,7 +20,7 @@ from headrace.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     *("train", "launch", "generator", "stop", "eval", "dashboard", "runs", "show", "export"),
-    *("config", "reward", "doctor", "sandbox", "keys", "bench"),
+    *("replay", "sink", "config", "reward", "doctor", "sandbox", "keys", "bench"),
 ]
 
 
@@ -70,6 +70,8 @@ def test_every_command_has_a_function() -> None:
         "generator": ["--connect", "tcp://h:1"],
         "eval": ["model", "--task", "r.toml"],
         "stop": ["r1"],
+        "replay": ["r1", "--update", "1"],
+        "sink": ["r1", "jsonl"],
         "show": ["r1"],
         "export": ["r1", "tokens", "--out", "o.jsonl"],
         "keys": ["k"],

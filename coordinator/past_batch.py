@@ -1,0 +1,130 @@
+"""A batch of the past, compiled again from the journal.
+
+Comes in: a run's records from the first one on, its configuration, the number of an update. Goes
+out: what the learner got for it, and what the records say that it got and made of it. Promises: the
+state is folded and the batch compiled by the code that did both then, so a difference is one of the
+records; of several updates of that number it is the one on the surviving line.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coordinator.batches import Prepared, prepare
+from coordinator.schedule import Selection
+from coordinator.state import State
+from headrace.config.batch_rules import BatchRules, batch_rules
+from headrace.config.run import RunConfig
+from headrace.errors import UserError
+from headrace.protocol.batches import Shard
+from headrace.protocol.messages import Batch
+from headrace.protocol.records import (
+    BatchReturned,
+    BatchTaken,
+    LineageBegan,
+    Record,
+    UpdateCommitted,
+)
+
+
+class Place(NamedTuple):
+    """Positions [start, end) of a trajectory."""
+
+    trajectory_id: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class PastBatch:
+    """An update as it was sent out.
+
+    Attributes:
+        recorded: what the journal says of the batch.
+        prepared: the same batch, compiled again.
+        windows: those of both, by id: whose they are and where they begin and end.
+        value_epochs: passes of the value model over its half.
+        after: the batch that was the last one in the weights; None: none, or one without an id.
+        commit: what came of it.
+    """
+
+    recorded: BatchTaken
+    prepared: Prepared
+    windows: dict[int, Place]
+    value_epochs: int
+    after: int | None
+    commit: UpdateCommitted
+
+    @property
+    def parts(self) -> list[Shard]:
+        """What all ranks got, one rank after the other."""
+        return [shard for shards in self.prepared.parts for shard in shards]
+
+    def header(self) -> Batch:
+        """What one rank is told that computes all of it."""
+        taken = self.recorded
+        return Batch(
+            batch_id=taken.batch_id or 0,
+            update=taken.update,
+            lineage=taken.lineage,
+            version=taken.version,
+            publish_as=taken.version + self.prepared.trains_policy,
+            parts=[len(self.parts)],
+            value_epochs=self.value_epochs,
+            checkpoint=False,
+        )
+
+
+def past_batch(records: Iterable[Record], config: RunConfig, update: int) -> PastBatch:
+    """The batch of an update on the surviving line; UserError where there is none."""
+    state, rules = State(config), batch_rules(config)
+    out: _Compiled | None = None
+    found: PastBatch | None = None
+    for record in records:
+        match record:
+            case BatchTaken() if record.update == update:
+                out = _compiled(record, state, rules, config)
+            case BatchReturned() if record.update == update:
+                out = None
+            case UpdateCommitted() if record.update == update and out is not None:
+                found, out = PastBatch(*out, commit=record), None
+            case LineageBegan() if record.update < update:
+                found = out = None
+        state.apply(record)
+    if found is None:
+        have = f"its last one is {state.committed}" if state.committed else "it has none"
+        raise UserError(f"there is no update {update} in this run: {have}")
+    return found
+
+
+class _Compiled(NamedTuple):
+    """A batch that is out, as `PastBatch` has it."""
+
+    recorded: BatchTaken
+    prepared: Prepared
+    windows: dict[int, Place]
+    value_epochs: int
+    after: int | None
+
+
+def _compiled(taken: BatchTaken, state: State, rules: BatchRules, config: RunConfig) -> _Compiled:
+    """The batch from the state that it was taken from."""
+    account, value = state.account, config.algorithm.value
+    epochs = config.learner.value.epochs
+    if value is not None and not taken.windows:
+        epochs = value.warmup_epochs
+    selection = Selection(
+        [account.window(window.window_id) for window in taken.windows],
+        [account.trajectories[key] for key in taken.value_trajectories],
+        epochs,
+    )
+    prepared = prepare(
+        selection,
+        state,
+        rules,
+        ranks=config.learner.ranks,
+        max_bytes=config.transport.part_bytes,
+        batch_id=taken.batch_id,
+    )
+    places = {w.window_id: Place(w.trajectory_id, w.start, w.end) for w in selection.windows}
+    return _Compiled(taken, prepared, places, epochs, state.line.get(taken.update - 1))

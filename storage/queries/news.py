@@ -1,0 +1,74 @@
+"""What a run has measured since somebody last asked: for whoever tells it to another program.
+
+In: a run's folder, a position. Out: figures by step, and the position behind them. Promises: a
+figure comes once for each position; an update that a rollback undid was told already and comes
+again under its number, as the lineage that goes on trains it.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import and_, or_, select
+
+from storage.reader import open_run
+from storage.tables import Evaluation, Metric, Update
+
+
+class Position(NamedTuple):
+    """How far somebody knows a run: the last update, and the journal offset of the last
+    evaluation."""
+
+    lineage: int = 0
+    update: int = 0
+    evaluation: int = -1
+
+
+class News(NamedTuple):
+    """Numbers measured at one update, at `at` seconds since the epoch; those that were not finite
+    and those that are arrays are left out. `position` is the one behind them."""
+
+    update: int
+    at: float
+    metrics: dict[str, float]
+    position: Position
+
+
+_EVALUATED = ("accuracy", "response_length", "truncated")
+
+
+def news(run_dir: Path, position: Position, *, most: int = 200) -> list[News]:
+    """What came behind a position, so many updates at most: updates, then evaluations, each as
+    `eval/accuracy` and the like."""
+    reader = open_run(run_dir)
+    with reader.moment() as now:
+        behind = or_(
+            Update.lineage > position.lineage,
+            and_(Update.lineage == position.lineage, Update.update > position.update),
+        )
+        updates = now.rows(
+            select(Update.lineage, Update.update, Update.committed_at)
+            .where(Update.run == now.key, Update.committed_at.is_not(None), behind)
+            .order_by(Update.lineage, Update.update)
+            .limit(most)
+        )
+        found = []
+        for lineage, update, at in updates:
+            rows = now.rows(
+                select(Metric.name, Metric.value).where(
+                    Metric.run == now.key, Metric.lineage == lineage, Metric.update == update,
+                    Metric.value.is_not(None),
+                )
+            )  # fmt: skip
+            position = Position(lineage, update, position.evaluation)
+            found.append(News(update, at, dict(map(tuple, rows)), position))
+        evaluations = now.rows(
+            select(Evaluation)
+            .where(Evaluation.run == now.key, Evaluation.offset > position.evaluation)
+            .order_by(Evaluation.offset)
+        )
+        for row in evaluations:
+            measured = {name: getattr(row, name) for name in _EVALUATED}
+            metrics = {f"eval/{name}": x for name, x in measured.items() if x is not None}
+            position = position._replace(evaluation=row.offset)
+            found.append(News(row.update, row.at, metrics, position))
+    return found

@@ -1,0 +1,181 @@
+"""A run's folder opens where only the base distribution is installed: no torch, no vLLM, no page.
+
+The commands that read a run are called in a process to which the packages of all extras are as if
+they were not installed. One slow test installs the base into an environment of its own.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headrace.install import EXTRAS
+from tests.dashboard.scripted_run import write_run
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = sorted({name for names in EXTRAS.values() for name in names} | {"vllm", "datasets"})
+BLOCKER = """\
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] in HEAVY:
+            return None
+        return super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+"""
+CALLS = """\
+import contextlib, io, json, sys
+from headrace.cli import main
+
+said = {}
+for words in json.load(sys.stdin):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    said[" ".join(words)] = [code, out.getvalue(), err.getvalue()]
+print(json.dumps([said, [name for name in sys.modules if "." not in name]]))
+"""
+Said = dict[str, tuple[int, str, str]]
+"""By command: the exit code, and what it printed on both streams."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in a folder that it was copied to, without the model that it began with. Its checkpoint
+    has the tokenizer."""
+    made = tmp_path_factory.mktemp("elsewhere")
+    run_dir = write_run(made, "run-1", updates=3, roll_back_after=None)
+    root = tmp_path_factory.mktemp("laptop") / "runs"
+    shutil.copytree(run_dir, root / "run-1")
+    (root / "latest").write_text("run-1\n")
+    policy = root / "run-1" / "checkpoints" / "step_3" / "policy"
+    policy.mkdir(parents=True)
+    shutil.copy(made / "model" / "tokenizer.json", policy)
+    shutil.rmtree(made)
+    return root
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the heavy packages are not to be found."""
+    folder = tmp_path_factory.mktemp("blocker")
+    (folder / "sitecustomize.py").write_text(f"HEAVY = {HEAVY!r}\n{BLOCKER}")
+    return {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
+
+
+def called(light: dict[str, str], *commands: list[str]) -> tuple[Said, set[str]]:
+    """What came of commands, and which modules were loaded then."""
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS], input=json.dumps(commands), cwd=ROOT, env=light,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said, modules = json.loads(done.stdout)
+    return {words: tuple(each) for words, each in said.items()}, set(modules)
+
+
+def reading(root: Path, out: Path) -> list[list[str]]:
+    """Every command that reads a run."""
+    table = ["export", "latest", "tokens", "--out", str(out / "tokens.parquet")]
+    chosen = ["export", "latest", "preferences", "--schema", "trl", "--out", str(out / "p.jsonl")]
+    query = ["sql", "latest", "select count(*) as n from trajectories", "--format", "json"]
+    words = [["runs"], ["show", "latest", "--json"], ["audit", "latest", "--json"]]
+    return [[*each, "--root", str(root)] for each in [*words, table, chosen, query]]
+
+
+def assert_read(said: Said, out: Path) -> None:
+    by_name = {words.split()[0]: each for words, each in said.items()}
+    assert "run-1" in by_name["runs"][1]
+    assert json.loads(by_name["show"][1])["updates"] == 3
+    assert json.loads(by_name["audit"][1])["balanced"]
+    assert json.loads(by_name["sql"][1])[0]["n"] > 0
+    assert (out / "tokens.parquet").stat().st_size > 1000
+    wrong = {words: each for words, each in said.items() if each[0] and "audit" not in words}
+    assert wrong == {}
+
+
+def test_commands_that_read_a_run_need_no_extra(
+    root: Path, light: dict[str, str], tmp_path: Path
+) -> None:
+    said, modules = called(light, *reading(root, tmp_path))
+    assert_read(said, tmp_path)
+    assert modules.isdisjoint(HEAVY)
+
+
+def test_commands_that_need_an_extra_say_so_in_one_line(
+    root: Path, light: dict[str, str], tmp_path: Path
+) -> None:
+    recipe = str(ROOT / "recipes" / "quickstart.toml")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1 + 1", "answer": "2", "completion": "2"}\n')
+    commands = {
+        "train": ["train", recipe, "--root", str(tmp_path / "new")],
+        "launch": ["launch", recipe, "--on", "slurm"],
+        "generator": ["generator", "--connect", "latest", "--root", str(root)],
+        "eval": ["eval", str(tmp_path), "--task", recipe],
+        "replay": ["replay", "latest", "--update", "1", "--root", str(root)],
+        "dashboard": ["dashboard", str(root)],
+        "reward": ["reward", "train", str(ROOT / "recipes/reward-models/lines.toml")],
+    }
+    said, _ = called(light, *commands.values())
+    for (code, out, err), name in zip(said.values(), commands, strict=True):
+        assert code == 2, (name, out, err)
+        extra = "dashboard" if name == "dashboard" else "train"
+        assert err.startswith("error: "), (name, err)
+        assert f"this needs headrace[{extra}]" in err, (name, err)
+        assert err.count("\n") == 1, (name, err)
+    assert not (tmp_path / "new").exists()
+
+
+def test_extras_of_the_distribution_are_those_that_the_program_knows() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {
+        extra: {line.split(">")[0].replace("-", "_") for line in lines}
+        for extra, lines in project["optional-dependencies"].items()
+    }
+    assert declared == {extra: set(names) for extra, names in EXTRAS.items()}
+    base = {line.split(">")[0].replace("-", "_") for line in project["dependencies"]}
+    assert base.isdisjoint(HEAVY)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_base_installs_without_torch_and_reads_a_run(root: Path, tmp_path: Path) -> None:
+    """In an environment of its own, by pip, with the versions of the lock."""
+    source = tmp_path / "source"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for name in project["tool"]["setuptools"]["packages"]["find"]["include"][::2]:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    lock = str(ROOT / "requirements" / "cpu.lock")
+    pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    installed = subprocess.run(
+        [*pip, "install", "--quiet", "-c", lock, str(source)], capture_output=True, text=True
+    )
+    assert installed.returncode == 0, installed.stderr
+    listed = subprocess.run(
+        [*pip, "list", "--format", "json"], capture_output=True, text=True, check=True
+    )
+    names = {row["name"].lower().replace("-", "_") for row in json.loads(listed.stdout)}
+    assert names.isdisjoint(HEAVY)
+    environment = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
+    said: Said = {}
+    for words in reading(root, tmp_path):
+        done = subprocess.run(
+            [python, "-m", "headrace", *words], cwd=tmp_path, env=environment,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        said[" ".join(words)] = done.returncode, done.stdout, done.stderr
+    assert_read(said, tmp_path)
