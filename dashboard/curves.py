@@ -30,9 +30,10 @@ class Divergence:
 def first_divergence(
     first: pd.DataFrame, second: pd.DataFrame, margin: float, *, lasts: float = 0.0
 ) -> Divergence | None:
-    """The first point of either curve from which on `first` stays more than `margin` above `second`,
-    or more than `margin` below it, to the end of what is known of both. None: they are not apart at
-    that end, or for less than the share `lasts` of what is known of both, or never side by side."""
+    """The first point of either curve from which on `first` stays more than `margin` above
+    `second`, or more than `margin` below it, to the end of what is known of both. None: they are
+    not apart at that end, or for less than the share `lasts` of what is known of both, or never
+    side by side."""
     (x1, y1), (x2, y2) = points_of(first), points_of(second)
     if not len(x1) or not len(x2):
         return None

@@ -51,9 +51,7 @@ def accuracies(evaluations: pd.DataFrame, target: float) -> Accuracies:
 
 def first_reaching(evaluations: pd.DataFrame, target: float) -> dict[str, Any] | None:
     """The first evaluation whose accuracy is at or above the target."""
-    return next(
-        (row for row in _known(evaluations) if row["accuracy"] >= target - _ROUNDING), None
-    )
+    return next((row for row in _known(evaluations) if row["accuracy"] >= target - _ROUNDING), None)
 
 
 def default_target(runs: Sequence[pd.DataFrame]) -> float:
@@ -81,7 +79,8 @@ def noise_margin(runs: Sequence[pd.DataFrame]) -> float:
 
 def _known(evaluations: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows with an accuracy, in their order."""
-    return list(evaluations.dropna(subset=["accuracy"]).to_dict("records"))  # type: ignore[arg-type]
+    known: Any = evaluations.dropna(subset=["accuracy"]).to_dict("records")
+    return list(known)
 
 
 def _stepped(accuracy: float) -> float:

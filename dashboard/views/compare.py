@@ -1,4 +1,4 @@
-"""Compare: runs side by side. Which is better, since when, at what cost, and what was set otherwise.
+"""Compare: runs side by side. Which is better, since when, at what cost, and what differs.
 
 It needs no run to be chosen at the left: the address lists the runs (`run_choice`). Every chart has
 the same lines in the same colours over the same axis.
@@ -22,8 +22,8 @@ from dashboard.comparison import (
     difference,
     divergences,
     lines_of,
-    metric_margin,
     metric_lines,
+    metric_margin,
     place,
 )
 from dashboard.comparison_charts import comparison_chart
@@ -181,7 +181,8 @@ def _member(name: str, run: RunData) -> Member:
 
 def _section(lines: Sequence[RunLine], wanted: Wanted) -> None:
     runs = {line.run_dir.name: RunData(line) for line in lines}
-    frames = {name: _frame(runs, name, wanted) for name in dict.fromkeys([ACCURACY, *wanted.metrics])}
+    metrics = dict.fromkeys([ACCURACY, *wanted.metrics])
+    frames = {name: _frame(runs, name, wanted) for name in metrics}
     if all(frame.empty for frame in frames.values()):
         phases = ", ".join(sorted({line.status for line in lines}))
         panels.empty(f"No update and no evaluation yet: {phases}.")
@@ -231,10 +232,10 @@ def _verdict(frame: pd.DataFrame, wanted: Wanted) -> None:
             st.html("".join(f'<div style="margin:.25rem 0">{row}</div>' for row in rows))
         st.caption(
             "In held-out accuracy. Two lines are apart for good from the first point on after "
-            "which one stays above the other by more than the margin, to the end of what both have: "
-            f"{100 * wanted.margin:.1f} points for accuracies; for all else a tenth of the range of "
-            "all lines, for a tenth of that stretch at least. Lines are compared as they are "
-            "drawn; a rule marks the point on each chart."
+            "which one stays above the other by more than the margin, to the end of what both "
+            f"have: {100 * wanted.margin:.1f} points for accuracies; for all else a tenth of the "
+            "range of all lines, for a tenth of that stretch at least. Lines are compared as they "
+            "are drawn; a rule marks the point on each chart."
         )
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class RunLine:
     mode: str = ""
     seed: int | None = None
     accuracy: float | None = None
-    notes: RunNotes = RunNotes()
+    notes: RunNotes = field(default_factory=RunNotes)
 
 
 @dataclass(frozen=True)

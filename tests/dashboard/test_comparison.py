@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from dashboard import comparison
-from dashboard.comparison import Member, divergences, lines_of, metric_margin, metric_lines
+from dashboard.comparison import Member, divergences, lines_of, metric_lines, metric_margin
 from dashboard.comparison_charts import DASHES, comparison_chart
 from dashboard.configurations import differences, distinctions, flattened, same_but_seed
 from dashboard.curves import Divergence

@@ -70,7 +70,8 @@ def test_from_there_on_they_are_apart_and_before_they_were_not(
 ) -> None:
     both = min(len(first), len(second))
     gap = first["value"].to_numpy()[:both] - second["value"].to_numpy()[:both]
-    found, mirrored = first_divergence(first, second, margin), first_divergence(second, first, margin)
+    found = first_divergence(first, second, margin)
+    mirrored = first_divergence(second, first, margin)
     assert (found is None) == (mirrored is None) == (abs(gap[-1]) <= margin)
     if found is not None and mirrored is not None:
         assert (found.x, found.gap) == (mirrored.x, -mirrored.gap)

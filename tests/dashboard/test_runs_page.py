@@ -38,9 +38,7 @@ def page(root: str) -> None:
 
 @pytest.fixture
 def open_page() -> Callable[[Path], AppTest]:
-    return lambda root: AppTest.from_function(
-        page, args=(str(root),), default_timeout=TIMEOUT_S
-    )
+    return lambda root: AppTest.from_function(page, args=(str(root),), default_timeout=TIMEOUT_S)
 
 
 @pytest.fixture
@@ -77,9 +75,7 @@ def test_a_root_without_runs_says_how_to_start_one(
     assert "headrace train recipes/quickstart.toml" in html_of(test)
 
 
-def test_rows_are_what_the_store_says(
-    open_page: Callable[[Path], AppTest], two_runs: Path
-) -> None:
+def test_rows_are_what_the_store_says(open_page: Callable[[Path], AppTest], two_runs: Path) -> None:
     test = open_page(two_runs).run()
     assert not test.exception
     rows = rows_of(test)
@@ -182,9 +178,9 @@ def test_what_is_chosen_is_compared(open_page: Callable[[Path], AppTest], two_ru
 # -- rows, without Streamlit -----------------------------------------------------------------------
 
 
-def line(name: str, **values: Any) -> RunLine:
+def line(folder: str, **values: Any) -> RunLine:
     known: dict[str, Any] = {
-        "run_id": name, "run_dir": Path(name), "name": "quick", "status": "finished",
+        "run_id": folder, "run_dir": Path(folder), "name": "quick", "status": "finished",
         "started_at": 10.0, "wall_s": 5.0, "updates": 1, "trained_tokens": 7,
         "accuracy_before": None, "accuracy_after": None, "reward": None,
     }  # fmt: skip
