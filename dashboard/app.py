@@ -44,11 +44,11 @@ PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Dropped", ":material/filter_alt_off:", dropped.render),
     ("Query", ":material/database_search:", query.render),
 )
+# Pages of all runs, which no run has to be chosen for.
 OVER_RUNS: tuple[tuple[str, str, Callable[[Path, Choice, runs.Turn], None]], ...] = (
     ("Runs", ":material/table_rows:", lambda root, _, turn: runs.render(root, turn)),
     ("Compare", ":material/compare_arrows:", lambda root, choice, _: compare.render(root, choice)),
 )
-"""Pages of all runs, which no run has to be chosen for."""
 
 
 def main(root: Path, served_by: str = "") -> None:

@@ -19,6 +19,8 @@ from dashboard.words import number, share
 
 DASHES = ((1, 0), (7, 4), (2, 3))
 NOWHERE: Mapping[str, float] = MappingProxyType({})
+_LEGEND_COLUMNS, _LEGEND_ROW = 2, 24
+"""Of a legend above a chart; the height of a row in pixels."""
 _FEW = 12
 """Points of a line that are drawn as dots, too."""
 
@@ -41,7 +43,8 @@ def comparison_chart(
     here = [label for label in labels if label in set(frame["label"])]
     scale = alt.Scale(domain=here, range=[_colour(labels, label) for label in here])
     dashes = alt.Scale(domain=here, range=[list(_dash(labels, label)) for label in here])
-    legend = alt.Legend(orient="top", title=None, symbolOpacity=1, labelLimit=330, columns=2)
+    legend = alt.Legend(orient="top", title=None, symbolOpacity=1, labelLimit=330,
+                        columns=_LEGEND_COLUMNS)  # fmt: skip
     shown = legend if len(labels) > 1 else None
     percent = unit == "share"
     across = alt.X(
@@ -75,8 +78,9 @@ def comparison_chart(
     )
     layers.append(dots.add_params(near))
     if marks := [(label, since[label]) for label in here if label in since]:
-        layers += _marks(pd.DataFrame(marks, columns=["label", "x"]), across, scale)
-    return alt.LayerChart(layer=layers).properties(height=height)
+        layers += _marks(marks, across, scale, middle=sum(span) / 2)
+    rows = -(-len(here) // _LEGEND_COLUMNS) if shown else 0
+    return alt.LayerChart(layer=layers).properties(height=height + _LEGEND_ROW * rows)
 
 
 def _band_tips(frame: pd.DataFrame, form: str) -> list[alt.Tooltip]:
@@ -89,15 +93,24 @@ def _band_tips(frame: pd.DataFrame, form: str) -> list[alt.Tooltip]:
     ]
 
 
-def _marks(marks: pd.DataFrame, across: alt.X, scale: alt.Scale) -> list[alt.Chart]:
-    """A rule where a line parts for good, with a word at its foot."""
-    base = alt.Chart(marks).encode(x=across, color=alt.Color("label:N", scale=scale, legend=None))
+def _marks(
+    marks: Sequence[tuple[str, float]], across: alt.X, scale: alt.Scale, *, middle: float
+) -> list[alt.Chart]:
+    """A rule where a line parts for good, with a word at its head; one beside another's is below
+    it, and none is cut off at the right."""
+    frame = pd.DataFrame(marks, columns=["label", "x"])
+    colour = alt.Color("label:N", scale=scale, legend=None)
     tip = [alt.Tooltip("label:N", title="apart for good"), alt.Tooltip("x:Q", format=",.6~g")]
-    rule = base.mark_rule(strokeWidth=1.4, strokeDash=[3, 3]).encode(tooltip=tip)
-    word = base.mark_text(align="left", dx=4, fontSize=10, fontWeight=600).encode(
-        y=alt.value(8), text=alt.value("apart")
-    )
-    return [rule, word]
+    rule = alt.Chart(frame).mark_rule(strokeWidth=1.4, strokeDash=[3, 3])
+    layers: list[alt.Chart] = [rule.encode(x=across, color=colour, tooltip=tip)]
+    for row, (_, x) in enumerate(marks):
+        left = x > middle
+        word = alt.Chart(frame[row : row + 1]).mark_text(
+            align="right" if left else "left", dx=-4 if left else 4, fontSize=10, fontWeight=600
+        )
+        place, text = alt.value(8 + 12 * row), alt.value("apart")
+        layers.append(word.encode(x=across, y=place, text=text, color=colour))
+    return layers
 
 
 def _upwards(frame: pd.DataFrame, percent: bool) -> dict[str, Any]:

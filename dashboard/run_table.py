@@ -80,13 +80,13 @@ def run_rows(lines: Sequence[RunLine]) -> pd.DataFrame:
             "algorithm": known([_how(line) for line in lines]),
             "seed": pd.array(known([line.seed for line in lines]), dtype="Int64"),
             "accuracy": pd.array(known([line.accuracy for line in lines]), dtype="Float64"),
-            "updates": pd.array(known([line.updates for line in lines]), dtype="Int64"),
             "tokens": pd.array(known([line.trained_tokens for line in lines]), dtype="Int64"),
             "time": pd.array(known([line.wall_s for line in lines]), dtype="Float64"),
             "state": [_state(line) for line in lines],
-            "when": pd.to_datetime([_moment(line.started_at) for line in lines]),
             "tags": [", ".join(line.notes.tags) for line in lines],
             "note": [line.notes.note or line.notes.trouble for line in lines],
+            "when": pd.to_datetime([_moment(line.started_at) for line in lines]),
+            "updates": pd.array(known([line.updates for line in lines]), dtype="Int64"),
             "why": [line.detail for line in lines],
         }
     )

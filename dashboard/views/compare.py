@@ -288,6 +288,7 @@ def _accuracies(runs: dict[str, RunData], wanted: Wanted) -> None:
             accuracy_rows(runs, wanted.lines, wanted.target),
             hide_index=True,
             width="stretch",
+            placeholder="-",
             alt="Held-out accuracy of each run",
             column_config={"run": st.column_config.LinkColumn(display_text=r"run=(.+)")},
         )

@@ -118,10 +118,11 @@ def _table(shown: list[RunLine], names: list[str], chosen: list[str]) -> None:
             "selection": {"rows": [at for at, name in enumerate(names) if name in chosen]}
         },
         key=key,
+        placeholder="-",
         alt="All runs",
         column_config={
             "run": st.column_config.ButtonColumn(
-                type="tertiary", alignment="left", key=_OPEN, pinned=True, width=290
+                type="tertiary", alignment="left", key=_OPEN, pinned=True, width=265
             ),
             "accuracy": st.column_config.NumberColumn(help="newest held-out accuracy"),
             "tokens": st.column_config.NumberColumn(help="policy tokens trained"),
