@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
@@ -102,7 +103,7 @@ def test_a_broken_folder_is_a_grey_row_with_its_reason(
     row = rows_of(test).set_index("run").loc["broken-1"]
     assert row["state"] == "unreadable"
     assert "resolved.json cannot be read" in row["why"]
-    assert row["recipe"] is None
+    assert pd.isna(row["recipe"])
     table = run_rows(queries.list_runs(two_runs))
     html = styled(table).to_html()
     assert html.count("font-style: italic") == 1
