@@ -2,7 +2,8 @@
 
 In: a folder of runs; of a page that `headrace train` serves, its run. Out: the pages, for the run
 chosen at the left. The address of a page holds all that was chosen on it, the run included, so that
-a link shows what its sender saw. Reads `storage.queries` only, and never writes.
+a link shows what its sender saw. Reads `storage.queries` only, and writes nothing but what people
+note on a run (`headrace.run_notes`).
 """
 
 import sys
@@ -17,6 +18,7 @@ from dashboard.data import RunData
 from dashboard.palette import STYLE
 from dashboard.picker import PARAMETER, Choice, choose_run, offer_runs
 from dashboard.views import (
+    compare,
     dropped,
     learning,
     overview,
@@ -24,6 +26,7 @@ from dashboard.views import (
     query,
     reward_model,
     rewards,
+    runs,
     trajectories,
 )
 from headrace.errors import UserError
@@ -40,6 +43,11 @@ PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Trajectories", ":material/notes:", trajectories.render),
     ("Dropped", ":material/filter_alt_off:", dropped.render),
     ("Query", ":material/database_search:", query.render),
+)
+# Pages of all runs, which no run has to be chosen for.
+OVER_RUNS: tuple[tuple[str, str, Callable[[Path, Choice, runs.Turn], None]], ...] = (
+    ("Runs", ":material/table_rows:", lambda root, _, turn: runs.render(root, turn)),
+    ("Compare", ":material/compare_arrows:", lambda root, choice, _: compare.render(root, choice)),
 )
 
 
@@ -58,8 +66,17 @@ def main(root: Path, served_by: str = "") -> None:
         )
         for title, icon, render in PAGES
     ]
+
+    def turn(title: str, query: runs.Query) -> None:
+        st.switch_page(next(each for each in pages if each.title == title), query_params=query)
+
+    pages += [
+        st.Page(partial(render, root, choice, turn), title=title, icon=icon, url_path=title.lower())
+        for title, icon, render in OVER_RUNS
+    ]
     page = st.navigation(pages, position="hidden")
-    names = [page.title, *filter(None, [choice.name]), "Headrace"]
+    of_run = page.title not in {title for title, _, _ in OVER_RUNS}
+    names = [page.title, *filter(None, [choice.name if of_run else None]), "Headrace"]
     st.set_page_config(
         page_title=" \u00b7 ".join(names), page_icon=str(_STATIC / "icon.svg"), layout="wide"
     )

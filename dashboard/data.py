@@ -146,7 +146,7 @@ def _summary(run_dir: str, stamp: str) -> dict[str, Any]:
     return queries.run_summary(Path(run_dir))
 
 
-@st.cache_data(max_entries=64, show_spinner=False)
+@st.cache_data(max_entries=128, show_spinner=False)
 def _series(
     run_dir: str, stamp: str, names: tuple[str, ...], x: Axis, samples: bool
 ) -> pd.DataFrame:
@@ -178,7 +178,7 @@ def _reward_lengths(run_dir: str, stamp: str) -> pd.DataFrame:
     return queries.reward_lengths(Path(run_dir), newest=POINTS)
 
 
-@st.cache_data(max_entries=16, show_spinner=False)
+@st.cache_data(max_entries=64, show_spinner=False)
 def _evaluations(run_dir: str, stamp: str) -> pd.DataFrame:
     return queries.evaluations(Path(run_dir))
 

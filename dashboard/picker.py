@@ -54,7 +54,7 @@ def choose_run(root: Path) -> Choice:
 def offer_runs(root: Path, choice: Choice, served_by: str = "") -> None:
     """The picker, at the left; it says when the run has ended that serves the pages."""
     lines = {line.run_dir.name: line for line in data.runs(str(root))}
-    names = [LATEST, *lines]
+    names = [LATEST, *(name for name, line in lines.items() if not line.notes.archived)]
     chosen = st.session_state[CHOSEN]
     if chosen not in names:
         names.append(chosen)
@@ -68,6 +68,7 @@ def offer_runs(root: Path, choice: Choice, served_by: str = "") -> None:
         line = lines[name]
         marks = [line.kind] if line.kind != "training" else []
         marks += [UNREADABLE] if line.status == UNREADABLE else []
+        marks += ["archived"] if line.notes.archived else []
         return f"{name} ({', '.join(marks)})" if marks else name
 
     with st.sidebar:

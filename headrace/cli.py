@@ -144,6 +144,7 @@ def _looking(command: Maker) -> None:
     page.add_argument("--port", type=int, default=8501, help="0 takes a free one")
 
     runs = command("runs", "list what ran", "headrace runs --json")
+    runs.add_argument("--archived", action="store_true", help="list archived runs, too")
     offer_json(runs)
     take_root(runs)
 

@@ -4,7 +4,7 @@ In: a root folder and a run's name. Out: paths. `resolved.json` holds the config
 model's run has `reward-model.json` instead). Two locks: one is held for the life of a supervisor,
 so that a run is never started twice; the other one by whoever writes its journal and tables, so
 that a coordinator whose supervisor died is never joined by a second one. `latest` is the newest run
-that trains: evaluations never move it.
+that trains: evaluations never move it, and it never means a run that is archived.
 """
 
 import difflib
@@ -31,6 +31,8 @@ LATEST = "latest"
 RESOLVED = "resolved.json"
 REWARD_MODEL = "reward-model.json"
 LOCK, WRITER = ".lock", ".writer"
+NOTES = "notes.json"
+"""What people noted on the run, see `headrace.run_notes`."""
 _LOOK_AGAIN_S = 0.1
 
 
@@ -71,14 +73,15 @@ def discard_run_folder(run_dir: Path) -> None:
 
 
 def latest_name(root: Path) -> str | None:
-    """The run that `latest` means: the one that the file names, or, where that is gone or an
-    evaluation, the newest that trains; None where there is none."""
+    """The run that `latest` means: the one that the file names, or, where that is gone, archived or
+    an evaluation, the newest that trains and is not archived; None where there is none."""
     try:
         named = (root / LATEST).read_text().strip()
     except OSError:
         named = ""
     for name in filter(None, [named, *reversed(run_names(root))]):
-        if is_run(root / name) and not is_evaluation(root / name):
+        run_dir = root / name
+        if is_run(run_dir) and not is_evaluation(run_dir) and not is_archived(run_dir):
             return name
     return None
 
@@ -127,6 +130,14 @@ def is_evaluation(run_dir: Path) -> bool:
     where its configuration cannot be read."""
     try:
         return json.loads((run_dir / RESOLVED).read_text())["evaluation"]["only"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def is_archived(run_dir: Path) -> bool:
+    """Whether somebody put the run aside; not where its notes cannot be read."""
+    try:
+        return json.loads((run_dir / NOTES).read_text(encoding="utf-8"))["archived"] is True
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -212,7 +212,7 @@ def _event(row: Any) -> str:
 
 
 def _all_runs(root: Path) -> None:
-    lines = data.runs(str(root))
+    lines = [line for line in data.runs(str(root)) if not line.notes.archived]
     with st.container(border=True):
         st.html(f"<b>All runs</b> <span class='hr-soft'>under {escape(str(root))}</span>")
         st.dataframe(

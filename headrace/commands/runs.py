@@ -24,38 +24,53 @@ def _root(arguments: argparse.Namespace) -> Path:
 def runs(arguments: argparse.Namespace) -> int:
     """List the runs under the root, newest first."""
     root = _root(arguments)
-    lines: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     if root.is_dir():
         from storage.queries import list_runs
 
-        lines = [asdict(line) for line in list_runs(root)]
+        found = [asdict(line) for line in list_runs(root)]
+    lines = [line for line in found if arguments.archived or not line["notes"]["archived"]]
     if arguments.json:
         print(json.dumps(lines, default=str))
         return 0
-    if not lines:
+    if not found:
         print(f"no runs under {root}; start one with: headrace train RECIPE")
         return 0
+    if lines:
+        _print_lines(lines)
+    if hidden := len(found) - len(lines):
+        print(f"{hidden} archived; --archived lists them, too")
+    return 0
+
+
+def _print_lines(lines: list[dict[str, Any]]) -> None:
     width = max(len(line["run_id"]) for line in lines)
     console = Console()
     say(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
     for line in lines:
         text, is_read = _row(line, width), line["status"] != "unreadable"
         console.print(Text(text, "" if is_read else "dim"), soft_wrap=True)
-    return 0
 
 
 def _row(line: dict[str, Any], width: int) -> str:
-    """One run as a line; of a folder that cannot be read, the reason."""
+    """One run as a line, with what is noted on it; of a folder that cannot be read, the reason."""
     name = f"{line['run_id']:<{width}}  {line['status']:<11}"
     if line["status"] == "unreadable":
-        return f"{name} {line['detail']}"
+        return f"{name} {line['detail']}{_noted(line['notes'])}"
     found = [line["accuracy_before"], line["accuracy_after"]]
     if line["kind"] == "evaluation":
         found = [value for value in found if value is not None] or [None]
     accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found)
     kind = "" if line["kind"] == "training" else f"  ({line['kind']})"
     took = duration(line["wall_s"])
-    return f"{name} {line['updates']:>7}  {took:>7}  {accuracy}{kind}"
+    return f"{name} {line['updates']:>7}  {took:>7}  {accuracy}{kind}{_noted(line['notes'])}"
+
+
+def _noted(notes: dict[str, Any]) -> str:
+    """Tags in brackets and the note's first line."""
+    tags = f"[{', '.join(notes['tags'])}]" if notes["tags"] else ""
+    parts = ["(archived)" if notes["archived"] else "", tags, *notes["note"].splitlines()[:1]]
+    return "".join(f"  {part}" for part in (*parts, notes["trouble"]) if part)
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ from headrace.processes.keys import with_keys
 from headrace.processes.launch import ProcessSpec, plan_processes
 from headrace.processes.progress import LiveScreen, PlainScreen, Watch, duration, say
 from headrace.processes.supervise import INTERRUPTED, OURS, USER, Outcome, Supervisor
+from headrace.run_notes import change_notes
 
 RESUMABLE = ("stop", "checkpoint", "evaluation", "dashboard", "transport", "storage", "generator")
 
@@ -144,6 +145,8 @@ def resumed(
         config = check(config)
         run_folder.write_config(run_dir, config)
     if not config.evaluation.only:
+        if run_folder.is_archived(run_dir):
+            change_notes(run_dir, archived=False)
         run_folder.name_latest(run_dir)
     return run_dir, config
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import func, select
 
 from storage.reader import open_run
-from storage.tables import Evaluation, Prompt, Trajectory
+from storage.tables import Evaluation, Prompt, Run, Trajectory, Update
 from storage.trajectory_rows import joined
 
 if TYPE_CHECKING:
@@ -16,10 +16,33 @@ _TOKEN_BYTES = 4
 
 
 def evaluations(run_dir: Path) -> "pd.DataFrame":
-    """One row an evaluation, in order: label, update, version, accuracy, lengths, seconds."""
+    """One row an evaluation, in order: label, update, version, accuracy, lengths, seconds; wall_s
+    (seconds since the run began) and trained_tokens (policy tokens that the run had trained)."""
     reader = open_run(run_dir)
     columns = [c for c in Evaluation.__table__.columns if c.name not in ("run", "offset")]
-    query = select(*columns).where(Evaluation.run == reader.key).order_by(Evaluation.offset)
+    began = select(Run.started_at).where(Run.id == reader.key).scalar_subquery()
+    trained = (
+        select(Update.trained_tokens)
+        .where(
+            Update.run == Evaluation.run,
+            Update.update == Evaluation.update,
+            Update.offset < Evaluation.offset,
+            Update.trained_tokens.is_not(None),
+        )
+        .order_by(Update.offset.desc())
+        .limit(1)
+        .correlate(Evaluation)
+        .scalar_subquery()
+    )
+    query = (
+        select(
+            *columns,
+            (Evaluation.at - began).label("wall_s"),
+            func.coalesce(trained, 0).label("trained_tokens"),
+        )
+        .where(Evaluation.run == reader.key)
+        .order_by(Evaluation.offset)
+    )
     return reader.frame(query)
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from headrace.errors import UserError
 from headrace.run_folder import (
+    NOTES,
     find_run,
     is_evaluation,
     is_reward_model,
@@ -18,6 +19,7 @@ from headrace.run_folder import (
     latest_name,
     run_folders,
 )
+from headrace.run_notes import RunNotes, read_notes
 from storage.projection.history import FINAL_PHASES
 from storage.queries.reward_models import reward_model_config, reward_model_summary
 from storage.reader import RunReader, open_run, read_config
@@ -32,9 +34,10 @@ _ASKED = {"interrupted": "interrupted by Ctrl-C or a signal", "stopped": "asked 
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in a list of runs. Accuracies are held-out; None: not evaluated. `kind` is training,
-    evaluation (of a model that nobody trains: its accuracy is that before), or reward model, whose
-    updates are optimizer steps. `detail`: why it ended, or why it cannot be read."""
+    """One run in a list of runs. Accuracies are held-out; None: not evaluated; `accuracy` is the
+    newest. `kind` is training, evaluation (of a model that nobody trains: its accuracy is that
+    before), or reward model, whose updates are optimizer steps. `detail`: why it ended, or why it
+    cannot be read. `notes`: what people noted on it."""
 
     run_id: str
     run_dir: Path
@@ -49,6 +52,11 @@ class RunLine:
     reward: float | None
     kind: str = "training"
     detail: str = ""
+    algorithm: str = ""
+    mode: str = ""
+    seed: int | None = None
+    accuracy: float | None = None
+    notes: RunNotes = field(default_factory=RunNotes)
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ _ENDED: dict[Path, tuple[tuple[float, ...], RunLine]] = {}
 _MOST_ENDED = 10_000
 _WRITTEN = (
     *("resolved.json", "headrace.sqlite", "coordinator.json"),
-    *("supervisor.jsonl", "reward-model.json", "status.json", "journal"),
+    *("supervisor.jsonl", "reward-model.json", "status.json", "journal", NOTES),
 )
 """What a run writes to whatever it does, beside the WAL: readers make that anew, but empty."""
 _WAL = "headrace.sqlite-wal"
@@ -206,11 +214,13 @@ def _unread_line(run_dir: Path, error: Exception) -> RunLine:
         accuracy_after=None,
         reward=None,
         detail="" if held else " ".join(reason.split())[:_LONGEST_REASON],
+        notes=read_notes(run_dir),
     )
 
 
 def _line(reader: RunReader) -> RunLine:
     state = run_state(reader)
+    config = read_config(reader.run_dir)
     updates = reader.rows(
         select(func.max(Update.update), func.max(Update.trained_tokens)).where(
             Update.run == reader.key,
@@ -218,14 +228,13 @@ def _line(reader: RunReader) -> RunLine:
             Update.abandoned.is_(False),
         )
     )[0]
-    accuracies: dict[str, float] = {
-        label: accuracy
-        for label, accuracy in reader.rows(
-            select(Evaluation.label, Evaluation.accuracy)
-            .where(Evaluation.run == reader.key)
-            .order_by(Evaluation.offset)
-        )
-    }
+    evaluated = reader.rows(
+        select(Evaluation.label, Evaluation.accuracy)
+        .where(Evaluation.run == reader.key)
+        .order_by(Evaluation.offset)
+    )
+    accuracies: dict[str, float] = {label: accuracy for label, accuracy in evaluated}
+    known = [accuracy for _, accuracy in evaluated if accuracy is not None]
     reward = reader.rows(
         select(Metric.value)
         .where(Metric.run == reader.key, Metric.name == "reward/mean")
@@ -246,12 +255,18 @@ def _line(reader: RunReader) -> RunLine:
         reward=reward[0][0] if reward else None,
         kind="evaluation" if is_evaluation(reader.run_dir) else "training",
         detail=state.ended,
+        algorithm=str(config.get("algorithm", {}).get("name", "")),
+        mode=str(config.get("schedule", {}).get("mode", "")),
+        seed=config.get("seed"),
+        accuracy=known[-1] if known else None,
+        notes=read_notes(reader.run_dir),
     )
 
 
 def _reward_model_line(run_dir: Path) -> RunLine:
     run_dir = run_dir.resolve()
     row = reward_model_summary(run_dir)
+    before, after = (row["held_out"][when].get("accuracy") for when in ("before", "after"))
     return RunLine(
         run_id=row["run_id"],
         run_dir=run_dir,
@@ -261,9 +276,13 @@ def _reward_model_line(run_dir: Path) -> RunLine:
         wall_s=row["wall_s"],
         updates=row["steps"],
         trained_tokens=row["tokens"],
-        accuracy_before=row["held_out"]["before"].get("accuracy"),
-        accuracy_after=row["held_out"]["after"].get("accuracy"),
+        accuracy_before=before,
+        accuracy_after=after,
         reward=None,
         kind=row["kind"],
         detail=row["detail"],
+        algorithm=row["objective"],
+        seed=row["seed"],
+        accuracy=before if after is None else after,
+        notes=read_notes(run_dir),
     )

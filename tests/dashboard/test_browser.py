@@ -218,3 +218,22 @@ def test_what_was_dropped_leads_to_its_tokens(page: Page, address: str, run_dir:
     page.goto(f"{address}/trajectories?trajectory={row['trajectory_id']}")
     cut = page.locator(".cut").filter(has_text=f"window {row['window']}: dropped, stale")
     expect(cut).to_be_visible()
+
+
+def test_two_runs_are_chosen_and_compared(page: Page, two_runs: str) -> None:
+    page.goto(f"{two_runs}/runs")
+    table = page.get_by_test_id("stDataFrame")
+    expect(table).to_be_visible()
+    for row, name in enumerate((YOUNGER, OLDER)):
+        table.click(position={"x": 16, "y": 35 * (row + 1) + 17})
+        expect(page.get_by_text("Chosen:").locator("..")).to_contain_text(name)
+    page.get_by_role("button", name="Compare").click()
+    expect(page).to_have_title("Compare \u00b7 Headrace")
+    expect(page).to_have_url(re.compile(f"runs={YOUNGER}.*runs={OLDER}"))
+    expect(page.get_by_text("Which is better, since when?")).to_be_visible()
+    page.get_by_text("Seeds as a band").click()
+    expect(page.get_by_text("is not apart from it for good")).to_be_visible()
+    page.get_by_role("link", name="Overview").click()
+    expect(page.locator(".hr-line")).to_contain_text(YOUNGER)
+    page.get_by_role("link", name="Compare").click()  # what was compared is kept
+    expect(page).to_have_url(re.compile(f"runs={YOUNGER}.*runs={OLDER}"))

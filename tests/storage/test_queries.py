@@ -289,6 +289,10 @@ def test_processes_evaluations_versions(run_dir: Path) -> None:
     assert queries.evaluations(run_dir)[["label", "accuracy"]].to_numpy().tolist() == [
         ["after", 0.75]
     ]
+    (row,) = queries.evaluations(run_dir).to_dict("records")
+    line = queries.run_line(run_dir)
+    assert row["wall_s"] == row["at"] - (line.started_at or 0.0)
+    assert row["trained_tokens"] == line.trained_tokens > 0
     versions = queries.weight_versions(run_dir)
     assert versions.version.tolist() == [0, 1]
     assert versions.load_s[0] == 0.1

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.run_folder import locked, make_run_folder
+from headrace.run_notes import change_notes
 from storage import queries
 from storage.run_store import RunStore
 from tests.dashboard.scripted_run import make_config, write_run
@@ -77,6 +78,35 @@ def test_a_run_that_has_no_database_yet_is_starting(tmp_path: Path) -> None:
     with locked(run_dir):
         (line,) = queries.list_runs(tmp_path)
     assert (line.status, line.detail) == ("starting", "")
+
+
+def test_what_is_noted_is_shown_and_archived_runs_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("old-1", "new-2"):
+        write_run(tmp_path, name, updates=2, roll_back_after=None)
+    change_notes(tmp_path / "old-1", tags=["slow", "paper"], note="lr too high\nsee new-2")
+    arguments = ["runs", "--root", str(tmp_path)]
+    assert main(arguments) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert next(row for row in rows if row.startswith("old-1")).endswith(
+        "0.281 -> 0.906  [slow, paper]  lr too high"
+    )
+    change_notes(tmp_path / "old-1", archived=True)
+    assert main(arguments) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert not any(row.startswith("old-1") for row in rows)
+    assert rows[-1] == "1 archived; --archived lists them, too"
+    assert main([*arguments, "--archived"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert "  (archived)  [slow, paper]" in next(row for row in rows if row.startswith("old-1"))
+    assert main([*arguments, "--archived", "--json"]) == 0
+    found = {row["run_id"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["old-1"]["notes"]["tags"] == ["slow", "paper"]
+    assert (found["new-2"]["seed"], found["new-2"]["accuracy"]) == (0, 0.90625)
+    change_notes(tmp_path / "new-2", archived=True)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == "2 archived; --archived lists them, too\n"
 
 
 def test_an_evaluation_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,88 @@
+"""Held-out accuracy of a run in figures: first, best, last, and what a target cost.
+
+In: the frame of `storage.queries.evaluations`. Out: figures; None where there is nothing to say.
+Pure.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+STEP = 0.05
+"""Targets are multiples of this."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """Of one run. `best_update` is the first with the best accuracy; `tokens` (policy tokens
+    trained), `seconds` (of training) and `update` are those of the first evaluation at or above the
+    target."""
+
+    first: float | None = None
+    best: float | None = None
+    best_update: int | None = None
+    last: float | None = None
+    update: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+
+
+def accuracies(evaluations: pd.DataFrame, target: float) -> Accuracies:
+    """The figures of one run's evaluations."""
+    known = _known(evaluations)
+    if not known:
+        return Accuracies()
+    best = max(known, key=lambda row: float(row["accuracy"]))
+    reached = first_reaching(evaluations, target) or {}
+    return Accuracies(
+        first=float(known[0]["accuracy"]),
+        best=float(best["accuracy"]),
+        best_update=int(best["update"]),
+        last=float(known[-1]["accuracy"]),
+        update=reached.get("update"),
+        tokens=reached.get("trained_tokens"),
+        seconds=reached.get("train_time_s"),
+    )
+
+
+def first_reaching(evaluations: pd.DataFrame, target: float) -> dict[str, Any] | None:
+    """The first evaluation whose accuracy is at or above the target."""
+    return next((row for row in _known(evaluations) if row["accuracy"] >= target - _ROUNDING), None)
+
+
+def default_target(runs: Sequence[pd.DataFrame]) -> float:
+    """A target that says something: the largest multiple of `STEP` that all evaluated runs reached,
+    if none had it from the beginning; else the largest that any run reached."""
+    known = [rows for rows in map(_known, runs) if rows]
+    if not known:
+        return 0.5
+    bests = [max(float(row["accuracy"]) for row in rows) for rows in known]
+    firsts = [float(rows[0]["accuracy"]) for rows in known]
+    shared = _stepped(min(bests))
+    return shared if shared > max(firsts) else _stepped(max(bests))
+
+
+def noise_margin(runs: Sequence[pd.DataFrame]) -> float:
+    """Two standard errors of the difference between two accuracies, as large as it gets among these
+    evaluations: what lies within it may be chance."""
+    variances = [
+        float(row["accuracy"]) * (1 - float(row["accuracy"])) / max(1, int(row["num_prompts"]))
+        for rows in map(_known, runs)
+        for row in rows
+    ]
+    return 2 * math.sqrt(2 * max(variances, default=0.0))
+
+
+def _known(evaluations: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows with an accuracy, in their order."""
+    known: Any = evaluations.dropna(subset=["accuracy"]).to_dict("records")
+    return list(known)
+
+
+def _stepped(accuracy: float) -> float:
+    """The largest multiple of `STEP` that is not above."""
+    return round(math.floor(accuracy / STEP + _ROUNDING) * STEP, 10)

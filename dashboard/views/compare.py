@@ -1,0 +1,317 @@
+"""Compare: runs side by side. Which is better, since when, at what cost, and what differs.
+
+It needs no run to be chosen at the left: the address lists the runs (`run_choice`). Every chart has
+the same lines in the same colours over the same axis.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import data, panels
+from dashboard.comparison import (
+    LASTS,
+    Line,
+    Member,
+    difference,
+    divergences,
+    lines_of,
+    metric_lines,
+    metric_margin,
+    place,
+)
+from dashboard.comparison_charts import comparison_chart
+from dashboard.comparison_tables import accuracy_rows, marked_differences
+from dashboard.configurations import differences
+from dashboard.curves import Divergence
+from dashboard.data import RunData
+from dashboard.figures import AXES, scaled_axis
+from dashboard.picker import Choice
+from dashboard.run_choice import choose_runs
+from dashboard.targets import default_target, noise_margin
+from dashboard.views.learning import SMOOTHING
+from dashboard.words import metric_caption, share
+from headrace.errors import UserError
+from headrace.metrics import METRICS, info_of
+from storage.queries import RunLine
+from storage.queries.metrics import Axis
+
+ACCURACY, LENGTH = "evaluation/accuracy", "evaluation/response_length"
+"""Figures of evaluations, by names beside those of metrics."""
+EVALUATED = {ACCURACY: "accuracy", LENGTH: "response_length"}
+PLACES = {
+    "update": "update",
+    "train_time": "train_time_s",
+    "wall": "wall_s",
+    "tokens": "trained_tokens",
+}
+"""Columns of evaluations that are the x of an axis."""
+TITLES = {
+    ACCURACY: "Held-out accuracy",
+    "reward/mean": "Reward",
+    LENGTH: "Held-out response length",
+    "response_length/mean": "Response length",
+    "actor/entropy": "Entropy",
+    "perf/trained_tokens_per_s": "Throughput",
+    "perf/generated_tokens_per_s": "Generated tokens",
+    "critic/vf_explained_var": "Explained variance",
+    "actor/ppo_kl": "KL",
+    "actor/pg_clipfrac": "Clip share",
+    "actor/grad_norm": "Gradient norm of the policy",
+    "staleness/mean": "Age of trained tokens",
+    "rollout/ess": "Effective sample size",
+    "idle/learner": "Learner idle",
+    "idle/generator": "Generators idle",
+}
+SHOWN = tuple(TITLES)[:6]
+METRIC_NAMES = (
+    *TITLES,
+    *(name for name, info in METRICS.items() if not info.bins and "NAME" not in name),
+)
+_UNITS = {ACCURACY: "share", LENGTH: "tokens"}
+_CAPTIONS = {
+    ACCURACY: "Share of held-out prompts answered correctly. Healthy: rising.",
+    LENGTH: "Mean length of the answers to held-out prompts (tokens).",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What was chosen above the charts. `margin` is an accuracy."""
+
+    axis: Axis
+    smoothing: float
+    metrics: tuple[str, ...]
+    lines: tuple[Line, ...]
+    against: str
+    margin: float
+    target: float
+
+
+def render(root: Path, choice: Choice) -> None:
+    """The page."""
+    st.html('<div class="hr-line"><h1>Compare</h1></div>')
+    found = choose_runs(root, choice.name)
+    if not found:
+        panels.empty("Choose runs above, or rows of the page Runs.")
+        return
+    wanted = _wanted({line.run_dir.name: RunData(line) for line in found})
+    folders = [str(line.run_dir) for line in found]
+    was_live = any(map(data.is_live, found))
+
+    @st.fragment(run_every=panels.REFRESH_S if was_live else None)
+    def section() -> None:
+        lines = [data.run_line(folder) for folder in folders]
+        if was_live and not any(map(data.is_live, lines)):
+            st.rerun()
+        try:
+            _section(lines, wanted)
+        except UserError as error:
+            panels.empty(str(error))
+
+    section()
+
+
+def _wanted(runs: dict[str, RunData]) -> Wanted:
+    """The bar above the charts; all of it is in the address."""
+    bound: dict[str, Any] = {"bind": "query-params"}
+    members = [_member(name, run) for name, run in runs.items()]
+    evaluations = [run.evaluations() for run in runs.values()]
+    with st.container(border=True):
+        with st.container(horizontal=True, gap="large", vertical_alignment="bottom"):
+            axis = st.segmented_control(
+                "Horizontal axis", list(AXES), default="update", required=True,
+                format_func=AXES.__getitem__, key="axis", **bound,
+            )  # fmt: skip
+            smooth = st.segmented_control(
+                "Smoothing", list(SMOOTHING), default="5 %", required=True, key="smoothing",
+                help="A running mean over this share of the points, on top of the line as it is. "
+                "Evaluations are never smoothed.", **bound,
+            )  # fmt: skip
+            bands = st.toggle(
+                "Seeds as a band", value=True, key="seeds",
+                help="Runs of one recipe that differ in nothing but the seed are one line, the "
+                "median, within the least and the largest.", **bound,
+            )  # fmt: skip
+        lines = lines_of(members, bands=bool(bands))
+        labels = {line.key: line.label for line in lines}
+        bar = st.columns([4, 2.6, 1.2, 1.2])
+        metrics = bar[0].multiselect(
+            "Metrics", METRIC_NAMES, default=SHOWN, format_func=lambda m: TITLES.get(m, m),
+            key="metrics", **bound,
+        )  # fmt: skip
+        against = bar[1].selectbox(
+            "Compare with", list(labels), format_func=labels.__getitem__, key="against", **bound
+        )
+        noise, goal = noise_margin(evaluations), default_target(evaluations)
+        target = bar[2].number_input(
+            "Target accuracy, %", 0.0, 100.0, value=None, step=5.0, key="target",
+            placeholder=f"{100 * goal:.0f}", **bound,
+        )  # fmt: skip
+        margin = bar[3].number_input(
+            "Margin, points", 0.0, 100.0, value=None, step=1.0, key="margin",
+            placeholder=f"{100 * noise:.1f}",
+            help="Two accuracies are apart when they differ by more than this. Without a number: "
+            "two standard errors of a difference, with so many held-out prompts.", **bound,
+        )  # fmt: skip
+    return Wanted(
+        axis=cast(Axis, axis or "update"),
+        smoothing=SMOOTHING[smooth or "none"],
+        metrics=tuple(metrics),
+        lines=tuple(lines),
+        against=labels.get(against or "", lines[0].label),
+        margin=noise if margin is None else margin / 100,
+        target=goal if target is None else target / 100,
+    )
+
+
+def _member(name: str, run: RunData) -> Member:
+    try:
+        config = run.config()
+    except UserError:
+        config = {}
+    return Member(name, run.line.name, run.line.seed, config)
+
+
+def _section(lines: Sequence[RunLine], wanted: Wanted) -> None:
+    runs = {line.run_dir.name: RunData(line) for line in lines}
+    metrics = dict.fromkeys([ACCURACY, *wanted.metrics])
+    frames = {name: _frame(runs, name, wanted) for name in metrics}
+    if all(frame.empty for frame in frames.values()):
+        phases = ", ".join(sorted({line.status for line in lines}))
+        panels.empty(f"No update and no evaluation yet: {phases}.")
+    else:
+        _verdict(frames[ACCURACY], wanted)
+        drawn = {name: frames[name] for name in wanted.metrics}
+        known = [frame["x"] for frame in drawn.values() if len(frame)]
+        span = (float(min(map(min, known))), float(max(map(max, known)))) if known else (0.0, 1.0)
+        panels.grid([partial(_card, name, frame, span, wanted) for name, frame in drawn.items()])
+    _accuracies(runs, wanted)
+    _differences(wanted)
+
+
+def _frame(runs: dict[str, RunData], metric: str, wanted: Wanted) -> pd.DataFrame:
+    """All lines of one metric."""
+    names = tuple(name for name in wanted.metrics if name not in EVALUATED)
+
+    def read(name: str) -> pd.DataFrame:
+        if metric in EVALUATED:
+            rows = runs[name].evaluations()
+            return pd.DataFrame({"x": rows[PLACES[wanted.axis]], "value": rows[EVALUATED[metric]]})
+        series = runs[name].series(names, wanted.axis)
+        return series[series["name"] == metric]
+
+    smoothing = 0.0 if metric in EVALUATED else wanted.smoothing
+    return metric_lines(wanted.lines, read, smoothing=smoothing)
+
+
+def _apart(metric: str, frame: pd.DataFrame, wanted: Wanted) -> dict[str, Divergence | None]:
+    """From where on each other line is apart from the one that is compared with."""
+    margin = wanted.margin if metric == ACCURACY else metric_margin(frame)
+    lasts = 0.0 if metric in EVALUATED else LASTS
+    return divergences(frame, wanted.against, margin, lasts=lasts)
+
+
+def _verdict(frame: pd.DataFrame, wanted: Wanted) -> None:
+    """Which line is better in held-out accuracy, and since when."""
+    apart = _apart(ACCURACY, frame, wanted)
+    with st.container(border=True):
+        st.html(f"<b>Which is better, since when?</b> Against {escape(wanted.against)}:")
+        if len(wanted.lines) < 2:
+            panels.empty("One line says nothing by itself: choose more runs, or show seeds apart.")
+        elif not apart:
+            panels.empty("Held-out accuracy is not known of both sides yet.")
+        else:
+            rows = [_sentence(label, found, wanted) for label, found in apart.items()]
+            st.html("".join(f'<div style="margin:.25rem 0">{row}</div>' for row in rows))
+        st.caption(
+            "In held-out accuracy. Two lines are apart for good from the first point on after "
+            "which one stays above the other by more than the margin, to the end of what both "
+            f"have: {100 * wanted.margin:.1f} points for accuracies; for all else a tenth of the "
+            "range of all lines, for a tenth of that stretch at least. Lines are compared as they "
+            "are drawn; a rule marks the point on each chart."
+        )
+
+
+def _sentence(label: str, found: Divergence | None, wanted: Wanted) -> str:
+    name = f"<b>{escape(label)}</b>"
+    if found is None:
+        return f'{name} <span class="hr-soft">is not apart from it for good</span>'
+    kind, word = ("hr-ok", "better") if found.gap > 0 else ("hr-bad", "worse")
+    return (
+        f'{name} is <span class="{kind}">{word}</span> since {place(found.x, wanted.axis)}, '
+        f"by {difference(found.gap, points=True)} at the end of what both have"
+    )
+
+
+def _card(metric: str, frame: pd.DataFrame, span: tuple[float, float], wanted: Wanted) -> None:
+    """One chart, and from where on its lines are apart."""
+    title = TITLES.get(metric, metric)
+    with st.container(border=True, height="stretch"):
+        st.html(f"<b>{escape(title)}</b>")
+        if frame.empty:
+            panels.empty("None of these runs has it so far.")
+        else:
+            apart = {k: v for k, v in _apart(metric, frame, wanted).items() if v is not None}
+            scaled, across = scaled_axis(pd.DataFrame({"x": [span[1]]}), wanted.axis)
+            unit = span[1] / float(scaled["x"].iloc[0]) if span[1] else 1.0
+            chart = comparison_chart(
+                frame.assign(x=frame["x"] / unit),
+                labels=[line.label for line in wanted.lines],
+                title=across,
+                span=(span[0] / unit, span[1] / unit),
+                unit=_UNITS.get(metric) or info_of(metric).unit,
+                whole=wanted.axis == "update",
+                since={label: found.x / unit for label, found in apart.items()},
+            )
+            st.altair_chart(chart, width="stretch")
+            said = [
+                f"{escape(label)} is {'above' if found.gap > 0 else 'below'} since "
+                f"{place(found.x, wanted.axis)}"
+                for label, found in apart.items()
+            ]
+            if said:
+                st.html(f'<div class="hr-soft">{"; ".join(said)}</div>')
+        st.caption(_CAPTIONS.get(metric) or metric_caption((metric,)))
+
+
+def _accuracies(runs: dict[str, RunData], wanted: Wanted) -> None:
+    with st.container(border=True):
+        st.html(f"<b>Held-out accuracy, and what {share(wanted.target)} cost</b>")
+        st.dataframe(
+            accuracy_rows(runs, wanted.lines, wanted.target),
+            hide_index=True,
+            width="stretch",
+            placeholder="-",
+            alt="Held-out accuracy of each run",
+            column_config={"run": st.column_config.LinkColumn(display_text=r"run=(.+)")},
+        )
+        st.caption(
+            "Tokens are policy tokens trained, time is training time (evaluations stop that "
+            "clock), both at the first evaluation at or above the target; a run that never had "
+            "it has a dash. With few evaluations these are upper bounds."
+        )
+
+
+def _differences(wanted: Wanted) -> None:
+    members = [member for line in wanted.lines for member in line.members]
+    with st.container(border=True):
+        st.html("<b>Differences in configuration</b>")
+        found = differences({member.name: member.config for member in members})
+        if len(members) < 2 or found.empty:
+            panels.empty("There are none." if len(members) > 1 else "One run differs from nothing.")
+            return
+        st.dataframe(
+            marked_differences(found), width="stretch", alt="Keys that differ between the runs"
+        )
+        st.caption(
+            "Only keys that are not the same in all runs. Marked is what differs from the first "
+            "one; a dash: it has no such key. Keys of how long a run went on, where it ran and "
+            "what it kept come last and do not part seeds."
+        )
