@@ -17,6 +17,7 @@ from dashboard.data import RunData
 from dashboard.palette import STYLE
 from dashboard.picker import PARAMETER, Choice, choose_run, offer_runs
 from dashboard.views import (
+    critic,
     dropped,
     learning,
     overview,
@@ -35,6 +36,7 @@ REWARD_MODEL = "reward model"
 PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Overview", ":material/water:", overview.render),
     ("Learning", ":material/trending_up:", learning.render),
+    ("Critic", ":material/psychology:", critic.render),
     ("Rewards", ":material/balance:", rewards.render),
     ("Pipeline", ":material/view_timeline:", pipeline.render),
     ("Trajectories", ":material/notes:", trajectories.render),
