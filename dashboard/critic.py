@@ -1,7 +1,7 @@
 """What a sample of tokens says about the value model.
 
 In: a `storage.queries.CriticSample`, discount and boundary rule of the run. Out: a `CriticReport`
-of small frames, and sentences. Pure: numbers in, numbers out. V is the value before a token, R what
+of small frames. Pure: numbers in, numbers out. V is the value before a token, R what
 came from it on (shaped, discounted). Errors of means count answers and not tokens, for all tokens
 of an answer share what it earned.
 """
@@ -15,19 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from dashboard.words import count, number
 from storage.queries import CriticSample
 
 Floats = npt.NDArray[np.float64]
 TENTHS = 10
 BINS = 12
 MORE, LESS, ALL = "answers that earned more", "answers that earned less", "all answers"
-RULES = {
-    "copy": "the value at the window's last token",
-    "bootstrap": "the value at the next token (as of the update that trained that)",
-    "terminal": "0",
-}
-"""What `algorithm.advantages.boundary` may take for what comes after a cut."""
+RULES = ("copy", "bootstrap", "terminal")
+"""What `algorithm.advantages.boundary` may be."""
 _DISTANCES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _CUT_NUMBERS = 8
 _NOTHING = 1e-12
@@ -196,10 +191,11 @@ def numbers(cuts: pd.DataFrame) -> pd.DataFrame:
 
 def rules(cuts: pd.DataFrame) -> pd.DataFrame:
     """A row a boundary rule: rule, bias, error, rmse of what it would have assumed less what came.
-    All rules are judged on the same cuts, those whose next token was trained."""
+    All rules are judged on the same cuts, those whose next token was trained; without any there is
+    no row."""
     same = cuts.dropna(subset=["next_value"])
     rows = []
-    for rule in RULES:
+    for rule in RULES if len(same) else ():
         wrong = same.assign(error=assumed(same, rule) - same["realised"])
         rows.append((rule, *mean_over(wrong), _rms(wrong["error"]), len(same)))
     return pd.DataFrame(rows, columns=["rule", "bias", "error", "rmse", "cuts"])
@@ -243,46 +239,6 @@ def reach(gamma: float, lam: float) -> float | None:
     """Tokens over which (gamma lambda)^k halves; None where it does not, or at once."""
     decay = gamma * lam
     return math.log(0.5) / math.log(decay) if 0 < decay < 1 else None
-
-
-# -- words -----------------------------------------------------------------------------------------
-
-
-def verdict(found: CriticReport) -> str:
-    """What the critic does, in a sentence or two."""
-    said = [f"In updates {count(found.first)} to {count(found.last)} {_explains(found)}"]
-    off = _off(found.bias, found.rmse)
-    said.append(f"On average they were {off}.")
-    if found.cuts:
-        said.append(
-            f"At {count(found.cuts)} cuts what was assumed of the rest was "
-            f"{_off(found.cut_bias, found.cut_rmse)}; single answers differ by "
-            f"{number(found.cut_rmse)}."
-        )
-    return " ".join(said)
-
-
-def _explains(found: CriticReport) -> str:
-    if found.explained is None:
-        return "all answers earned the same, so there is nothing for values to explain."
-    if found.explained <= 0:
-        return (
-            "values explain none of the variance of returns: the mean return would have been as "
-            f"good a guess ({100 * found.explained:.0f} %)."
-        )
-    return f"values explain {100 * found.explained:.0f} % of the variance of returns."
-
-
-def _off(bias: Mean, rmse: float) -> str:
-    """How far from zero, where that is more than chance."""
-    if not math.isfinite(bias.error) or abs(bias.mean) <= 2 * bias.error:
-        return f"neither too high nor too low ({bias.mean:+.2g}{_margin(bias)})"
-    direction = "high" if bias.mean > 0 else "low"
-    return f"{number(abs(bias.mean))} too {direction}{_margin(bias)}"
-
-
-def _margin(bias: Mean) -> str:
-    return f" \u00b1 {bias.error:.1g}" if math.isfinite(bias.error) else ""
 
 
 # -- parts -----------------------------------------------------------------------------------------

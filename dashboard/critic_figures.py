@@ -149,7 +149,7 @@ def _lines(
     base = alt.Chart(data).encode(
         x=alt.X(f"{key}:O", sort=list(sort) or None, title=title, axis=_categories()),
         y=_up("value"),
-        color=_colour("name", names, [BLUE, ORANGE, GREY][: len(names)]),
+        color=_colour("name", names, [BLUE, ORANGE, GREY][: len(names)], legend=len(names) > 1),
         tooltip=[
             alt.Tooltip(f"{key}:O", title=title),
             alt.Tooltip("name:N", title="what"),
@@ -188,11 +188,19 @@ def _categories() -> alt.Axis:
 
 
 def _colour(
-    field: str, names: Sequence[str], colours: Sequence[str], shape: str = "stroke"
+    field: str,
+    names: Sequence[str],
+    colours: Sequence[str],
+    shape: str = "stroke",
+    *,
+    legend: bool = True,
 ) -> alt.Color:
-    legend = alt.Legend(
-        orient="top", title=None, symbolType=shape, symbolOpacity=1, labelLimit=260, offset=4
-    )
     return alt.Color(
-        f"{field}:N", scale=alt.Scale(domain=list(names), range=list(colours)), legend=legend
+        f"{field}:N",
+        scale=alt.Scale(domain=list(names), range=list(colours)),
+        legend=alt.Legend(
+            orient="top", title=None, symbolType=shape, symbolOpacity=1, labelLimit=260, offset=4
+        )
+        if legend
+        else None,
     )

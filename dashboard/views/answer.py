@@ -36,8 +36,8 @@ SIBLINGS = 8
 """Buttons in a row."""
 _HELP = (
     "Pink marks begin a window, green ones a turn, blue ones tokens of newer weights; dotted "
-    "tokens were left out of the loss. Choose a token by click, touch or arrow keys for its numbers and "
-    "why it was trained or not; Page Up and Down go to the next mark."
+    "tokens were left out of the loss. Choose a token by click, touch or arrow keys for its "
+    "numbers and why it was trained or not; Page Up and Down go to the next mark."
 )
 
 
@@ -157,22 +157,14 @@ def _tokens(run: RunData, detail: TrajectoryDetail) -> None:
 def _beside(run: RunData, detail: TrajectoryDetail) -> TrajectoryDetail | None:
     """The sibling that is read beside this answer, if one is chosen."""
     mine = int(detail.row["trajectory_id"])
-    others = {int(row["trajectory_id"]): row for row in detail.siblings.to_dict("records")}
-    others.pop(mine, None)
+    others = [str(key) for key in detail.siblings["trajectory_id"] if int(key) != mine]
     if not others:
         return None
-
-    def label(key: str) -> str:
-        row = others[int(key)]
-        reward = None if pd.isna(row["reward"]) else row["reward"]
-        return f"{key}: reward {number(reward)}, {count(row['length'])} tokens"
-
-    asked = st.session_state.get(BESIDE)
-    if asked is not None and asked not in map(str, others):
+    if st.session_state.get(BESIDE) not in (None, *others):
         st.session_state[BESIDE] = None  # it was chosen beside an answer to another prompt
     chosen = st.selectbox(
-        "Beside it", [str(key) for key in others], index=None, key=BESIDE, bind="query-params",
-        format_func=label, placeholder="another answer to this prompt",
+        "Beside it", others, index=None, key=BESIDE, bind="query-params",
+        placeholder="another answer to this prompt",
     )  # fmt: skip
     return run.trajectory(int(chosen)) if chosen else None
 

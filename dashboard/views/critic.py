@@ -13,7 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import panels
-from dashboard.critic import RULES, CriticReport, Mean, verdict
+from dashboard.critic import CriticReport, Mean
 from dashboard.critic_figures import (
     along_chart,
     before_ends_chart,
@@ -22,7 +22,8 @@ from dashboard.critic_figures import (
     numbers_chart,
     tenths_chart,
 )
-from dashboard.data import RunData, is_live
+from dashboard.critic_words import TAKES, sample_text, verdict
+from dashboard.data import RunData
 from dashboard.words import count, number, share
 
 LEAST_UPDATES = 20
@@ -121,9 +122,8 @@ def _why_nothing(run: RunData, first: int, last: int) -> str:
             "Values of single tokens were not recorded: storage.token_diagnostics is off. What the "
             "learner says of an update is below."
         )
-    what = f"an answer that ends in updates {count(first)} to {count(last)}"
-    more = " The value model's warm-up records no values." if is_live(run.line) else ""
-    return panels.awaited(run, what) + more
+    what = f"an answer that ended in updates {count(first)} to {count(last)}"
+    return f"{panels.awaited(run, what)} The value model's warm-up records no values of tokens."
 
 
 def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
@@ -136,7 +136,7 @@ def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
     if len(found.rules):
         _rules(found, boundary)
     st.subheader("Along the answer", anchor=False)
-    panels.grid([partial(_errors, found), partial(_advantages, found), partial(_ends, found)], 3)
+    panels.grid([partial(draw, found) for draw in (_explained, _errors, _advantages, _ends)])
 
 
 def _headline(run: RunData, found: CriticReport) -> None:
@@ -163,18 +163,6 @@ def _signed(value: float) -> str:
 
 def _error(mean: Mean) -> str | None:
     return f"\u00b1 {number(mean.error)}" if math.isfinite(mean.error) else None
-
-
-def sample_text(found: CriticReport) -> str:
-    """Of how much the figures are."""
-    of = f"{count(found.answers)} of the {count(found.of)}"
-    if found.answers == found.of:
-        of = f"all {count(found.of)}"
-    return (
-        f"From {of} answers that ended in updates {count(found.first)} to {count(found.last)}: "
-        f"{count(found.tokens)} tokens and {count(found.cuts)} cuts, each with the value that the "
-        "update began with. Returns are shaped rewards, discounted, from the token to the end."
-    )
 
 
 def _penalty_text(kl: Mapping[str, Any] | None) -> str:
@@ -214,7 +202,7 @@ def _numbers(found: CriticReport, boundary: str) -> None:
         "What was assumed, and what came",
         lambda: numbers_chart(found.numbers),
         found.numbers,
-        f'At a cut the rule "{boundary}" takes {RULES[boundary]} for all that follows; what the '
+        f'At a cut the rule "{boundary}" takes {TAKES[boundary]} for all that follows; what the '
         "answer then got is known by now. Means by the cut's number, with one standard error. "
         "Healthy: the pairs touch.",
     )
@@ -241,7 +229,7 @@ def _rules(found: CriticReport, boundary: str) -> None:
     rows = [
         {
             "rule": f"{row['rule']} (in force)" if row["rule"] == boundary else row["rule"],
-            "takes": RULES[str(row["rule"])],
+            "takes": TAKES[str(row["rule"])],
             "assumed less what came": _signed(row["bias"]),
             "standard error": number(row["error"]),
             "root mean square": number(row["rmse"]),
@@ -256,6 +244,18 @@ def _rules(found: CriticReport, boundary: str) -> None:
             "setting of algorithm.advantages.boundary would have taken for the rest of the answer. "
             "terminal makes being cut a loss, whatever the answer earns in the end."
         )
+
+
+def _explained(found: CriticReport) -> None:
+    panels.card(
+        "Explained variance by position",
+        tenths_chart(found.tenths, {"explained": "explained variance"})
+        if found.tenths["explained"].notna().any()
+        else None,
+        "1 - Var(R - V) / Var(R) in each tenth of the answer: how early the critic knows how it "
+        "will end. Healthy: above 0 everywhere, rising towards the end.",
+        wait="All answers earned the same: there is nothing to explain.",
+    )
 
 
 def _errors(found: CriticReport) -> None:

@@ -1,6 +1,7 @@
 """The critic's page: returns of earlier windows, figures with golden numbers, and every state."""
 
 import math
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from dashboard.critic_figures import (
     numbers_chart,
     tenths_chart,
 )
+from dashboard.critic_words import verdict
 from dashboard.views.critic import (
     ARRAYS,
     OVER_UPDATES,
@@ -226,18 +228,18 @@ def test_the_verdict_says_how_much_and_only_what_is_more_than_chance() -> None:
     returns = np.array([0.0, 1.0] * 40)
     tokens = tokens_of(value=0.5 * returns + 0.25, **{"return": returns})
     cuts = cuts_of(value=returns * 0 + 0.58, realised=np.array([0.4, 0.6] * 40))
-    said = critic.verdict(critic.report(sample_of(tokens, cuts), gamma=1.0, boundary="copy"))
+    said = verdict(critic.report(sample_of(tokens, cuts), gamma=1.0, boundary="copy"))
     assert said.startswith("In updates 5 to 9 values explain 75 % of the variance of returns.")
     assert "On average they were neither too high nor too low (+0 \u00b1 0.03)." in said
     assert "At 80 cuts what was assumed of the rest was 0.08 too high \u00b1 0.01;" in said
     assert "single answers differ by 0.128." in said
     none = tokens_of(value=returns, **{"return": np.ones(80)})
-    said = critic.verdict(critic.report(sample_of(none, cuts[:0]), gamma=1.0, boundary="copy"))
+    said = verdict(critic.report(sample_of(none, cuts[:0]), gamma=1.0, boundary="copy"))
     assert "all answers earned the same" in said
     assert "0.5 too low" in said
     assert "cuts" not in said
     worse = tokens_of(value=1 - returns, **{"return": returns})
-    said = critic.verdict(critic.report(sample_of(worse, cuts), gamma=1.0, boundary="terminal"))
+    said = verdict(critic.report(sample_of(worse, cuts), gamma=1.0, boundary="terminal"))
     assert "explain none of the variance" in said
     assert "0.5 too low" in said
 
@@ -302,6 +304,14 @@ def test_a_range_of_updates_and_a_bound(run_dir: Path, monkeypatch: pytest.Monke
     assert (nothing.answers, nothing.of, len(nothing.tokens), len(nothing.cuts)) == (0, 0, 0, 0)
 
 
+def test_the_documented_snippet(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it stands, but for the run."""
+    text = (Path(__file__).parents[2] / "docs" / "critic.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(code.replace("runs/RUN", str(run_dir)), "docs/critic.md", "exec"), {})
+    assert "In updates 1 to 40 values explain" in capsys.readouterr().out
+
+
 # -- the page --------------------------------------------------------------------------------------
 
 
@@ -319,12 +329,12 @@ def test_a_finished_run(open_critic: Callable[..., AppTest], run_dir: Path) -> N
     test = open_critic().run()
     assert not test.exception
     found = critic.report(queries.critic_sample(run_dir, 5, 24), gamma=1.0, boundary="copy")
-    assert test.info[0].value == critic.verdict(found)
+    assert test.info[0].value == verdict(found)
     assert metrics_of(test)["Assumed less what came"] == f"{found.cut_bias.mean:+.3f}"
     charts = test.get("arrow_vega_lite_chart") or test.get("vega_lite_chart")
     known = set(queries.metric_names(run_dir))
     over = sum(1 for _, names in OVER_UPDATES if known & set(names))
-    assert len(charts) == 7 + over + len(ARRAYS)
+    assert len(charts) == 8 + over + len(ARRAYS)
     assert list(test.dataframe[0].value["rule"]) == ["copy (in force)", "bootstrap", "terminal"]
     test.number_input(key="updates_from").set_value(10)
     test.number_input(key="updates_to").set_value(12).run()
@@ -349,7 +359,7 @@ def test_a_run_in_its_warm_up_says_what_it_waits_for(
     )
     test = open_critic(run).run()
     assert not test.exception
-    assert "records no values" in html_of(test)
+    assert "warm-up records no values" in html_of(test)
 
 
 def test_a_run_without_a_critic_says_so(
