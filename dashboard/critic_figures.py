@@ -107,18 +107,15 @@ def numbers_chart(frame: pd.DataFrame, height: int = HEIGHT) -> Chart:
         .mark_rule(color=BLUE, strokeWidth=1.4, opacity=0.6)
         .encode(x=across, y=alt.Y("low:Q", title=None), y2="high:Q")
     )
+    which = alt.Scale(domain=[_ASSUMED, _CAME], range=["diamond", "circle"])
     dots = (
         alt.Chart(data)
         .mark_point(filled=True, size=110, opacity=1)
         .encode(
             x=across,
             y=_up("value"),
-            color=_colour("name", [_ASSUMED, _CAME], [ORANGE, BLUE], "circle"),
-            shape=alt.Shape(
-                "name:N",
-                scale=alt.Scale(domain=[_ASSUMED, _CAME], range=["diamond", "circle"]),
-                legend=None,
-            ),
+            color=_colour("name", [_ASSUMED, _CAME], [ORANGE, BLUE]),
+            shape=alt.Shape("name:N", scale=which, legend=_legend()),
             tooltip=[*tooltip[:1], alt.Tooltip("name:N"), alt.Tooltip("value:Q", format=".4~g")],
         )
     )
@@ -148,7 +145,7 @@ def _lines(
     rule at zero where it is crossed."""
     base = alt.Chart(data).encode(
         x=alt.X(f"{key}:O", sort=list(sort) or None, title=title, axis=_categories()),
-        y=_up("value"),
+        y=_up("value", zero=True),
         color=_colour("name", names, [BLUE, ORANGE, GREY][: len(names)], legend=len(names) > 1),
         tooltip=[
             alt.Tooltip(f"{key}:O", title=title),
@@ -175,8 +172,8 @@ def _layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
     return alt.LayerChart(layer=list(charts))
 
 
-def _up(column: str) -> alt.Y:
-    return alt.Y(f"{column}:Q", title=None, axis=_numbers(), scale=alt.Scale(zero=False))
+def _up(column: str, *, zero: bool = False) -> alt.Y:
+    return alt.Y(f"{column}:Q", title=None, axis=_numbers(), scale=alt.Scale(zero=zero))
 
 
 def _numbers() -> alt.Axis:
@@ -191,16 +188,15 @@ def _colour(
     field: str,
     names: Sequence[str],
     colours: Sequence[str],
-    shape: str = "stroke",
     *,
     legend: bool = True,
 ) -> alt.Color:
     return alt.Color(
         f"{field}:N",
         scale=alt.Scale(domain=list(names), range=list(colours)),
-        legend=alt.Legend(
-            orient="top", title=None, symbolType=shape, symbolOpacity=1, labelLimit=260, offset=4
-        )
-        if legend
-        else None,
+        legend=_legend() if legend else None,
     )
+
+
+def _legend() -> alt.Legend:
+    return alt.Legend(orient="top", title=None, symbolOpacity=1, labelLimit=260, offset=4)

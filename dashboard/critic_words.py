@@ -7,7 +7,7 @@ is not called high or low.
 import math
 
 from dashboard.critic import CriticReport, Mean
-from dashboard.words import count, number
+from dashboard.words import count
 
 TAKES = {
     "copy": "the value at the window's last token",
@@ -24,7 +24,7 @@ def verdict(found: CriticReport) -> str:
     if found.cuts:
         said.append(
             f"At {count(found.cuts)} cuts what was assumed of the rest was "
-            f"{_off(found.cut_bias)}; single answers differ by {number(found.cut_rmse)}."
+            f"{_off(found.cut_bias)}, with a root mean square of {found.cut_rmse:.2g}."
         )
     return " ".join(said)
 
@@ -45,7 +45,7 @@ def _off(bias: Mean) -> str:
     if not math.isfinite(bias.error) or abs(bias.mean) <= 2 * bias.error:
         return f"neither too high nor too low ({bias.mean:+.2g}{_margin(bias)})"
     direction = "high" if bias.mean > 0 else "low"
-    return f"{number(abs(bias.mean))} too {direction}{_margin(bias)}"
+    return f"{abs(bias.mean):.2g}{_margin(bias)} too {direction}"
 
 
 def _margin(bias: Mean) -> str:

@@ -23,7 +23,7 @@ from dashboard.critic_figures import (
     tenths_chart,
 )
 from dashboard.critic_words import TAKES, sample_text, verdict
-from dashboard.data import RunData
+from dashboard.data import RunData, is_live
 from dashboard.words import count, number, share
 
 LEAST_UPDATES = 20
@@ -84,7 +84,8 @@ def without_critic(algorithm: Mapping[str, Any]) -> str:
 
 def _updates(run: RunData) -> tuple[int, int]:
     """The first and the last update to look at."""
-    newest = newest_update(run.line.updates)
+    updates = run.line.updates
+    newest = newest_update(updates) if is_live(run.line) else updates
     bound: dict[str, Any] = {"bind": "query-params"}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         first = st.number_input(
@@ -123,7 +124,10 @@ def _why_nothing(run: RunData, first: int, last: int) -> str:
             "learner says of an update is below."
         )
     what = f"an answer that ended in updates {count(first)} to {count(last)}"
-    return f"{panels.awaited(run, what)} The value model's warm-up records no values of tokens."
+    return (
+        f"{panels.awaited(run, what)} The value model's warm-up records no values of tokens, and the "
+        "first versions of Headrace recorded no returns."
+    )
 
 
 def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
@@ -210,9 +214,9 @@ def _numbers(found: CriticReport, boundary: str) -> None:
 
 def _costs(found: CriticReport) -> None:
     names = {
-        "bias": "mean error by the assumption",
-        "rmse": "its root mean square",
-        "noise": "that of plain returns less value",
+        "bias": "mean",
+        "rmse": "root mean square",
+        "noise": "that of V - R",
     }
     _card(
         "What the assumption costs",
@@ -220,8 +224,8 @@ def _costs(found: CriticReport) -> None:
         found.costs,
         "How much higher an advantage is than with the return that came in the place of what was "
         "assumed, before whitening: gamma (gamma lambda)^k (assumed - return), k tokens before the "
-        "cut. Healthy: a mean near 0, and a root mean square below that of plain returns: then the "
-        "value model takes more noise out than its errors bring in.",
+        "cut. Healthy: a mean near 0, and a root mean square below that of value less return at "
+        "the same tokens: then the value model takes more noise out than its errors bring in.",
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -231,17 +232,17 @@ def test_the_verdict_says_how_much_and_only_what_is_more_than_chance() -> None:
     said = verdict(critic.report(sample_of(tokens, cuts), gamma=1.0, boundary="copy"))
     assert said.startswith("In updates 5 to 9 values explain 75 % of the variance of returns.")
     assert "On average they were neither too high nor too low (+0 \u00b1 0.03)." in said
-    assert "At 80 cuts what was assumed of the rest was 0.08 too high \u00b1 0.01;" in said
-    assert "single answers differ by 0.128." in said
+    assert "At 80 cuts what was assumed of the rest was 0.08 \u00b1 0.01 too high, " in said
+    assert "with a root mean square of 0.13." in said
     none = tokens_of(value=returns, **{"return": np.ones(80)})
     said = verdict(critic.report(sample_of(none, cuts[:0]), gamma=1.0, boundary="copy"))
     assert "all answers earned the same" in said
-    assert "0.5 too low" in said
+    assert "0.5 \u00b1 0.06 too low" in said
     assert "cuts" not in said
     worse = tokens_of(value=1 - returns, **{"return": returns})
     said = verdict(critic.report(sample_of(worse, cuts), gamma=1.0, boundary="terminal"))
     assert "explain none of the variance" in said
-    assert "0.5 too low" in said
+    assert "0.5 \u00b1 0.01 too low" in said
 
 
 def test_every_chart_is_a_chart() -> None:
@@ -360,6 +361,18 @@ def test_a_run_in_its_warm_up_says_what_it_waits_for(
     test = open_critic(run).run()
     assert not test.exception
     assert "warm-up records no values" in html_of(test)
+
+
+def test_a_run_of_the_first_version_recorded_no_returns(
+    open_critic: Callable[..., AppTest], tmp_path: Path
+) -> None:
+    (kept,) = (Path(__file__).parents[1] / "fixtures" / "run_v1").glob("version-one-*")
+    run = tmp_path / kept.name
+    shutil.copytree(kept, run)
+    assert len(queries.critic_sample(run, 1, 1000).tokens) == 0
+    test = open_critic(run).run()
+    assert not test.exception
+    assert "recorded no returns" in html_of(test)
 
 
 def test_a_run_without_a_critic_says_so(
