@@ -58,8 +58,14 @@ def calibration_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
         .encode(x="said:Q", y="came:Q")
     )
     data = frame.assign(low=frame["came"] - frame["error"], high=frame["came"] + frame["error"])
+    across = alt.X("said:Q", title="value", axis=_numbers(), scale=alt.Scale(zero=False))
+    whiskers = (
+        alt.Chart(data.dropna(subset=["error"]))
+        .mark_rule(color=BLUE, opacity=0.55, strokeWidth=1.6)
+        .encode(x=across, y=alt.Y("low:Q", title="return that came"), y2="high:Q")
+    )
     base = alt.Chart(data).encode(
-        x=alt.X("said:Q", title="value", axis=_numbers(), scale=alt.Scale(zero=False)),
+        x=across,
         tooltip=[
             alt.Tooltip("said:Q", title="mean value", format=".4~g"),
             alt.Tooltip("came:Q", title="mean return", format=".4~g"),
@@ -68,9 +74,6 @@ def calibration_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
         ],
     )
     up = alt.Y("came:Q", title="return that came", axis=_numbers(), scale=alt.Scale(zero=False))
-    whiskers = base.mark_rule(color=BLUE, opacity=0.55, strokeWidth=1.6).encode(
-        y=alt.Y("low:Q", title="return that came"), y2="high:Q"
-    )
     dots = base.mark_point(color=BLUE, filled=True, opacity=1).encode(
         y=up, size=alt.Size("tokens:Q", legend=None, scale=alt.Scale(range=[30, 420]))
     )
