@@ -19,6 +19,7 @@ from dashboard.palette import STYLE
 from dashboard.picker import PARAMETER, Choice, choose_run, offer_runs
 from dashboard.views import (
     compare,
+    critic,
     dropped,
     learning,
     overview,
@@ -38,6 +39,7 @@ REWARD_MODEL = "reward model"
 PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Overview", ":material/water:", overview.render),
     ("Learning", ":material/trending_up:", learning.render),
+    ("Critic", ":material/psychology:", critic.render),
     ("Rewards", ":material/balance:", rewards.render),
     ("Pipeline", ":material/view_timeline:", pipeline.render),
     ("Trajectories", ":material/notes:", trajectories.render),

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from dashboard.critic import CriticReport, report
 from storage import queries
 from storage.queries import DroppedPage, RunLine, TrajectoryDetail, TrajectoryPage
 from storage.queries.metrics import Axis
@@ -127,6 +128,12 @@ class RunData:
         """Tokens that were lost, by length of the answer and reason."""
         return _losses(*self._at)
 
+    def critic(self, first: int, last: int) -> CriticReport | None:
+        """What the value model said in these updates; None where no values were recorded. It is not
+        read again for every token of a live run: what an update trained stays as it is."""
+        kept = f"{self.line.status} {self.summary()['lineage']}"
+        return _critic(self._at[0], kept, first, last)
+
     def page(self, **wanted: Any) -> TrajectoryPage:
         """A page of trajectories, see `storage.queries.trajectory_page`."""
         return _page(*self._at, wanted)
@@ -211,6 +218,15 @@ def _dropped_page(run_dir: str, stamp: str, wanted: dict[str, Any]) -> DroppedPa
 @st.cache_data(max_entries=16, show_spinner=False)
 def _losses(run_dir: str, stamp: str) -> pd.DataFrame:
     return queries.losses_by_length(Path(run_dir))
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _critic(run_dir: str, stamp: str, first: int, last: int) -> CriticReport | None:
+    sample = queries.critic_sample(Path(run_dir), first, last)
+    if not len(sample.tokens):
+        return None
+    advantages = queries.run_config(Path(run_dir))["algorithm"]["advantages"]
+    return report(sample, gamma=advantages["gamma"], boundary=advantages["boundary"])
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

@@ -80,13 +80,6 @@ STYLE = f"""<style>
 .hr-bar i {{display:block;min-width:2px}}
 .hr-ok {{color:{TEAL};font-weight:600}}
 .hr-bad {{color:{ORANGE};font-weight:700}}
-.hr-tokens {{font-family:"Source Code Pro",ui-monospace,monospace;font-size:.95rem;
-  line-height:2.05;white-space:pre-wrap;overflow-wrap:anywhere}}
-.hr-tokens span {{border-radius:3px;padding:.2em .01em}}
-.hr-tokens span.out {{border-bottom:2px dotted {GREY}}}
-.hr-tokens .cut {{display:inline-block;font-size:.7rem;line-height:1.25;padding:0 .5em;
-  margin:0 .3em;border-left:3px solid {PURPLE};background:{tint(PURPLE, 0.16)};
-  border-radius:0 4px 4px 0;vertical-align:middle;user-select:none;white-space:nowrap}}
 .hr-scale {{display:flex;align-items:center;gap:.6em;font-size:.84rem;margin-bottom:.4rem;
   font-variant-numeric:tabular-nums}}
 .hr-scale i {{width:9rem;height:.7rem;border-radius:4px;border:1px solid rgba(125,139,151,.35)}}

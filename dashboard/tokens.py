@@ -1,8 +1,8 @@
-"""One response as HTML, each token coloured by what is known of it.
+"""What the tokens of one response can be coloured by: numbers, scales, colours and the legend.
 
-In: a trajectory's detail. Out: HTML. A response is untrusted: whatever it says is escaped and shown
-as text. Colour says how much or which; the exact numbers are in each token's tooltip. What the
-learner reports can be a colour as soon as `headrace.protocol.diagnostics` names it.
+In: a trajectory's detail. Out: arrays, CSS and HTML. A response is untrusted: whatever of it gets
+into HTML is escaped. Colour says how much or which; the exact numbers are those of `token_facts`.
+What the learner reports can be a colour as soon as `headrace.protocol.diagnostics` names it.
 """
 
 import math
@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from dashboard.palette import BLUE, ORANGE, PURPLE, TEAL, tint
 from headrace.protocol.diagnostics import TOKEN_COLUMNS, TokenColumn
-from storage.queries import MARKS, REASONS, SOURCES, TrajectoryDetail
+from storage.queries import SOURCES, TrajectoryDetail
 
-_FIGURES = {column.singular: column for column in TOKEN_COLUMNS}
+Floats = npt.NDArray[np.float64]
+FIGURES = {column.singular.replace("_", " "): column for column in TOKEN_COLUMNS}
 _STRONG = {"sequential": "Strong: high.", "diverging": "Blue: above 0. Orange: below."}
 
 
@@ -28,8 +29,15 @@ def _meaning(column: TokenColumn) -> str:
 
 COLOURINGS: dict[str, str] = {
     "logprob": "Surprise: -logprob under the weights that sampled the token. Strong: unlikely.",
-    **{name: _meaning(column) for name, column in _FIGURES.items()},
+    "entropy": "How many ways the policy might have gone on from here.",
+    **{name: _meaning(column) for name, column in FIGURES.items()},
+    "ratio": "The learner's probability of the token when the update began, over the sampler's. "
+    "Blue: above 1. Orange: below.",
+    "age": "How many weight versions the learner was ahead of those that sampled the token when "
+    "its window was taken. Strong: old.",
     "version": "The weights that sampled the token. The colour changes where new weights came in.",
+    "loss weight": "How much the token counted in the policy's loss; 0: it was left out. Strong: "
+    "much.",
     "source": "Who wrote the token: the policy, or a template, a tool or the environment.",
 }
 """What tokens can be coloured by, and what it says."""
@@ -39,7 +47,9 @@ MAX_TOKENS = 2000
 """Most tokens on the page at once."""
 _COLOURS = (BLUE, ORANGE, TEAL, PURPLE)
 _STRONGEST = 0.62
-_VISIBLE = {"\n": "\u21b5\n", "\r": "\u240d", "\t": "\u21e5\t", "": "\u2205"}
+_MIDDLES = {"ratio": 1.0, **{n: 0.0 for n, c in FIGURES.items() if c.scale == "diverging"}}
+"""Where colourings that go both ways have no colour."""
+_FROM_ZERO = ("logprob", "age", "loss weight")
 
 
 class Scale(NamedTuple):
@@ -58,28 +68,65 @@ class Cut:
     text: str
 
 
-def colour_values(detail: TrajectoryDetail, by: str) -> npt.NDArray[np.float64]:
+def colour_values(detail: TrajectoryDetail, by: str) -> Floats:
     """The number behind each token's colour, [T]; NaN where it is not known."""
     tokens = detail.tokens
-    if by in _FIGURES:
-        return np.asarray(tokens.figures[_FIGURES[by].name], dtype=np.float64)
-    if by == "source":
-        return np.asarray(tokens.sources, dtype=np.float64)
-    values = tokens.versions if by == "version" else -tokens.logprobs
-    return np.where(tokens.versions >= 0, values, np.nan).astype(np.float64)
+    if by in FIGURES:
+        return np.asarray(tokens.figures[FIGURES[by].name], dtype=np.float64)
+    match by:
+        case "source":
+            return np.asarray(tokens.sources, dtype=np.float64)
+        case "entropy":
+            return np.full(len(tokens.token_ids), np.nan)
+        case "ratio":
+            return np.exp(_sampled(detail, tokens.figures["learner_logprobs"] - tokens.logprobs))
+        case "age":
+            return ages(detail)
+        case "loss weight":
+            said = (tokens.trained_at_update >= 0) | (tokens.mask_reasons >= 0)
+            return _sampled(detail, np.where(said, tokens.loss_weights * tokens.loss_mask, np.nan))
+        case _:
+            return _sampled(detail, tokens.versions if by == "version" else -tokens.logprobs)
 
 
-def colour_scale(values: npt.NDArray[np.float64], by: str) -> Scale:
+def ages(detail: TrajectoryDetail) -> Floats:
+    """[T] how many versions the newest weights were ahead of those that sampled the token when its
+    window was taken; NaN where none was."""
+    newest = np.full(len(detail.tokens.token_ids), np.nan)
+    for window in detail.windows.to_dict("records"):
+        if window["version"] is not None:
+            newest[window["start"] : window["end"]] = window["version"]
+    return _sampled(detail, newest - detail.tokens.versions)
+
+
+def _sampled(detail: TrajectoryDetail, values: npt.NDArray[Any]) -> Floats:
+    """NaN where nobody sampled."""
+    return np.where(detail.tokens.versions >= 0, values, np.nan).astype(np.float64)
+
+
+def unknown(detail: TrajectoryDetail, by: str) -> str:
+    """Why no token has such a number."""
+    if by == "entropy":
+        return "not recorded for single tokens: its mean over each update is on Learning"
+    if not (detail.tokens.trained_at_update >= 0).any():
+        return "not known yet: no update has trained this response"
+    if by == "return":
+        return "not recorded: returns are known in the last window of an answer, once it is trained"
+    return "not recorded: the run has no value model, or storage.token_diagnostics is off"
+
+
+def colour_scale(values: Floats, by: str) -> Scale:
     """The scale of the colours. It ends at the 2nd and 98th percentile, so that a single extreme
     token does not make all others pale."""
     known = values[np.isfinite(values)]
     if not known.size:
         return Scale(0.0, 0.0, 1.0)
     low, high = (float(v) for v in np.percentile(known, (2, 98)))
-    if _is_diverging(by):
-        reach = max(abs(low), abs(high), 1e-6)
-        return Scale(-reach, 0.0, reach)
-    low = 0.0 if by == "logprob" else low
+    if by in _MIDDLES:
+        middle = _MIDDLES[by]
+        reach = max(abs(low - middle), abs(high - middle), 1e-6)
+        return Scale(middle - reach, middle, middle + reach)
+    low = 0.0 if by in _FROM_ZERO else low
     return Scale(low, low, max(high, low + 1e-6))
 
 
@@ -89,25 +136,22 @@ def background(value: float, by: str, scale: Scale) -> str | None:
         return None
     if by in KINDS:
         return tint(_COLOURS[int(value) % len(_COLOURS)], 0.3)
-    if _is_diverging(by):
-        strength = min(1.0, abs(value) / scale.high)
-        return tint(BLUE if value >= 0 else ORANGE, strength * _STRONGEST)
-    strength = (value - scale.low) / (scale.high - scale.low)
-    colour = ORANGE if by == "logprob" else TEAL
-    return tint(colour, min(1.0, max(0.0, strength)) * _STRONGEST)
-
-
-def _is_diverging(by: str) -> bool:
-    return by in _FIGURES and _FIGURES[by].scale == "diverging"
+    strength = min(1.0, abs(value - scale.middle) / (scale.high - scale.middle))
+    if by in _MIDDLES:
+        return tint(BLUE if value >= scale.middle else ORANGE, strength * _STRONGEST)
+    if value < scale.low:
+        strength = 0.0
+    return tint(ORANGE if by in ("logprob", "age") else TEAL, strength * _STRONGEST)
 
 
 def window_cuts(detail: TrajectoryDetail) -> list[Cut]:
     """Where windows begin, and what became of each."""
     rows = detail.windows.to_dict("records")
-    return [Cut(int(w["start"]), f"window {w['index']}: {_fate(w)}") for w in rows]
+    return [Cut(int(w["start"]), f"window {w['index']}: {fate(w)}") for w in rows]
 
 
-def _fate(window: dict[Any, Any]) -> str:
+def fate(window: dict[Any, Any]) -> str:
+    """What became of a window so far."""
     match window["state"]:
         case "trained":
             return f"trained in update {int(window['update'])}"
@@ -121,29 +165,15 @@ def _fate(window: dict[Any, Any]) -> str:
             return "waits for its reward or its group"
 
 
-def token_html(detail: TrajectoryDetail, by: str, first: int = 0) -> str:
-    """Tokens [first, first + MAX_TOKENS) of the response."""
-    values = colour_values(detail, by)
-    scale = colour_scale(values, by)
-    cuts = {cut.position: cut.text for cut in window_cuts(detail)}
-    last = min(len(values), first + MAX_TOKENS)
-    spans: list[str] = []
-    for i in range(first, last):
-        if i in cuts:
-            spans.append(f'<span class="cut">{escape(cuts[i])}</span>')
-        spans.append(_token(detail, i, background(float(values[i]), by, scale)))
-    return f'<div class="hr-tokens">{"".join(spans)}</div>'
-
-
-def scale_html(detail: TrajectoryDetail, by: str) -> str:
-    """The legend of the colours."""
+def scale_html(detail: TrajectoryDetail, by: str, scale: Scale | None = None) -> str:
+    """The legend of the colours; `scale`: where it is not that of this response alone."""
     values = colour_values(detail, by)
     known = values[np.isfinite(values)]
     if not known.size:
-        return '<div class="hr-scale">not known yet: no update has trained this response</div>'
+        return f'<div class="hr-scale">{escape(unknown(detail, by))}</div>'
     if by in KINDS:
         return f'<div class="hr-scale">{_keys(sorted({int(v) for v in known}), by)}</div>'
-    scale = colour_scale(values, by)
+    scale = scale or colour_scale(values, by)
     steps = [scale.low + (scale.high - scale.low) * k / 8 for k in range(9)]
     colours = ",".join(background(step, by, scale) or "transparent" for step in steps)
     return (
@@ -155,36 +185,6 @@ def scale_html(detail: TrajectoryDetail, by: str) -> str:
 def prompt_html(text: str) -> str:
     """The prompt, escaped."""
     return f'<div class="hr-prompt">{escape(text)}</div>'
-
-
-def _token(detail: TrajectoryDetail, i: int, colour: str | None) -> str:
-    piece = detail.pieces[i] if detail.pieces is not None else f"[{detail.tokens.token_ids[i]}]"
-    style = f' style="background:{colour}"' if colour else ""
-    kind = ' class="out"' if detail.tokens.mask_reasons[i] >= 0 else ""
-    text = escape(_VISIBLE.get(piece, piece))
-    return f'<span{kind}{style} title="{escape(_tooltip(detail, i, piece))}">{text}</span>'
-
-
-def _tooltip(detail: TrajectoryDetail, i: int, piece: str) -> str:
-    t = detail.tokens
-    lines = [f"{piece!r} (id {t.token_ids[i]}) at {i}"]
-    if t.versions[i] >= 0:
-        lines.append(f"logprob {t.logprobs[i]:.4f}, weights {t.versions[i]}")
-    else:
-        lines.append(f"inserted: {SOURCES[t.sources[i]]}")
-    if t.marks[i] >= 0:
-        lines.append(MARKS[t.marks[i]])
-    if t.trained_at_update[i] >= 0:
-        lines.append(f"window {t.window_index[i]}, update {t.trained_at_update[i]}")
-    if t.mask_reasons[i] >= 0:
-        lines.append(f"not in the loss: {REASONS[t.mask_reasons[i]].replace('_', ' ')}")
-    elif t.versions[i] >= 0 and t.loss_weights[i] != 1:
-        lines.append(f"counts {t.loss_weights[i]:g} times in the loss")
-    for name, column in _FIGURES.items():
-        value = t.figures[column.name][i]
-        if math.isfinite(value):
-            lines.append(f"{name.replace('_', ' ')} {value:.4f}")
-    return "\n".join(lines)
 
 
 def _keys(codes: Sequence[int], by: str) -> str:

@@ -1,6 +1,5 @@
-"""Trajectories: find them, read them token by token, see their siblings."""
+"""Trajectories: find them; `views.answer` reads the one that is chosen."""
 
-import json
 import zlib
 from functools import partial
 from pathlib import Path
@@ -11,24 +10,10 @@ import streamlit as st
 
 from dashboard import panels
 from dashboard.data import RunData, is_live
-from dashboard.figures import token_chart
-from dashboard.tokens import (
-    COLOURINGS,
-    KINDS,
-    MAX_TOKENS,
-    colour_values,
-    prompt_html,
-    scale_html,
-    token_html,
-    window_cuts,
-)
-from dashboard.words import count, number
-from headrace.errors import UserError
-from storage.queries import TrajectoryDetail
+from dashboard.views.answer import TRAJECTORY, read_or_say
+from dashboard.words import count
 
 ROWS = 100
-SIBLINGS = 8
-"""Buttons in a row."""
 COLUMNS = [
     "trajectory_id",
     "status",
@@ -50,8 +35,6 @@ SORTS = {
     "best": ("reward", True),
     "worst": ("reward", False),
 }
-TRAJECTORY = "trajectory"
-"""The chosen trajectory's id, in the session and in the address."""
 _LONGEST_ID = 18
 """Digits."""
 
@@ -75,7 +58,7 @@ def render(run: RunData, root: Path) -> None:
     asked = st.session_state.get(TRAJECTORY) or ""
     chosen = trajectory_id(asked) if asked else first
     if chosen is not None:
-        _read_or_say(run, chosen)
+        read_or_say(run, chosen)
     elif asked:
         panels.empty(f"There is no trajectory {asked[:40]!r}: ids are whole numbers from 0 on.")
 
@@ -193,124 +176,3 @@ def worth_reading(rows: pd.DataFrame) -> int:
     whole = some[some["status"].isin(["finished", "truncated"])]
     best = next(found for found in (whole, some, rows) if len(found))
     return int(best["trajectory_id"].iloc[0])
-
-
-def _read_or_say(run: RunData, chosen: int) -> None:
-    try:
-        detail = run.trajectory(chosen)
-    except UserError as error:
-        panels.empty(str(error))
-        return
-    _read(detail)
-
-
-def _read(detail: TrajectoryDetail) -> None:
-    row = detail.row
-    with st.container(border=True):
-        st.html(f"<b>Trajectory {row['trajectory_id']}</b>")
-        _facts(detail)
-        _siblings(detail)
-        st.html(prompt_html(row["prompt"]))
-        _tokens(detail)
-        with st.expander("Windows, reward parts and times"):
-            st.dataframe(detail.windows, hide_index=True, width="stretch")
-            times = {key: value for key, value in row.items() if key not in ("prompt", "info")}
-            rewards = [{"value": value, "position": at} for value, at in detail.rewards]
-            st.json(
-                {
-                    "row": times,
-                    "parts": detail.reward_parts,
-                    "rewards": rewards,
-                    "info": _json(row["info"]),
-                }
-            )
-
-
-def _facts(detail: TrajectoryDetail) -> None:
-    row = detail.row
-    columns = st.columns(5)
-    reward = number(row["reward"]) if row["reward"] is not None else "none yet"
-    source = f"by {row['reward_source']}" if row["reward_source"] not in (None, "default") else None
-    columns[0].metric("Reward", reward, source, delta_color="off", delta_arrow="off")
-    inserted = f"{count(row['inserted'])} of them inserted" if row["inserted"] else None
-    length = f"{count(row['length'])} tokens"
-    columns[1].metric("Length", length, inserted, delta_color="off", delta_arrow="off")
-    columns[2].metric("Status", row["status"])
-    columns[3].metric("Weights", f"{number(row['min_version'])} to {number(row['max_version'])}")
-    columns[4].metric("Expected answer", row["answer"] or "-")
-    if row["audit_status"] is not None:
-        said = number(row["audit_reward"]) if row["audit_status"] == "ok" else row["audit_status"]
-        st.caption(f"Audited by {row['audit_source']}: {said}. Nothing trains on that.")
-
-
-def _siblings(detail: TrajectoryDetail) -> None:
-    """The group's other trajectories, one click away."""
-    rows = detail.siblings
-    if len(rows) < 2:
-        return
-    mine = detail.row["trajectory_id"]
-    st.caption(f"Group {detail.row['group_id']}: {len(rows)} answers to this prompt")
-    every = rows.to_dict("records")
-    for first in range(0, len(every), SIBLINGS):
-        columns = st.columns(max(4, min(SIBLINGS, len(every))))
-        for column, other in zip(columns, every[first : first + SIBLINGS], strict=False):
-            reward = (
-                "no reward" if pd.isna(other["reward"]) else f"reward {number(other['reward'])}"
-            )
-            key = int(other["trajectory_id"])
-            column.button(
-                f"{key}: {reward}, {other['length']} tokens",
-                key=f"sibling_{key}",
-                disabled=key == mine,
-                width="stretch",
-                on_click=_go_to,
-                args=(key,),
-            )
-
-
-def _go_to(key: int) -> None:
-    st.session_state[TRAJECTORY] = str(key)
-
-
-def _tokens(detail: TrajectoryDetail) -> None:
-    size = len(detail.tokens.token_ids)
-    if not size:
-        panels.empty("Waits for the first token of this response.")
-        return
-    chosen = st.segmented_control(
-        "Colour by", list(COLOURINGS), default=_default(detail), required=True, key="colour_by",
-        bind="query-params",
-    )  # fmt: skip
-    by = str(chosen)
-    first = 0
-    if size > MAX_TOKENS:
-        starts = list(range(0, size, MAX_TOKENS))
-        first = st.select_slider("Tokens from", starts, key="tokens_from", bind="query-params") or 0
-    if detail.pieces is None:
-        st.caption("The model's tokenizer was not found: token ids are shown.")
-    st.html(scale_html(detail, by))
-    st.html(token_html(detail, by, first))
-    st.caption(
-        f"{COLOURINGS[by]} Pink marks begin a window; dotted tokens were left out of the loss. "
-        "Point at a token for its numbers."
-    )
-    if by not in KINDS:
-        values = colour_values(detail, by)
-        frame = pd.DataFrame({"position": range(size), by: values}).dropna()
-        if len(frame) > 1:
-            step = -(-len(frame) // 1500)
-            cuts = [cut.position for cut in window_cuts(detail) if cut.position]
-            st.altair_chart(token_chart(frame.iloc[::step], by, cuts), width="stretch")
-
-
-def _default(detail: TrajectoryDetail) -> str:
-    """The quantity that colours tokens at first: advantages where an update has trained the
-    response, else logprobs."""
-    return "advantage" if (detail.tokens.trained_at_update >= 0).any() else "logprob"
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text

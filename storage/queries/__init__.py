@@ -9,6 +9,7 @@ from storage.exports import ExportSummary, export
 from storage.exports import Progress as ExportProgress
 from storage.queries.activity import activity, idle_of
 from storage.queries.answers import GroupAnswer, group_answers
+from storage.queries.critic import CriticSample, critic_sample
 from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
 from storage.queries.evaluations import evaluation_answers, evaluations
@@ -59,6 +60,7 @@ __all__ = [
     "SOURCES",
     "UNREADABLE",
     "Answer",
+    "CriticSample",
     "DroppedPage",
     "ExportProgress",
     "ExportSummary",
@@ -71,6 +73,7 @@ __all__ = [
     "activity",
     "any_line",
     "ask",
+    "critic_sample",
     "dropped_page",
     "dropped_tokens",
     "dropped_windows",

@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Dialog, Page, expect
 
 from dashboard.app import PAGES
+from dashboard.token_facts import borders
 from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.words import count
 from headrace.hardware import free_port
@@ -121,7 +122,7 @@ def test_markup_in_a_response_is_shown_as_text(page: Page, address: str) -> None
     page.goto(f"{address}/trajectories?trajectory={MARKUP_ID}")
     tokens = page.locator(".hr-tokens")
     expect(tokens).to_be_visible()
-    pieces = tokens.locator("span:not(.cut)").all_text_contents()
+    pieces = tokens.locator("span[data-i]").all_text_contents()
     assert "".join(pieces) == f"{MARKUP}<eos>"
     assert tokens.locator("img, b").count() == 0
     assert alerts == []
@@ -237,3 +238,38 @@ def test_two_runs_are_chosen_and_compared(page: Page, two_runs: str) -> None:
     expect(page.locator(".hr-line")).to_contain_text(YOUNGER)
     page.get_by_role("link", name="Compare").click()  # what was compared is kept
     expect(page).to_have_url(re.compile(f"runs={YOUNGER}.*runs={OLDER}"))
+
+
+def test_an_answer_is_read_without_a_mouse(page: Page, address: str, run_dir: Path) -> None:
+    detail = queries.trajectory_detail(run_dir, 200)
+    page.goto(f"{address}/trajectories?trajectory=200")
+    tokens, panel = page.locator(".hr-tokens"), page.locator(".hr-token")
+    expect(panel).to_contain_text("no token chosen")
+    tokens.focus()
+    page.keyboard.press("ArrowRight")
+    expect(panel).to_contain_text(" at 0")
+    page.keyboard.press("ArrowRight")
+    expect(panel).to_contain_text(" at 1")
+    expect(panel.locator("dt").filter(has_text="logprob").first).to_be_visible()
+    expect(panel.locator(".why")).to_contain_text(re.compile("trained|not in the loss"))
+    page.keyboard.press("End")
+    expect(panel).to_contain_text(f" at {len(detail.tokens.token_ids) - 1}")
+    page.keyboard.press("Home")
+    page.keyboard.press("PageDown")
+    marks = [at for at in sorted({at for at, _, _ in borders(detail)}) if at > 0]
+    expect(panel).to_contain_text(f" at {marks[0]}")
+    panel.get_by_role("button", name="next token").click()
+    expect(panel).to_contain_text(f" at {marks[0] + 1}")
+    tokens.locator("[data-i='5']").click()
+    expect(panel).to_contain_text(" at 5")
+    panel.get_by_role("button", name="copy this token as JSON").click()
+    expect(panel.get_by_role("status")).to_have_text("token copied")
+
+
+def test_the_critic_with_its_range_in_the_address(page: Page, address: str) -> None:
+    page.goto(f"{address}/critic?updates_from=5&updates_to=20")
+    expect(page.get_by_text("In updates 5 to 20 values explain")).to_be_visible()
+    expect(page.get_by_text("Value along the answer", exact=True)).to_be_visible()
+    expect(page.get_by_test_id("stException")).to_have_count(0)
+    page.reload()
+    expect(page.get_by_text("In updates 5 to 20 values explain")).to_be_visible()

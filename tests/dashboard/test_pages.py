@@ -1,5 +1,6 @@
 """Every page through Streamlit's own test harness: no exception, and the store's numbers."""
 
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from streamlit.testing.v1 import AppTest
 
 import dashboard
 from dashboard.picker import LATEST
+from dashboard.tokens import COLOURINGS
 from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.views.overview import process_rows
 from dashboard.views.pipeline import idle_shares
@@ -24,7 +26,7 @@ from dashboard.words import count, share
 from headrace.protocol.records import RunPhase
 from storage import queries
 from storage.run_store import RunStore
-from tests.dashboard.scripted_run import EVALUATIONS, MARKUP_ID, make_config, write_run
+from tests.dashboard.scripted_run import EVALUATIONS, MARKUP, MARKUP_ID, make_config, write_run
 
 APP = Path(dashboard.__file__).parent / "app.py"
 TIMEOUT_S = 60
@@ -58,6 +60,15 @@ def metrics_of(test: AppTest) -> dict[str, str]:
 
 def html_of(test: AppTest) -> str:
     return "\n".join(str(element.proto.body) for element in test.get("html"))
+
+
+def tokens_of(test: AppTest) -> list[dict[str, Any]]:
+    """What the page's token blocks were given."""
+    return [json.loads(block.proto.mixed.json or block.proto.json) for block in blocks_of(test)]
+
+
+def blocks_of(test: AppTest) -> list[Any]:
+    return list(test.get("bidi_component"))
 
 
 def test_the_app_opens_the_newest_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +231,10 @@ def test_search_in_responses_finds_markup_and_shows_it_as_text(
     html = html_of(test)
     assert "<img" not in html
     assert "<b>bold" not in html
+    assert "".join(tokens_of(test)[0]["texts"]) == f"{MARKUP}<eos>"
 
 
-@pytest.mark.parametrize("by", ["logprob", "value", "advantage", "version"])
+@pytest.mark.parametrize("by", COLOURINGS)
 def test_every_colouring(open_page: Callable[..., AppTest], by: str) -> None:
     test = open_page("trajectories")
     test.query_params["trajectory"] = "200"
@@ -230,7 +242,28 @@ def test_every_colouring(open_page: Callable[..., AppTest], by: str) -> None:
     test.run()
     assert not test.exception
     assert "Trajectory 200" in html_of(test)
-    assert 'class="hr-tokens"' in html_of(test)
+    (data,) = tokens_of(test)
+    assert data["trajectory"] == 200
+    assert ("not recorded" in html_of(test)) == (by == "entropy")
+
+
+def test_another_answer_is_read_beside_it(open_page: Callable[..., AppTest], run_dir: Path) -> None:
+    test = open_page("trajectories")
+    test.query_params["trajectory"] = "200"
+    test.query_params["beside"] = "201"
+    test.run()
+    assert not test.exception
+    left, right = tokens_of(test)
+    assert (left["trajectory"], right["trajectory"]) == (200, 201)
+    assert any("They begin with the same" in caption.value for caption in test.caption)
+    shared = [
+        "".join(text for i, text in enumerate(side["texts"]) if i not in side["differs"])
+        for side in (left, right)
+    ]
+    assert shared[0] == shared[1]
+    test.button(key="sibling_201").click().run()
+    assert not test.exception
+    assert [data["trajectory"] for data in tokens_of(test)] == [201]  # not beside itself
 
 
 def test_siblings_are_one_click_away(open_page: Callable[..., AppTest]) -> None:
@@ -361,8 +394,11 @@ def test_tokens_of_a_dropped_window_say_why_where_they_stand(
     test.query_params["trajectory"] = str(row["trajectory_id"])
     test.run()
     html = html_of(test)
-    assert f"window {row['window']}: dropped, stale" in html
-    assert html.count("not in the loss: stale") >= row["lost"]
+    assert f"Trajectory {row['trajectory_id']}<" in html
+    (data,) = tokens_of(test)
+    assert f"window {row['window']}: dropped, stale" in [text for _, _, text in data["borders"]]
+    said = [data["why"][fate] for fate in data["fates"]]
+    assert sum(text.startswith("not in the loss: stale") for text in said) >= row["lost"]
 
 
 def test_a_live_run_shows_progress_and_heartbeats(

@@ -1,0 +1,216 @@
+"""One trajectory: its facts, its siblings, every token, and another answer beside it."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from dashboard import panels
+from dashboard.data import RunData
+from dashboard.figures import token_chart
+from dashboard.token_block import token_block
+from dashboard.token_diff import Difference, difference, difference_text
+from dashboard.token_facts import answer_data, answer_json
+from dashboard.tokens import (
+    COLOURINGS,
+    KINDS,
+    MAX_TOKENS,
+    Scale,
+    colour_scale,
+    colour_values,
+    prompt_html,
+    scale_html,
+    window_cuts,
+)
+from dashboard.words import count, number
+from headrace.errors import UserError
+from storage.queries import TrajectoryDetail
+
+TRAJECTORY = "trajectory"
+"""The chosen trajectory's id, in the session and in the address."""
+BESIDE = "beside"
+"""The same of the one that is read beside it."""
+SIBLINGS = 8
+"""Buttons in a row."""
+_HELP = (
+    "Pink marks begin a window, green ones a turn, blue ones tokens of newer weights; dotted "
+    "tokens were left out of the loss. Choose a token by click, touch or arrow keys for its "
+    "numbers and why it was trained or not; Page Up and Down go to the next mark."
+)
+
+
+def read_or_say(run: RunData, chosen: int) -> None:
+    """The trajectory, or that there is none."""
+    try:
+        detail = run.trajectory(chosen)
+    except UserError as error:
+        panels.empty(str(error))
+        return
+    _read(run, detail)
+
+
+def _read(run: RunData, detail: TrajectoryDetail) -> None:
+    row = detail.row
+    with st.container(border=True):
+        st.html(f"<b>Trajectory {row['trajectory_id']}</b>")
+        _facts(detail)
+        _siblings(detail)
+        st.html(prompt_html(row["prompt"]))
+        _tokens(run, detail)
+        with st.expander("Windows, reward parts and times"):
+            st.dataframe(detail.windows, hide_index=True, width="stretch")
+            times = {key: value for key, value in row.items() if key not in ("prompt", "info")}
+            rewards = [{"value": value, "position": at} for value, at in detail.rewards]
+            st.json(
+                {
+                    "row": times,
+                    "parts": detail.reward_parts,
+                    "rewards": rewards,
+                    "info": _json(row["info"]),
+                }
+            )
+
+
+def _facts(detail: TrajectoryDetail) -> None:
+    row = detail.row
+    columns = st.columns(5)
+    reward = number(row["reward"]) if row["reward"] is not None else "none yet"
+    source = f"by {row['reward_source']}" if row["reward_source"] not in (None, "default") else None
+    columns[0].metric("Reward", reward, source, delta_color="off", delta_arrow="off")
+    inserted = f"{count(row['inserted'])} of them inserted" if row["inserted"] else None
+    length = f"{count(row['length'])} tokens"
+    columns[1].metric("Length", length, inserted, delta_color="off", delta_arrow="off")
+    columns[2].metric("Status", row["status"])
+    columns[3].metric("Weights", f"{number(row['min_version'])} to {number(row['max_version'])}")
+    columns[4].metric("Expected answer", row["answer"] or "-")
+    if row["audit_status"] is not None:
+        said = number(row["audit_reward"]) if row["audit_status"] == "ok" else row["audit_status"]
+        st.caption(f"Audited by {row['audit_source']}: {said}. Nothing trains on that.")
+
+
+def _siblings(detail: TrajectoryDetail) -> None:
+    """The group's other trajectories, one click away."""
+    rows = detail.siblings
+    if len(rows) < 2:
+        return
+    mine = detail.row["trajectory_id"]
+    st.caption(f"Group {detail.row['group_id']}: {len(rows)} answers to this prompt")
+    every = rows.to_dict("records")
+    for first in range(0, len(every), SIBLINGS):
+        columns = st.columns(max(4, min(SIBLINGS, len(every))))
+        for column, other in zip(columns, every[first : first + SIBLINGS], strict=False):
+            reward = (
+                "no reward" if pd.isna(other["reward"]) else f"reward {number(other['reward'])}"
+            )
+            key = int(other["trajectory_id"])
+            column.button(
+                f"{key}: {reward}, {other['length']} tokens",
+                key=f"sibling_{key}",
+                disabled=key == mine,
+                width="stretch",
+                on_click=_go_to,
+                args=(key,),
+            )
+
+
+def _go_to(key: int) -> None:
+    st.session_state[TRAJECTORY] = str(key)
+
+
+def _tokens(run: RunData, detail: TrajectoryDetail) -> None:
+    size = len(detail.tokens.token_ids)
+    if not size:
+        panels.empty("Waits for the first token of this response.")
+        return
+    chosen = st.segmented_control(
+        "Colour by", list(COLOURINGS), default=_default(detail), required=True, key="colour_by",
+        bind="query-params",
+    )  # fmt: skip
+    by = str(chosen)
+    other = _beside(run, detail)
+    longest = max(size, len(other.tokens.token_ids) if other else 0)
+    first = 0
+    if longest > MAX_TOKENS:
+        starts = list(range(0, longest, MAX_TOKENS))
+        first = st.select_slider("Tokens from", starts, key="tokens_from", bind="query-params") or 0
+    if detail.pieces is None:
+        st.caption("The model's tokenizer was not found: token ids are shown.")
+    if other is None:
+        st.html(scale_html(detail, by))
+        token_block(answer_data(detail, by, first), "tokens")
+    else:
+        _side_by_side(detail, other, by, first)
+    st.caption(f"{COLOURINGS[by]} {_HELP}")
+    _chart(detail, by)
+    st.download_button(
+        "All tokens as JSON",
+        lambda: answer_json(detail),
+        file_name=f"{run.line.run_dir.name}-{detail.row['trajectory_id']}.json",
+        mime="application/json",
+        icon=":material/download:",
+        on_click="ignore",
+    )
+
+
+def _beside(run: RunData, detail: TrajectoryDetail) -> TrajectoryDetail | None:
+    """The sibling that is read beside this answer, if one is chosen."""
+    mine = int(detail.row["trajectory_id"])
+    others = [str(key) for key in detail.siblings["trajectory_id"] if int(key) != mine]
+    if not others:
+        return None
+    if st.session_state.get(BESIDE) not in (None, *others):
+        st.session_state[BESIDE] = None  # it was chosen beside an answer to another prompt
+    chosen = st.selectbox(
+        "Beside it", others, index=None, key=BESIDE, bind="query-params",
+        placeholder="another answer to this prompt",
+    )  # fmt: skip
+    return run.trajectory(int(chosen)) if chosen else None
+
+
+def _side_by_side(left: TrajectoryDetail, right: TrajectoryDetail, by: str, first: int) -> None:
+    """Two answers in the same colours, and where they differ."""
+    found = _difference(left.tokens.token_ids.tolist(), right.tokens.token_ids.tolist())
+    values = np.concatenate([colour_values(left, by), colour_values(right, by)])
+    scale: Scale = colour_scale(values, by)
+    ours, theirs = int(left.row["trajectory_id"]), int(right.row["trajectory_id"])
+    st.caption(difference_text(found, ours, theirs))
+    sides = ((left, found.left, "tokens"), (right, found.right, "tokens_beside"))
+    for column, (detail, differs, key) in zip(st.columns(2), sides, strict=True):
+        with column:
+            row = detail.row
+            reward = number(row["reward"]) if row["reward"] is not None else "none yet"
+            st.html(f"<b>{int(row['trajectory_id'])}</b>, reward {reward}")
+            st.html(scale_html(detail, by, scale))
+            token_block(answer_data(detail, by, first, scale=scale, differs=differs), key)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _difference(left: list[int], right: list[int]) -> Difference:
+    return difference(left, right)
+
+
+def _chart(detail: TrajectoryDetail, by: str) -> None:
+    """The quantity along the response."""
+    if by in KINDS:
+        return
+    values = colour_values(detail, by)
+    frame = pd.DataFrame({"position": range(len(values)), by: values}).dropna()
+    if len(frame) > 1:
+        step = -(-len(frame) // 1500)
+        cuts = [cut.position for cut in window_cuts(detail) if cut.position]
+        st.altair_chart(token_chart(frame.iloc[::step], by, cuts), width="stretch")
+
+
+def _default(detail: TrajectoryDetail) -> str:
+    """The quantity that colours tokens at first: advantages where an update has trained the
+    response, else logprobs."""
+    return "advantage" if (detail.tokens.trained_at_update >= 0).any() else "logprob"
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

@@ -1,0 +1,295 @@
+"""Critic: what the value model says, and what came.
+
+Above all what it says where T-PPO has to trust it: at the cuts of windows whose answers go on.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import panels
+from dashboard.critic import CriticReport, Mean
+from dashboard.critic_figures import (
+    along_chart,
+    before_ends_chart,
+    calibration_chart,
+    ends_chart,
+    numbers_chart,
+    tenths_chart,
+)
+from dashboard.critic_words import TAKES, sample_text, verdict
+from dashboard.data import RunData, is_live
+from dashboard.words import count, number, share
+
+LEAST_UPDATES = 20
+"""Updates that are looked at where nobody chose others, or a quarter of all if that is more."""
+OVER_UPDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Explained variance", ("critic/vf_explained_var",)),
+    ("Error over all tokens", ("critic/value_bias", "critic/value_rmse")),
+    ("Error at cuts that are known by now", ("value/cut_bias", "value/cut_rmse")),
+    ("Value at cuts", ("value/at_cut", "critic/values/mean")),
+    ("Policy that rests on a guess", ("egae/bootstrap_tokens", "egae/bootstrap_share")),
+    ("Lambda in force", ("egae/lambda",)),
+)
+ARRAYS = (
+    ("Bias along the answer", "value/bias"),
+    ("Error along the answer", "value/rmse"),
+    ("Lambda by response length", "egae/lambda_by_length"),
+)
+_NO_CUTS = "No window of these answers was cut: nothing was assumed of what comes after one."
+
+
+def render(run: RunData, root: Path) -> None:
+    """The page."""
+    panels.live(run, _body)
+
+
+def _body(run: RunData) -> None:
+    panels.title(run, "Critic")
+    algorithm = run.config()["algorithm"]
+    if missing := without_critic(algorithm):
+        panels.empty(missing)
+        return
+    first, last = _updates(run)
+    found = run.critic(first, last) if last else None
+    if found is None:
+        panels.empty(_why_nothing(run, first, last))
+    else:
+        _judged(run, found, algorithm["advantages"]["boundary"])
+    over = [partial(panels.metric_card, run, title, names) for title, names in OVER_UPDATES]
+    arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
+    st.subheader("Over the updates", anchor=False)
+    panels.grid([*over, *arrays])
+
+
+def without_critic(algorithm: Mapping[str, Any]) -> str:
+    """What to say of a run whose advantages ask no value model; empty where they ask one."""
+    if algorithm["advantages"]["kind"] == "egae" and algorithm["value"] is not None:
+        return ""
+    if algorithm["value"] is None:
+        return (
+            f"This run has no critic: {algorithm['name']} takes advantages from the rewards of a "
+            "group, so nothing here has to be trusted. Advantages are on Learning and Trajectories."
+        )
+    return (
+        "This run trains a value model and does not read it: its advantages are those of groups. "
+        "How well it learns is on Learning."
+    )
+
+
+def _updates(run: RunData) -> tuple[int, int]:
+    """The first and the last update to look at."""
+    updates = run.line.updates
+    newest = newest_update(updates) if is_live(run.line) else updates
+    bound: dict[str, Any] = {"bind": "query-params"}
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        first = st.number_input(
+            "From update", value=None, min_value=1, step=1, placeholder="newest quarter",
+            key="updates_from", width=190, **bound,
+        )  # fmt: skip
+        last = st.number_input(
+            "to", value=None, min_value=1, step=1, placeholder="newest", key="updates_to",
+            width=190, **bound,
+        )  # fmt: skip
+    return chosen_updates(first, last, newest)
+
+
+def newest_update(updates: int) -> int:
+    """The update up to which a live run is looked at: in a long run not each one brings a new
+    picture."""
+    step = max(1, updates // 50)
+    return updates // step * step
+
+
+def chosen_updates(first: int | None, last: int | None, newest: int) -> tuple[int, int]:
+    """What was asked for, within what there is; by default the newest quarter, and at least
+    LEAST_UPDATES."""
+    end = newest if last is None else min(int(last), max(newest, 1))
+    if first is not None:
+        return min(int(first), max(end, 1)), end
+    return max(1, end - max(LEAST_UPDATES, end // 4) + 1), end
+
+
+def _why_nothing(run: RunData, first: int, last: int) -> str:
+    if not last:
+        return panels.awaited(run, "the first update")
+    if not run.config()["storage"]["token_diagnostics"]:
+        return (
+            "Values of single tokens were not recorded: storage.token_diagnostics is off. What the "
+            "learner says of an update is below."
+        )
+    what = f"an answer that ended in updates {count(first)} to {count(last)}"
+    return (
+        f"{panels.awaited(run, what)} The value model's warm-up records no values of tokens, and the "
+        "first versions of Headrace recorded no returns."
+    )
+
+
+def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
+    st.info(verdict(found), icon=":material/psychology:")
+    _headline(run, found)
+    st.caption(sample_text(found) + _penalty_text(run.config()["algorithm"].get("kl")))
+    panels.grid([partial(_along, found), partial(_calibration, found)])
+    st.subheader("At the cuts", anchor=False)
+    panels.grid([partial(_numbers, found, boundary), partial(_costs, found)])
+    if len(found.rules):
+        _rules(found, boundary)
+    st.subheader("Along the answer", anchor=False)
+    panels.grid([partial(draw, found) for draw in (_explained, _errors, _advantages, _ends)])
+
+
+def _headline(run: RunData, found: CriticReport) -> None:
+    columns = st.columns(5)
+    plain: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off"}
+    explained = "-" if found.explained is None else share(found.explained)
+    columns[0].metric("Explained variance", explained, f"{count(found.tokens)} tokens", **plain)
+    columns[1].metric("Value less return", _signed(found.bias.mean), _error(found.bias), **plain)
+    columns[2].metric(
+        "Assumed less what came", _signed(found.cut_bias.mean), _error(found.cut_bias), **plain
+    )
+    guessed = run.latest("egae/").get("egae/bootstrap_tokens")
+    columns[3].metric("Policy tokens on a guess", share(guessed), "newest update", **plain)
+    reach = "a reward counts in full" if found.reach is None else (
+        f"a reward halves in {number(found.reach)} tokens"
+    )  # fmt: skip
+    lam = run.latest("egae/").get("egae/lambda")
+    columns[4].metric("Lambda", number(lam), reach, **plain)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}" if math.isfinite(value) else "-"
+
+
+def _error(mean: Mean) -> str | None:
+    return f"\u00b1 {number(mean.error)}" if math.isfinite(mean.error) else None
+
+
+def _penalty_text(kl: Mapping[str, Any] | None) -> str:
+    if not kl or kl["where"] != "reward":
+        return ""
+    return " The divergence's part of them is known in last windows only and is left out before."
+
+
+def _card(title: str, draw: Callable[[], Any], frame: pd.DataFrame, caption: str) -> None:
+    panels.card(title, draw() if len(frame) else None, caption, wait=_NO_CUTS)
+
+
+def _along(found: CriticReport) -> None:
+    _card(
+        "Value along the answer",
+        lambda: along_chart(found.along),
+        found.along,
+        "Mean value before each token, answers that earned more than the mean apart from those "
+        "that earned less; the band holds the middle half, dashed is what came. Healthy: the two "
+        "part early and end where the dashed lines are. Where they do not part, advantages are "
+        "noise.",
+    )
+
+
+def _calibration(found: CriticReport) -> None:
+    _card(
+        "Value against what came",
+        lambda: calibration_chart(found.calibration),
+        found.calibration,
+        "Tokens by their value: what came, on average, with one standard error over answers. "
+        "Healthy: on the line. Flatter than the line: the critic is surer than it may be.",
+    )
+
+
+def _numbers(found: CriticReport, boundary: str) -> None:
+    _card(
+        "What was assumed, and what came",
+        lambda: numbers_chart(found.numbers),
+        found.numbers,
+        f'At a cut the rule "{boundary}" takes {TAKES[boundary]} for all that follows; what the '
+        "answer then got is known by now. Means by the cut's number, with one standard error. "
+        "Healthy: the pairs touch.",
+    )
+
+
+def _costs(found: CriticReport) -> None:
+    names = {
+        "bias": "mean",
+        "rmse": "root mean square",
+        "noise": "that of V - R",
+    }
+    _card(
+        "What the assumption costs",
+        lambda: before_ends_chart(found.costs, names),
+        found.costs,
+        "How much higher an advantage is than with the return that came in the place of what was "
+        "assumed, before whitening: gamma (gamma lambda)^k (assumed - return), k tokens before the "
+        "cut. Healthy: a mean near 0, and a root mean square below that of value less return at "
+        "the same tokens: then the value model takes more noise out than its errors bring in.",
+    )
+
+
+def _rules(found: CriticReport, boundary: str) -> None:
+    rows = [
+        {
+            "rule": f"{row['rule']} (in force)" if row["rule"] == boundary else row["rule"],
+            "takes": TAKES[str(row["rule"])],
+            "assumed less what came": _signed(row["bias"]),
+            "standard error": number(row["error"]),
+            "root mean square": number(row["rmse"]),
+        }
+        for row in found.rules.to_dict("records")
+    ]
+    with st.container(border=True):
+        st.html("<b>The three rules on the same cuts</b>")
+        st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch")
+        st.caption(
+            f"{count(found.rules['cuts'].iloc[0])} cuts whose next token was trained: what each "
+            "setting of algorithm.advantages.boundary would have taken for the rest of the answer. "
+            "terminal makes being cut a loss, whatever the answer earns in the end."
+        )
+
+
+def _explained(found: CriticReport) -> None:
+    panels.card(
+        "Explained variance by position",
+        tenths_chart(found.tenths, {"explained": "explained variance"})
+        if found.tenths["explained"].notna().any()
+        else None,
+        "1 - Var(R - V) / Var(R) in each tenth of the answer: how early the critic knows how it "
+        "will end. Healthy: above 0 everywhere, rising towards the end.",
+        wait="All answers earned the same: there is nothing to explain.",
+    )
+
+
+def _errors(found: CriticReport) -> None:
+    names = {"bias": "mean of V - R", "rmse": "its root mean square"}
+    _card(
+        "Error by position",
+        lambda: tenths_chart(found.tenths, names),
+        found.tenths,
+        "Value less return in each tenth of the answer. Healthy: a mean near 0, a root mean square "
+        "that falls towards the end.",
+    )
+
+
+def _advantages(found: CriticReport) -> None:
+    names = {"advantage": "mean", "strength": "mean of the absolute value"}
+    _card(
+        "Advantage by position",
+        lambda: tenths_chart(found.tenths, names),
+        found.tenths,
+        "As the policy's loss reads it, in each tenth of the answer. Healthy: a mean near 0 "
+        "everywhere. A mean that falls or rises along the answer teaches length.",
+    )
+
+
+def _ends(found: CriticReport) -> None:
+    _card(
+        "Advantage before a window's end",
+        lambda: ends_chart(found.ends),
+        found.ends,
+        "Mean absolute advantage by the tokens left in the window. Under copy it shrinks towards a "
+        "cut, for all it holds there is the critic's change of mind; what stands out at the very "
+        "end is what algorithm.advantages.boundary_mask is for.",
+    )
