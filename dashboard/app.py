@@ -18,6 +18,7 @@ from dashboard.palette import STYLE
 from dashboard.picker import PARAMETER, Choice, choose_run, offer_runs
 from dashboard.views import (
     dropped,
+    health,
     learning,
     overview,
     pipeline,
@@ -39,6 +40,7 @@ PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Pipeline", ":material/view_timeline:", pipeline.render),
     ("Trajectories", ":material/notes:", trajectories.render),
     ("Dropped", ":material/filter_alt_off:", dropped.render),
+    ("Health", ":material/monitor_heart:", health.render),
     ("Query", ":material/database_search:", query.render),
 )
 

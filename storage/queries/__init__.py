@@ -8,10 +8,12 @@ from storage.audit import recount_ledger
 from storage.exports import ExportSummary, export
 from storage.exports import Progress as ExportProgress
 from storage.queries.activity import activity, idle_of
+from storage.queries.alerts import band_alerts
 from storage.queries.answers import GroupAnswer, group_answers
 from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
 from storage.queries.evaluations import evaluation_answers, evaluations
+from storage.queries.health import Word, last_word, process_health
 from storage.queries.metrics import (
     latest_metrics,
     metric_arrays,
@@ -28,6 +30,7 @@ from storage.queries.reward_models import (
     reward_model_summary,
 )
 from storage.queries.rewards import ALERT, reward_lengths, reward_sources
+from storage.queries.rewards_over_time import reward_sample
 from storage.queries.runs import (
     UNREADABLE,
     RunLine,
@@ -38,6 +41,7 @@ from storage.queries.runs import (
     run_config,
     run_line,
 )
+from storage.queries.stacks import Stack, last_stacks
 from storage.queries.summary import run_summary
 from storage.queries.timeline import timeline, weight_versions
 from storage.queries.trajectories import (
@@ -63,11 +67,14 @@ __all__ = [
     "ExportSummary",
     "GroupAnswer",
     "RunLine",
+    "Stack",
     "TrajectoryDetail",
     "TrajectoryPage",
+    "Word",
     "activity",
     "any_line",
     "ask",
+    "band_alerts",
     "dropped_page",
     "dropped_tokens",
     "dropped_windows",
@@ -77,6 +84,8 @@ __all__ = [
     "export",
     "group_answers",
     "idle_of",
+    "last_stacks",
+    "last_word",
     "latest_metrics",
     "latest_run",
     "list_runs",
@@ -85,6 +94,7 @@ __all__ = [
     "metric_info",
     "metric_names",
     "metric_series",
+    "process_health",
     "process_table",
     "recount_ledger",
     "resolve_run",
@@ -94,6 +104,7 @@ __all__ = [
     "reward_model_page",
     "reward_model_report",
     "reward_model_summary",
+    "reward_sample",
     "reward_sources",
     "run_config",
     "run_line",
