@@ -18,9 +18,7 @@ def ends_crossed(values: "pd.Series[float]", band: Limits) -> list[float]:
     return [band.bound(side) for side in SIDES if side in sides]
 
 
-def band_layers(
-    band: Limits, low: float, high: float, up: alt.Y, percent: bool
-) -> list[alt.Chart]:
+def band_layers(band: Limits, low: float, high: float, up: alt.Y, percent: bool) -> list[alt.Chart]:
     """The part of a healthy band that an axis from `low` to `high` shows, and its ends, of which
     the pointer says what they are; nothing where no end lies on the axis."""
     words = {"low": "healthy above", "high": "healthy up to"}

@@ -44,7 +44,7 @@ class Look:
         else:
             beats = {row["name"]: row["heartbeat_s"]}
         lag = max(0.0, self.now - newest)
-        beat = 0.0 if row["role"] == COORDINATOR else _known(beats.get(row["name"]))
+        beat = 0.0 if row["role"] == COORDINATOR else beats.get(row["name"])
         return None if beat is None else beat + lag
 
     def state(self, row: Mapping[Any, Any]) -> str:
@@ -95,12 +95,12 @@ def health_rows(rows: pd.DataFrame, look: Look) -> pd.DataFrame:
                 "state since": moment(row["changed_at"]) if row["changed_at"] else "-",
                 "restarts": max(0, row["starts"] - 1),
                 "last death": row["last_death"] or "-",
-                "memory": gibibytes(_known(row["memory_bytes"])),
+                "memory": gibibytes(row["memory_bytes"]),
                 "role": row["role"],
                 "pid": str(row["pid"] or "-"),
                 "host": row["host"] or "-",
             }
-            for row in rows.to_dict("records")
+            for row in _records(rows)
         ]
     )
 
@@ -108,7 +108,7 @@ def health_rows(rows: pd.DataFrame, look: Look) -> pd.DataFrame:
 def _troubles(rows: pd.DataFrame, look: Look) -> list[str]:
     """What is wrong now. Where the coordinator is silent or lost, nobody knows of the others."""
     found: dict[str, str] = {}
-    for row in rows.to_dict("records"):
+    for row in _records(rows):
         state, name = look.state(row), row["name"]
         if state == "silent":
             found[name] = f"{name} has been silent for {duration(look.silence(row))}"
@@ -122,9 +122,14 @@ def _deaths(rows: pd.DataFrame) -> list[str]:
     """Who died, how often, and how the last time."""
     return [
         f"{row['name']} died {_times(row['deaths'])} ({row['last_death']})"
-        for row in rows.to_dict("records")
+        for row in _records(rows)
         if row["deaths"]
     ]
+
+
+def _records(rows: pd.DataFrame) -> list[dict[Any, Any]]:
+    """The rows, with None for what is not known."""
+    return rows.astype(object).where(rows.notna(), None).to_dict("records")
 
 
 def _heard(age: float | None) -> str:
@@ -142,7 +147,3 @@ def _all(number: int) -> str:
 
 def _times(number: int) -> str:
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
-
-
-def _known(value: Any) -> float | None:
-    return None if value is None or pd.isna(value) else float(value)

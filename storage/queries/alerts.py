@@ -28,6 +28,8 @@ def alerts_of(reader: RunReader, updates: int = MOST_UPDATES) -> list[Alert]:
     newest = (*mine, Update.update >= first)
     # Rows of a name lie in the order of offsets, so that the old ones are not read.
     (offset,) = reader.rows(select(func.min(Update.offset)).where(*newest))[0]
+    if offset is None or not names:
+        return []
     query = (
         select(Metric.name, Update.update, Metric.value)
         .join(
@@ -40,6 +42,6 @@ def alerts_of(reader: RunReader, updates: int = MOST_UPDATES) -> list[Alert]:
         .order_by(Update.update)
     )
     series = defaultdict[str, list[tuple[int, float | None]]](list)
-    for name, update, value in reader.rows(query) if names and offset is not None else ():
+    for name, update, value in reader.rows(query):
         series[name].append((update, value))
     return alerts(series)

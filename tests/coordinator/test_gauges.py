@@ -36,9 +36,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
         clock=clock, account=SimpleNamespace(ledger=ledger), monitors=monitors, peers=peers
     )
     gauges = Gauges(cast(Any, hub))
-    return SimpleNamespace(
-        seconds=seconds, clock=clock, gauges=gauges, ledger=ledger, peers=peers
-    )
+    return SimpleNamespace(seconds=seconds, clock=clock, gauges=gauges, ledger=ledger, peers=peers)
 
 
 def test_an_evaluation_is_in_no_idle_share(world: Any) -> None:

@@ -40,9 +40,7 @@ def collapsed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_finished_run(opened: Callable[[str, Path], AppTest], run_dir: Path) -> None:
     test = opened("health", run_dir).run()
     assert not test.exception
-    assert test.success[0].value == (
-        "The run has finished. All 3 processes ended in good order."
-    )
+    assert test.success[0].value == ("The run has finished. All 3 processes ended in good order.")
     html = html_of(test)
     assert "None.</span>" in html  # no alerts
     assert "This run did not write down what it waits for." in html
@@ -103,9 +101,7 @@ def test_a_run_that_was_lost(opened: Callable[[str, Path], AppTest], tmp_path: P
     assert set(test.dataframe[0].value["state"]) == {"left behind"}
 
 
-def test_a_run_that_has_only_begun(
-    opened: Callable[[str, Path], AppTest], tmp_path: Path
-) -> None:
+def test_a_run_that_has_only_begun(opened: Callable[[str, Path], AppTest], tmp_path: Path) -> None:
     run = tmp_path / "young-20260101-000000-0000"
     store = RunStore.create(run, run.name, make_config(tmp_path))
     store.append([RunPhase(at=time.time(), phase="starting")])

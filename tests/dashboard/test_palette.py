@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import dashboard
-
 from dashboard.palette import (
     ACCOUNTS,
     ACTIVITIES,
@@ -21,10 +20,10 @@ from dashboard.palette import (
 )
 from tests.dashboard.colour_science import DEFICIENCIES, blended, contrast, difference
 
-THEME = tomllib.loads(
-    (Path(dashboard.__file__).parent / ".streamlit" / "config.toml").read_text()
-)["theme"]
-FADED = re.findall(r"^(\.hr-[^{]*?) \{[^}]*?[;{]opacity:(\.\d+)", STYLE, re.MULTILINE)
+THEME = tomllib.loads((Path(dashboard.__file__).parent / ".streamlit" / "config.toml").read_text())[
+    "theme"
+]
+FADED = re.findall(r"^(\.hr-[^{]*?) \{(?:[^}]*;)?\s*opacity:(\.\d+)", STYLE, re.MULTILINE)
 DECORATION = {".hr-sum .op"}
 """Signs between figures, which the figures' names say as well."""
 

@@ -86,9 +86,9 @@ DIED = {"deaths": 1, "starts": 2, "last_death": "killed by SIGKILL"}
         ),
         (
             processes(coordinator=DIED),
-            line("failed", "reward-0: no such file"),
+            line("failed", "no such file"),
             9999.0,
-            "The run has failed: reward-0: no such file. coordinator died once (killed by SIGKILL).",
+            "The run has failed: no such file. coordinator died once (killed by SIGKILL).",
             False,
         ),
         (

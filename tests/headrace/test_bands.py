@@ -1,5 +1,6 @@
 """When a metric has left its band: after so many updates in a row, and back after as many."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -78,9 +79,7 @@ def test_some_bands_are_relative_to_what_is_usual() -> None:
     assert limits_of(name, []) is None
     assert limits_of(name, [0.0, 0.0]) is None
     (alert,) = alerts(series((0.5, 30), (6.0, 3), (0.5, 3), name=name))
-    assert alert.text == (
-        "gradient norm of the policy over 5 (10 times the usual) for 3 updates"
-    )
+    assert alert.text == ("gradient norm of the policy over 5 (10 times the usual) for 3 updates")
     assert alerts(series((0.5, 30), (6.0, 2), (0.5, 3), name=name)) == []
 
 
@@ -118,5 +117,5 @@ def test_alerts_are_apart_and_count_what_is_outside(values: list[float | None]) 
         inside = values[alert.since - 1 : alert.last]
         assert alert.updates == inside.count(0.01) >= FOR
         assert inside[0] == inside[-1] == 0.01
-    assert all(a.last < b.since for a, b in zip(found, found[1:], strict=False))
+    assert all(a.last < b.since for a, b in pairwise(found))
     assert [a.now for a in found[:-1]] == [False] * len(found[:-1])
