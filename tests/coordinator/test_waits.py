@@ -146,6 +146,7 @@ async def test_whoever_looks_into_the_folder_sees_what_is_waited_for(
     stage.coordinator.phases.begin()
     await stage.say(GENERATOR, m.Hello(role="generator", name=GENERATOR, pid=1, host="here"))
     waits = stage.coordinator.waits
+    assert set(ages(stage).values()) == {0.0}
     clock[0] += 3
     waits.show("starting")
     writing = waits._writing
