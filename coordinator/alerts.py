@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from headrace.bands import Crossing
 from headrace.config.reward_monitors import AlertConfig
 
 
@@ -93,18 +94,17 @@ class Alerts:
 
     def __init__(self, config: AlertConfig) -> None:
         self._config = config
-        self._standing: set[tuple[str, int]] = set()
+        self._crossings: dict[tuple[str, int], Crossing] = {}
 
     def judge(self, source: str, seen: Seen) -> Iterator[str]:
         """Texts of the alerts that are new."""
         for number, rule in enumerate(_RULES):
             text = rule(self._config, seen)
-            if text is None:
-                # What was not seen at this update is not back on the good side.
-                if _knows(number, seen):
-                    self._standing.discard((source, number))
-            elif (source, number) not in self._standing:
-                self._standing.add((source, number))
+            # What was not seen at this update is not back on the good side.
+            if text is None and not _knows(number, seen):
+                continue
+            crossing = self._crossings.setdefault((source, number), Crossing())
+            if crossing.see(text is not None) == "begins":
                 yield f"{source}: {text}"
 
 

@@ -6,17 +6,23 @@ Comes in: the state and what ended since the last update. Goes out: metrics by n
 between.
 """
 
+import os
+import socket
 import statistics
 import time
 from collections import Counter
 
 from coordinator.hub import Hub
+from coordinator.memory import resident
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages import GeneratorReport
 from headrace.protocol.records import BatchTaken
 from sequence.account import Account
 from sequence.trajectories import Trajectory
 from sequence.windows import Window, trajectory_of
+
+MEMORY_EVERY_S = 5.0
+COORDINATOR = "coordinator"
 
 
 class Gauges:
@@ -29,11 +35,14 @@ class Gauges:
         self._last_at = time.monotonic()
         self._last_generated = 0
         self._last_trained = 0
+        self._last_stale = 0
         self._reports: dict[str, GeneratorReport] = {}
         """The last report of each generator since training began or went on."""
         self._idle_s = self._whole_s = 0.0
         """Seconds of generators in training: with nothing to generate, and all."""
         self.latest: dict[str, float] = {}
+        self._memory: dict[str, float] = {}
+        self._memory_at = float("-inf")
 
     def scored(self, trajectory: Trajectory) -> None:
         """A training trajectory has its reward."""
@@ -76,17 +85,23 @@ class Gauges:
         now, ledger = time.monotonic(), self._hub.account.ledger
         seconds = max(now - self._last_at, 1e-9)
         trained = ledger.accounts["trained_policy"]
+        generated, stale = ledger.generated - self._last_generated, ledger.dropped["stale"]
         rates = {
-            "perf/generated_tokens_per_s": (ledger.generated - self._last_generated) / seconds,
+            "perf/generated_tokens_per_s": generated / seconds,
             "perf/trained_tokens_per_s": max(0, trained - self._last_trained) / seconds,
         }
+        if generated > 0:
+            dropped = max(0, stale - self._last_stale)
+            rates["staleness/dropped_share"] = min(1.0, dropped / generated)
         self._last_at, self._last_generated, self._last_trained = now, ledger.generated, trained
+        self._last_stale = stale
         return rates
 
     def mark_training(self) -> None:
         """Training begins or goes on: rates and generator idle time count from here."""
         self._last_at = time.monotonic()
         self._last_generated = self._hub.account.ledger.generated
+        self._last_stale = self._hub.account.ledger.dropped["stale"]
         self._reports.clear()
 
     def reported(self, name: str, report: GeneratorReport) -> None:
@@ -107,14 +122,23 @@ class Gauges:
             "idle/generator": self._idle_s / self._whole_s if self._whole_s > 0 else 0.0,
         }
 
-    def _heartbeats(self) -> dict[str, float]:
-        """Seconds since each process was heard; monitors come and go."""
-        now, peers = time.monotonic(), self._hub.peers
-        return {
-            f"heartbeat/{name}": now - peer.last_seen
-            for name, peer in peers.everyone()
-            if name not in peers.monitors
-        }
+    def _resident(self) -> dict[str, float]:
+        """Memory of the processes on this host, looked at every few seconds."""
+        now, host = time.monotonic(), socket.gethostname()[:255]
+        if now - self._memory_at >= MEMORY_EVERY_S:
+            peers = self._hub.peers
+            pids = {
+                name: peer.hello.pid
+                for name, peer in peers.everyone()
+                if name not in peers.monitors and peer.hello.host == host
+            }
+            pids[COORDINATOR] = os.getpid()
+            sizes = resident(pids.values())
+            self._memory_at = now
+            self._memory = {
+                f"memory/{name}": float(sizes[pid]) for name, pid in pids.items() if pid in sizes
+            }
+        return self._memory
 
     def now(self, live: int, scoring: int) -> dict[str, float]:
         """Gauges between updates."""
@@ -122,7 +146,8 @@ class Gauges:
         return (
             self._hub.account.ledger.as_metrics()
             | self.idle_shares()
-            | self._heartbeats()
+            | {f"heartbeat/{name}": age for name, age in self._hub.peers.heard().items()}
+            | self._resident()
             | self._hub.monitors.gauges()
             | {
                 "transport/rejected": float(self._hub.rejections.total),

@@ -344,7 +344,7 @@ class Coordinator:
             troubles.tell("database_behind", recorder.behind)
 
     async def _tick(self) -> None:
-        beat = sample = 0.0
+        beat = sample = shown = 0.0
         last = time.monotonic()
         hub, transport = self.hub, self.hub.config.transport
         while self.phases.phase != "closed":
@@ -368,6 +368,9 @@ class Coordinator:
                 self._forget_silent()
                 await self.parts.intake.expire()
             self._watch_disk()
+            if now - shown >= 1.0:
+                shown = now
+                self.waits.show(self.phases.name)
             if (
                 now - sample >= 1.0
                 and not hub.recorder.waits_for

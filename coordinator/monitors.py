@@ -114,6 +114,8 @@ class Monitors:
         self._alert = alert
         self.queues: Callable[[], Mapping[str, int]] = dict
         """How many answers each source has to score; `Scoring` says it."""
+        self.in_flight: Callable[[], Mapping[str, int]] = dict
+        """How many of them reward workers have."""
 
     def scored(self, trajectory: Trajectory, arrived: RewardArrived) -> None:
         """A score of a training answer is there, good or not."""
@@ -152,8 +154,13 @@ class Monitors:
         return metrics
 
     def gauges(self) -> dict[str, float]:
-        """Queues by source."""
-        return {f"rewards/{name}/queue": float(n) for name, n in self.queues().items()}
+        """Queues by source, and what of them is with workers."""
+        counts = {"queue": self.queues(), "in_flight": self.in_flight()}
+        return {
+            f"rewards/{name}/{what}": float(number)
+            for what, numbers in counts.items()
+            for name, number in numbers.items()
+        }
 
 
 def surprise(logprobs: Float32) -> float:

@@ -108,6 +108,15 @@ class Peers:
         for _, peer in self.everyone():
             peer.last_seen = min(now, peer.last_seen + seconds)
 
+    def heard(self) -> dict[str, float]:
+        """Seconds since each process was heard; monitors come and go."""
+        now = time.monotonic()
+        return {
+            name: now - peer.last_seen
+            for name, peer in self.everyone()
+            if name not in self.monitors
+        }
+
     def silent(self, timeout_s: float) -> list[str]:
         """Names of those who were not heard for so long."""
         now = time.monotonic()

@@ -47,7 +47,7 @@ class Scoring:
         self.seconds = 0.0
         self._audits = Audits(hub, self.source_of)
         self.spread = Spread(prompts.decode, hub.monitors.spread, seed=hub.config.seed)
-        hub.monitors.queues = self.queues
+        hub.monitors.queues, hub.monitors.in_flight = self.queues, self.in_flight
 
     def add(self, trajectory: Trajectory) -> None:
         """A trajectory that ended waits for its reward, or its group does once all of it ended;
@@ -99,12 +99,16 @@ class Scoring:
 
     def queues(self) -> dict[str, int]:
         """What waits for a score, by source, audits included."""
-        out = Counter(a.source for w in self._hub.peers.rewards.values() for a in w.scoring)
-        audits = self._audits.queued()
+        out, audits = self.in_flight(), self._audits.queued()
         return {
             name: len(queue) + out[name] + audits.get(name, 0)
             for name, queue in self._queues.items()
         }
+
+    def in_flight(self) -> dict[str, int]:
+        """What reward workers have and have not answered, by source, audits apart."""
+        out = Counter(a.source for w in self._hub.peers.rewards.values() for a in w.scoring)
+        return {name: out[name] for name in self._sources}
 
     def waiting(self) -> int:
         """Rewards that are waited for; nobody waits for an audit."""

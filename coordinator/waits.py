@@ -2,15 +2,21 @@
 
 In: the hub and its parts, looked at ten times a second. Out: sentences that name an owner, each
 with the seconds since what it waits for last moved (or since the wait began); events for the long
-ones; the end of a run in which nobody moves. Promise: whatever can hold the run is among them.
+ones; `now.json` in the run's folder for whoever looks; the end of a run in which nobody moves.
+Promise: whatever can hold the run is among them, and the disk holds nobody up.
 """
 
+import asyncio
+import contextlib
+import json
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from coordinator.hub import Hub, Mover
 from coordinator.parts import Parts
+from headrace.run_folder import NOW, write_atomically
 
 LOOK_S = 2.0
 """From the word that nobody makes progress to the end: time to write down what everyone does."""
@@ -36,6 +42,7 @@ class Waits:
         self._since: dict[Mover, float] = {}
         self._told: set[Mover] = set()
         """The long waits that are written down."""
+        self._writing: asyncio.Future[None] | None = None
 
     def now(self) -> list[Wait]:
         """What is waited for at this moment; what is no longer waited for is forgotten."""
@@ -67,6 +74,17 @@ class Waits:
             hub.incident("error", "stalled", hub.stalled)
         if overdue_s > LOOK_S:
             hub.failed = hub.failed or hub.stalled
+
+    def show(self, phase: str) -> None:
+        """Put what is waited for, and when each process was heard, into the run's folder, unless
+        the last time is not done yet."""
+        if self._writing is not None and not self._writing.done():
+            return
+        waits = [{"for": wait.words, "age_s": round(wait.age_s, 1)} for wait in self.now()]
+        heard = {name: round(age, 1) for name, age in self._hub.peers.heard().items()}
+        said = {"at": time.time(), "phase": phase, "waits": waits, "heard": heard}
+        path, text = Path(self._hub.run_dir) / NOW, json.dumps(said)
+        self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, text))
 
     def _find(self) -> Iterator[tuple[Mover, str]]:
         hub, parts, peers = self._hub, self._parts, self._hub.peers
@@ -103,6 +121,12 @@ class Waits:
         if training.orders.checkpoint is not None:
             return f"the learner's checkpoint of update {training.orders.checkpoint}"
         return ""
+
+
+def _write(path: Path, text: str) -> None:
+    """A disk that takes nothing keeps the text of before; the recorder says that it is full."""
+    with contextlib.suppress(OSError):
+        write_atomically(path, text)
 
 
 def names(owners: Iterable[str]) -> str:

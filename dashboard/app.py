@@ -21,6 +21,7 @@ from dashboard.views import (
     compare,
     critic,
     dropped,
+    health,
     learning,
     overview,
     pipeline,
@@ -44,6 +45,7 @@ PAGES: tuple[tuple[str, str, Render], ...] = (
     ("Pipeline", ":material/view_timeline:", pipeline.render),
     ("Trajectories", ":material/notes:", trajectories.render),
     ("Dropped", ":material/filter_alt_off:", dropped.render),
+    ("Health", ":material/monitor_heart:", health.render),
     ("Query", ":material/database_search:", query.render),
 )
 # Pages of all runs, which no run has to be chosen for.

@@ -12,8 +12,10 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.critic import CriticReport, report
+from headrace.bands import Alert
+from headrace.metrics import METRICS, pattern_of
 from storage import queries
-from storage.queries import DroppedPage, RunLine, TrajectoryDetail, TrajectoryPage
+from storage.queries import DroppedPage, RunLine, Stack, TrajectoryDetail, TrajectoryPage, Word
 from storage.queries.metrics import Axis
 
 POINTS = 600
@@ -75,6 +77,10 @@ class RunData:
         """A metric that is an array, over the updates."""
         return _array(*self._at, name)
 
+    def charted(self) -> list[str]:
+        """Metrics that are one number an update and are described, by name."""
+        return _charted(*self._at)
+
     def latest(self, prefix: str) -> dict[str, float | None]:
         """Newest values of the metrics whose name begins so."""
         return _latest(*self._at, prefix)
@@ -98,6 +104,26 @@ class RunData:
     def reward_lengths(self) -> pd.DataFrame:
         """Lengths and rewards of the newest answers."""
         return _reward_lengths(*self._at)
+
+    def reward_sample(self) -> pd.DataFrame:
+        """Scorings over the whole run, see `storage.queries.reward_sample`."""
+        return _reward_sample(*self._at)
+
+    def alerts(self) -> list[Alert]:
+        """Metrics that left their healthy bands, see `storage.queries.band_alerts`."""
+        return _alerts(*self._at)
+
+    def health(self) -> pd.DataFrame:
+        """One row a process, see `storage.queries.process_health`."""
+        return _health(self._at[0])
+
+    def last_word(self) -> Word | None:
+        """How the coordinator last said that the run is."""
+        return queries.last_word(self.line.run_dir)
+
+    def stacks(self) -> dict[str, Stack]:
+        """The last stack of each process that wrote one."""
+        return _stacks(self._at[0])
 
     def evaluations(self) -> pd.DataFrame:
         """Held-out evaluations in order."""
@@ -170,6 +196,13 @@ def _array(run_dir: str, stamp: str, name: str) -> pd.DataFrame:
     return queries.metric_arrays(Path(run_dir), name, points=POINTS // 4)
 
 
+@st.cache_data(max_entries=16, show_spinner=False)
+def _charted(run_dir: str, stamp: str) -> list[str]:
+    gauges = ("heartbeat/NAME", "memory/NAME")
+    patterns = {name: pattern_of(name) for name in queries.metric_names(Path(run_dir))}
+    return [name for name, p in patterns.items() if p in METRICS and p not in gauges]
+
+
 @st.cache_data(max_entries=32, show_spinner=False)
 def _latest(run_dir: str, stamp: str, prefix: str) -> dict[str, float | None]:
     return queries.latest_metrics(Path(run_dir), prefix)
@@ -183,6 +216,26 @@ def _reward_sources(run_dir: str, stamp: str) -> pd.DataFrame:
 @st.cache_data(max_entries=16, show_spinner=False)
 def _reward_lengths(run_dir: str, stamp: str) -> pd.DataFrame:
     return queries.reward_lengths(Path(run_dir), newest=POINTS)
+
+
+@st.cache_data(max_entries=8, show_spinner=False)
+def _reward_sample(run_dir: str, stamp: str) -> pd.DataFrame:
+    return queries.reward_sample(Path(run_dir))
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _alerts(run_dir: str, stamp: str) -> list[Alert]:
+    return queries.band_alerts(Path(run_dir))
+
+
+@st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
+def _health(run_dir: str) -> pd.DataFrame:
+    return queries.process_health(Path(run_dir))
+
+
+@st.cache_data(ttl=5 * _FRESH_S, max_entries=16, show_spinner=False)
+def _stacks(run_dir: str) -> dict[str, Stack]:
+    return queries.last_stacks(Path(run_dir))
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

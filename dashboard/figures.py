@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import pandas as pd
 
+from dashboard.healthy import band_layers, ends_crossed
 from dashboard.palette import BLUE, FAINT, GREY, ORANGE, SERIES, TEAL
 from dashboard.words import metric_label, number, share
+from headrace.bands import Limits
 
 Chart = alt.Chart | alt.LayerChart
 HEIGHT = 240
@@ -32,11 +34,14 @@ def series_chart(
     unit: str = "",
     bounds: Sequence[str] = (),
     smoothing: float = 0.0,
+    band: Limits | None = None,
     height: int = HEIGHT,
 ) -> Chart:
     """Lines over `x`, one colour a name in the order of `names`; `bounds` are drawn as grey steps,
     as they are. With `smoothing`, the share of the points that a running mean is over, the line as
-    it is stays underneath, thin. The pointer shows all values at the nearest x."""
+    it is stays underneath, thin. The pointer shows all values at the nearest x. Where an end of a
+    healthy `band` lies on the chart, the band is shaded and its end a line; an end that values have
+    crossed always does."""
     order = [name for name in names or sorted(frame["name"].unique())]
     order = [name for name in order if name in set(frame["name"])]
     data, title = scaled_axis(frame.dropna(subset=["value"]), x)
@@ -50,7 +55,8 @@ def series_chart(
     )
     across = alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(nice=False))
     percent = unit == "share"
-    up = _y_axis(data, percent)
+    ends = ends_crossed(data["value"], band) if band else []
+    up = _y_axis(data, percent, ends)
     is_bound = alt.datum.bound == True  # noqa: E712 - an expression for Vega
     dots = len(data) <= 12 * len(order)
     smooth = smoothing > 0 and not dots
@@ -70,6 +76,9 @@ def series_chart(
                 y=up
             )
         )
+    if band:
+        low, high, _ = value_range(data["value"], ends)
+        layers = [*band_layers(band, low, high, up, percent), *layers]
     return _with_pointer(layers, data, labels, title, percent).properties(height=height)
 
 
@@ -293,10 +302,11 @@ def _x_axis(x: str) -> alt.Axis:
     return alt.Axis(format=kind, tickCount=6, grid=False, tickMinStep=1 if x == "update" else 0)
 
 
-def _y_axis(data: pd.DataFrame, percent: bool) -> alt.Y:
-    """The values upwards. Where the axis does not begin at zero it says where."""
+def _y_axis(data: pd.DataFrame, percent: bool, ends: Sequence[float] = ()) -> alt.Y:
+    """The values upwards, and `ends` among them. Where the axis does not begin at zero it says
+    where."""
     form = ".2~%" if percent else "~s" if _is_big(data) else ",.4~g"
-    low, high, step = value_range(data["value"])
+    low, high, step = value_range(data["value"], ends)
     if low <= 0:
         begins, ticks = None, []
     else:
@@ -317,12 +327,14 @@ def _y_axis(data: pd.DataFrame, percent: bool) -> alt.Y:
     )
 
 
-def value_range(values: "pd.Series[float]") -> tuple[float, float, float]:
-    """(low, high, step) of an axis for these values, with ticks at both ends. It begins at zero
-    where that does not flatten the line."""
+def value_range(
+    values: "pd.Series[float]", ends: Sequence[float] = ()
+) -> tuple[float, float, float]:
+    """(low, high, step) of an axis for these values and ends of a band, with ticks at both of its
+    ends. It begins at zero where that does not flatten the line."""
     if not len(values):
         return 0.0, 1.0, 0.25
-    low, high = float(values.min()), float(values.max())
+    low, high = (pick([float(pick(values)), *ends]) for pick in (min, max))
     if 0 <= low < 0.7 * high:
         low = 0.0
     if low == high == 0:

@@ -51,10 +51,12 @@ STYLE = f"""<style>
 .hr-line {{display:flex;flex-wrap:wrap;align-items:center;gap:.35rem .8rem;
   font-variant-numeric:tabular-nums}}
 .hr-line h1 {{font-size:1.7rem;font-weight:650;padding:0;margin:0;letter-spacing:-.01em}}
+.hr-card {{font-size:1rem;font-weight:650;padding:0;margin:0}}
+.hr-note {{float:right}}
 .hr-run {{font-size:1.02rem;font-weight:600;opacity:.85;overflow-wrap:anywhere}}
-.hr-pill {{display:inline-flex;align-items:center;gap:.45em;border:1px solid currentColor;
+.hr-pill {{display:inline-flex;align-items:center;gap:.45em;border:1px solid;
   border-radius:99px;padding:.08em .75em;font-size:.86rem;font-weight:600}}
-.hr-pill i {{width:.55em;height:.55em;border-radius:50%;background:currentColor}}
+.hr-pill i {{width:.55em;height:.55em;border-radius:50%}}
 .hr-pill.live i {{animation:hr-beat 1.6s ease-in-out infinite}}
 @keyframes hr-beat {{50% {{opacity:.25}}}}
 @media (prefers-reduced-motion:reduce) {{.hr-pill.live i {{animation:none}}}}
@@ -78,8 +80,14 @@ STYLE = f"""<style>
 .hr-bar {{display:flex;height:14px;border-radius:7px;overflow:hidden;gap:2px;margin:.7rem 0 .55rem;
   background:rgba(125,139,151,.16)}}
 .hr-bar i {{display:block;min-width:2px}}
-.hr-ok {{color:{TEAL};font-weight:600}}
-.hr-bad {{color:{ORANGE};font-weight:700}}
+.hr-ok, .hr-bad {{font-weight:600}}
+.hr-ok::before, .hr-bad::before {{content:"";display:inline-block;width:.62em;height:.62em;
+  border-radius:50%;margin-right:.45em;background:{TEAL}}}
+.hr-bad::before {{background:{ORANGE};border-radius:0}}
+.hr-alerts {{display:grid;gap:.5rem;margin:.2rem 0;padding:0;list-style:none}}
+.hr-alerts li {{border-left:3px solid {ORANGE};padding-left:.7rem;margin:0}}
+.hr-alerts li.past {{border-color:{GREY}}}
+.hr-stack {{font-size:.8rem;white-space:pre;overflow-x:auto;max-height:22rem}}
 .hr-scale {{display:flex;align-items:center;gap:.6em;font-size:.84rem;margin-bottom:.4rem;
   font-variant-numeric:tabular-nums}}
 .hr-scale i {{width:9rem;height:.7rem;border-radius:4px;border:1px solid rgba(125,139,151,.35)}}
@@ -91,5 +99,16 @@ STYLE = f"""<style>
 [data-stale="true"], [data-testid^="stExpander"] {{opacity:1 !important;filter:none !important;
   transition:none !important}}
 [data-testid="stStatusWidget"]:has([data-testid^="stStatusWidgetRunning"]) {{visibility:hidden}}
+a:focus-visible, button:focus-visible, summary:focus-visible, [role="tab"]:focus-visible
+  {{outline:2px solid {BLUE};outline-offset:2px}}
+.st-key-fold {{display:none}}
+@media (max-width:640px) {{
+  .st-key-fold {{display:block}}
+  .stMain:has(.st-key-fold):not(:has(.st-key-fold input:checked)) .st-key-filters {{display:none}}
+  .hr-line h1 {{font-size:1.35rem}}
+  .hr-note {{float:none;display:block}}
+  .hr-sum .op {{display:none}}
+  .stMain .stMainBlockContainer {{padding:3.2rem .9rem 3rem}}
+}}
 .stMainBlockContainer {{padding:3.4rem 2.6rem 4rem;max-width:1400px}}
 </style>"""

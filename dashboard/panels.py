@@ -10,12 +10,14 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from dashboard import data
 from dashboard.data import RunData
 from dashboard.figures import Chart, array_chart, series_chart
 from dashboard.palette import GREY, STATUSES
-from dashboard.words import metric_caption, number, share
+from dashboard.words import metric_caption, number, series_words, share
+from headrace.bands import Limits, limits_of
 from headrace.errors import UserError
 from headrace.metrics import METRICS, info_of
 from storage.queries.metrics import Axis
@@ -92,15 +94,36 @@ def awaited(run: RunData, what: str) -> str:
     return f"Waits for {what}. {_AWAITED.get(run.line.status, '')}".strip()
 
 
-def card(title: str, chart: Chart | None, caption: str, *, note: str = "", wait: str = "") -> None:
-    """A chart in a frame with its title and caption; `note` stands at the right of the title."""
+def filters(*, border: bool = True) -> DeltaGenerator:
+    """A frame for the filters of a page; on a phone it is folded under a switch."""
+    st.toggle("Filters", key="fold")
+    return st.container(border=border, key="filters")
+
+
+def card_title(title: str, note: str = "") -> None:
+    """A heading of the second order; `note` stands at its right."""
+    soft = f'<span class="hr-soft hr-note">{escape(note)}</span>' if note else ""
+    st.html(f'<div>{soft}<h2 class="hr-card">{escape(title)}</h2></div>')
+
+
+def card(
+    title: str,
+    chart: Chart | None,
+    caption: str,
+    *,
+    note: str = "",
+    wait: str = "",
+    words: str = "",
+) -> None:
+    """A chart in a frame with its title and caption; `note` stands at the right of the title.
+    `words` say what the chart shows to who cannot see it; without them the caption does."""
     with st.container(border=True, height="stretch"):
-        soft = f'<span class="hr-soft" style="float:right">{escape(note)}</span>' if note else ""
-        st.html(f"<div>{soft}<b>{escape(title)}</b></div>")
+        card_title(title, note)
         if chart is None:
             empty(wait or "Nothing to show yet.")
         else:
-            st.altair_chart(chart, width="stretch")
+            told = words or caption.replace("**", "").replace("  \n", " ")
+            st.altair_chart(chart.properties(description=f"{title}. {told}"), width="stretch")
         st.caption(caption)
 
 
@@ -121,7 +144,15 @@ def metric_card(
     unit = info_of(names[0]).unit
     chart = None
     if not known.empty:
-        chart = series_chart(known, x=x, names=names, unit=unit, bounds=bounds, smoothing=smoothing)
+        chart = series_chart(
+            known,
+            x=x,
+            names=names,
+            unit=unit,
+            bounds=bounds,
+            smoothing=smoothing,
+            band=_band(known, names),
+        )
     what = "the first sample" if samples else "an update that has it"
     card(
         title,
@@ -129,7 +160,15 @@ def metric_card(
         caption if caption is not None else metric_caption(names),
         note=newest_text(known, names[0]) if len(names) == 1 else "",
         wait=awaited(run, what),
+        words=series_words(known, x, unit),
     )
+
+
+def _band(known: pd.DataFrame, names: Sequence[str]) -> Limits | None:
+    """The healthy band of a chart; none where its metrics have different ones."""
+    values = {name: known[known["name"] == name]["value"] for name in names}
+    found = {limits_of(name, values[name]) for name in names} - {None}
+    return found.pop() if len(found) == 1 else None
 
 
 def array_card(run: RunData, title: str, name: str) -> None:
@@ -156,7 +195,10 @@ def status_pill(status: str) -> str:
     """A status as HTML: word, dot, colour."""
     is_live = " live" if status not in data.FINAL else ""
     colour = STATUSES.get(status, GREY)
-    return f'<span class="hr-pill{is_live}" style="color:{colour}"><i></i>{escape(status)}</span>'
+    return (
+        f'<span class="hr-pill{is_live}" style="border-color:{colour}">'
+        f'<i style="background:{colour}"></i>{escape(status)}</span>'
+    )
 
 
 def grid(cards: Sequence[Callable[[], None]], columns: int = 2) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.bands import rule_text
 from headrace.metrics import info_of
 
 Write = Callable[[float | None], str]
@@ -43,9 +44,30 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
+def gibibytes(size: float | None) -> str:
+    """Bytes of memory as MiB or GiB."""
+    if size is None:
+        return "-"
+    return f"{size / 2**20:,.0f} MiB" if size < 2**30 else f"{size / 2**30:,.1f} GiB"
+
+
 def moment(at: float) -> str:
     """Seconds since the epoch as date and time of this place."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def series_words(frame: Any, axis: str, unit: str) -> str:
+    """What a chart of series (columns x, name, value) shows, for who cannot see it: of each its
+    first, last, least and largest value."""
+    write: Write = share if unit == "share" else number
+    parts = []
+    for name, rows in frame.groupby("name"):
+        values = [float(value) for value in rows["value"]]
+        said = f"from {write(values[0])} to {write(values[-1])}"
+        if len(values) > 2:
+            said += f", least {write(min(values))}, largest {write(max(values))}"
+        parts.append(f"{metric_label(str(name))}: {len(values)} points, {said}")
+    return f"Over {axis.replace('_', ' ')}. {'; '.join(parts)}"
 
 
 def metric_caption(names: Sequence[str]) -> str:
@@ -57,7 +79,9 @@ def metric_caption(names: Sequence[str]) -> str:
         healthy = f" Healthy: {info.healthy}." if info.healthy else ""
         label = f"**{metric_label(name)}**: " if len(names) > 1 else ""
         meaning = info.meaning if label else info.meaning[:1].upper() + info.meaning[1:]
-        lines.append(f"{label}{meaning}{unit}.{healthy}")
+        rule = rule_text(name)
+        watched = f" Shaded: the healthy band; an alert: {rule}." if rule else ""
+        lines.append(f"{label}{meaning}{unit}.{healthy}{watched}")
     return "  \n".join(lines)
 
 

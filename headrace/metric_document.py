@@ -7,6 +7,7 @@ In: the table of metrics. Out: one page of Markdown with a section for each pref
 from collections.abc import Iterator
 from itertools import groupby
 
+from headrace.bands import BANDS, rule_text
 from headrace.metrics import METRICS, MetricInfo
 
 HEAD = """\
@@ -15,7 +16,10 @@ HEAD = """\
 <!-- Made by scripts/docs.py from headrace/metrics.py. Do not edit: change the table instead. -->
 
 Every number that a run writes down, with its unit, what it means, and what it looks like when all
-is well. A healthy range is a first look, not a law. Where no unit is given the number is plain;
+is well. A healthy range is a first look, not a law. Where it says when there is an alert, the
+metric has a healthy band (kept in `headrace/bands.py`): charts shade it, and a metric that is
+outside for so many updates in a row is on the pages Overview and Health and in `headrace show`,
+until it is back for as many. Where no unit is given the number is plain;
 a `share` lies between 0 and 1.
 
 A metric comes once for every committed update, or about once a second as a gauge between updates,
@@ -33,6 +37,7 @@ SECTIONS = {
     "idle": "Who waits for whom. The side that waits much has too much hardware.",
     "ledger": "Where every journaled response token is. generated = trained_policy + ready + "
     "in_flight + dropped, to the token, at every update. See [data path](data-path.md).",
+    "memory": "What processes hold; `NAME` is a process. A gauge.",
     "perf": "Throughput, and how much of the computation was of use.",
     "response_length": "How long responses are. Early in a stream only short ones have ended.",
     "reward": "What the verifier said.",
@@ -64,5 +69,6 @@ def _sections() -> Iterator[str]:
 
 def _row(info: MetricInfo) -> str:
     meaning = f"{info.meaning}; an array: {', '.join(info.bins)}" if info.bins else info.meaning
-    cells = (f"`{info.name}`", info.unit, meaning, info.healthy)
+    alert = f"; an alert: {rule_text(info.name)}" if info.name in BANDS else ""
+    cells = (f"`{info.name}`", info.unit, meaning, info.healthy + alert)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -97,6 +97,7 @@ _ALL = (
     MetricInfo("ledger/value_dropped", "tokens", "of finished trajectories that no value update will train"),
     MetricInfo("ledger/value_finished", "tokens", "of scored trajectories = trained_value + value_waiting + value_dropped"),
     MetricInfo("ledger/value_waiting", "tokens", "of finished trajectories that wait for a value batch"),
+    MetricInfo("memory/NAME", "bytes", "resident memory of the process of that name and of all that it started, on the coordinator's host; pages they share count in each", "levels off"),
     MetricInfo("perf/carried_age", "updates", "mean age of the keys and values that were carried over from earlier updates"),
     MetricInfo("perf/carried_bytes", "bytes", "of keys and values that are carried over, of all models and ranks", "at most learner.carried_gib a rank"),
     MetricInfo("perf/carried_hits", "sequences", "beyond their first window whose context was carried over, all of it, by all models"),
@@ -128,6 +129,7 @@ _ALL = (
     MetricInfo("rewards/NAME/entropy_estimate", "nats", "mean negative logprob a sampled token of the answers scored since the last update: an estimate of the entropy of what the generators sample from", "falls slowly, does not collapse to 0"),
     MetricInfo("rewards/NAME/failed", "share", "scorings since the last update that gave no score", "near 0"),
     MetricInfo("rewards/NAME/gap", "reward", "mean reward less mean audited reward of the newest audited answers: what the source pays for and the audit does not find", "near its first value"),
+    MetricInfo("rewards/NAME/in_flight", "answers", "handed to a reward worker and not scored yet, audits apart; part of rewards/NAME/queue", "above 0 while rewards/NAME/queue is"),
     MetricInfo("rewards/NAME/length", "tokens", "mean length of the answers scored since the last update"),
     MetricInfo("rewards/NAME/length_correlation", "", "correlation of length and reward over the newest answers", "below 0.5, unless long answers are the right ones"),
     MetricInfo("rewards/NAME/mean", "", "mean reward of the answers scored since the last update", "rising"),
@@ -163,6 +165,7 @@ _ALL = (
     MetricInfo("schedule/unfinished_share", "share", "windows of this batch whose response goes on"),
     MetricInfo("schedule/value_waiting", "trajectories", "finished, wait for a value batch"),
     MetricInfo("staleness/drop_share", "share", "tokens dropped or masked for their age, over the staleness bound, in each tenth of the responses, the shortest first", "much the same in all tenths, below a few percent", TENTHS),
+    MetricInfo("staleness/dropped_share", "share", "tokens dropped for their age since the last update, of those generated since then", "below a few percent"),
     MetricInfo("staleness/length", "tokens", "mean length of the responses in each tenth of them, the shortest first", "", TENTHS),
     MetricInfo("staleness/mask_share", "share", "tokens masked for another reason than age (boundary mask, overlong filter, not finite) in each tenth of the responses, the shortest first", "much the same in all tenths; a boundary mask falls on the long ones", TENTHS),
     MetricInfo("staleness/max", "updates", "largest age of a trained token", "at most schedule.max_staleness"),
@@ -194,8 +197,8 @@ def pattern_of(name: str) -> str:
     """The name under which METRICS describes a metric: that of a process, or of a source of
     rewards, is NAME there."""
     prefix, _, rest = name.partition("/")
-    if prefix == "heartbeat":
-        return "heartbeat/NAME"
+    if prefix in ("heartbeat", "memory"):
+        return f"{prefix}/NAME"
     return f"rewards/NAME/{rest.rpartition('/')[2]}" if prefix == "rewards" else name
 
 

@@ -30,6 +30,9 @@ from headrace.errors import UserError
 LATEST = "latest"
 RESOLVED = "resolved.json"
 REWARD_MODEL = "reward-model.json"
+NOW = "now.json"
+"""How a run is at the moment, as its coordinator last said: `at`, `phase`, `waits` (each with `for`
+and `age_s`), and `heard`, the seconds since each process was."""
 LOCK, WRITER = ".lock", ".writer"
 NOTES = "notes.json"
 """What people noted on the run, see `headrace.run_notes`."""

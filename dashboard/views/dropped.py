@@ -56,7 +56,7 @@ def _body(run: RunData) -> None:
         )
         return
     with st.container(border=True):
-        st.html("<b>Why tokens were not trained</b>")
+        panels.card_title("Why tokens were not trained")
         st.html(reasons_html(counts, tokens["generated"]))
         st.html(verdict_html(counts, tokens["dropped"], live=is_live(run.line)))
     panels.grid(
@@ -140,7 +140,7 @@ def _rows(run: RunData) -> None:
     with st.container(border=True):
         if is_live(run.line):
             st.button("Refresh", icon=":material/refresh:")
-        bar = st.columns([1.6, 3, 1.5, 1.2, 1.2])
+        bar = panels.filters(border=False).columns([1.6, 3, 1.5, 1.2, 1.2])
         by = bar[0].segmented_control(
             "Rows", ["window", "trajectory"], default="window", required=True, key="by", **bound
         )

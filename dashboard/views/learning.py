@@ -7,8 +7,10 @@ from typing import cast
 import streamlit as st
 
 from dashboard import panels
+from dashboard.alert_list import CHART
 from dashboard.data import RunData
 from dashboard.figures import AXES, accuracy_chart
+from dashboard.words import metric_label
 from storage.queries.metrics import Axis
 
 CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -24,7 +26,8 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Explained variance", ("critic/vf_explained_var",)),
     ("Policy loss", ("actor/pg_loss",)),
     ("Value loss", ("critic/vf_loss",)),
-    ("Gradient norms", ("actor/grad_norm", "critic/grad_norm")),
+    ("Gradient norm of the policy", ("actor/grad_norm",)),
+    ("Gradient norm of the value model", ("critic/grad_norm",)),
     ("Responses cut at the limit", ("response_length/clip_ratio",)),
     ("Effective sample size", ("rollout/ess",)),
     ("Generator against learner", ("rollout/logprob_diff",)),
@@ -66,13 +69,32 @@ def _body(run: RunData) -> None:
             bind="query-params",
             help="A running mean over this share of the points, on top of the line as it is.",
         )
+        asked = _asked(run)
     x, smoothing = cast(Axis, chosen or "update"), SMOOTHING[smooth or "none"]
+    if asked:
+        title = next((title for title, names in CHARTS if asked in names), metric_label(asked))
+        panels.metric_card(run, title, (asked,), x, smoothing=smoothing)
     draw = [
         partial(panels.metric_card, run, title, names, x, smoothing=smoothing)
         for title, names in CHARTS
     ]
     arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
     panels.grid([partial(_accuracy, run, x), *draw, *arrays])
+
+
+def _asked(run: RunData) -> str | None:
+    """The metric whose chart comes first, by the choice or by a link."""
+    names = run.charted()
+    chosen = st.selectbox(
+        "First of all",
+        names,
+        index=None,
+        placeholder="any metric",
+        key=CHART,
+        bind="query-params",
+        help="A metric whose chart stands first and alone: what a link of an alert opens.",
+    )
+    return chosen if chosen in names else None
 
 
 def _accuracy(run: RunData, x: Axis) -> None:

@@ -10,6 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import data, panels
+from dashboard.alert_list import CAPTION, alerts_html
 from dashboard.data import RunData
 from dashboard.figures import accuracy_chart
 from dashboard.ledger import ledger_html
@@ -29,8 +30,9 @@ def _run(run: RunData, root: Path) -> None:
     summary = run.summary()
     _headline(run, summary)
     _figures(summary)
+    _alerts(run)
     with st.container(border=True):
-        st.html("<b>The token ledger</b>")
+        panels.card_title("The token ledger")
         st.html(ledger_html(summary["tokens"]))
         st.caption(
             "Every response token that was journaled, each counted once: in the policy loss of a "
@@ -145,10 +147,20 @@ def _accuracy(run: RunData) -> None:
     )
 
 
+def _alerts(run: RunData) -> None:
+    """Those that last; the page Health has the others too."""
+    standing = [alert for alert in run.alerts() if alert.now]
+    if standing:
+        with st.container(border=True):
+            panels.card_title("Alerts")
+            st.html(alerts_html(standing, run.line.run_dir.name))
+            st.caption(CAPTION)
+
+
 def _processes(run: RunData) -> None:
     rows = run.processes()
     with st.container(border=True, height="stretch"):
-        st.html("<b>Processes</b>")
+        panels.card_title("Processes")
         if rows.empty:
             panels.empty(panels.awaited(run, "processes that say hello"))
             return
@@ -190,7 +202,7 @@ def process_rows(
 def _events(run: RunData) -> None:
     rows = run.events(40)
     with st.container(border=True, height="stretch"):
-        st.html("<b>What happened</b>")
+        panels.card_title("What happened")
         if rows.empty:
             panels.empty("Nothing so far.")
             return
@@ -206,7 +218,7 @@ def _event(row: Any) -> str:
     mark = "! " if row.level in _LEVELS else ""
     return (
         f'<div style="margin:.28rem 0"><span class="hr-soft">{at}</span>&ensp;'
-        f'<b style="color:{colour}">{mark}{escape(row.kind.replace("_", " "))}</b>&ensp;'
+        f'<b style="color:{colour}">{mark}</b><b>{escape(row.kind.replace("_", " "))}</b>&ensp;'
         f"{escape(row.text)}</div>"
     )
 
@@ -214,7 +226,7 @@ def _event(row: Any) -> str:
 def _all_runs(root: Path) -> None:
     lines = [line for line in data.runs(str(root)) if not line.notes.archived]
     with st.container(border=True):
-        st.html(f"<b>All runs</b> <span class='hr-soft'>under {escape(str(root))}</span>")
+        panels.card_title("All runs", f"under {root}")
         st.dataframe(
             run_rows(lines).style.apply(_greyed, axis=1),
             hide_index=True,

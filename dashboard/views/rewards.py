@@ -1,4 +1,5 @@
-"""Rewards: what each source pays, how it fares, and whether it still means what it should."""
+"""Rewards: who scores, what each source pays and of which parts, how it fares, and whether it still
+means what it should."""
 
 import time
 from collections.abc import Sequence
@@ -9,11 +10,12 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from dashboard import panels
-from dashboard.data import RunData
+from dashboard import panels, scorings
+from dashboard.data import RunData, is_live
+from dashboard.figures import series_chart
 from dashboard.palette import ORANGE
 from dashboard.scatter import scatter_chart
-from dashboard.words import count, metric_caption, number, share
+from dashboard.words import count, metric_caption, number, series_words, share
 from storage.queries import ALERT
 
 CHARTS = (
@@ -45,10 +47,17 @@ def _body(run: RunData) -> None:
         panels.empty(panels.awaited(run, "the first score"))
         return
     _alerts(run)
-    _sources(run, rows)
+    sample = run.reward_sample()
+    _sources(run, rows, sample)
     sources = list(rows["source"])
+    cut = scorings.cut_time(sample) if len(sample) else sample
     panels.grid(
         [
+            *([partial(_who, run, cut, sources)] if len(sources) > 1 else []),
+            partial(_scores, run, cut),
+            partial(_parts, run, cut),
+            partial(_latency, run, cut),
+            partial(_failures, run, cut),
             *(partial(_card, run, title, what, sources) for title, what in CHARTS),
             partial(_queues, run),
             partial(_scatter, run),
@@ -59,7 +68,7 @@ def _body(run: RunData) -> None:
 def _alerts(run: RunData) -> None:
     rows = run.events(MOST_ALERTS, ALERT)
     with st.container(border=True):
-        st.html("<b>Alerts</b>")
+        panels.card_title("Alerts")
         lines = [_alert(at, text) for at, text in zip(rows["at"], rows["text"], strict=True)]
         st.html("".join(lines) or _QUIET)
         st.caption(
@@ -76,16 +85,19 @@ def _alert(at: float, text: str) -> str:
     )
 
 
-def _sources(run: RunData, rows: pd.DataFrame) -> None:
+def _sources(run: RunData, rows: pd.DataFrame, sample: pd.DataFrame) -> None:
     with st.container(border=True):
-        st.html("<b>Sources</b>")
-        st.dataframe(source_table(rows, run.config()["reward"]), hide_index=True, width="stretch")
+        panels.card_title("Sources")
+        queues = run.latest("rewards/") if is_live(run.line) else {}
+        table = source_table(rows, run.config()["reward"], sample, queues)
+        st.dataframe(table, hide_index=True, width="stretch")
         for column, what in (("error", "last failure"), ("audit_error", "last failed audit")):
             known = rows.dropna(subset=[column])
             for source, error in zip(known["source"], known[column], strict=True):
                 st.html(_failure(f"{what} of {source}", error))
         st.caption(
-            "All training answers so far, by who scored them. Healthy: hardly any failures, "
+            "All training answers so far, by who scored them; median and 99 % are seconds of a "
+            f"scoring, of an even sample of {scorings_of(sample)}. Healthy: hardly any failures, "
             "seconds far below the deadline, a gap that stays near what it was at first."
         )
 
@@ -94,15 +106,28 @@ def _failure(what: str, error: str) -> str:
     return f'<span class="hr-soft">{escape(what)}:</span> {escape(error[:LONGEST_ERROR])}'
 
 
-def source_table(rows: pd.DataFrame, reward: dict[str, object]) -> pd.DataFrame:
-    """The table of sources as shown; `reward` is that section of the configuration."""
+def scorings_of(sample: pd.DataFrame) -> str:
+    """How many scorings the sample has, in words."""
+    return f"{count(len(sample))} scorings"
+
+
+def source_table(
+    rows: pd.DataFrame,
+    reward: dict[str, object],
+    sample: pd.DataFrame,
+    queues: dict[str, float | None],
+) -> pd.DataFrame:
+    """The table of sources as shown; `reward` is that section of the configuration, `queues` the
+    newest gauges of a run that goes on."""
     settings = reward.get("sources") or {"default": reward}
     assert isinstance(settings, dict)
     kinds = {name: source["kind"] for name, source in settings.items()}
+    latency, everyone = scorings.source_latencies(sample), max(1, rows["answers"].sum())
     shown = {
         "source": rows["source"],
         "kind": [kinds.get(name, "-") for name in rows["source"]],
         "answers": rows["answers"],
+        "share": [share(answers / everyone) for answers in rows["answers"]],
         **{
             status: [
                 share(part / whole)
@@ -113,14 +138,82 @@ def source_table(rows: pd.DataFrame, reward: dict[str, object]) -> pd.DataFrame:
         "reward": [_known(value) for value in rows["reward"]],
         "right": [share(None if pd.isna(value) else value) for value in rows["correct"]],
         "tokens": [_known(value) for value in rows["length"]],
-        "seconds": [_known(value) for value in rows["seconds"]],
+        "median": [_known(latency.get(name, _UNKNOWN)[0]) for name in rows["source"]],
+        "99 %": [_known(latency.get(name, _UNKNOWN)[1]) for name in rows["source"]],
         "slowest": [_known(value) for value in rows["slowest"]],
         "audits": [
             _audits(a, f) for a, f in zip(rows["audits"], rows["audits_failed"], strict=True)
         ],
         "gap": [_known(value) for value in rows["gap"]],
     }
+    for column, gauge in (("in flight", "in_flight"), ("waiting", "queue")):
+        if queues:
+            found = [queues.get(f"rewards/{name}/{gauge}") for name in rows["source"]]
+            shown[column] = ["-" if value is None else count(value) for value in found]
     return pd.DataFrame(shown)
+
+
+_UNKNOWN = (float("nan"), float("nan"))
+
+
+def _who(run: RunData, cut: pd.DataFrame, sources: Sequence[str]) -> None:
+    colours = scorings.source_colours(sources)
+    panels.card(
+        "Share of each source",
+        scorings.share_chart(scorings.shares(cut, "source", sources), colours),
+        "Of the training answers that were scored in a stretch of time, the share that each source "
+        "scored: what the route sends it.",
+    )
+
+
+def _scores(run: RunData, cut: pd.DataFrame) -> None:
+    known = not cut.empty and cut["reward"].notna().any()
+    panels.card(
+        "Scores over time",
+        scorings.score_chart(scorings.score_bins(cut)) if known else None,
+        "The distribution of rewards in each stretch of time: the stronger, the more answers have "
+        "that score. Healthy: it moves up, and does not become a single line.",
+        wait=panels.awaited(run, "the first reward"),
+    )
+
+
+def _parts(run: RunData, cut: pd.DataFrame) -> None:
+    frame = scorings.part_means(cut) if len(cut) else cut
+    panels.card(
+        "Parts of the score",
+        series_chart(frame, x="wall") if len(frame) else None,
+        "The mean of each part that a source says its score is made of. Healthy: the part that is "
+        "meant rises, not only the one that is easy to earn.",
+        wait="No source says what its scores are made of.",
+        words=series_words(frame, "wall", "") if len(frame) else "",
+    )
+
+
+def _latency(run: RunData, cut: pd.DataFrame) -> None:
+    frame = scorings.latencies(cut) if len(cut) else cut
+    panels.card(
+        "Latency",
+        series_chart(frame, x="wall") if len(frame) else None,
+        "Seconds of a scoring: the median, and what 99 % of them stay below. Healthy: the latter "
+        "far below the source's timeout_s.",
+        wait=panels.awaited(run, "the first score"),
+        words=series_words(frame, "wall", "") if len(frame) else "",
+    )
+
+
+def _failures(run: RunData, cut: pd.DataFrame) -> None:
+    kinds = list(scorings.FAILURES)
+    failed = len(cut) and cut["status"].isin(kinds).any()
+    panels.card(
+        "Failures by kind",
+        scorings.share_chart(scorings.shares(cut, "status", kinds), scorings.FAILURES)
+        if failed
+        else None,
+        "Share of the scorings in a stretch of time that gave no score. Timeout: none within the "
+        "deadline. Crashed: the function raised, or its process died. Invalid: what came back was "
+        "no score.",
+        wait=f"None of {scorings_of(cut)} failed.",
+    )
 
 
 def _known(value: float | None) -> str:

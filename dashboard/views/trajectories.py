@@ -75,7 +75,7 @@ def _wanted(run: RunData) -> dict[str, Any]:
     """The filter bar: what of `queries.trajectory_page` is asked for. All of it is in the
     address."""
     bound: dict[str, Any] = {"bind": "query-params"}
-    with st.container(border=True):
+    with panels.filters():
         top = st.columns([3, 1.3, 2.4, 1.3, 1.2])
         text = top[0].text_input("Search", placeholder="any text", key="search", **bound)
         place = top[1].selectbox("in", ["prompt", "response"], key="search_place", **bound)

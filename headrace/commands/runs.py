@@ -84,7 +84,8 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(row))
         return 0
-    for line in figure_lines(row):
+    # The lines of `alerts` say in words what `bands` has as figures.
+    for line in figure_lines({name: value for name, value in row.items() if name != "bands"}):
         print(line)
     return 0
 

@@ -8,11 +8,13 @@ from storage.audit import recount_ledger
 from storage.exports import ExportSummary, export
 from storage.exports import Progress as ExportProgress
 from storage.queries.activity import activity, idle_of
+from storage.queries.alerts import band_alerts
 from storage.queries.answers import GroupAnswer, group_answers
 from storage.queries.critic import CriticSample, critic_sample
 from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
 from storage.queries.evaluations import evaluation_answers, evaluations
+from storage.queries.health import Word, last_word, process_health
 from storage.queries.metrics import (
     latest_metrics,
     metric_arrays,
@@ -30,6 +32,7 @@ from storage.queries.reward_models import (
     reward_model_summary,
 )
 from storage.queries.rewards import ALERT, reward_lengths, reward_sources
+from storage.queries.rewards_over_time import reward_sample
 from storage.queries.runs import (
     UNREADABLE,
     RunLine,
@@ -40,6 +43,7 @@ from storage.queries.runs import (
     run_config,
     run_line,
 )
+from storage.queries.stacks import Stack, last_stacks
 from storage.queries.summary import run_summary
 from storage.queries.timeline import timeline, weight_versions
 from storage.queries.trajectories import (
@@ -68,11 +72,14 @@ __all__ = [
     "News",
     "Position",
     "RunLine",
+    "Stack",
     "TrajectoryDetail",
     "TrajectoryPage",
+    "Word",
     "activity",
     "any_line",
     "ask",
+    "band_alerts",
     "critic_sample",
     "dropped_page",
     "dropped_tokens",
@@ -83,6 +90,8 @@ __all__ = [
     "export",
     "group_answers",
     "idle_of",
+    "last_stacks",
+    "last_word",
     "latest_metrics",
     "latest_run",
     "list_runs",
@@ -92,6 +101,7 @@ __all__ = [
     "metric_names",
     "metric_series",
     "news",
+    "process_health",
     "process_table",
     "recount_ledger",
     "resolve_run",
@@ -101,6 +111,7 @@ __all__ = [
     "reward_model_page",
     "reward_model_report",
     "reward_model_summary",
+    "reward_sample",
     "reward_sources",
     "run_config",
     "run_line",

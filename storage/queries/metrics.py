@@ -19,7 +19,11 @@ Axis = Literal["update", "train_time", "wall", "tokens"]
 
 def metric_names(run_dir: Path) -> list[str]:
     """Names of all metrics a run has, sorted."""
-    reader = open_run(run_dir)
+    return names_of(open_run(run_dir))
+
+
+def names_of(reader: RunReader) -> list[str]:
+    """`metric_names` of a run that is open."""
     names = _names(reader.key)
     found = reader.rows(select(names.c.name).where(names.c.name.is_not(None)))
     return sorted(name for (name,) in found)

@@ -5,7 +5,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
 
+from headrace.bands import sentence
 from headrace.run_folder import is_reward_model, read_config
+from storage.queries.alerts import alerts_of
 from storage.queries.metrics import latest_values
 from storage.queries.processes import supervisor_events
 from storage.queries.reward_models import reward_model_summary
@@ -56,6 +58,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     rewards = _per_update(reader, "reward/mean")
     staleness = _per_update(reader, "staleness/mean")
     oldest = _per_update(reader, "staleness/max")
+    left = alerts_of(reader)
     return {
         "run_id": reader.run_id,
         "status": state.status,
@@ -75,7 +78,12 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "best": max(rewards, default=None),
         },
         "rewards": {row["source"]: _source(row) for row in source_rows(reader)},
-        "alerts": [*alert_texts(reader), *_judges_lost(run_dir)],
+        "alerts": [
+            *(sentence(alert) for alert in left),
+            *alert_texts(reader),
+            *_judges_lost(run_dir),
+        ],
+        "bands": [alert.as_row() for alert in left],
         "response_length": {
             "first": before.get("response_length"),
             "last": after.get("response_length"),

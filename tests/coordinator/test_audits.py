@@ -47,6 +47,8 @@ def test_an_audit_follows_the_reward_and_changes_nothing_else() -> None:
     front.finish(info=TO_JUDGE)
     (item,) = front.dispatch()
     assert (item.source, item.audit) == ("judge", False)
+    assert front.scoring.in_flight() == {"judge": 1, "truth": 0}
+    assert front.monitors.gauges()["rewards/judge/in_flight"] == 1
     assert front.dispatch() == []
     assert len(say(front, item, 0.9)) == 1
     (second,) = front.dispatch()

@@ -1,5 +1,8 @@
-"""Idle shares: of the training time, not of evaluations."""
+"""Idle shares: of the training time, not of evaluations. What is dropped for its age. Memory."""
 
+import os
+import socket
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -7,7 +10,8 @@ import pytest
 
 from coordinator.gauges import Gauges
 from coordinator.hub import Clock
-from headrace.protocol.messages import GeneratorReport
+from coordinator.peers import Peer, Peers
+from headrace.protocol.messages import GeneratorReport, Hello
 
 
 def report(idle: float, busy: float) -> GeneratorReport:
@@ -23,9 +27,16 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     seconds = SimpleNamespace(now=0.0)
     monkeypatch.setattr("coordinator.hub.time.monotonic", lambda: seconds.now)
     clock = Clock(train_s=100.0)
-    ledger = SimpleNamespace(generated=0, accounts={"trained_policy": 0})
-    hub = SimpleNamespace(clock=clock, account=SimpleNamespace(ledger=ledger))
-    return SimpleNamespace(seconds=seconds, clock=clock, gauges=Gauges(cast(Any, hub)))
+    ledger = SimpleNamespace(
+        generated=0, accounts={"trained_policy": 0}, dropped=Counter(), as_metrics=dict
+    )
+    monitors = SimpleNamespace(at_commit=dict)
+    peers = Peers()
+    hub = SimpleNamespace(
+        clock=clock, account=SimpleNamespace(ledger=ledger), monitors=monitors, peers=peers
+    )
+    gauges = Gauges(cast(Any, hub))
+    return SimpleNamespace(seconds=seconds, clock=clock, gauges=gauges, ledger=ledger, peers=peers)
 
 
 def test_an_evaluation_is_in_no_idle_share(world: Any) -> None:
@@ -58,3 +69,31 @@ def test_a_generator_that_came_back_counts_from_its_own_start(world: Any) -> Non
     world.gauges.reported("g", report(idle=0.0, busy=1.0))
     world.gauges.reported("g", report(idle=1.0, busy=2.0))
     assert world.gauges.idle_shares()["idle/generator"] == pytest.approx(0.5)
+
+
+def test_the_share_dropped_for_age_is_of_what_came_since_the_last_update(world: Any) -> None:
+    ledger, share = world.ledger, "staleness/dropped_share"
+    ledger.generated, ledger.dropped["stale"] = 1000, 300
+    world.gauges.mark_training()
+    assert share not in world.gauges.at_commit({})  # nothing came
+    ledger.generated, ledger.dropped["stale"] = 1200, 350
+    assert world.gauges.at_commit({})[share] == pytest.approx(0.25)
+    ledger.generated = 1300
+    ledger.dropped["filtered"] = 90
+    assert world.gauges.at_commit({})[share] == 0.0
+    ledger.generated, ledger.dropped["stale"] = 1310, 990
+    assert world.gauges.at_commit({})[share] == 1.0
+
+
+def test_memory_is_that_of_processes_of_this_host(world: Any) -> None:
+    def peer(name: str, pid: int, host: str) -> Peer:
+        return Peer(Hello(role="learner", name=name, pid=pid, host=host))
+
+    here = socket.gethostname()[:255]
+    world.peers.learner = peer("learner-0", os.getpid(), here)
+    world.peers.monitors["monitor-1"] = peer("monitor-1", os.getpid(), here)
+    world.peers.generators["generator-0"] = cast(Any, peer("generator-0", os.getpid(), "elsewhere"))
+    world.peers.generators["generator-1"] = cast(Any, peer("generator-1", 2**31 - 1, here))
+    found = world.gauges._resident()
+    assert set(found) == {"memory/learner-0", "memory/coordinator"}
+    assert found["memory/learner-0"] > 2**20

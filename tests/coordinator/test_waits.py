@@ -11,6 +11,7 @@ from coordinator.waits import LOOK_S, names
 from headrace.processes.monitor import waits_of
 from headrace.protocol import messages as m
 from headrace.protocol.records import Incident, Record
+from storage import queries
 from tests.coordinator.peers import CoordinatorProcess
 from tests.coordinator.stage import GENERATOR, LEARNER, REWARD, Stage, staged
 from tests.coordinator.test_loop import run_config
@@ -136,6 +137,34 @@ async def test_a_long_wait_is_written_down_once(tmp_path: Path, clock: list[floa
         assert [(row.kind, row.text) for row in written] == [
             ("waiting", f"for {GENERATOR} to load version 0, 21 s so far")
         ]
+
+
+async def test_whoever_looks_into_the_folder_sees_what_is_waited_for(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    stage = Stage(run_config(evaluation={"before": False}), tmp_path / "run-1")
+    stage.coordinator.phases.begin()
+    await stage.say(GENERATOR, m.Hello(role="generator", name=GENERATOR, pid=1, host="here"))
+    waits = stage.coordinator.waits
+    assert set(ages(stage).values()) == {0.0}
+    clock[0] += 3
+    waits.show("starting")
+    writing = waits._writing
+    waits.show("starting")
+    assert waits._writing is writing, "the disk has not taken the first yet"
+    assert writing is not None
+    await writing
+    word = queries.last_word(stage.run_dir)
+    assert word is not None
+    assert word.phase == "starting"
+    assert word.waits == {"a reward worker to join": 3.0, "the learner to join": 3.0}
+    assert set(word.heard) == {GENERATOR}
+    stage.hub.run_dir = str(tmp_path / "full")  # where nothing can be written
+    waits.show("starting")
+    assert waits._writing is not None
+    await waits._writing
+    stage.hub.router.close()
+    stage.store.close()
 
 
 def test_a_running_run_says_what_it_waits_for(tmp_path: Path) -> None:

@@ -54,6 +54,15 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def blended(colour: str, under: str, opacity: float) -> str:
+    """What a browser shows of a colour that is not opaque, as #RRGGBB."""
+    channels = [
+        round(int(colour[i : i + 2], 16) * opacity + int(under[i : i + 2], 16) * (1 - opacity))
+        for i in (1, 3, 5)
+    ]
+    return "#" + "".join(f"{channel:02X}" for channel in channels)
+
+
 def difference(one: str, other: str, deficiency: str) -> float:
     """Distance in L*a*b* as somebody with the deficiency sees it."""
     labs = [_lab(_XYZ @ (DEFICIENCIES[deficiency] @ linear(c)).clip(0, 1)) for c in (one, other)]

@@ -9,6 +9,7 @@ import pytest
 from dashboard import figures
 from dashboard.lanes import lane_order, lanes_chart, stacked
 from dashboard.palette import ACTIVITIES, GREY, SERIES
+from headrace.bands import Limits
 
 
 def series(points: int, *names: str) -> pd.DataFrame:
@@ -222,3 +223,42 @@ def test_token_chart_marks_the_cuts() -> None:
     ]
     assert marks == ["line", "rule"]
     assert len(layers_of(figures.token_chart(tokens, "value", []))) == 1
+
+
+def banded(values: list[float], band: Limits) -> list[dict[str, Any]]:
+    frame = pd.DataFrame({"x": range(len(values)), "name": "actor/entropy", "value": values})
+    return layers_of(figures.series_chart(frame, band=band))
+
+
+def test_a_band_is_drawn_where_its_end_lies_on_the_chart() -> None:
+    area, end, line, _ = banded([1.0, 0.5, 0.02], Limits(0.25, None))
+    assert [mark_of(layer)["type"] for layer in (area, end, line)] == ["rect", "rule", "line"]
+    assert area["encoding"]["y"]["scale"] == line["encoding"]["y"]["scale"]
+    assert area["encoding"]["y2"]["field"] == "top"
+    assert [mark_of(layer)["type"] for layer in banded([1.0, 0.5], Limits(-0.5, None))] == [
+        "line",
+        "rule",
+    ]
+
+
+def test_an_end_that_was_crossed_is_always_on_the_chart() -> None:
+    layers = banded([0.001, 0.004], Limits(0.25, None))
+    low, high = layers[0]["encoding"]["y"]["scale"]["domain"]
+    assert low <= 0.001
+    assert high >= 0.25
+
+
+@pytest.mark.parametrize(
+    ("band", "shown"),
+    [
+        (Limits(0.25, 0.75), (0.25, 0.75)),
+        (Limits(0.25, None), (0.25, 1.0)),
+        (Limits(None, 0.75), (0.0, 0.75)),
+        (Limits(-9.0, 0.75), (0.0, 0.75)),
+    ],
+)
+def test_a_band_ends_where_the_axis_does(band: Limits, shown: tuple[float, float]) -> None:
+    frame = pd.DataFrame({"x": [0, 1], "name": "actor/entropy", "value": [0.0, 1.0]})
+    spec = figures.series_chart(frame, band=band).to_dict()
+    ((row,),) = (rows for rows in spec["datasets"].values() if "top" in rows[0])
+    assert (row["value"], row["top"]) == shown

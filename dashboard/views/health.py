@@ -1,0 +1,153 @@
+"""Health: how each process is, what the run waits for, what happened, and the last stacks."""
+
+import time
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import panels
+from dashboard.alert_list import CAPTION, alerts_html
+from dashboard.data import RunData, is_live
+from dashboard.palette import GREY, ORANGE
+from dashboard.wellbeing import Look, health_rows, health_sentence
+from dashboard.words import duration, moment
+from storage.queries import Stack
+
+EVENTS = 200
+SHOWN = 14
+"""Events that are shown before `more`."""
+_LEVELS = {"error": ORANGE, "warning": ORANGE}
+_BEATS = 3
+"""Who has missed so many heartbeats is silent."""
+_LEAST_SILENCE_S = 5.0
+
+
+def render(run: RunData, root: Path) -> None:
+    """Draw the page. Stacks are not drawn again by themselves: whoever reads one would lose the
+    place."""
+    panels.live(run, _body)
+    _stacks(run)
+
+
+def _body(run: RunData) -> None:
+    panels.title(run, "Health")
+    rows, look = run.health(), _look(run)
+    said, well = health_sentence(rows, look)
+    if well:
+        st.success(escape(said), icon=":material/check_circle:")
+    else:
+        st.warning(escape(said), icon=":material/warning:")
+    _processes(run, rows, look)
+    panels.grid([partial(_alerts, run), partial(_waits, run, look)])
+    _events(run)
+    names = sorted(run.latest("memory/"))
+    if names:
+        panels.metric_card(run, "Memory", names, "wall", samples=True, caption=_MEMORY)
+
+
+_MEMORY = (
+    "Resident memory of each process and of all that it started, in bytes; pages they share count "
+    "in each. Healthy: levels off."
+)
+
+
+def _look(run: RunData) -> Look:
+    beat_s = run.config().get("transport", {}).get("heartbeat_s") or 0.0
+    silent_s = max(_LEAST_SILENCE_S, _BEATS * float(beat_s))
+    return Look(run.line, run.last_word(), time.time(), silent_s)
+
+
+def _processes(run: RunData, rows: pd.DataFrame, look: Look) -> None:
+    with st.container(border=True):
+        panels.card_title("Processes")
+        if rows.empty:
+            panels.empty(panels.awaited(run, "processes that say hello"))
+            return
+        st.dataframe(health_rows(rows, look), hide_index=True, width="stretch")
+        st.caption(
+            "Last heard: how long ago the coordinator heard the process, and how long ago it wrote "
+            "anything itself. Restarts and deaths are the supervisor's count. Memory is as of the "
+            "newest sample. Healthy: heard a few seconds ago, no restarts."
+        )
+
+
+def _alerts(run: RunData) -> None:
+    with st.container(border=True, height="stretch"):
+        panels.card_title("Alerts")
+        st.html(alerts_html(run.alerts(), run.line.run_dir.name))
+        st.caption(CAPTION)
+
+
+def _waits(run: RunData, look: Look) -> None:
+    with st.container(border=True, height="stretch"):
+        panels.card_title("What the run waits for")
+        word = look.word
+        if word is None:
+            panels.empty("This run did not write down what it waits for.")
+        elif not word.waits:
+            panels.empty("For nothing.")
+        else:
+            ages = pd.DataFrame(
+                {"for": list(word.waits), "age": list(map(duration, word.waits.values()))}
+            )
+            st.dataframe(ages, hide_index=True, width="stretch")
+        last = f"As it last said, {moment(word.at)}, {word.phase}. " if word else ""
+        st.caption(
+            (last if not is_live(run.line) else "")
+            + "Whatever can hold the run, with the time since it last moved. Waits are part of the "
+            "work; one that is long names who holds the others up."
+        )
+
+
+def _events(run: RunData) -> None:
+    rows = run.events(EVENTS)
+    with st.container(border=True):
+        panels.card_title("What happened")
+        if rows.empty:
+            panels.empty("Nothing so far.")
+            return
+        odd = rows[rows["level"].isin(_LEVELS)]
+        shown = odd if len(odd) else rows
+        st.html("".join(_event(row) for row in shown.head(SHOWN).itertuples()))
+        st.caption(
+            "Incidents, newest first: warnings and errors of the coordinator and the supervisor."
+            if len(odd)
+            else "No incidents: no warnings, no errors. The newest events."
+        )
+        with st.expander(f"The newest {len(rows)} events"):
+            st.dataframe(rows.assign(at=rows["at"].map(moment)), hide_index=True, width="stretch")
+
+
+def _event(row: Any) -> str:
+    mark = "! " if row.level in _LEVELS else ""
+    return (
+        f'<div style="margin:.28rem 0"><span class="hr-soft">{moment(row.at)}</span>&ensp;'
+        f'<b style="color:{_LEVELS.get(row.level, GREY)}">{mark}</b>'
+        f"<b>{escape(row.kind.replace('_', ' '))}</b>&ensp;{escape(row.text)}</div>"
+    )
+
+
+def _stacks(run: RunData) -> None:
+    found = run.stacks()
+    with st.container(border=True):
+        panels.card_title("Last stacks")
+        if not found:
+            panels.empty("No process wrote one: none failed, and none was asked what it was doing.")
+        for name, stack in found.items():
+            with st.expander(f"{name}: {_what(stack)}"):
+                st.html(f'<pre class="hr-stack" tabindex="0">{escape(stack.text)}</pre>')
+        st.caption(
+            "The last traceback or dump of all threads in the end of each log in "
+            f"{escape(str(run.line.run_dir / 'logs'))}. A run in which nobody makes progress has "
+            "every process write what it is doing before it ends."
+        )
+
+
+def _what(stack: Stack) -> str:
+    if stack.kind == "traceback":
+        return stack.text.splitlines()[-1][:120]
+    return "what each thread was doing" + (f" at {moment(stack.at)}" if stack.at else "")
