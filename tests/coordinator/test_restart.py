@@ -20,10 +20,10 @@ from headrace.protocol.identity import identity_of
 from headrace.protocol.records import (
     Incident,
     Restarted,
-    Snapshot,
     TokensLost,
     UpdateCommitted,
 )
+from headrace.protocol.snapshots import Snapshot
 from headrace.protocol.sockets import Dealer, Link, Pulse
 from headrace.protocol.streams import Span
 from storage.audit import audit_run, recount_ledger
