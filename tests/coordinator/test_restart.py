@@ -85,8 +85,8 @@ async def beating(peer: Any) -> None:
 async def test_every_token_that_was_sampled_is_in_the_journal_after_two_kills(
     tmp_path: Path, mode: str
 ) -> None:
-    """The generator goes on while the coordinator is away, and what it has then is taken. Successors
-    begin with a snapshot."""
+    """The generator goes on while the coordinator is away, and what it has then is taken. Its
+    successors begin with a snapshot."""
     config = run_config(
         mode,
         task={"kind": "chain_sums", "max_prompt_length": 80, "max_response_length": 64},
