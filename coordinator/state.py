@@ -22,10 +22,8 @@ from headrace.protocol.records import (
     LeaseIssued,
     LineageBegan,
     MetricsSampled,
-    Milestone,
     Record,
     Restarted,
-    Snapshot,
     TokensLost,
     TrajectoryEnded,
     UpdateCommitted,
@@ -34,6 +32,7 @@ from headrace.protocol.records import (
     WindowsClosed,
     WindowsReady,
 )
+from headrace.protocol.snapshots import Milestone, Snapshot
 from sequence.account import Account
 
 

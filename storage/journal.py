@@ -26,9 +26,9 @@ from headrace.protocol.records import (
     AnyRecord,
     ChunkArrived,
     Record,
-    Snapshot,
     UpdateCommitted,
 )
+from headrace.protocol.snapshots import Snapshot
 from headrace.protocol.streams import Span, Streams
 from headrace.run_folder import RESOLVED
 from storage import version1

@@ -20,10 +20,10 @@ from headrace.protocol.identity import identity_of
 from headrace.protocol.records import (
     Incident,
     Restarted,
-    Snapshot,
     TokensLost,
     UpdateCommitted,
 )
+from headrace.protocol.snapshots import Snapshot
 from headrace.protocol.sockets import Dealer, Link, Pulse
 from headrace.protocol.streams import Span
 from storage.audit import audit_run, recount_ledger
@@ -85,8 +85,8 @@ async def beating(peer: Any) -> None:
 async def test_every_token_that_was_sampled_is_in_the_journal_after_two_kills(
     tmp_path: Path, mode: str
 ) -> None:
-    """The generator goes on while the coordinator is away, and what it has then is taken. Successors
-    begin with a snapshot."""
+    """The generator goes on while the coordinator is away, and what it has then is taken. Its
+    successors begin with a snapshot."""
     config = run_config(
         mode,
         task={"kind": "chain_sums", "max_prompt_length": 80, "max_response_length": 64},
