@@ -125,8 +125,8 @@ def _why_nothing(run: RunData, first: int, last: int) -> str:
         )
     what = f"an answer that ended in updates {count(first)} to {count(last)}"
     return (
-        f"{panels.awaited(run, what)} The value model's warm-up records no values of tokens, and the "
-        "first versions of Headrace recorded no returns."
+        f"{panels.awaited(run, what)} The value model's warm-up records no values of tokens, and "
+        "the first versions of Headrace recorded no returns."
     )
 
 
