@@ -255,9 +255,9 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over_and_told(
     expected = picture(world.replayed())
     places = [n for n, record in enumerate(world.records) if isinstance(record, Snapshot)]
     for place in places[left:]:
-        snapshot = world.records[place]
-        assert isinstance(snapshot, Snapshot)
-        world.records[place] = spoil(snapshot)
+        record = world.records[place]
+        assert isinstance(record, Snapshot)
+        world.records[place] = spoil(record)
     with caplog.at_level(logging.INFO):
         state = restored(world.config, Kept(world.records))
     state.milestones = world.state.milestones
