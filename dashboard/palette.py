@@ -86,6 +86,7 @@ STYLE = f"""<style>
 .hr-bad::before {{background:{ORANGE};border-radius:0}}
 .hr-alerts {{display:grid;gap:.5rem;margin:.2rem 0;padding:0;list-style:none}}
 .hr-alerts li {{border-left:3px solid {ORANGE};padding-left:.7rem;margin:0}}
+.hr-alerts a {{color:inherit;font-weight:600}}
 .hr-alerts li.past {{border-color:{GREY}}}
 .hr-stack {{font-size:.8rem;white-space:pre;overflow-x:auto;max-height:22rem}}
 .hr-scale {{display:flex;align-items:center;gap:.6em;font-size:.84rem;margin-bottom:.4rem;

@@ -68,9 +68,12 @@ def part_means(cut: pd.DataFrame) -> pd.DataFrame:
     the MOST_PARTS that most scores have. With several sources the name begins with the source's."""
     several = cut["source"].nunique() > 1
     rows = [
-        (row.start, row.end, f"{row.source}: {name}" if several else name, float(value))
-        for row in cut.itertuples()
-        for name, value in (row.parts or {}).items()
+        (start, end, f"{source}: {name}" if several else name, float(value))
+        for start, end, source, parts in zip(
+            cut["start"], cut["end"], cut["source"], cut["parts"], strict=True
+        )
+        if isinstance(parts, dict)
+        for name, value in parts.items()
     ]
     parts = pd.DataFrame(rows, columns=["start", "end", "name", "value"])
     kept = parts["name"].value_counts().index[:MOST_PARTS]
@@ -102,7 +105,7 @@ def source_latencies(sample: pd.DataFrame) -> dict[str, tuple[float, float]]:
 def _by_stretch(rows: pd.DataFrame) -> pd.DataFrame:
     """The mean of each name's values in each stretch, at the stretch's middle."""
     middle = rows.assign(x=(rows["start"] + rows["end"]) / 2)
-    return middle.groupby(["x", "name"], as_index=False)["value"].mean()
+    return middle.groupby(["x", "name"])["value"].mean().reset_index()
 
 
 def share_chart(frame: pd.DataFrame, colours: Mapping[str, str]) -> Chart:

@@ -3,7 +3,9 @@
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from headrace.protocol.records import BatchTaken, ProcessChanged, Record, RunPhase
@@ -51,15 +53,20 @@ def crash(run_dir: Path) -> None:
     (run_dir / "logs" / "learner-0.log").write_text(f"update 3\n{TRACEBACK}")
 
 
-def breathe(run_dir: Path, silent: str = "", age_s: float = 0.0, **waits: float) -> None:
-    """The coordinator of a live run says that it hears everybody, but for one; `waits` by words
-    with _ for spaces."""
+def breathe(
+    run_dir: Path,
+    silent: str = "",
+    age_s: float = 0.0,
+    waits: Mapping[str, float] = MappingProxyType({}),
+) -> None:
+    """The coordinator of a live run says that it hears everybody, but for one, and what it waits
+    for."""
     (run_dir / "coordinator.json").write_text(json.dumps({"pid": os.getpid()}))
     names = ("generator-0", "learner-0", "reward-0")
     said = {
         "at": time.time(),
         "phase": "training",
-        "waits": [{"for": w.replace("_", " "), "age_s": age} for w, age in waits.items()],
+        "waits": [{"for": words, "age_s": age} for words, age in waits.items()],
         "heard": {name: age_s if name == silent else 0.5 for name in names},
     }
     (run_dir / NOW).write_text(json.dumps(said))

@@ -53,7 +53,7 @@ def test_a_finished_run(opened: Callable[[str, Path], AppTest], run_dir: Path) -
 
 def test_a_live_run_that_is_well(opened: Callable[[str, Path], AppTest], tmp_path: Path) -> None:
     run = write_run(tmp_path, started=time.time() - 600, updates=3, roll_back_after=None, end=False)
-    breathe(run, **{"the_learner's_update_4": 1.5})
+    breathe(run, waits={"the learner's update 4": 1.5})
     test = opened("health", run).run()
     assert not test.exception
     assert test.success[0].value == "All 3 processes are well."
@@ -105,7 +105,7 @@ def test_a_run_that_has_only_begun(opened: Callable[[str, Path], AppTest], tmp_p
     run = tmp_path / "young-20260101-000000-0000"
     store = RunStore.create(run, run.name, make_config(tmp_path))
     store.append([RunPhase(at=time.time(), phase="starting")])
-    breathe(run, a_generator_to_join=42.0)
+    breathe(run, waits={"a generator to join": 42.0})
     test = opened("health", run).run()
     assert not test.exception
     assert "No process has said hello yet." in test.success[0].value
