@@ -201,7 +201,9 @@ async def test_what_a_reward_function_says_is_told_and_ends_nothing(tmp_path: Pa
 
 
 async def test_who_joins_late_and_fails_gets_no_lease_and_ends_nothing(tmp_path: Path) -> None:
-    coordinator = CoordinatorProcess(tmp_path / "run-1", self_testing(LIMIT_S, stop={"updates": 10**6}))
+    coordinator = CoordinatorProcess(
+        tmp_path / "run-1", self_testing(LIMIT_S, stop={"updates": 10**6})
+    )
     address = coordinator.start()
     learner = ScriptedLearner(address, "learner-0")
     peers: list[Any] = [
