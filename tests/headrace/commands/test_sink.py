@@ -67,8 +67,8 @@ def test_numbers_are_those_of_the_pages(run_dir: Path, tmp_path: Path) -> None:
     last = {line["step"]: line for line in lines_of(tmp_path) if "eval/accuracy" not in line}
     frame = metric_series(run_dir, ["reward/mean", "actor/entropy"])
     assert len(frame) > 10
-    for row in frame.itertuples():
-        assert last[row.x][row.name] == row.value
+    for update, name, value in frame.itertuples(index=False):
+        assert last[update][str(name)] == value
 
 
 def test_news_come_in_pieces_of_any_size(run_dir: Path) -> None:
