@@ -6,7 +6,6 @@ line on other dashes.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -53,21 +52,23 @@ def comparison_chart(
         axis=alt.Axis(format="d" if whole else ",.6~g", tickCount=6, grid=False),
         scale=alt.Scale(domain=list(span), nice=False),
     )
-    up = partial(alt.Y, **_upwards(frame, percent))
+    up = _upwards(frame, percent)
     colour = alt.Color("label:N", scale=scale, legend=shown)
     base = alt.Chart(frame).encode(x=across, color=colour)
     dash = alt.StrokeDash("label:N", scale=dashes, legend=shown)
     layers: list[alt.Chart] = []
     if (frame["low"] < frame["high"]).any():
-        layers.append(base.mark_area(opacity=0.16).encode(y=up("low:Q"), y2="high:Q"))
+        layers.append(base.mark_area(opacity=0.16).encode(y=alt.Y("low:Q", **up), y2="high:Q"))
     if not frame["smooth"].equals(frame["value"]):
-        layers.append(base.mark_line(strokeWidth=1.0, opacity=0.3).encode(y=up("value:Q")))
-    layers.append(base.mark_line(strokeWidth=2.2).encode(y=up("smooth:Q"), strokeDash=dash))
+        layers.append(base.mark_line(strokeWidth=1.0, opacity=0.3).encode(y=alt.Y("value:Q", **up)))
+    layers.append(
+        base.mark_line(strokeWidth=2.2).encode(y=alt.Y("smooth:Q", **up), strokeDash=dash)
+    )
     form = ".2%" if percent else ",.4~g"
     near = alt.selection_point(fields=["x", "label"], nearest=True, on="pointermove", empty=False)
     few = len(frame) <= _FEW * len(here)
     dots = base.mark_point(filled=True, size=46).encode(
-        y=up("smooth:Q"),
+        y=alt.Y("smooth:Q", **up),
         opacity=alt.value(1) if few else alt.condition(near, alt.value(1), alt.value(0)),
         tooltip=[
             alt.Tooltip("label:N", title="line"),

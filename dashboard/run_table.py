@@ -98,7 +98,7 @@ def _how(line: RunLine) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _moment(at: float | None) -> datetime | None:
+def _moment(at: float | None) -> Any:
     """By the clock of this place, as all pages have it."""
     return datetime.fromtimestamp(at) if at else None
 

@@ -88,7 +88,7 @@ def test_only_keys_that_differ_are_shown_learning_first() -> None:
     one = config(dashboard={"port": 1}, storage={"database": "postgresql://me:secret@host/db"})
     other = config(1, "windowed", dashboard={"port": 2}, kl=None)
     other["transport"] = {"curve_keys": "/runs/other/keys"}
-    found = differences({"a": one, "b": other})
+    found: Any = differences({"a": one, "b": other})
     assert list(found.index) == [
         "schedule.mode", "kl", "seed", "dashboard.port", "storage.database",
     ]  # fmt: skip
