@@ -215,9 +215,10 @@ def costs(tokens: pd.DataFrame, cuts: pd.DataFrame, *, gamma: float) -> pd.DataF
     )
     shrunk = gamma * (gamma * joined["lam"]) ** joined["left"]
     joined = joined.assign(cost=shrunk * joined["error_at_cut"])
+    groups: Any = joined.groupby(_distance(joined["left"]))
     rows = [
         (_span(first), part["cost"].mean(), _rms(part["cost"]), _rms(part["error"]), len(part))
-        for first, part in joined.groupby(_distance(joined["left"]))
+        for first, part in groups
     ]
     return pd.DataFrame(rows, columns=["left", "bias", "rmse", "noise", "tokens"])
 
@@ -227,7 +228,7 @@ def ends(tokens: pd.DataFrame) -> pd.DataFrame:
     window was cut or ends its answer), strength, tokens; of tokens in the loss."""
     trained = tokens[tokens["in_loss"]]
     which = trained["finished"].map({True: "windows that end an answer", False: "cut windows"})
-    groups = trained.groupby([_distance(trained["left"]), which])
+    groups: Any = trained.groupby([_distance(trained["left"]), which])
     rows = [
         (_span(first), name, part["advantage"].abs().mean(), len(part))
         for (first, name), part in groups
@@ -281,4 +282,4 @@ def _rms(errors: "pd.Series[float]") -> float:
 
 
 def _floats(column: "pd.Series[float]") -> Floats:
-    return column.to_numpy(np.float64)
+    return np.asarray(column, dtype=np.float64)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from dashboard.tokens import (
     FIGURES,
     MAX_TOKENS,
-    Floats,
     Scale,
     ages,
     background,
@@ -177,7 +176,7 @@ def answer_json(detail: TrajectoryDetail) -> str:
     return json.dumps(told, ensure_ascii=False, indent=1, default=str)
 
 
-def _numbers(values: Floats) -> list[float | None]:
+def _numbers(values: npt.NDArray[Any]) -> list[float | None]:
     """Numbers with so many digits as are worth sending."""
     return [
         float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()

@@ -118,7 +118,8 @@ def _answers(reader: RunReader, first: int, last: int) -> tuple[dict[int, Any], 
         .order_by(order, t.trajectory_id)
         .limit(MOST_ANSWERS)
     )
-    rows, room = {}, MOST_TOKENS
+    rows: dict[int, Any] = {}
+    room = MOST_TOKENS
     for row in reader.rows(query):
         room -= row.sampled
         if room < 0 and rows:
@@ -213,13 +214,13 @@ def _figures(window: Any, seen: Mapping[WindowKey, TokenDiagnostics]) -> _Figure
     if row is None or not {"values", "returns"} <= set(row.columns):
         return None
     places = np.flatnonzero(np.isfinite(row.columns["values"]))
-    columns = [
+    values, advantages, returns = (
         np.asarray(row.columns[name], np.float64)[places]
         for name in ("values", "advantages", "returns")
-    ]
-    if not len(places) or (window.final and not np.isfinite(columns[2]).all()):
+    )
+    if not len(places) or (window.final and not np.isfinite(returns).all()):
         return None
-    return _Figures(places, *columns, row.lam)
+    return _Figures(places, values, advantages, returns, row.lam)
 
 
 def _earner(

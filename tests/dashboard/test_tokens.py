@@ -129,7 +129,8 @@ def table_of(size: int, **said: Any) -> TokenTable:
         mask_reasons=np.full(size, -1, np.int8),
         figures={name: np.full(size, np.nan, np.float32) for name in COLUMN_NAMES},
     )
-    return plain._replace(**{name: np.asarray(value) for name, value in said.items()})
+    given: dict[str, Any] = {name: np.asarray(value) for name, value in said.items()}
+    return plain._replace(**given)
 
 
 def detail_of(table: TokenTable, windows: list[dict[str, Any]]) -> TrajectoryDetail:
