@@ -161,7 +161,7 @@ class Trial:
         with contextlib.ExitStack() as stack:
             job = self._start()
             stack.callback(_end, job)
-            stack.callback(lambda: [_end(guest.process) for guest in self.guests])
+            stack.callback(self._end_guests)
             self._until(job, lambda: self._updates() >= 1, START_S)
             for _ in range(events):
                 self._do(_drawn(rng, len(self.guests), most), rng)
@@ -219,6 +219,10 @@ class Trial:
             )  # fmt: skip
         self.guests.append(Guest(name, host, process))
 
+    def _end_guests(self) -> None:
+        for guest in self.guests:
+            _end(guest.process)
+
     @property
     def run_dir(self) -> Path:
         """The trial's run folder."""
@@ -254,7 +258,7 @@ class Trial:
             "updates": self._updates(),
             "most": self.most,
             "events": dict(self.events),
-            "joined": len({r.name for r in records if _joined(r)}),
+            "joined": len(joined(records)),
             "lost": lost["refused"],
             "died": lost["died"],
             "drained_lost": drained,
@@ -265,12 +269,15 @@ class Trial:
         }
 
 
-def _joined(record: Record) -> bool:
-    return (
-        isinstance(record, ProcessChanged)
+def joined(records: Sequence[Record]) -> set[str]:
+    """Names of the guests that the coordinator knew."""
+    return {
+        record.name
+        for record in records
+        if isinstance(record, ProcessChanged)
         and record.state == "up"
         and record.name.startswith("guest-")
-    )
+    }
 
 
 def _drawn(rng: random.Random, guests: int, most: int) -> Kind:

@@ -116,8 +116,7 @@ class Fleet:
         self._peers = [learner, self.reward]
         for number in range(self._generators):
             name, capacity = f"generator-{number}", self._capacity
-            peer = ScriptedGenerator(address, name, capacity=capacity, context=context)
-            self._peers.append(peer)
+            self._peers.append(ScriptedGenerator(address, name, capacity=capacity, context=context))
         body = asyncio.current_task()
         tasks = [asyncio.create_task(peer.run()) for peer in self._peers]
         tasks.append(asyncio.create_task(self._live()))

@@ -250,7 +250,7 @@ def test_rounds_that_are_stopped_and_resumed_are_those_that_were_not(
     lengths: list[int], warmup: int, arrival: int, mode: str, size: int
 ) -> None:
     """To the order of windows, at whatever moment the run was stopped."""
-    schedule = {"mode": mode, "max_staleness": 0, "num_generations": size}
+    schedule: dict[str, Any] = {"mode": mode, "max_staleness": 0, "num_generations": size}
     whole = _batches(lengths, warmup, arrival, **schedule)
     cut = _batches(lengths, warmup, arrival + 1, stops=0.1, **schedule)
     assert _without_versions(cut) == _without_versions(whole)
