@@ -209,10 +209,10 @@ class GeneratorLoop:
         )
         try:
             async for delta in self._engine.generate(request):
+                self._tokens += len(delta.token_ids)
                 if cutter.ended:
                     self._discarded_tokens += len(delta.token_ids)
                     continue
-                self._tokens += len(delta.token_ids)
                 for chunk in cutter.add(delta):
                     self._outbox.put(chunk)
         except RequestError as error:

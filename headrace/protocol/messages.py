@@ -18,6 +18,10 @@ from headrace.protocol.watching import Command as Command
 from headrace.protocol.watching import Status as Status
 from headrace.protocol.watching import StatusRequest as StatusRequest
 from headrace.protocol.watching import Trouble as Trouble
+from headrace.protocol.weights import WeightBytes as WeightBytes
+from headrace.protocol.weights import WeightNotice as WeightNotice
+from headrace.protocol.weights import WeightRequest as WeightRequest
+from headrace.protocol.weights import WeightsLoaded as WeightsLoaded
 
 PROTOCOL_VERSION = 4
 
@@ -216,44 +220,6 @@ class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
     busy_s: fields.Seconds
     leases: list[fields.Count] = msgspec.field(default_factory=list)
     leases_until: fields.LeaseBorder = -1
-
-
-# -- weights ---------------------------------------------------------------------------------------
-
-
-class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
-    """Weights `version` can be had: learner to coordinator to generators. `sources` are tried in
-    order: `file:/path.safetensors` (same host) or `tcp://host:port` (the learner's own ROUTER)."""
-
-    version: fields.Count
-    update: fields.Count
-    sha256: fields.Digest
-    num_bytes: fields.Count
-    sources: list[fields.Line]
-
-
-class WeightsLoaded(Message, frozen=True, kw_only=True, tag=True):
-    """Generator to coordinator: `version` samples from now on; how long requests stood still."""
-
-    version: fields.Count
-    gap_s: fields.Seconds
-    load_s: fields.Seconds
-    error: fields.Prose | None = None
-
-
-class WeightRequest(Message, frozen=True, kw_only=True, tag=True):
-    """Generator to the learner's weight ROUTER: send `version` from byte `offset`."""
-
-    version: fields.Count
-    offset: fields.Count
-
-
-class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
-    """Answer: a piece of the safetensors file; an empty piece says the version is gone."""
-
-    version: int
-    offset: int
-    data: bytes
 
 
 # -- rewards ---------------------------------------------------------------------------------------

@@ -229,6 +229,8 @@ async def test_who_joins_late_and_fails_gets_no_lease_and_ends_nothing(tmp_path:
         for task in tasks:
             task.cancel()
         coordinator.kill()
+        for peer in (*peers, late, good):
+            peer.dealer.close()
     told = [r for r in records_of(coordinator.run_dir) if isinstance(r, Incident)]
     assert [r.text for r in told if r.kind == "self_test_failed"] == [
         "self-test: generator-1 did not answer a prompt within 6 s (transport.self_test_s)"

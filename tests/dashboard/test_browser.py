@@ -241,8 +241,10 @@ def test_two_runs_are_chosen_and_compared(page: Page, two_runs: str) -> None:
 
 
 def test_an_answer_is_read_without_a_mouse(page: Page, address: str, run_dir: Path) -> None:
-    detail = queries.trajectory_detail(run_dir, 200)
-    page.goto(f"{address}/trajectories?trajectory=200")
+    long = queries.trajectory_page(run_dir, where="length > 70 and reward = 1").rows
+    key = int(long["trajectory_id"].iloc[-1])
+    detail = queries.trajectory_detail(run_dir, key)
+    page.goto(f"{address}/trajectories?trajectory={key}")
     tokens, panel = page.locator(".hr-tokens"), page.locator(".hr-token")
     expect(panel).to_contain_text("no token chosen")
     tokens.focus()

@@ -337,7 +337,7 @@ async def test_a_refusal_ends_the_process_with_its_reason(scenes: Callable[..., 
 async def test_leases_and_how_far_it_has_heard_are_in_hello_and_reports(
     scenes: Callable[..., Scene],
 ) -> None:
-    scene = scenes(FakeEngine(mean_length=1e6, step_s=0.001))
+    scene = scenes(FakeEngine(mean_length=1e6, step_s=0.05))
     await scene.begin()
     await scene.lease(make_lease(lease_id=3), make_lease(lease_id=5, version_at_least=9))
     await scene.coordinator.send(Heartbeat(leases_until=6))
