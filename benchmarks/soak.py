@@ -107,24 +107,28 @@ def growth(stretches: Sequence[Stretch]) -> dict[str, Any]:
     """What grew, from the looks of each stretch: its second third against its last tenth."""
     lines = []
     for looks in stretches:
-        first, last = looks[0].scored, looks[-1].scored
-
-        def held(since: float, until: float, looks: Stretch = looks) -> float:
-            begin, size = looks[0].scored, looks[-1].scored - looks[0].scored
-            among = [
-                look.memory for look in looks if since <= (look.scored - begin) / size <= until
-            ]
-            return statistics.median(among or [looks[-1].memory])
-
-        warm, end = held(1 / 3, 2 / 3), held(0.9, 1.0)
+        warm, end = _held(looks, 1 / 3, 2 / 3), _held(looks, 0.9, 1.0)
         lines.append(
-            {"from": first, "to": last, "warm_mb": round(warm, 1), "end_mb": round(end, 1)}
+            {
+                "from": looks[0].scored,
+                "to": looks[-1].scored,
+                "warm_mb": round(warm, 1),
+                "end_mb": round(end, 1),
+            }
         )
     return {
         "memory": lines,
         "growth": round(max(one["end_mb"] / one["warm_mb"] for one in lines) - 1, 4),
         "growth_of_run": round(lines[-1]["end_mb"] / lines[0]["end_mb"] - 1, 4),
     }
+
+
+def _held(looks: Stretch, since: float, until: float) -> float:
+    """What was held in a part of a stretch, as shares of its answers; at its end, where nobody
+    looked."""
+    first, size = looks[0].scored, max(1, looks[-1].scored - looks[0].scored)
+    among = [look.memory for look in looks if since <= (look.scored - first) / size <= until]
+    return statistics.median(among or [looks[-1].memory])
 
 
 def _bytes(folder: Path) -> int:
