@@ -251,7 +251,7 @@ async def test_after_hello_chunks_wait_for_the_answer_and_keep_their_order(
     reports = len(scene.coordinator.got(GeneratorReport))
     await scene.coordinator.until(lambda: len(scene.coordinator.got(GeneratorReport)) > reports)
     assert len(scene.coordinator.chunks) == before
-    assert scene.loop._tokens > sampled
+    await scene.coordinator.until(lambda: scene.loop._tokens > sampled)
     scene.coordinator.chunks.clear()
     scene.coordinator.acknowledge = True
     await scene.coordinator.send(Welcome(run_id="r", run_dir="d", config=""))
