@@ -19,7 +19,7 @@ from headrace.protocol.messages import Score, ScoreItem
 from rewards.flight import fly
 from rewards.glance import glance_of
 from rewards.pipe import Batch, Began, Outcome
-from rewards.process import START_TIMEOUT_S, Child, ChildDiedError
+from rewards.process import START_TIMEOUT_S, Child, ChildDiedError, ChildKilledError
 
 MAX_IDLE_DEATHS = 5
 """So many children in a row that died before they scored anything end the worker."""
@@ -75,7 +75,11 @@ class Crew:
 
     async def _keep_child(self) -> None:
         while True:
-            child = await Child.start(self._source)
+            try:
+                child = await Child.start(self._source)
+            except ChildKilledError as error:
+                self.count_idle_death(error)
+                continue
             try:
                 await self._feed(child)
             finally:

@@ -50,6 +50,10 @@ class ChildDiedError(Exception):
     """The child's pipe closed, or it said something that is not an answer."""
 
 
+class ChildKilledError(RunFailedError):
+    """A signal ended the child while it started: another one may do better."""
+
+
 class Child:
     """One scoring process and the pipe to it."""
 
@@ -87,7 +91,8 @@ class Child:
         except (ChildDiedError, TimeoutError) as error:
             code = await child.kill()
             needs = f"; {source.python} needs numpy, msgspec and pydantic" if source.python else ""
-            raise RunFailedError(
+            killed = code < 0 and isinstance(error, ChildDiedError)
+            raise (ChildKilledError if killed else RunFailedError)(
                 f"a scoring child did not start (exit code {code}): {error or 'deadline'}{needs}"
             ) from error
         except BaseException:

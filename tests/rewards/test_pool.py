@@ -169,6 +169,26 @@ async def test_a_module_that_fails_to_load_is_told(tmp_path: Path) -> None:
         await Pool(user_function(function=f"{broken}:score")).run()
 
 
+async def test_a_child_that_is_killed_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    """By somebody, or for memory; one that always is ends the worker."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "import os, pathlib, signal\n"
+        "before = pathlib.Path(__file__).with_name('before')\n"
+        "if not before.exists():\n"
+        "    before.touch()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def score(completion):\n"
+        "    return 1.0\n"
+    )
+    async with running(user_function(function=f"{mine}:score", children=1)) as pool:
+        scores = await score_all(pool, [item("7")])
+        assert {score.status for score in scores.values()} == {"ok"}
+    mine.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    with pytest.raises(RunFailedError, match=r"5 scoring children in a row died .*exit code -9"):
+        await Pool(user_function(function=f"{mine}:score", children=1)).run()
+
+
 async def test_a_source_that_hangs_holds_no_other_up() -> None:
     """Ten seconds of hanging in the one; the other's scores come before its first deadline."""
     slow = {"kind": "function", "function": BEHAVE, "timeout_s": DEADLINE_S}
