@@ -5,8 +5,9 @@ Nowhere is a case judged by the clock.
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("here", deadline=None)
-settings.register_profile("ci", derandomize=True, deadline=None)
+NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("here", NO_CLOCK)
+settings.register_profile("ci", NO_CLOCK, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
