@@ -96,7 +96,7 @@ def open_place() -> Iterator[Place]:
         problem = _disk(base, stack)
         if problem:
             missing |= {"disk_full": problem, "slow_disk": problem}
-        network = _network_problem()
+        network = network_problem()
         if network:
             missing |= {"cut_network": network, "slow_network": network}
         elif shutil.which("tc") is None:
@@ -129,7 +129,8 @@ def _disk(base: Path, stack: contextlib.ExitStack) -> str:
     return ""
 
 
-def _network_problem() -> str:
+def network_problem() -> str:
+    """Why there can be no network of one's own here, or an empty text."""
     if os.geteuid() != 0:
         return "only root may make a network"
     for tool in ("unshare", "nsenter", "ip"):

@@ -187,7 +187,7 @@ class Bench:
         """Send chunks until all are acknowledged."""
         open_messages: deque[int] = deque()
         acked = 0
-        before, began = self._cpu_s(), time.perf_counter()
+        before, began = cpu_seconds(self._seen), time.perf_counter()
         for message in self.messages(chunks, size):
             self._generator.send(message)
             open_messages.append(len(message.chunks))
@@ -196,21 +196,8 @@ class Bench:
                 open_messages.popleft()
         while acked < chunks:
             acked += len(_wait(self._generator, ChunkAck).acked)
-        wall_s, after = time.perf_counter() - began, self._cpu_s()
+        wall_s, after = time.perf_counter() - began, cpu_seconds(self._seen)
         return Sample(chunks, wall_s, *(b - a for a, b in zip(before, after, strict=True)))
-
-    def _cpu_s(self) -> tuple[float, float, float]:
-        """Processor seconds so far of the event loop, of the sockets' threads and the rest."""
-        own = self._seen.pid
-        loop = sockets = whole = 0.0
-        for thread in self._seen.threads():
-            seconds = thread.user_time + thread.system_time
-            whole += seconds
-            if thread.id == own:
-                loop = seconds
-            elif _name_of(own, thread.id).startswith("ZMQ"):
-                sockets += seconds
-        return loop, whole - loop - sockets, sockets
 
     def close(self) -> None:
         """End the coordinator at once: what it would do at its end is no part of this."""
@@ -218,6 +205,20 @@ class Bench:
             dealer.close()
         self._process.kill()
         self._process.wait()
+
+
+def cpu_seconds(process: psutil.Process) -> tuple[float, float, float]:
+    """Processor seconds so far of a coordinator: its event loop, the rest (which is the recorder),
+    and the sockets' threads."""
+    loop = sockets = whole = 0.0
+    for thread in process.threads():
+        seconds = thread.user_time + thread.system_time
+        whole += seconds
+        if thread.id == process.pid:
+            loop = seconds
+        elif _name_of(process.pid, thread.id).startswith("ZMQ"):
+            sockets += seconds
+    return loop, whole - loop - sockets, sockets
 
 
 def _name_of(process: int, thread: int) -> str:

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.chaos_place import network_problem
 from benchmarks.rows import result_line
 from headrace.applied import read_applied
 from headrace.install import ROOT
@@ -53,13 +54,7 @@ SETTINGS = (
 
 def problem() -> str:
     """Why there can be no networks here, or an empty text."""
-    if os.geteuid() != 0:
-        return "only root may make a network"
-    for tool in ("ip", "tc", "nsenter"):
-        if shutil.which(tool) is None:
-            return f"there is no {tool}"
-    done = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
-    return done.stderr.strip()
+    return network_problem() or ("" if shutil.which("tc") else "there is no tc")
 
 
 class Network:

@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 import zmq.asyncio
 
-from benchmarks.coordinator import on_core
+from benchmarks.coordinator import cpu_seconds, on_core
 from benchmarks.rows import result_line
 from headrace.config.run import RunConfig
 from headrace.protocol import messages as m
@@ -174,22 +174,8 @@ class Load:
     @classmethod
     def of(cls, coordinator: psutil.Process) -> "Load":
         """Now."""
-        loop = sockets = whole = 0.0
-        for thread in coordinator.threads():
-            seconds = thread.user_time + thread.system_time
-            whole += seconds
-            if thread.id == coordinator.pid:
-                loop = seconds
-            elif _thread_name(coordinator.pid, thread.id).startswith("ZMQ"):
-                sockets += seconds
         own = os.times()
-        rest = whole - loop - sockets
-        return cls(time.perf_counter(), loop, rest, sockets, own.user + own.system)
-
-
-def _thread_name(process: int, thread: int) -> str:
-    path = Path(f"/proc/{process}/task/{thread}/comm")
-    return path.read_text().strip() if path.exists() else ""
+        return cls(time.perf_counter(), *cpu_seconds(coordinator), own.user + own.system)
 
 
 async def measure(

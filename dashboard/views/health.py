@@ -4,7 +4,6 @@ import time
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -12,7 +11,7 @@ import streamlit as st
 from dashboard import panels
 from dashboard.alert_list import CAPTION, alerts_html
 from dashboard.data import RunData, is_live
-from dashboard.palette import GREY, ORANGE
+from dashboard.events import LEVELS, event_html
 from dashboard.wellbeing import Look, health_rows, health_sentence
 from dashboard.words import duration, moment
 from storage.queries import Stack
@@ -20,7 +19,6 @@ from storage.queries import Stack
 EVENTS = 200
 SHOWN = 14
 """Events that are shown before `more`."""
-_LEVELS = {"error": ORANGE, "warning": ORANGE}
 _BEATS = 3
 """Who has missed so many heartbeats is silent."""
 _LEAST_SILENCE_S = 5.0
@@ -110,9 +108,10 @@ def _events(run: RunData) -> None:
         if rows.empty:
             panels.empty("Nothing so far.")
             return
-        odd = rows[rows["level"].isin(_LEVELS)]
+        odd = rows[rows["level"].isin(LEVELS)]
         shown = odd if len(odd) else rows
-        st.html("".join(_event(row) for row in shown.head(SHOWN).itertuples()))
+        newest = shown.head(SHOWN).itertuples()
+        st.html("".join(event_html(row, moment) for row in newest))
         st.caption(
             "Incidents, newest first: warnings and errors of the coordinator and the supervisor."
             if len(odd)
@@ -120,15 +119,6 @@ def _events(run: RunData) -> None:
         )
         with st.expander(f"The newest {len(rows)} events"):
             st.dataframe(rows.assign(at=rows["at"].map(moment)), hide_index=True, width="stretch")
-
-
-def _event(row: Any) -> str:
-    mark = "! " if row.level in _LEVELS else ""
-    return (
-        f'<div style="margin:.28rem 0"><span class="hr-soft">{moment(row.at)}</span>&ensp;'
-        f'<b style="color:{_LEVELS.get(row.level, GREY)}">{mark}</b>'
-        f"<b>{escape(row.kind.replace('_', ' '))}</b>&ensp;{escape(row.text)}</div>"
-    )
 
 
 def _stacks(run: RunData) -> None:

@@ -2,7 +2,6 @@
 
 import time
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ import streamlit as st
 from dashboard import data, panels
 from dashboard.alert_list import CAPTION, alerts_html
 from dashboard.data import RunData
+from dashboard.events import event_html
 from dashboard.figures import accuracy_chart
 from dashboard.ledger import ledger_html
-from dashboard.palette import GREY, ORANGE
+from dashboard.palette import GREY
 from dashboard.words import count, duration, moment, number, progress, share
 from storage.queries import UNREADABLE, RunLine
-
-_LEVELS = {"error": ORANGE, "warning": ORANGE}
 
 
 def render(run: RunData, root: Path) -> None:
@@ -191,7 +189,7 @@ def process_rows(
             "process": rows["name"],
             "state": rows["state"] if is_live else rows["state"].replace("up", "ended"),
             "heartbeat": ["-" if beat is None else f"{beat + lag:.1f} s" for beat in beats],
-            "since": [time.strftime("%H:%M:%S", time.localtime(at)) for at in rows["changed_at"]],
+            "since": [_clock(at) for at in rows["changed_at"]],
             "starts": rows["starts"],
             "pid": rows["pid"],
             "host": rows["host"],
@@ -206,21 +204,15 @@ def _events(run: RunData) -> None:
         if rows.empty:
             panels.empty("Nothing so far.")
             return
-        st.html("".join(_event(row) for row in rows.head(9).itertuples()))
+        newest = rows.head(9).itertuples()
+        st.html("".join(event_html(row, _clock) for row in newest))
         with st.expander("more"):
             shown = rows.assign(at=rows["at"].map(moment))
             st.dataframe(shown, hide_index=True, width="stretch")
 
 
-def _event(row: Any) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(row.at))
-    colour = _LEVELS.get(row.level, GREY)
-    mark = "! " if row.level in _LEVELS else ""
-    return (
-        f'<div style="margin:.28rem 0"><span class="hr-soft">{at}</span>&ensp;'
-        f'<b style="color:{colour}">{mark}</b><b>{escape(row.kind.replace("_", " "))}</b>&ensp;'
-        f"{escape(row.text)}</div>"
-    )
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _all_runs(root: Path) -> None:

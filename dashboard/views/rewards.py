@@ -178,25 +178,31 @@ def _scores(run: RunData, cut: pd.DataFrame) -> None:
 
 
 def _parts(run: RunData, cut: pd.DataFrame) -> None:
-    frame = scorings.part_means(cut) if len(cut) else cut
-    panels.card(
+    _lines(
         "Parts of the score",
-        series_chart(frame, x="wall") if len(frame) else None,
+        scorings.part_means(cut) if len(cut) else cut,
         "The mean of each part that a source says its score is made of. Healthy: the part that is "
         "meant rises, not only the one that is easy to earn.",
         wait="No source says what its scores are made of.",
-        words=series_words(frame, "wall", "") if len(frame) else "",
     )
 
 
 def _latency(run: RunData, cut: pd.DataFrame) -> None:
-    frame = scorings.latencies(cut) if len(cut) else cut
-    panels.card(
+    _lines(
         "Latency",
-        series_chart(frame, x="wall") if len(frame) else None,
+        scorings.latencies(cut) if len(cut) else cut,
         "Seconds of a scoring: the median, and what 99 % of them stay below. Healthy: the latter "
         "far below the source's timeout_s.",
         wait=panels.awaited(run, "the first score"),
+    )
+
+
+def _lines(title: str, frame: pd.DataFrame, caption: str, *, wait: str) -> None:
+    panels.card(
+        title,
+        series_chart(frame, x="wall") if len(frame) else None,
+        caption,
+        wait=wait,
         words=series_words(frame, "wall", "") if len(frame) else "",
     )
 

@@ -55,6 +55,11 @@ class CoordinatorProcess:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
+    def end(self) -> None:
+        """Whatever happened: leave nothing behind."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
     def wait(self, timeout_s: float = 30.0) -> int:
         """Its exit code."""
         assert self.process is not None

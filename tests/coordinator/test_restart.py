@@ -118,8 +118,7 @@ async def test_every_token_that_was_sampled_is_in_the_journal_after_two_kills(
     finally:
         for waiting in tasks:
             waiting.cancel()
-        if coordinator.process is not None and coordinator.process.poll() is None:
-            coordinator.kill()
+        coordinator.end()
     records = records_of(coordinator.run_dir)
     assert len([r for r in records if isinstance(r, Restarted)]) == 2
     first, *_ = (n for n, r in enumerate(records) if isinstance(r, Restarted))

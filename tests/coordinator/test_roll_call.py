@@ -86,8 +86,7 @@ async def test_a_generator_that_stood_still_loses_nothing(tmp_path: Path) -> Non
     finally:
         for task in tasks:
             task.cancel()
-        if coordinator.process is not None and coordinator.process.poll() is None:
-            coordinator.kill()
+        coordinator.end()
     records = records_of(coordinator.run_dir)
     silent = [r for r in records if isinstance(r, ProcessChanged) and r.state == "lost"]
     assert [r.name for r in silent].count(GENERATOR) >= STOPS

@@ -53,8 +53,7 @@ async def played(run_dir: Path, config: RunConfig, *peers: type[ScriptedPeer]) -
     try:
         code = await asyncio.to_thread(coordinator.wait)
     finally:
-        if coordinator.process is not None and coordinator.process.poll() is None:
-            coordinator.kill()
+        coordinator.end()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

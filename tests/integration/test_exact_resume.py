@@ -40,8 +40,8 @@ EXEMPT = (
     # Of windows that the very version sampled which the learner has: a resume publishes the same
     # weights under another number.
     *("rollout/mismatch_kl", "rollout/logprob_diff"),
-    # Of the answers that this coordinator saw end.
-    *("rewards/default/", "rollout/finished_length"),
+    # Of the answers and tokens that this coordinator saw arrive; some came before the kill.
+    *("rewards/default/", "rollout/finished_length", "staleness/dropped_share"),
 )
 
 

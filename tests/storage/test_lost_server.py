@@ -111,8 +111,7 @@ async def test_a_run_goes_on_without_its_server(tmp_path: Path, own_server: Serv
     finally:
         for task in tasks:
             task.cancel()
-        if coordinator.process is not None and coordinator.process.poll() is None:
-            coordinator.kill()
+        coordinator.end()
     records = records_of(coordinator.run_dir)
     told = [r.text for r in records if isinstance(r, Incident) and r.kind == "database_behind"]
     assert told
