@@ -20,6 +20,7 @@ from benchmarks import (
     dapo_parts,
     egae,
     egae_bias,
+    reward_evidence,
     staleness,
     untuned_race,
     vapo_parts,
@@ -181,6 +182,7 @@ def tables() -> dict[str, str]:
         egae.STUDY.name: study_table(egae.STUDY, study_rows(egae.STUDY)),
         "egae-bias": bias_table(rows_in(egae_bias.ROWS.name)),
         "code-prm-parts": code_prm.parts_table(read_rows(code_prm.PARTS_ROWS)),
+        **{name: reward_evidence.part(name) for name in reward_evidence.STUDIES},
     }
 
 
@@ -248,6 +250,7 @@ def draw(folder: Path) -> list[Path]:
             for name, plot in STUDY_PLOTS[study].items() if arms else ():
                 drawn.append(folder / f"{name}.svg")
                 plot.draw(arms, drawn[-1])
+        drawn += reward_evidence.draw(folder)
     return drawn
 
 
