@@ -35,11 +35,12 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import difficulty, digit_task, hacking_task, seeds, sums_task
+from benchmarks import difficulty, digit_task, hacking_task, seeds
 from benchmarks.filler_task import Task
 from benchmarks.hacking_task import COPY
 from benchmarks.reinforce import reinforce, sample, truths
 from benchmarks.rows import RESULTS, result_line
+from benchmarks.sums_task import SUMS
 from headrace.config.load import load_reward_model
 from headrace.config.reward_model import FileDataConfig
 from headrace.install import ROOT
@@ -162,14 +163,14 @@ def trained(
 
 def offset(folder: Path, seed: int, *, steps: int) -> Row:
     """The same policy, taught for so many steps, trained on each reward."""
-    task = sums_task.sums(steps)
+    task = SUMS.task(steps)
     task.make_model(folder, seed)
     arms = {}
     for name, pay in ARMS.items():
         before, after = trained(task, folder, seed, pay)
         arms[name] = {"before": before, "after": after}
     passed = arms["anchor"]["after"] - arms["score"]["after"] >= TRUTH_HIGHER
-    return {"task": "sums", "steps": steps, "arms": arms, "passed": passed}
+    return {"task": SUMS.name, "steps": steps, "arms": arms, "passed": passed}
 
 
 def anchors(folder: Path, seed: int) -> Row:
@@ -218,9 +219,9 @@ def rows_wanted(
     makes: dict[str, Callable[[Path, int], Row]] = {"position": position, "anchors": anchors}
     kind = {}
     if "offset" in parts:
-        steps = difficulty.chosen(tuning)
+        steps = difficulty.chosen(SUMS, tuning)
         makes["offset"] = partial(offset, steps=steps)
-        kind["offset"] = f"/{difficulty.digest(steps)}"
+        kind["offset"] = f"/{difficulty.digest(SUMS, steps)}"
     return {
         key(part, seed) + kind.get(part, ""): partial(run, part, seed, makes[part])
         for part in parts

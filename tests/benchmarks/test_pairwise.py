@@ -36,7 +36,7 @@ def test_a_little_of_each_part(part: str, tmp_path: Path, monkeypatch: Any) -> N
     }.items():  # fmt: skip
         monkeypatch.setattr(pairwise, name, value)
     monkeypatch.setattr(hacking_task, "STEPS", 4)
-    monkeypatch.setattr(difficulty, "chosen", lambda path: 4)
+    monkeypatch.setattr(difficulty, "chosen", lambda kind, path: 4)
     path = tmp_path / "rows.jsonl"
     assert pairwise.main(["--part", part, "--seeds", "1", "--rows", str(path)]) in (0, 1)
     (row,) = Rows(path).rows.values()
