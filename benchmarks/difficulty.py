@@ -4,7 +4,8 @@ learned from, on seeds apart.
 In: a kind of sums, and a file of rows, gone on with. Out: for how many supervised steps the
 policies of the studies are taught. The candidates are tried from the hardest on, the fewest steps;
 the first is taken from which training on the verifier raises the truth by LEARNS in the mean of the
-tuning seeds. Promises: nothing else is looked at; no other arm is trained on a tuning seed, and no table shows one.
+tuning seeds. Promises: nothing else is looked at; no other arm is trained on a tuning seed, and no
+table shows one.
 """
 
 import hashlib
