@@ -18,7 +18,7 @@ from headrace.errors import UserError
 from headrace.processes.progress import duration
 
 if TYPE_CHECKING:
-    from storage.queries import ExportProgress
+    from storage.exports import Progress as ExportProgress
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -27,7 +27,7 @@ def export(arguments: argparse.Namespace) -> int:
     named = arguments.format or arguments.out.suffix or os.path.isdir(arguments.out)
     if not named:
         raise UserError("name the format: --format parquet, or an --out that ends in .parquet")
-    from storage.queries import export as write_export
+    from storage.exports import export as write_export
 
     columns = arguments.columns and [name.strip() for name in arguments.columns.split(",")]
     began = time.monotonic()
