@@ -27,7 +27,8 @@ from headrace.install import lacking, setup_seconds
 from headrace.processes.children import Nursery
 from headrace.processes.keys import with_keys
 from headrace.processes.launch import ProcessSpec, plan_processes
-from headrace.processes.progress import LiveScreen, PlainScreen, Watch, duration, say
+from headrace.processes.amounts import duration
+from headrace.processes.progress import LiveScreen, PlainScreen, Watch, say
 from headrace.processes.supervise import INTERRUPTED, OURS, USER, Outcome, Supervisor
 from headrace.run_notes import change_notes
 
