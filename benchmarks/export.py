@@ -82,7 +82,8 @@ def in_turn(run_dir: Path, out: Path, turns: int) -> Figures:
 def summary(figures: Figures) -> dict[str, Any]:
     """The figures of a row."""
     cpu = {name: [round(each["cpu_s"], 3) for each in told] for name, told in figures.items()}
-    ratios = [rewrite / export for rewrite, export in zip(cpu["rewrite"], cpu["export"], strict=True)]
+    pairs = zip(cpu["rewrite"], cpu["export"], strict=True)
+    ratios = [rewrite / export for rewrite, export in pairs]
     return {
         "cpu_s": cpu,
         "ratio": {
@@ -115,8 +116,8 @@ def line(row: Mapping[str, Any]) -> str:
     cpu = {name: statistics.median(told) for name, told in row["cpu_s"].items()}
     ratio = row["ratio"]
     return (
-        f"{row['tokens']:>11,} tokens of {row['length']:>4}: export {cpu['export']:6.2f} s, rewrite "
-        f"{cpu['rewrite']:6.2f} s, ratio {ratio['median']:.2f} ({ratio['min']:.2f} to "
+        f"{row['tokens']:>11,} tokens of {row['length']:>4}: export {cpu['export']:6.2f} s, "
+        f"rewrite {cpu['rewrite']:6.2f} s, ratio {ratio['median']:.2f} ({ratio['min']:.2f} to "
         f"{ratio['max']:.2f}), peak {row['peak_mb']} MB"
     )
 
@@ -132,7 +133,11 @@ def main(argv: Sequence[str]) -> int:
         "--tokens", type=int, nargs="+", default=[1_000_000, 10_000_000], help="sizes of the run"
     )
     parser.add_argument(
-        "--length", type=int, nargs="+", default=[512, 32], help="tokens of a response, each counted"
+        "--length",
+        type=int,
+        nargs="+",
+        default=[512, 32],
+        help="tokens of a response, each counted",
     )
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")

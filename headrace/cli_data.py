@@ -64,7 +64,10 @@ def add_data(command: Maker) -> None:
         "--format", metavar="F", help=f"{', '.join(FORMATS)} (by the ending of PATH)"
     )
     export.add_argument(
-        "--out", required=True, type=Path, metavar="PATH",
+        "--out",
+        required=True,
+        type=Path,
+        metavar="PATH",
         help="the file to write; for datasets a folder",
     )
     export.add_argument(
@@ -86,7 +89,9 @@ def add_data(command: Maker) -> None:
     sql.add_argument(
         "query", metavar="QUERY", help="one SELECT in quotes; - reads it from standard input"
     )
-    sql.add_argument("--format", default="table", choices=FORMS, help="how the answer is printed (table)")
+    sql.add_argument(
+        "--format", default="table", choices=FORMS, help="how the answer is printed (table)"
+    )
     sql.add_argument(
         "--limit", type=int, default=100, metavar="N",
         help="rows of a table at most (100); 0: all",
@@ -125,7 +130,8 @@ def add_replay(command: Maker) -> None:
         "--update", type=int, required=True, metavar="N", help="which one; the first is 1"
     )
     again.add_argument(
-        "--store-only", action="store_true",
+        "--store-only",
+        action="store_true",
         help="run no model, even where the checkpoint of the update before is there",
     )
     again.add_argument(

@@ -62,10 +62,10 @@ class RunReader:
             yield from result.partitions(size)
 
     def tuples(self, query: AnySelect) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query as the database's driver has them, one by one and without having all
-        of them in memory: several times as fast as `rows`, but truth values may be 0 and 1."""
+        """The rows of a query as the database's driver has them, one by one: several times as fast
+        as `rows`, but truth values may be 0 and 1."""
         with self._connected() as connection:
-            result = connection.execute(query.execution_options(yield_per=_FETCHED))
+            result = connection.execute(query)
             assert result.cursor is not None
             while rows := result.cursor.fetchmany(_FETCHED):
                 yield from rows

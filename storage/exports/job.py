@@ -135,9 +135,7 @@ def _gather(rows: Rows, leading: Leading, spool: Spool, say: Watch) -> int:
     return count
 
 
-def _in_order(
-    leading: Leading, spool: Spool, names: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+def _in_order(leading: Leading, spool: Spool, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     yield from leading.rows(names)
     yield from leading.others(spool.parts(), names)
 

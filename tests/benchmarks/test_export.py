@@ -41,7 +41,9 @@ def test_both_arms_write_the_same_rows(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run", tokens=BATCH * 8, length=8)
     figures = in_turn(run_dir, tmp_path / "t.parquet", turns=1)
     assert {name: len(told) for name, told in figures.items()} == {"export": 1, "rewrite": 1}
-    assert all(told["cpu_s"] > 0 and told["peak_mb"] > 10 for each in figures.values() for told in each)
+    assert all(
+        told["cpu_s"] > 0 and told["peak_mb"] > 10 for each in figures.values() for told in each
+    )
     first, again = (pq.read_table(tmp_path / name) for name in ("t.parquet", "t.parquet.again"))
     assert first.equals(again)
 

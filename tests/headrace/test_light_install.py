@@ -164,7 +164,8 @@ def assert_told(code: int, out: str, err: str) -> None:
 def test_a_base_without_its_own_packages_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.commands.doctor.is_for_training", lambda: False)
     monkeypatch.setattr(
-        "headrace.commands.doctor.dependency_version", lambda name: None if name == "duckdb" else "1"
+        "headrace.commands.doctor.dependency_version",
+        lambda name: None if name == "duckdb" else "1",
     )
     wrong = {f.topic: f.text for f in examine() if f.level == "bad"}
     assert "pip install" in wrong["duckdb"]
