@@ -36,7 +36,7 @@ from storage.run_store import RunStore
 
 MODEL = Path("recipes/models/chain-sums-cold")
 GROUP = 4
-BATCH = 32
+BATCH = 128
 """Responses in a batch."""
 WINDOW = 128
 CHUNK = 64

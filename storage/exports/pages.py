@@ -106,7 +106,7 @@ class _Loader:
         )
 
     def page(self, ids: Sequence[int], responses: Responses) -> Page:
-        query = self._query.where(Trajectory.trajectory_id.in_(ids))
+        query = self._query.where(_between(Trajectory.trajectory_id, ids))
         by_id = {row[0]: row for row in self._reader.tuples(query)}
         columns = list(zip(*(by_id[key] for key in ids), strict=True))
         scalars = dict(zip(self._names, columns[1:], strict=True))
@@ -131,20 +131,29 @@ class _Loader:
             states,
             reasons,
             updates,
-            [() if text == "[]" else msgspec.json.decode(text) for text in masked],
+            msgspec.json.decode(f"[{','.join(masked)}]"),
         )
         trained = [place for place, state in enumerate(states) if state == "trained"]
         wanted = [(lineages[place], updates[place], keys[place]) for place in trained]
-        seen = () if self._seen is None else self._seen.read_columns(wanted)
+        asked = np.array(wanted, np.int64).reshape(-1, 3)
+        seen = () if self._seen is None else self._seen.read_columns(asked)
         among = np.array(trained, np.int64)
         found = (each._replace(places=among[each.places]) for each in seen)
         return token_tables(responses, windows, found)
 
     def _windows(self, ids: Sequence[int]) -> Sequence[Any]:
         query = select(*_WINDOW).where(
-            Window.run == self._reader.key, Window.trajectory_id.in_(ids)
+            Window.run == self._reader.key, _between(Window.trajectory_id, ids)
         )
-        return list(self._reader.tuples(query))
+        chosen = set(ids)
+        return [row for row in self._reader.tuples(query) if row[0] in chosen]
+
+
+def _between(column: Any, ids: Sequence[int]) -> Any:
+    """A condition for the rows of trajectories, and perhaps of as many others between them: that is
+    sooner asked than one with all their numbers."""
+    first, last = min(ids), max(ids)
+    return column.between(first, last) if last - first < 2 * len(ids) else column.in_(ids)
 
 
 _WINDOW = (

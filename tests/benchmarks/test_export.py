@@ -14,7 +14,7 @@ from storage.exports import export
 def test_the_run_is_a_run_in_which_every_token_has_its_place(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path / "run", tokens=2 * BATCH * 160 - 1, length=160)
     counted = recount_ledger(run_dir)
-    assert counted.sampled == 2 * BATCH * 160
+    assert counted["generated"] == 2 * BATCH * 160
     written = export(run_dir, "tokens", None, tmp_path / "t.parquet")
     table = pq.read_table(tmp_path / "t.parquet")
     assert written.rows == table.num_rows == 2 * BATCH * 160
