@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from headrace.cli_data import add_data
+from headrace.cli_data import add_data, add_replay
 from headrace.cli_launch import add_launch
-from headrace.cli_options import Maker, offer_json, take_overrides, take_root
+from headrace.cli_options import Maker, offer_json, take_overrides, take_root, take_run
 from headrace.cli_reward import add_reward, reward_action
 from headrace.errors import RunFailedError, StorageBlockedError, UserError
 
@@ -119,7 +119,7 @@ def _training(command: Maker) -> None:
     take_root(generator)
 
     stop = command("stop", "drain a run, write its checkpoint, end it", "headrace stop latest")
-    stop.add_argument("name", metavar="RUN")
+    take_run(stop)
     stop.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds to wait")
     take_root(stop)
 
@@ -149,7 +149,7 @@ def _looking(command: Maker) -> None:
     take_root(runs)
 
     show = command("show", "one run's figures and its ledger", "headrace show latest")
-    show.add_argument("name", metavar="RUN")
+    take_run(show)
     offer_json(show)
     take_root(show)
 
@@ -157,7 +157,7 @@ def _looking(command: Maker) -> None:
         "audit", "count a run's tokens again and check its account, or repair its journal",
         "headrace audit latest --json",
     )  # fmt: skip
-    audit.add_argument("name", metavar="RUN")
+    take_run(audit)
     audit.add_argument(
         "--repair", action="store_true",
         help="end a damaged journal before its first unusable record; keeps the damaged one",
@@ -165,21 +165,7 @@ def _looking(command: Maker) -> None:
     offer_json(audit)
     take_root(audit)
 
-    again = command(
-        "replay", "make one update again from what is stored, and say where numbers differ",
-        "headrace replay latest --update 5",
-    )  # fmt: skip
-    again.add_argument("name", metavar="RUN")
-    again.add_argument("--update", type=int, required=True, metavar="N", help="which one")
-    again.add_argument(
-        "--store-only", action="store_true", help="run no model, though a checkpoint is there"
-    )
-    again.add_argument(
-        "--tolerance", type=float, default=1e-4, metavar="X",
-        help="how far numbers of models may lie apart (1e-4 of the stored one, or of 1)",
-    )  # fmt: skip
-    offer_json(again)
-    take_root(again)
+    add_replay(command)
 
 
 def _checking(command: Maker) -> None:

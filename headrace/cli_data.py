@@ -1,4 +1,4 @@
-"""`headrace export`, `headrace sql` and `headrace sink`: their options.
+"""`headrace export`, `headrace sql`, `headrace sink` and `headrace replay`: their options.
 
 In: what makes a command's parser. Out: parsers. Promise: no role is loaded for them: what storage
 has is named here once more, and a test compares.
@@ -6,7 +6,7 @@ has is named here once more, and a test compares.
 
 from pathlib import Path
 
-from headrace.cli_options import Maker, take_root
+from headrace.cli_options import Maker, offer_json, take_root, take_run
 
 KINDS = {
     "trajectories": "a response, with its texts and lists of its tokens",
@@ -33,7 +33,7 @@ headrace export latest trajectories --out out.parquet --where 'reward > 0'
   headrace export latest tokens --out tokens.csv --columns trajectory_id,position,token,value
   headrace export latest preferences --schema trl --out pairs.jsonl
 
-a row is, by KIND:
+`headrace sql RUN "describe tokens"` lists the columns of a kind. A row is, by KIND:
 """
 SQL_EXAMPLES = """\
 headrace sql latest "select purpose, count(*), avg(reward) from trajectories group by purpose"
@@ -41,38 +41,57 @@ headrace sql latest "select purpose, count(*), avg(reward) from trajectories gro
 
 The dialect is DuckDB's. There are the tables that `headrace export` writes: {tables}.
 A query sees one moment of the run, and nothing but the run: no file, no network, no change."""
+REPLAY_EXAMPLES = """\
+headrace replay latest --update 5
+  headrace replay latest --update 5 --store-only            without a model
+
+Batch, masks, advantages and figures are made again from the store. Where the checkpoint of the
+update before is kept, the models run too: logprobs, values, losses, gradients and weights. Each
+line is a quantity, how many numbers were compared and how far they lie apart. Exit code 1: some
+differ by more than --tolerance."""
 
 
 def add_data(command: Maker) -> None:
-    """All three."""
+    """`export`, `sql` and `sink`."""
     rows = "\n".join(f"  {kind:<13} {text}" for kind, text in KINDS.items())
     export = command(
         "export", "write a run's answers, tokens, metrics, windows or preferences to a file",
         EXPORT_EXAMPLES + rows,
     )  # fmt: skip
-    export.add_argument("name", metavar="RUN")
+    take_run(export)
     export.add_argument("kind", metavar="KIND", help=f"one of: {', '.join(KINDS)}")
     export.add_argument(
-        "--format", metavar="F", help=f"{', '.join(FORMATS)} (default: by the name)"
+        "--format", metavar="F", help=f"{', '.join(FORMATS)} (by the ending of PATH)"
     )
     export.add_argument(
-        "--out", required=True, type=Path, metavar="PATH", help="a file; for datasets a folder"
+        "--out",
+        required=True,
+        type=Path,
+        metavar="PATH",
+        help="the file to write; for datasets a folder",
     )
-    export.add_argument("--where", metavar="FILTER", help="e.g. 'reward == 1 and length > 100'")
-    export.add_argument("--columns", metavar="A,B,...", help="only these, in this order")
+    export.add_argument(
+        "--where", metavar="FILTER",
+        help="only rows for which this holds, such as 'reward == 1 and length > 100'",
+    )  # fmt: skip
+    export.add_argument("--columns", metavar="A,B,...", help="only these columns, in this order")
     export.add_argument(
         "--schema", default="native", metavar="S",
-        help=f"of preferences and sft: {', '.join(SCHEMAS)} (native)",
+        help=f"of preferences and sft, for whose trainer: {', '.join(SCHEMAS)} (native)",
     )  # fmt: skip
-    export.add_argument("--force", action="store_true", help="replace an existing file")
+    export.add_argument("--force", action="store_true", help="replace what is at PATH")
     take_root(export)
 
     sql = command(
         "sql", "ask a run in SQL", SQL_EXAMPLES.format(tables=", ".join(TABLES))
     )  # fmt: skip
-    sql.add_argument("name", metavar="RUN")
-    sql.add_argument("query", metavar="QUERY", help="one SELECT; - reads it from standard input")
-    sql.add_argument("--format", default="table", choices=FORMS, help="how to print it (table)")
+    take_run(sql)
+    sql.add_argument(
+        "query", metavar="QUERY", help="one SELECT in quotes; - reads it from standard input"
+    )
+    sql.add_argument(
+        "--format", default="table", choices=FORMS, help="how the answer is printed (table)"
+    )
     sql.add_argument(
         "--limit", type=int, default=100, metavar="N",
         help="rows of a table at most (100); 0: all",
@@ -89,7 +108,7 @@ def add_data(command: Maker) -> None:
         "sink", "tell another program of a run's figures, while it goes on or afterwards",
         "headrace sink latest tensorboard --out boards/first",
     )  # fmt: skip
-    sink.add_argument("name", metavar="RUN")
+    take_run(sink)
     sink.add_argument(
         "sink", metavar="SINK", help=f"{', '.join(SINKS)}, or a file of your own: my_sink.py"
     )
@@ -98,3 +117,26 @@ def add_data(command: Maker) -> None:
     )  # fmt: skip
     sink.add_argument("--once", action="store_true", help="tell what there is and end")
     take_root(sink)
+
+
+def add_replay(command: Maker) -> None:
+    """`replay`."""
+    again = command(
+        "replay", "make one update again from what is stored, and say where numbers differ",
+        REPLAY_EXAMPLES,
+    )  # fmt: skip
+    take_run(again)
+    again.add_argument(
+        "--update", type=int, required=True, metavar="N", help="which one; the first is 1"
+    )
+    again.add_argument(
+        "--store-only",
+        action="store_true",
+        help="run no model, even where the checkpoint of the update before is there",
+    )
+    again.add_argument(
+        "--tolerance", type=float, default=1e-4, metavar="X",
+        help="how far numbers of models may lie apart (1e-4 of the stored one, or of 1)",
+    )  # fmt: skip
+    offer_json(again)
+    take_root(again)

@@ -23,6 +23,13 @@ def offer_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
+def take_run(command: argparse.ArgumentParser) -> None:
+    """Which run."""
+    command.add_argument(
+        "name", metavar="RUN", help="`latest`, a run's id or how it begins, or its folder"
+    )
+
+
 def take_root(command: argparse.ArgumentParser) -> None:
     """Where runs are."""
     command.add_argument("--root", type=Path, metavar="DIR", help="folder of the runs (runs)")

@@ -73,9 +73,14 @@ def is_ours(origin: Path) -> bool:
     return origin.parent == ROOT
 
 
+def is_there(module: str) -> bool:
+    """Whether `import module` finds something."""
+    return find_spec(module) is not None
+
+
 def lacking(extra: str) -> str:
     """What is missing of an extra, and how to install it, as a line; empty where nothing is."""
-    absent = [name for name in EXTRAS[extra] if find_spec(name) is None]
+    absent = [name for name in EXTRAS[extra] if not is_there(name)]
     return extra_line(absent[0]) if absent else ""
 
 

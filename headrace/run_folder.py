@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from headrace.config.reward_model import RewardModelConfig
-from headrace.config.run import RunConfig
 from headrace.errors import UserError
+
+if TYPE_CHECKING:  # a third of a second, which only who reads or writes a configuration pays for
+    from headrace.config.reward_model import RewardModelConfig
+    from headrace.config.run import RunConfig
 
 LATEST = "latest"
 RESOLVED = "resolved.json"
@@ -45,7 +45,7 @@ def new_run_id(name: str) -> str:
     return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def make_run_folder(config: RunConfig | RewardModelConfig) -> Path:
+def make_run_folder(config: "RunConfig | RewardModelConfig") -> Path:
     """A new folder with its configuration, under its root; `latest` names it, unless
     it only evaluates."""
     root = Path(config.root).resolve()
@@ -150,8 +150,12 @@ def is_reward_model(run_dir: Path) -> bool:
     return (run_dir / REWARD_MODEL).is_file()
 
 
-def read_config(run_dir: Path) -> RunConfig:
+def read_config(run_dir: Path) -> "RunConfig":
     """The configuration a run was started with; UserError for the run of a reward model."""
+    from pydantic import ValidationError
+
+    from headrace.config.run import RunConfig
+
     if is_reward_model(run_dir):
         raise UserError(
             f"{run_dir.name} trained a reward model: look at it with `headrace show`, go on with "
@@ -164,8 +168,12 @@ def read_config(run_dir: Path) -> RunConfig:
         raise UserError(f"{run_dir / RESOLVED} cannot be read by this version: {line}") from error
 
 
-def read_reward_model_config(run_dir: Path) -> RewardModelConfig:
+def read_reward_model_config(run_dir: Path) -> "RewardModelConfig":
     """The recipe of a reward model's run; UserError for any other run."""
+    from pydantic import ValidationError
+
+    from headrace.config.reward_model import RewardModelConfig
+
     if not is_reward_model(run_dir):
         raise UserError(f"{run_dir.name} did not train a reward model: it has no {REWARD_MODEL}")
     try:
@@ -177,11 +185,13 @@ def read_reward_model_config(run_dir: Path) -> RewardModelConfig:
         ) from error
 
 
-def write_config(run_dir: Path, config: RunConfig | RewardModelConfig) -> None:
+def write_config(run_dir: Path, config: "RunConfig | RewardModelConfig") -> None:
     """Write resolved.json or, for a reward model, reward-model.json. One with a password is the
     owner's alone."""
+    from headrace.config.reward_model import RewardModelConfig
+
     name = REWARD_MODEL if isinstance(config, RewardModelConfig) else RESOLVED
-    private = isinstance(config, RunConfig) and config.storage.has_password
+    private = not isinstance(config, RewardModelConfig) and config.storage.has_password
     write_atomically(run_dir / name, config.model_dump_json(indent=2) + "\n", private=private)
 
 

@@ -46,6 +46,7 @@ SCHEMA = pa.schema(
 )
 _PLAIN = ("lineage", "update", "window_id", "trajectory_id", "start", "lam")
 _CACHED_BATCHES = 64
+Int64 = npt.NDArray[np.int64]
 WindowKey = tuple[int, int, int]
 """(lineage, update, window_id)"""
 
@@ -54,8 +55,8 @@ class Seen(NamedTuple):
     """What the learner saw of some windows: their places in some order, and for each figure how
     many numbers each of these windows has and all of them in one array."""
 
-    places: npt.NDArray[np.int64]
-    figures: Mapping[str, tuple[npt.NDArray[np.int64], Float32]]
+    places: Int64
+    figures: Mapping[str, tuple[Int64, Float32]]
 
 
 class DiagnosticsWriter:
@@ -90,35 +91,32 @@ class DiagnosticsReader:
 
     def read(self, keys: Iterable[WindowKey]) -> dict[WindowKey, TokenDiagnostics]:
         """Diagnostics of the windows asked for; those that were not recorded are missing."""
+        asked = list(keys)
         found: dict[WindowKey, TokenDiagnostics] = {}
-        for batch, chosen in self._chosen(keys):
-            rows = _decode(batch.rows.take(pa.array([batch.places[key] for key in chosen])))
-            found.update(zip(chosen, rows, strict=True))
+        for rows, places in self._found(np.array(asked, np.int64).reshape(-1, 3)):
+            found.update(zip((asked[place] for place in places), _decode(rows), strict=True))
         return found
 
-    def read_columns(self, keys: Sequence[WindowKey]) -> Iterator[Seen]:
-        """The same as columns, by the windows' places among the keys. A window may come twice: its
-        later figures count."""
-        order = {key: place for place, key in enumerate(keys)}
-        for batch, chosen in self._chosen(keys):
-            rows = batch.rows.take(pa.array([batch.places[key] for key in chosen]))
-            places = np.array([order[key] for key in chosen], np.int64)
+    def read_columns(self, keys: Int64) -> Iterator[Seen]:
+        """The same as columns, by the windows' places among the keys, which are the rows of an
+        array [N, 3]. A window may come twice: its later figures count."""
+        for rows, places in self._found(keys):
             yield Seen(places, {name: _flat(rows.column(name)) for name in _figures(rows)})
 
-    def _chosen(self, keys: Iterable[WindowKey]) -> Iterator[tuple["_Batch", list[WindowKey]]]:
-        """The batches in the order in which they were written, with the windows asked for that are
-        in each."""
-        by_update: dict[tuple[int, int], list[WindowKey]] = {}
-        for key in keys:
-            by_update.setdefault(key[:2], []).append(key)
-        wanted: dict[BatchPlace, list[WindowKey]] = {}
-        for update, windows in by_update.items():
-            for place in self._places.get(update, []):
-                wanted.setdefault(place, []).extend(windows)
+    def _found(self, keys: Int64) -> Iterator[tuple[pa.RecordBatch, Int64]]:
+        """The rows of the windows asked for, batch by batch in the order in which they were
+        written, and which of the keys each of them is of."""
+        order = np.lexsort((keys[:, 1], keys[:, 0]))
+        borders = np.flatnonzero(np.diff(keys[order, :2], axis=0).any(axis=1)) + 1
+        wanted: dict[BatchPlace, list[Int64]] = {}
+        for same in np.split(order, borders) if len(order) else ():
+            for place in self._places.get(_update_of(keys[same[0]]), []):
+                wanted.setdefault(place, []).append(same)
         for place in sorted(wanted):
             batch = self._batch(place)
-            if chosen := [key for key in wanted[place] if key in batch.places]:
-                yield batch, chosen
+            rows, places = zip(*(batch.find(keys, same) for same in wanted[place]), strict=True)
+            if len(chosen := np.concatenate(rows)):
+                yield batch.rows.take(pa.array(chosen)), np.concatenate(places)
 
     def _batch(self, place: BatchPlace) -> "_Batch":
         if place not in self._batches:
@@ -130,25 +128,46 @@ class DiagnosticsReader:
 
 
 class _Batch(NamedTuple):
-    """A batch with today's names, and where each window's (last) row is."""
+    """A batch with today's names; of each (lineage, update) in it the windows' ids, ascending, and
+    their rows."""
 
     rows: pa.RecordBatch
-    places: dict[WindowKey, int]
+    places: dict[tuple[int, int], tuple[Int64, Int64]]
+
+    def find(self, keys: Int64, same: Int64) -> tuple[Int64, Int64]:
+        """Rows of those of the keys, all of one update, that are here, and which ones these are. Of
+        several rows of a window the last one."""
+        windows, rows = self.places[_update_of(keys[same[0]])]
+        asked = keys[same, 2]
+        at = np.searchsorted(windows, asked, side="right") - 1
+        known = windows[at] == asked
+        return rows[at[known]], same[known]
+
+
+def _update_of(key: Int64) -> tuple[int, int]:
+    return int(key[0]), int(key[1])
 
 
 def _named(batch: pa.RecordBatch, renamed: dict[str, str]) -> _Batch:
     """Columns that nobody knows any more are left out."""
     named = batch.rename_columns([renamed.get(name, name) for name in batch.schema.names])
     known = [name for name in named.schema.names if name in (*_PLAIN, *COLUMN_NAMES)]
-    keys = zip(*(named.column(name).to_pylist() for name in _PLAIN[:3]), strict=True)
-    return _Batch(named.select(known), {key: row for row, key in enumerate(keys)})
+    keys = np.stack([named.column(name).to_numpy().astype(np.int64) for name in _PLAIN[:3]])
+    order = np.lexsort(keys[::-1])  # rows of one window stay in their order
+    borders = np.flatnonzero(np.diff(keys[:2, order]).any(axis=0)) + 1
+    places = {
+        _update_of(keys[:, rows[0]]): (keys[2, rows], rows)
+        for rows in np.split(order, borders)
+        if len(rows)
+    }
+    return _Batch(named.select(known), places)
 
 
 def _figures(rows: pa.RecordBatch) -> list[str]:
     return [name for name in rows.schema.names if name in COLUMN_NAMES]
 
 
-def _flat(column: pa.ListArray) -> tuple[npt.NDArray[np.int64], Float32]:
+def _flat(column: pa.ListArray) -> tuple[Int64, Float32]:
     """How many numbers each row has, and all of them."""
     counts = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
     return counts, column.flatten().to_numpy(zero_copy_only=False)

@@ -23,10 +23,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from headrace.errors import UserError
 from headrace.protocol.records import RECORD_FORMAT
 from headrace.run_folder import is_running
-from storage import projection
 from storage.database import DATABASE_VERSION, SQLITE_NAME, open_file, read_file
-from storage.journal import read_journal
-from storage.projection.registry import register
 from storage.segments import segment_paths
 from storage.tables import Projection, Run
 
@@ -79,6 +76,10 @@ def rebuilt(run_dir: Path, run_id: str, config: Mapping[str, Any]) -> Path:
 
 
 def _rebuild(run_dir: Path, run_id: str, config: Mapping[str, Any], path: Path) -> Path:
+    from storage import projection  # few runs need it, and every reader would pay for it
+    from storage.journal import read_journal
+    from storage.projection.registry import register
+
     engine = open_file(path)
     if _format(engine, run_id) != RECORD_FORMAT:
         with engine.begin() as connection:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_FETCHED = 1 << 14
+"""Rows that are fetched at once."""
+
+
 @dataclass(frozen=True)
 class RunReader:
     """Read access to one run; `key` is its `runs.id`. `connection`: the one that all reads go
@@ -56,6 +60,16 @@ class RunReader:
         with self._connected() as connection:
             result = connection.execute(query.execution_options(yield_per=size))
             yield from result.partitions(size)
+
+    def tuples(self, query: AnySelect) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query as the database's driver has them, one by one: several times as fast
+        as `rows`, but truth values may be 0 and 1."""
+        with self._connected() as connection:
+            result = connection.execute(query)
+            assert result.cursor is not None
+            while rows := result.cursor.fetchmany(_FETCHED):
+                yield from rows
+            result.close()
 
     @contextmanager
     def moment(self) -> Iterator["RunReader"]:

@@ -174,9 +174,9 @@ class _Table:
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for part in self._make(self._reader, None, self._needed).parts():
             columns = [
-                part.batch.column(field.name)
+                part.rows.column(field.name)
                 if field.name in self._needed
-                else pa.nulls(part.batch.num_rows, field.type)
+                else pa.nulls(part.rows.num_rows, field.type)
                 for field in self._schema
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)

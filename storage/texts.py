@@ -9,7 +9,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
 from headrace.protocol.streams import Int32
@@ -52,6 +51,8 @@ def text_decoder(run_dir: Path) -> TextDecoder | None:
         if path.is_file():
             return _decoder(path.resolve())
     if model.count("/") <= 1 and not Path(model).is_absolute():
+        from huggingface_hub import try_to_load_from_cache  # a tenth of a second
+
         cached = try_to_load_from_cache(model, _FILE)
         if isinstance(cached, str):
             return _decoder(Path(cached))

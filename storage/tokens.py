@@ -23,6 +23,7 @@ Codes = npt.NDArray[np.int8]
 SOURCES: tuple[str, ...] = get_args(Source)
 MARKS: tuple[str, ...] = get_args(MarkName)
 REASONS: tuple[str, ...] = get_args(DropReason)
+_REASONS = {reason: code for code, reason in enumerate(REASONS)}
 
 
 class TokenTable(NamedTuple):
@@ -164,7 +165,7 @@ def _place(table: TokenTable, borders: Int64, windows: WindowColumns, seen: Iter
     updates = np.array([-1 if update is None else update for update in windows.updates], np.int64)
     reasons = np.array(
         [
-            REASONS.index(reason) if state == "dropped" and reason else -1
+            _REASONS[reason] if state == "dropped" and reason else -1
             for state, reason in zip(windows.states, windows.reasons, strict=True)
         ],
         np.int8,
@@ -175,12 +176,14 @@ def _place(table: TokenTable, borders: Int64, windows: WindowColumns, seen: Iter
     table.loss_mask[here] = np.repeat(trained, lengths)
     table.mask_reasons[here] = np.repeat(reasons, lengths)
     masked = [
-        (firsts[place] + start, firsts[place] + end, REASONS.index(reason))
+        (place, start, end, _REASONS[reason])
         for place in np.flatnonzero(trained).tolist()
         for reason, start, end, _ in windows.masked[place]
     ]
     if masked:
         runs = np.array(masked, np.int64)
+        runs[:, 1:3] += firsts[runs[:, 0], None]
+        runs = runs[:, 1:]
         kept_out = covered(runs[:, 0], runs[:, 1])
         table.loss_mask[kept_out] = 0
         table.mask_reasons[kept_out] = np.repeat(runs[:, 2], runs[:, 1] - runs[:, 0])

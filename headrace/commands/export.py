@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from headrace import run_folder
 from headrace.errors import UserError
-from headrace.processes.progress import duration
+from headrace.processes.amounts import duration, size
 
 if TYPE_CHECKING:
-    from storage.queries import ExportProgress
+    from storage.exports import Progress as ExportProgress
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -27,7 +27,7 @@ def export(arguments: argparse.Namespace) -> int:
     named = arguments.format or arguments.out.suffix or os.path.isdir(arguments.out)
     if not named:
         raise UserError("name the format: --format parquet, or an --out that ends in .parquet")
-    from storage.queries import export as write_export
+    from storage.exports import export as write_export
 
     columns = arguments.columns and [name.strip() for name in arguments.columns.split(",")]
     began = time.monotonic()
@@ -50,16 +50,6 @@ def export(arguments: argparse.Namespace) -> int:
     if written.left_out:
         print(f"left out, without a value in any row: {', '.join(written.left_out)}")
     return 0
-
-
-def size(num_bytes: int) -> str:
-    """Bytes as 812 B, 3.1 MB or 2.0 GB."""
-    value = float(num_bytes)
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
 
 
 @contextmanager

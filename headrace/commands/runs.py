@@ -13,8 +13,9 @@ from rich.text import Text
 from headrace import run_folder
 from headrace.commands.tables import figure_lines
 from headrace.errors import UserError
+from headrace.processes.amounts import duration
 from headrace.processes.monitor import Monitor, coordinator_of, waits_of
-from headrace.processes.progress import duration, say
+from headrace.processes.progress import say
 
 
 def _root(arguments: argparse.Namespace) -> Path:

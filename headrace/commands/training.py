@@ -24,10 +24,11 @@ from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import connections, detect, free_port
 from headrace.install import lacking, setup_seconds
+from headrace.processes.amounts import duration
 from headrace.processes.children import Nursery
 from headrace.processes.keys import with_keys
 from headrace.processes.launch import ProcessSpec, plan_processes
-from headrace.processes.progress import LiveScreen, PlainScreen, Watch, duration, say
+from headrace.processes.progress import LiveScreen, PlainScreen, Watch, say
 from headrace.processes.supervise import INTERRUPTED, OURS, USER, Outcome, Supervisor
 from headrace.run_notes import change_notes
 

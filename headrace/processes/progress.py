@@ -16,6 +16,7 @@ from rich.text import Text
 
 from headrace.config.run import RunConfig
 from headrace.disk import FULL
+from headrace.processes.amounts import duration
 from headrace.processes.monitor import Monitor
 from headrace.protocol.messages import Status
 
@@ -45,16 +46,6 @@ def say(console: Console, text: str) -> None:
     except OSError as error:
         if error.errno not in FULL:
             raise
-
-
-def duration(seconds: float) -> str:
-    """Seconds as 42s, 3m05s or 2h10m."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 def share_done(config: RunConfig, status: Status) -> float | None:

@@ -9,7 +9,8 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headrace.processes.progress import PLAIN_EVERY_S, duration, say
+from headrace.processes.amounts import duration
+from headrace.processes.progress import PLAIN_EVERY_S, say
 from headrace.reward_model_run import EvaluationLine, StepLine
 
 

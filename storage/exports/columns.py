@@ -124,9 +124,12 @@ def scalar_field(name: str, *, repeated: bool) -> pa.Field:
 
 
 def array_of(field: pa.Field, values: Sequence[Any]) -> pa.Array:
-    """A column's values as an array of its type; words as a dictionary of those that occur."""
+    """A column's values as an array of its type; words as a dictionary of those that occur. Truth
+    values may be 0 and 1."""
     if field.type == WORD:
         return pa.array(values, type=pa.string()).dictionary_encode()
+    if field.type == pa.bool_():
+        values = [None if value is None else bool(value) for value in values]
     return pa.array(values, type=field.type)
 
 

@@ -104,8 +104,8 @@ def export(
             kept = _described(rows.schema, leading.empty, about)
             with closing(open_writer(fmt, part, kept, spool.dictionaries())) as writer:
                 written = 0
-                for batch in gathered(_in_order(leading, spool)):
-                    writer.write(batch.select(kept.names).replace_schema_metadata(kept.metadata))
+                for batch in gathered(_in_order(leading, spool, kept.names)):
+                    writer.write(batch.replace_schema_metadata(kept.metadata))
                     written += batch.num_rows
                     say(Progress(0.5 + written / count / 2, count))
         num_bytes = sum(path.stat().st_size for path in (part.iterdir() if folder else (part,)))
@@ -127,17 +127,17 @@ def _gather(rows: Rows, leading: Leading, spool: Spool, say: Watch) -> int:
     total, done, count = rows.total(), 0, 0
     for made in rows.parts():
         done += made.done
-        count += made.batch.num_rows
-        if made.batch.num_rows:
-            leading.look(made.batch)
-            spool.add(made.batch)
+        count += made.rows.num_rows
+        if made.rows.num_rows:
+            leading.look(made.rows)
+            spool.add(made.rows)
         say(Progress(done / max(total, 1) / 2, count))
     return count
 
 
-def _in_order(leading: Leading, spool: Spool) -> Iterator[pa.RecordBatch]:
-    yield from leading.rows()
-    yield from leading.others(spool.batches())
+def _in_order(leading: Leading, spool: Spool, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    yield from leading.rows(names)
+    yield from leading.others(spool.parts(), names)
 
 
 def _described(schema: pa.Schema, empty: Sequence[str], about: dict[str, object]) -> pa.Schema:

@@ -5,12 +5,14 @@ holds; and the columns that hold nothing. Readers of text files infer a column's
 rows: a column that begins with nulls, or text that begins with numbers, breaks them further down.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from storage.exports.packed import Packed
 
 Int8 = npt.NDArray[np.int8]
 NOTHING, BLANK, WHOLE, DECIMAL, SPECIAL, PLAIN = range(6)
@@ -26,7 +28,7 @@ _HEAD_BYTES = 1 << 16
 
 
 class Leading:
-    """Looks at batches. `by_text`: text can be taken for numbers, as in CSV."""
+    """Looks at rows. `by_text`: text can be taken for numbers, as in CSV."""
 
     def __init__(self, schema: pa.Schema, *, by_text: bool) -> None:
         self._by_text = by_text
@@ -47,15 +49,19 @@ class Leading:
         """Columns in which no row has a value, where there are rows."""
         return [name for name in self._open if name not in self._shown] if self._seen else []
 
-    def look(self, batch: pa.RecordBatch) -> None:
-        """Take the next batch into account."""
+    def look(self, rows: Packed) -> None:
+        """Take the next rows into account."""
         if self._seen == 0:
-            self._head = min(_HEAD_ROWS, _HEAD_BYTES * batch.num_rows // max(batch.nbytes, 1))
+            self._head = min(_HEAD_ROWS, _HEAD_BYTES * rows.num_rows // max(rows.nbytes, 1))
         chosen: set[int] = set()
         for name in list(self._open):
-            if batch.column(name).null_count == batch.num_rows:
+            column = rows.kept(name)
+            if column.null_count == len(column):
                 continue
-            kinds = shown(batch.column(name), self._by_text)
+            kinds = shown(column, self._by_text)
+            if not set(np.unique(kinds).tolist()) - self._open[name]:
+                continue
+            kinds = rows.spread(name, kinds)
             for kind in set(np.unique(kinds).tolist()) - self._open[name]:
                 places = np.flatnonzero(kinds == kind)
                 at = next((row for row in sorted(chosen) if kinds[row] == kind), int(places[0]))
@@ -65,23 +71,25 @@ class Leading:
             if PLAIN in self._open[name]:
                 self._open.pop(name)
         moved = [row for row in sorted(chosen) if self._seen + row >= self._head]
-        # Taken and not sliced: a slice would hold the whole batch.
-        self._rows += [batch.take(pa.array([row])) for row in moved]
+        self._rows += [rows.row(row) for row in moved]
         self._numbers += [self._seen + row for row in moved]
-        self._seen += batch.num_rows
+        self._seen += rows.num_rows
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """The rows that are moved to the beginning."""
-        yield from self._rows
+    def rows(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows that are moved to the beginning, these columns of them."""
+        for batch in self._rows:
+            yield batch.select(list(names))
 
-    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same batches again without these rows."""
+    def others(self, parts: Iterator[Packed], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The same rows again without those that were moved."""
         first = 0
-        for batch in batches:
-            here = [n - first for n in self._numbers if first <= n < first + batch.num_rows]
-            first += batch.num_rows
+        for rows in parts:
+            size = rows.num_rows
+            here = [n - first for n in self._numbers if first <= n < first + size]
+            first += size
+            batch = rows.batch(names)
             if here:
-                keep = np.ones(batch.num_rows, bool)
+                keep = np.ones(size, bool)
                 keep[here] = False
                 batch = batch.filter(pa.array(keep))
             if batch.num_rows:

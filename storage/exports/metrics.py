@@ -12,6 +12,7 @@ from sqlalchemy import and_, func, select
 
 from headrace.metrics import METRICS, pattern_of
 from storage.exports.columns import WORD, array_of, chosen_fields, field
+from storage.exports.packed import plain
 from storage.exports.pages import SQL_ROWS
 from storage.exports.rows import Part
 from storage.filters import Filter, to_arrow, to_sql
@@ -78,12 +79,12 @@ class MetricRows:
                 zip(COLUMNS, zip(*rows, strict=True), strict=True)
             )
             columns["bin"] = (None,) * len(rows)
-            yield Part(len(rows), self._batch(columns).select(self.schema.names))
+            yield Part(len(rows), plain(self._batch(columns).select(self.schema.names)))
         for rows in self._reader.stream(self._arrays, SQL_ROWS):
             batch = self._batch(_by_bin(rows))
             if self._expression is not None:
                 batch = batch.filter(self._expression)
-            yield Part(len(rows), batch.select(self.schema.names))
+            yield Part(len(rows), plain(batch.select(self.schema.names)))
 
     def _batch(self, columns: dict[str, Sequence[Any]]) -> pa.RecordBatch:
         names = columns["name"]

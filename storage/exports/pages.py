@@ -7,13 +7,14 @@ for what nobody asked for: without `tokens` the journal is not read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from sqlalchemy import Text, cast, select
+from sqlalchemy import Text, cast, func, select
 
 from storage.diagnostics import DiagnosticsReader
 from storage.exports.columns import JSON_TEXTS, PerToken, array_of
@@ -32,7 +33,7 @@ from storage.tokens import (
 )
 from storage.trajectory_rows import COLUMNS, joined
 
-PAGE_TRAJECTORIES = 1024
+PAGE_TRAJECTORIES = 4096
 PAGE_TOKENS = 1 << 17
 SQL_ROWS = 5000
 PROMPT_IDS = "prompt_ids"
@@ -74,14 +75,11 @@ def pages(
 def wanted_where(reader: RunReader, condition: Any) -> Wanted:
     """The trajectories for which a condition (None: always) holds. A last offset of -1: it has no
     tokens."""
-    query = joined(select(Trajectory.trajectory_id, Trajectory.last_offset), reader.key)
+    chosen = select(Trajectory.trajectory_id, func.coalesce(Trajectory.last_offset, -1))
+    query = joined(chosen, reader.key).order_by(Trajectory.trajectory_id)
     if condition is not None:
         query = query.where(condition)
-    parts = [
-        np.array([(key, -1 if last is None else last) for key, last in rows], dtype=np.int64)
-        for rows in reader.stream(query.order_by(Trajectory.trajectory_id), SQL_ROWS)
-    ]
-    table = np.concatenate([np.zeros((0, 2), np.int64), *parts])
+    table = np.fromiter(chain.from_iterable(reader.tuples(query)), np.int64).reshape(-1, 2)
     return Wanted(table[:, 0].copy(), table[:, 1].copy())
 
 
@@ -108,8 +106,8 @@ class _Loader:
         )
 
     def page(self, ids: Sequence[int], responses: Responses) -> Page:
-        query = self._query.where(Trajectory.trajectory_id.in_(ids))
-        by_id = {row[0]: row for row in self._reader.rows(query)}
+        query = self._query.where(_between(Trajectory.trajectory_id, ids))
+        by_id = {row[0]: row for row in self._reader.tuples(query)}
         columns = list(zip(*(by_id[key] for key in ids), strict=True))
         scalars = dict(zip(self._names, columns[1:], strict=True))
         scalars["run_id"] = (self._reader.run_id,) * len(ids)
@@ -133,20 +131,29 @@ class _Loader:
             states,
             reasons,
             updates,
-            [() if text == "[]" else msgspec.json.decode(text) for text in masked],
+            msgspec.json.decode(f"[{','.join(masked)}]"),
         )
         trained = [place for place, state in enumerate(states) if state == "trained"]
         wanted = [(lineages[place], updates[place], keys[place]) for place in trained]
-        seen = () if self._seen is None else self._seen.read_columns(wanted)
+        asked = np.array(wanted, np.int64).reshape(-1, 3)
+        seen = () if self._seen is None else self._seen.read_columns(asked)
         among = np.array(trained, np.int64)
         found = (each._replace(places=among[each.places]) for each in seen)
         return token_tables(responses, windows, found)
 
     def _windows(self, ids: Sequence[int]) -> Sequence[Any]:
         query = select(*_WINDOW).where(
-            Window.run == self._reader.key, Window.trajectory_id.in_(ids)
+            Window.run == self._reader.key, _between(Window.trajectory_id, ids)
         )
-        return self._reader.rows(query)
+        chosen = set(ids)
+        return [row for row in self._reader.tuples(query) if row[0] in chosen]
+
+
+def _between(column: Any, ids: Sequence[int]) -> Any:
+    """A condition for the rows of trajectories, and perhaps of as many others between them: that is
+    sooner asked than one with all their numbers."""
+    first, last = min(ids), max(ids)
+    return column.between(first, last) if last - first < 2 * len(ids) else column.in_(ids)
 
 
 _WINDOW = (

@@ -16,6 +16,7 @@ from sqlalchemy import select
 
 from storage.exports.chats import CHAT, Chats, answer
 from storage.exports.columns import array_of, chosen_fields, field, scalar_field
+from storage.exports.packed import plain
 from storage.exports.pages import SQL_ROWS, pages
 from storage.exports.rows import Part
 from storage.exports.sft import answers_of, decoder_of
@@ -124,7 +125,8 @@ class PreferenceRows:
                 else:
                     rows.append(self._row(*sorted((one, other), key=_reward, reverse=True)))
             columns = [array_of(field, [row[field.name] for row in rows]) for field in self.schema]
-            yield Part(page.size, pa.RecordBatch.from_arrays(columns, schema=self.schema))
+            batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            yield Part(page.size, plain(batch))
 
     def _row(self, best: _Half, worst: _Half) -> dict[str, Any]:
         scalars = best.scalars

@@ -5,12 +5,14 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from storage.exports.packed import Packed
+
 
 class Part(NamedTuple):
     """Some rows. `done`: how many of the things in `Rows.total` they were made from."""
 
     done: int
-    batch: pa.RecordBatch
+    rows: Packed
 
 
 class Rows(Protocol):

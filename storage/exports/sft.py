@@ -16,6 +16,7 @@ from sqlalchemy import and_
 from headrace.errors import UserError
 from storage.exports.chats import CHAT, Chats, answer
 from storage.exports.columns import array_of, chosen_fields, field, scalar_field
+from storage.exports.packed import plain
 from storage.exports.pages import Page, pages, wanted_where
 from storage.exports.rows import Part
 from storage.filters import Filter, to_sql
@@ -88,7 +89,8 @@ class SftRows:
         for page in pages(self._reader, self._wanted, _SCALARS, tokens=True, windows=False):
             rows = list(self._rows(page, seen))
             columns = [array_of(field, [row[field.name] for row in rows]) for field in self.schema]
-            yield Part(page.size, pa.RecordBatch.from_arrays(columns, schema=self.schema))
+            batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            yield Part(page.size, plain(batch))
 
     def _rows(self, page: Page, seen: set[bytes]) -> Iterator[Mapping[str, Any]]:
         for scalars, text in answers_of(page, self._decoder):

@@ -1,30 +1,32 @@
-"""Batches kept on disk between being made and being written.
+"""Rows kept on disk between being made and being written.
 
 What the first rows of a file must be, and which columns it has, is known when all rows have been
-seen. Making them is the larger part of the work, so they wait in a file beside the target, and are
-not made twice.
+seen. Making them is the larger part of the work, so they wait in two files beside the target, what
+neighbours share in one of them, and are not made twice.
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 import pyarrow as pa
 
+from storage.exports.packed import Packed
+
 
 class Spool:
-    """A file of batches; gone when the block ends."""
+    """Two files of batches; gone when the block ends. `schema`: of the rows."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._path = path
+        self._paths = (path.with_suffix(".own"), path.with_suffix(".shared"))
         self._schema = schema
+        self._files: list[pa.ipc.RecordBatchStreamWriter] = []
         self._words: dict[str, list[pa.Array]] = {
             field.name: [] for field in schema if pa.types.is_dictionary(field.type)
         }
 
     def __enter__(self) -> "Spool":
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        self._file = pa.ipc.new_stream(str(self._path), self._schema, options=options)
         return self
 
     def __exit__(
@@ -33,21 +35,41 @@ class Spool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._path.unlink(missing_ok=True)
+        for path in self._paths:
+            path.unlink(missing_ok=True)
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """One more batch."""
-        self._file.write_batch(batch)
+    def add(self, rows: Packed) -> None:
+        """Some more rows."""
+        sizes = pa.array(rows.sizes, type=pa.int64())
+        names = [*rows.shared.schema.names, "sizes"]
+        batches = (rows.own, pa.RecordBatch.from_arrays([*rows.shared.columns, sizes], names))
+        if not self._files:
+            options = pa.ipc.IpcWriteOptions(compression="lz4")
+            self._files = [
+                pa.ipc.new_stream(str(path), batch.schema, options=options)
+                for path, batch in zip(self._paths, batches, strict=True)
+            ]
+        for file, batch in zip(self._files, batches, strict=True):
+            file.write_batch(batch)
         for name, known in self._words.items():
-            known.append(batch.column(name).dictionary)
+            known.append(rows.kept(name).dictionary)
             if len(known) > 64:
                 self._words[name] = [pa.concat_arrays(known).unique()]
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """All batches in order; none can be added any more."""
-        self._file.close()
-        with pa.OSFile(str(self._path)) as file:
-            yield from pa.ipc.open_stream(file)
+    def parts(self) -> Iterator[Packed]:
+        """All rows in order; none can be added any more."""
+        for file in self._files:
+            file.close()
+        if not self._files:
+            return
+        with ExitStack() as stack:
+            owned, shared = (
+                pa.ipc.open_stream(stack.enter_context(pa.OSFile(str(path))))
+                for path in self._paths
+            )
+            for own, sized in zip(owned, shared, strict=True):
+                sizes = sized.column("sizes").to_numpy()
+                yield Packed(self._schema, own, sized.select(sized.schema.names[:-1]), sizes)
 
     def dictionaries(self) -> dict[str, pa.Array]:
         """All values of each dictionary column."""

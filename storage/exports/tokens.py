@@ -21,13 +21,13 @@ from storage.exports.columns import (
     field,
     scalar_field,
 )
+from storage.exports.packed import Packed
 from storage.exports.pages import Page, pages, scalar_array, token_array, wanted_where
 from storage.exports.rows import Part
 from storage.filters import Filter, Junction, check_columns, columns_of, to_arrow, to_sql
 from storage.reader import RunReader
 from storage.responses import Wanted
 from storage.texts import text_decoder
-from storage.tokens import Int64
 from storage.trajectory_rows import COLUMNS
 
 _COLUMNS = {column.singular: column for column in PER_TOKEN}
@@ -58,8 +58,9 @@ class TokenRows:
         self._full = self.schema
         self._expression = None
         if on_tokens:
-            asked = columns_of(Junction("and", on_tokens)) - set(self.schema.names)
-            self._full = pa.schema([*self.schema, *(f for f in every if f.name in asked)])
+            self._asked = columns_of(Junction("and", on_tokens))
+            more = self._asked - set(self.schema.names)
+            self._full = pa.schema([*self.schema, *(f for f in every if f.name in more)])
             self._expression = to_arrow(Junction("and", on_tokens), self._full)
 
     @cached_property
@@ -77,30 +78,28 @@ class TokenRows:
         plurals = {_COLUMNS[name].plural for name in names if name in _COLUMNS}
         windows = bool(plurals & OF_WINDOWS)
         for page in pages(self._reader, self._wanted, scalars, tokens=True, windows=windows):
-            batch = self._flat(page)
+            rows = self._packed(page)
             if self._expression is not None:
-                batch = batch.filter(self._expression).select(self.schema.names)
-            yield Part(page.size, batch)
+                rows = rows.where(self._expression, self._asked).select(self.schema)
+            yield Part(page.size, rows)
 
-    def _flat(self, page: Page) -> pa.RecordBatch:
-        sizes = np.diff(page.borders)
-        columns = [self._column(page, field, sizes) for field in self._full]
-        return pa.RecordBatch.from_arrays(columns, schema=self._full)
+    def _packed(self, page: Page) -> Packed:
+        shared = pa.schema([field for field in self._full if field.name in SCALARS])
+        own = pa.schema([field for field in self._full if field.name not in SCALARS])
+        return Packed(
+            self._full,
+            pa.RecordBatch.from_arrays([self._column(page, field) for field in own], schema=own),
+            pa.RecordBatch.from_arrays([scalar_array(page, f) for f in shared], schema=shared),
+            np.diff(page.borders),
+        )
 
-    def _column(self, page: Page, field: pa.Field, sizes: Int64) -> pa.Array:
+    def _column(self, page: Page, field: pa.Field) -> pa.Array:
         if field.name == "position":
-            firsts = page.borders[:-1].repeat(sizes)
+            firsts = page.borders[:-1].repeat(np.diff(page.borders))
             return pa.array(np.arange(page.borders[-1]) - firsts, type=field.type)
         if field.name == "token":
             return self._tokens(page)
-        if field.name in _COLUMNS:
-            return token_array(page.tokens, _COLUMNS[field.name])
-        values = scalar_array(page, field)
-        if pa.types.is_dictionary(field.type):
-            return pa.DictionaryArray.from_arrays(
-                _repeated(values.indices, sizes), values.dictionary
-            )
-        return _repeated(values, sizes)
+        return token_array(page.tokens, _COLUMNS[field.name])
 
     def _tokens(self, page: Page) -> pa.Array:
         ids = page.tokens.token_ids
@@ -111,16 +110,6 @@ class TokenRows:
         words = pa.array(self._decoder.pieces(unique), type=pa.string()).dictionary_encode()
         codes = words.indices.take(pa.array(where.astype(np.int32)))
         return pa.DictionaryArray.from_arrays(codes, words.dictionary)
-
-
-def _repeated(values: pa.Array, sizes: Int64) -> pa.Array:
-    """Each value as often as its response has tokens."""
-    if values.null_count == len(values):
-        return pa.nulls(int(sizes.sum()), values.type)
-    if values.null_count == 0 and pa.types.is_primitive(values.type) and values.type != pa.bool_():
-        return pa.array(np.repeat(values.to_numpy(), sizes), type=values.type)
-    whose = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    return values.take(pa.array(whose))
 
 
 def _conditions(

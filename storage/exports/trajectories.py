@@ -15,6 +15,7 @@ from storage.exports.columns import (
     field,
     scalar_field,
 )
+from storage.exports.packed import plain
 from storage.exports.pages import PROMPT_IDS, Page, pages, scalar_array, token_array, wanted_where
 from storage.exports.rows import Part
 from storage.filters import Filter, to_sql
@@ -67,7 +68,8 @@ class TrajectoryRows:
         tokens, windows = len(scalars) < len(names), bool(names & OF_WINDOWS)
         for page in pages(self._reader, self._wanted, scalars, tokens=tokens, windows=windows):
             columns = [self._column(page, field) for field in self.schema]
-            yield Part(page.size, pa.RecordBatch.from_arrays(columns, schema=self.schema))
+            batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+            yield Part(page.size, plain(batch))
 
     def _column(self, page: Page, field: pa.Field) -> pa.Array:
         if field.name == _RESPONSE:

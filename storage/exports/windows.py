@@ -7,6 +7,7 @@ import pyarrow as pa
 from sqlalchemy import Text, cast, func, select
 
 from storage.exports.columns import WORD, array_of, chosen_fields, field
+from storage.exports.packed import plain
 from storage.exports.pages import SQL_ROWS
 from storage.exports.rows import Part
 from storage.filters import Filter, to_sql
@@ -77,4 +78,4 @@ class WindowRows:
             columns = dict(zip(("id", *self._names), zip(*rows, strict=True), strict=True))
             columns["run_id"] = (self._reader.run_id,) * len(rows)
             arrays = [array_of(field, columns[field.name]) for field in self.schema]
-            yield Part(len(rows), pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+            yield Part(len(rows), plain(pa.RecordBatch.from_arrays(arrays, schema=self.schema)))

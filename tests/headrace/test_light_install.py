@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.commands.doctor import BASE, examine
 from headrace.install import EXTRAS
 from tests.dashboard.scripted_run import write_run
 
@@ -136,6 +137,40 @@ def test_commands_that_need_an_extra_say_so_in_one_line(
     assert not (tmp_path / "new").exists()
 
 
+def test_the_doctor_says_what_the_base_can_do(light: dict[str, str]) -> None:
+    """That training needs an extra is no fault of an installation for reading."""
+    said, modules = called(light, ["doctor"], ["doctor", "--json"])
+    assert_told(*said["doctor"])
+    code, out, _ = said["doctor --json"]
+    answer = json.loads(out)
+    assert (code, answer["ok"], answer["trains"]) == (0, True, False)
+    assert {each["level"] for each in answer["findings"]} == {"ok", "note"}
+    assert modules.isdisjoint(HEAVY)
+
+
+def assert_told(code: int, out: str, err: str) -> None:
+    lines = {line[6:24].strip(): line for line in out.splitlines()}
+    assert (code, err) == (0, ""), (out, err)
+    assert lines["to read runs"].startswith("  ok")
+    assert "exported" in lines["to read runs"]
+    assert lines["to train"].startswith("note")
+    assert "torch is not installed: this needs headrace[train]" in lines["to train"]
+    assert "this needs headrace[dashboard]" in lines["to see pages"]
+    assert "torch" not in lines
+    assert "BAD" not in out
+    assert out.splitlines()[-1] == "all good for reading runs; nothing here trains"
+
+
+def test_a_base_without_its_own_packages_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.commands.doctor.is_for_training", lambda: False)
+    monkeypatch.setattr(
+        "headrace.commands.doctor.dependency_version",
+        lambda name: None if name == "duckdb" else "1",
+    )
+    wrong = {f.topic: f.text for f in examine() if f.level == "bad"}
+    assert "pip install" in wrong["duckdb"]
+
+
 def test_extras_of_the_distribution_are_those_that_the_program_knows() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {
@@ -145,6 +180,7 @@ def test_extras_of_the_distribution_are_those_that_the_program_knows() -> None:
     assert declared == {extra: set(names) for extra, names in EXTRAS.items()}
     base = {line.split(">")[0].replace("-", "_") for line in project["dependencies"]}
     assert base.isdisjoint(HEAVY)
+    assert {line.split("[")[0] for line in base} == {name.replace("-", "_") for name in BASE}
 
 
 @pytest.mark.slow
@@ -179,3 +215,8 @@ def test_the_base_installs_without_torch_and_reads_a_run(root: Path, tmp_path: P
         )  # fmt: skip
         said[" ".join(words)] = done.returncode, done.stdout, done.stderr
     assert_read(said, tmp_path)
+    done = subprocess.run(
+        [python, "-m", "headrace", "doctor"], cwd=tmp_path, env=environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert_told(done.returncode, done.stdout, done.stderr)

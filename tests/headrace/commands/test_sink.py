@@ -202,14 +202,21 @@ def test_the_command_line_names_the_sinks_that_there_are() -> None:
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="TensorBoard is not installed")
 def test_tensorboard_reads_what_it_was_told(run_dir: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util import tensor_util
 
     assert main(["sink", str(run_dir), "tensorboard", "--out", str(tmp_path)]) == 0
     read = EventAccumulator(str(tmp_path), size_guidance={"tensors": 0})
     read.Reload()
     whole = news(run_dir, Position())
     assert set(read.Tags()["tensors"]) == {name for n in whole for name in n.metrics}
-    steps = [event.step for event in read.Tensors("reward/mean")]
-    assert steps == [n.update for n in whole if "reward/mean" in n.metrics]
+    told = [n for n in whole if "reward/mean" in n.metrics]
+    events = read.Tensors("reward/mean")
+    assert [event.step for event in events] == [n.update for n in told]
+    assert [event.wall_time for event in events] == pytest.approx([n.at for n in told])
+    values = [float(tensor_util.make_ndarray(event.tensor_proto)) for event in events]
+    assert values == pytest.approx([n.metrics["reward/mean"] for n in told])
+    meaning = read.SummaryMetadata("reward/mean").summary_description
+    assert meaning == METRICS["reward/mean"].meaning
 
 
 @pytest.mark.skipif(find_spec("trackio") is None, reason="Trackio is not installed")
@@ -224,3 +231,7 @@ def test_trackio_stores_what_it_was_told(
     whole = news(run_dir, Position())
     assert len(rows) == len(whole)
     assert [row["step"] for row in rows] == [n.update for n in whole]
+    assert [{name: row[name] for name in n.metrics} for row, n in zip(rows, whole, strict=True)] == [
+        n.metrics for n in whole
+    ]
+    assert SQLiteStorage.get_system_logs("scripted", "run-1") == []

@@ -14,8 +14,9 @@ from rich.console import Console
 from headrace.commands.training import page_is_wanted, print_summary, report
 from headrace.config.run import RunConfig
 from headrace.hardware import connections
+from headrace.processes.amounts import duration
 from headrace.processes.monitor import coordinator_of
-from headrace.processes.progress import Facts, LiveScreen, PlainScreen, Watch, duration, time_left
+from headrace.processes.progress import Facts, LiveScreen, PlainScreen, Watch, time_left
 from headrace.processes.supervise import INTERRUPTED, Outcome
 from headrace.protocol.messages import Command, Hello, Message, Status, StatusRequest
 from headrace.protocol.sockets import Router

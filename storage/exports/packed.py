@@ -1,0 +1,109 @@
+"""Rows of which neighbours may share values, kept once until somebody wants them one by one.
+
+In: columns with a value for each row, and columns with a value for several rows in succession: the
+tokens of a response share what is known of it. Out: plain Arrow columns and batches of all rows.
+Promise: a column that nobody asks for is not made.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Int64 = npt.NDArray[np.int64]
+
+
+class Packed(NamedTuple):
+    """Some rows. Each value of `shared` is that of `sizes[i]` rows, one after the other; `own` has
+    one for each row. Their columns together are those of the schema, in any order."""
+
+    schema: pa.Schema
+    own: pa.RecordBatch
+    shared: pa.RecordBatch
+    sizes: Int64
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return int(self.sizes.sum())
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes the rows have one by one."""
+        shared = self.shared.nbytes * self.num_rows // max(len(self.sizes), 1)
+        return int(self.own.nbytes + shared)
+
+    def kept(self, name: str) -> pa.Array:
+        """A column as it is kept."""
+        where = self.shared if name in self.shared.schema.names else self.own
+        return where.column(name)
+
+    def spread(self, name: str, values: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
+        """Something said of each value that is kept of a column, for each row."""
+        return values.repeat(self.sizes) if name in self.shared.schema.names else values
+
+    def column(self, name: str) -> pa.Array:
+        """A column with a value for each row."""
+        if name in self.shared.schema.names:
+            return repeated(self.shared.column(name), self.sizes)
+        return self.own.column(name)
+
+    def batch(self, names: Sequence[str] | None = None) -> pa.RecordBatch:
+        """All rows; `names`: these columns alone, in this order."""
+        chosen = self.schema if names is None else pa.schema(map(self.schema.field, names))
+        return pa.RecordBatch.from_arrays([self.column(f.name) for f in chosen], schema=chosen)
+
+    def row(self, number: int) -> pa.RecordBatch:
+        """A row by its number, as a batch that does not hold the others in memory."""
+        owner = int(np.searchsorted(self.sizes.cumsum(), number, side="right"))
+        one = Packed(
+            self.schema, _taken(self.own, [number]), _taken(self.shared, [owner]), np.ones(1, int)
+        )
+        return one.batch()
+
+    def where(self, condition: pa.compute.Expression, names: Collection[str]) -> "Packed":
+        """The rows for which a condition on some columns holds."""
+        asked = self.batch([name for name in self.schema.names if name in names])
+        numbered = asked.append_column("number of the row", pa.array(np.arange(self.num_rows)))
+        rows = numbered.filter(condition).columns[-1].to_numpy()
+        owners = np.searchsorted(self.sizes.cumsum(), rows, side="right")
+        sizes = np.bincount(owners, minlength=len(self.sizes)).astype(np.int64)
+        return self._replace(own=_taken(self.own, rows), sizes=sizes)
+
+    def select(self, schema: pa.Schema) -> "Packed":
+        """Some columns."""
+        own, shared = (
+            batch.select([name for name in batch.schema.names if name in schema.names])
+            for batch in (self.own, self.shared)
+        )
+        return Packed(schema, own, shared, self.sizes)
+
+
+def plain(batch: pa.RecordBatch) -> Packed:
+    """Rows that share nothing."""
+    nothing = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
+    return Packed(batch.schema, batch, nothing, np.array([batch.num_rows]))
+
+
+def repeated(values: pa.Array, sizes: Int64) -> pa.Array:
+    """Each value so many times."""
+    kind = values.type
+    if values.null_count == len(values):
+        return pa.nulls(int(sizes.sum()), kind)
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(repeated(values.indices, sizes), values.dictionary)
+    if not pa.types.is_primitive(kind) or kind == pa.bool_():
+        whose = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+        return values.take(pa.array(whose))
+    # Several times as fast as to take.
+    known = values if values.null_count == 0 else values.fill_null(0)
+    missing = None
+    if values.null_count:
+        missing = values.is_null().to_numpy(zero_copy_only=False).repeat(sizes)
+    return pa.array(known.to_numpy().repeat(sizes), type=kind, mask=missing)
+
+
+def _taken(batch: pa.RecordBatch, rows: Sequence[int] | Int64) -> pa.RecordBatch:
+    return batch.take(pa.array(rows, type=pa.int64())) if batch.num_columns else batch
