@@ -22,6 +22,7 @@ from benchmarks import (
     egae,
     egae_bias,
     fault_evidence,
+    reward_evidence,
     staleness,
     untuned_race,
     vapo_parts,
@@ -187,6 +188,7 @@ def tables() -> dict[str, str]:
         "faults": fault_evidence.figures_table(),
         "chaos": fault_evidence.chaos_table(),
         "fuzz": fault_evidence.fuzz_table(),
+        **{name: reward_evidence.part(name) for name in reward_evidence.STUDIES},
     }
 
 
@@ -253,6 +255,7 @@ def draw(folder: Path) -> list[Path]:
             for name, plot in STUDY_PLOTS[study].items() if arms else ():
                 drawn.append(folder / f"{name}.svg")
                 plot.draw(arms, drawn[-1])
+        drawn += reward_evidence.draw(folder)
     return drawn
 
 
