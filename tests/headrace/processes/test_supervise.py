@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from headrace.processes.launch import ADDRESS, ProcessSpec, Restarts, SpecRole
-from headrace.processes.supervise import Deadlines, Outcome, Supervisor
+from headrace.processes.supervise import OURS, Deadlines, Outcome, Supervisor
 from headrace.reaper import Reaper
+from tests.documented import is_documented
 from tests.headrace.processes import scripted_role
 from tests.small_disk import small_disk
 
@@ -95,8 +96,13 @@ def coordinator(script: Script, deaths: int = 0, limit: int = 1) -> ProcessSpec:
 
 
 def run(script: Script, *specs: ProcessSpec, deadlines: Deadlines = QUICK) -> Outcome:
+    """How the run ended; all that the user was told meanwhile is on the page of operations."""
     whole = [coordinator(script), *specs]
-    return Supervisor(script.run_dir, whole, script, deadlines=deadlines).run()
+    outcome = Supervisor(script.run_dir, whole, script, deadlines=deadlines).run()
+    assert [note for note in script.notes if not is_documented(note)] == []
+    if outcome.code == OURS:
+        assert is_documented(f"error: {outcome.cause}; logs in {script.run_dir / 'logs'}")
+    return outcome
 
 
 def gone(pid: int) -> bool:
@@ -299,7 +305,9 @@ def test_a_coordinator_without_an_address_is_not_waited_for_for_ever(script: Scr
 def test_a_killed_coordinator_resumes_and_the_others_follow_to_its_new_address(
     script: Script,
 ) -> None:
-    script.when(lambda: "started" in script.events("generator-0"), partial(kill_coordinator, script))
+    script.when(
+        lambda: "started" in script.events("generator-0"), partial(kill_coordinator, script)
+    )
     script.when(lambda: "restarted" in script.events("generator-0"), script.finish)
     outcome = run(script, spec(script, "generator-0", "generator", "stay", restarts=ONCE))
     assert outcome.code == 0
@@ -315,9 +323,14 @@ def kill_coordinator(script: Script) -> None:
 def test_a_coordinator_that_is_killed_while_it_takes_over_is_followed_by_another(
     script: Script,
 ) -> None:
-    script.when(lambda: "started" in script.events("generator-0"), partial(kill_coordinator, script))
+    script.when(
+        lambda: "started" in script.events("generator-0"), partial(kill_coordinator, script)
+    )
     script.when(lambda: len(script.addresses) == 2, script.finish)
-    whole = [coordinator(script, deaths=2, limit=3), spec(script, "generator-0", "generator", "stay")]
+    whole = [
+        coordinator(script, deaths=2, limit=3),
+        spec(script, "generator-0", "generator", "stay"),
+    ]
     assert Supervisor(script.run_dir, whole, script, deadlines=QUICK).run() == Outcome(0)
     deaths = ["died", "restarted"] * 3
     assert script.events("coordinator")[:7] == ["started", *deaths]
@@ -326,7 +339,9 @@ def test_a_coordinator_that_is_killed_while_it_takes_over_is_followed_by_another
 
 
 def test_a_coordinator_that_is_killed_too_often_ends_the_run(script: Script) -> None:
-    script.when(lambda: "started" in script.events("generator-0"), partial(kill_coordinator, script))
+    script.when(
+        lambda: "started" in script.events("generator-0"), partial(kill_coordinator, script)
+    )
     whole = [coordinator(script, deaths=2), spec(script, "generator-0", "generator", "stay")]
     outcome = Supervisor(script.run_dir, whole, script, deadlines=QUICK).run()
     assert (outcome.code, outcome.cause) == (1, "coordinator died 2 times (killed by SIGKILL)")
