@@ -5,8 +5,8 @@ In: `ProcessSpec`s and a `Steering` (how to ask the coordinator to stop, and wha
 Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log`.
 
 Promises: no process outlives the supervisor (see `reaper.py`); only process groups of the run are
-signalled; the first cause of a failure is what `Outcome` names. The coordinator comes first, the
-rest once it has an address. The page may stay a while after the others (see `AtEnd`). Ctrl-C or
+signalled; the first cause of a failure is what `Outcome` names; a coordinator that lives and does
+not answer ends the run. The coordinator comes first, the rest once it has an address. The page may stay a while after the others (see `AtEnd`). Ctrl-C or
 SIGTERM asks the coordinator to stop (drain, checkpoint, end); a second one, or a deadline, ends the
 groups by SIGTERM and then SIGKILL. Where nobody makes progress, or a stop comes to no end, every
 process writes its stacks into its log first.
@@ -79,6 +79,10 @@ class Steering(Protocol):
     def stalled(self) -> bool:
         """Whether the coordinator says that nobody makes progress and is about to give up."""
 
+    @property
+    def lost(self) -> str:
+        """Why a coordinator that lives counts as lost; empty where it does not."""
+
 
 class Supervisor:
     """One run's processes. Use `run()` once, in the main thread."""
@@ -143,6 +147,10 @@ class Supervisor:
                 self._ask_for_stacks()
             else:
                 self._asked_for_stacks = False  # It went on: of the next stall they are asked anew.
+            if lost := self._steering.lost:
+                self._ask_for_stacks()
+                self._cause = Outcome(OURS, lost, self._coordinator.tail())
+                raise _EndedError
             for child in self._children:
                 code = self._nursery.bury(child)
                 if code is not None:

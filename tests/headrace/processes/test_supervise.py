@@ -38,6 +38,7 @@ class Script:
         self.stops = 0
         self.obeys = True
         self.stalled = False
+        self.lost = ""
         self.steps: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 
     def when(self, condition: Callable[[], bool], action: Callable[[], None]) -> None:
@@ -475,6 +476,17 @@ def test_the_stacks_are_asked_for_once_a_stall(script: Script) -> None:
     script.when(lambda: True, script.finish)
     assert run(script).code == 0
     assert script.events("coordinator").count("stacks") == 2
+
+
+def test_a_coordinator_that_lives_and_does_not_answer_ends_the_run(script: Script) -> None:
+    pid_file = script.run_dir / "pid"
+    stays = spec(script, "generator-0", "generator", "listens", pid_file)
+    lost = "the coordinator has not answered for 301 s"
+    script.when(pid_file.exists, lambda: setattr(script, "lost", lost))
+    outcome = run(script, stays)
+    assert (outcome.code, outcome.cause) == (1, lost)
+    assert "stacks" in script.events("generator-0")
+    assert gone(int(pid_file.read_text()))
 
 
 def test_processes_of_a_run_that_stalls_write_down_what_they_do(script: Script) -> None:
