@@ -36,8 +36,9 @@ _CAUSE_LINES = 400
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds: until the coordinator has an address; from a stop request to SIGTERM; from the
-    coordinator's end until the others must be gone; from SIGTERM to SIGKILL; between two looks."""
+    """Seconds: of a coordinator that has no address and says nothing; from a stop request to
+    SIGTERM; from the coordinator's end until the others must be gone; from SIGTERM to SIGKILL;
+    between two looks."""
 
     start_s: float = 120.0
     stop_s: float = 120.0
@@ -245,12 +246,12 @@ class Supervisor:
         self._event("started" if first else "restarted", child.spec.name, pid=pid)
 
     def _start_coordinator(self, *extra: str) -> None:
-        """Start it and wait until it says under which address it can be reached. One that is killed
-        while it takes a run over is followed by another."""
+        """Start it and wait until it says under which address it can be reached, as long as it says
+        anything. One that is killed while it takes a run over is followed by another."""
         child = self._coordinator
         before = _stamp(self._run_dir)
         self._start(child, *extra)
-        deadline = time.monotonic() + self._deadlines.start_s
+        heard, said = time.monotonic(), ""
         while True:
             found = coordinator_of(self._run_dir)
             # Hosts give the same process ids: the file of the one before may have this one's.
@@ -265,12 +266,11 @@ class Supervisor:
                     self._give_up(child, code, detail)
                 self._note_restart(detail)
                 return self._start_coordinator(*extra)
-            if time.monotonic() > deadline:
-                self._cause = Outcome(
-                    OURS,
-                    f"coordinator has no address after {self._deadlines.start_s:.0f} s",
-                    child.tail(),
-                )
+            if (line := child.tail(1)) != said:
+                heard, said = time.monotonic(), line
+            if time.monotonic() - heard > self._deadlines.start_s:
+                silent = f"has no address, and said nothing for {self._deadlines.start_s:.0f} s"
+                self._cause = Outcome(OURS, f"coordinator {silent}", child.tail())
                 raise _EndedError
             self._check_interrupt()
             self._steering.tick()

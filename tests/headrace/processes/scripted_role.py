@@ -2,6 +2,7 @@
 
 python scripted_role.py coordinator RUN_DIR STOP_FILE     has an address until STOP_FILE exists
 python scripted_role.py coordinator RUN_DIR STOP_FILE N   the same; killed N times as it takes over
+python scripted_role.py reads RUN_DIR STOP_FILE LINES     the same, after so many lines of its log
 python scripted_role.py die CODE [DELAY]                  prints a line and ends
 python scripted_role.py die-once MARK CODE                dies the first time, then stays
 python scripted_role.py stay [PID_FILE]                   until SIGTERM
@@ -43,6 +44,11 @@ def main() -> None:
     life, *words = (word for word in sys.argv[1:] if word != "--resume")
     if life == "coordinator":
         coordinator(Path(words[0]), Path(words[1]), *map(int, words[2:]))
+    elif life == "reads":
+        for number in range(int(words[2])):
+            print(number, flush=True)
+            time.sleep(0.2)
+        coordinator(Path(words[0]), Path(words[1]))
     elif life == "die":
         time.sleep(float(words[1]) if len(words) > 1 else 0.0)
         print("error: something is wrong here", file=sys.stderr, flush=True)

@@ -300,7 +300,16 @@ def test_a_coordinator_without_an_address_is_not_waited_for_for_ever(script: Scr
     brief = Deadlines(start_s=0.2, kill_s=1.0, poll_s=0.01)
     outcome = Supervisor(script.run_dir, [mute], script, deadlines=brief).run()
     assert outcome.code == 1
-    assert "no address after" in outcome.cause
+    assert outcome.cause == "coordinator has no address, and said nothing for 0 s"
+    assert is_documented(f"error: {outcome.cause}; logs in here")
+
+
+def test_a_coordinator_that_reads_for_long_and_says_so_is_waited_for(script: Script) -> None:
+    words = ("reads", script.run_dir, script.stop_file, 15)
+    reads = spec(script, "coordinator", "coordinator", *words)
+    script.when(lambda: bool(script.addresses), script.finish)
+    brief = Deadlines(start_s=1.5, kill_s=1.0, poll_s=0.01)
+    assert Supervisor(script.run_dir, [reads], script, deadlines=brief).run() == Outcome(0)
 
 
 def test_a_killed_coordinator_resumes_and_the_others_follow_to_its_new_address(
