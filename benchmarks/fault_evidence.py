@@ -1,5 +1,5 @@
-"""Tables of `docs/operations.md` and `docs/security.md`: what faults did, how often they were tried,
-what the fuzzer found.
+"""Tables of `docs/operations.md` and `docs/security.md`: what faults did, how often they were
+tried, what the fuzzer found.
 
 In: the rows of chaos, elastic, restart, soak and fuzz that are checked in. Out: Markdown. What has
 no row says so; nothing is reckoned from anything but rows. `benchmarks.evidence` puts the tables
@@ -120,7 +120,10 @@ def chaos_table() -> str:
         by_engine.setdefault(row["engine"], []).append(row)
     found = {engine: whole(mine) for engine, mine in by_engine.items()}
     lines = [
-        (text, *(str(sum(row["kinds"].get(kind, 0) for row in mine)) for mine in by_engine.values()))
+        (
+            text,
+            *(str(sum(row["kinds"].get(kind, 0) for row in mine)) for mine in by_engine.values()),
+        )
         for kind in get_args(Kind)
         for text in [KINDS[kind]]
     ]
@@ -147,7 +150,9 @@ def chaos_table() -> str:
     head = ("", *(f"{ENGINES[engine]} engine" for engine in by_engine))
     unmeasured = [name for engine, name in ENGINES.items() if engine not in by_engine]
     rest = f"\nNo row: {', '.join(unmeasured)}.\n" if unmeasured else ""
-    told = "".join(f"\nSeed {seed} ({name} engine) ended once: `{_short(end)}`.\n" for name, seed, end in ends)
+    told = "".join(
+        f"\nSeed {seed} ({name} engine) ended once: `{_short(end)}`.\n" for name, seed, end in ends
+    )
     return markdown(head, lines) + rest + told
 
 

@@ -105,3 +105,16 @@ async def test_an_end_without_its_last_checkpoint_says_so(tmp_path: Path) -> Non
         assert await gone_on(stage) == "leaving"
         told = list(stage.hub.troubles.newest)
         assert told == ["no checkpoint of the last update: the learner was gone before it"]
+
+
+async def test_a_learner_that_ends_with_an_error_of_its_own_ends_the_run_with_it(
+    tmp_path: Path,
+) -> None:
+    """In the middle, and while the last checkpoint is waited for."""
+    for number, begin in enumerate((Stage.work, closing)):
+        async with staged(endless(), tmp_path / f"run-{number}") as stage:
+            await begin(stage)
+            await stage.say(LEARNER, m.Goodbye(failed="OSError: the disk is broken"))
+            assert await gone_on(stage) == "leaving"
+            assert stage.coordinator.phases.outcome == "failed"
+            assert stage.hub.failed == "learner-0: OSError: the disk is broken"

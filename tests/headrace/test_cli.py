@@ -325,8 +325,8 @@ def test_who_joins_somebody_that_does_not_even_refuse_hears_it_too(
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(server.getsockname())
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(UserError, match=r"no run listens at .* \(timed out\)"):
-            address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
             await_listener(address, patience_s=1.0, tell=told.append)
     (text,) = told
     assert "yet (timed out): trying for" in text
