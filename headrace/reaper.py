@@ -5,7 +5,7 @@ what these started. It runs as a program of its own (`python -I -S reaper.py`). 
 and `-PGID` on standard input, which only its owner holds open. Out: nothing. When the input ends,
 however the owner died, every group that is still registered gets SIGTERM and, seconds later,
 SIGKILL. It uses the standard library alone and ends itself right after. A reaper that is killed
-ends nobody; its owner starts another one when it next has something to say.
+ends nobody; its owner starts another one when it notices (`renew`, or anything else it says).
 """
 
 import contextlib
@@ -47,10 +47,14 @@ class Reaper:
         self._groups.discard(group)
         self._tell(f"-{group}\n")
 
-    def close(self) -> None:
-        """End what is still watched, and the reaper."""
+    def renew(self) -> None:
+        """Have another one where somebody killed it."""
         if self._process.poll() is not None:
             self._replace()
+
+    def close(self) -> None:
+        """End what is still watched, and the reaper."""
+        self.renew()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -65,7 +69,7 @@ class Reaper:
         self._replace()
 
     def _replace(self) -> None:
-        """Somebody killed the reaper: another one takes over what it watched."""
+        """Another one takes over what was watched."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -144,6 +144,7 @@ class Supervisor:
         """Watch until the coordinator has ended in good order, or something else ends the run."""
         while self._coordinator.running:
             self._check_interrupt()
+            self._nursery.renew_reaper()
             self._steering.tick()
             if self._steering.stalled:
                 self._ask_for_stacks()

@@ -435,32 +435,39 @@ def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
     assert all(soon(partial(gone, pid)) for pid in pids)
 
 
-def test_nobody_outlives_a_killed_supervisor_whose_reaper_was_killed_before(tmp_path: Path) -> None:
-    """The reaper is replaced as soon as something is started or buried."""
-    mine = subprocess.Popen([sys.executable, "-c", REAPERS, str(tmp_path)], cwd=ROOT)
-    try:
-        assert soon(lambda: written(tmp_path / "done"))
-        pids = [int(pid) for pid in (tmp_path / "done").read_text().split()]
-        assert not any(gone(pid) for pid in pids)
-    finally:
-        mine.kill()
-        mine.wait()
-    assert all(soon(partial(gone, pid)) for pid in pids)
-
-
-REAPERS = """
-import os, subprocess, sys, time
+SUPERVISE_TWICE = """
+import sys
 from pathlib import Path
-from headrace.reaper import Reaper
-reaper, sleep = Reaper(), [sys.executable, "-c", "import time; time.sleep(600)"]
-groups = [subprocess.Popen(sleep, start_new_session=True).pid for _ in range(2)]
-reaper.watch(groups[0])
-reaper._process.kill()
-reaper.watch(groups[1])
-(Path(sys.argv[1]) / "part").write_text(f"{groups[0]} {groups[1]}")
-(Path(sys.argv[1]) / "part").rename(Path(sys.argv[1]) / "done")
-time.sleep(600)
+from headrace.processes.children import Nursery
+from headrace.processes.supervise import Supervisor
+from tests.headrace.processes.test_supervise import QUICK, Script, coordinator, spec, written
+script, nursery = Script(Path(sys.argv[1])), Nursery()
+pid_file, killed = script.run_dir / "pid", []
+
+def kill():
+    killed.append(nursery._reaper._process)
+    killed[0].kill()
+
+script.when(lambda: written(pid_file), kill)
+script.when(lambda: nursery._reaper._process is not killed[0],
+            lambda: (script.run_dir / "renewed").write_text("1"))
+specs = [coordinator(script), spec(script, "reward-0", "reward", "stay", pid_file)]
+Supervisor(script.run_dir, specs, script, deadlines=QUICK, nursery=nursery).run()
 """
+
+
+def test_nobody_outlives_a_killed_supervisor_whose_reaper_was_killed_before(tmp_path: Path) -> None:
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE_TWICE, str(tmp_path)], cwd=ROOT)
+    try:
+        assert soon(lambda: written(tmp_path / "renewed"))
+        pid = int((tmp_path / "pid").read_text())
+        coordinator_pid = json.loads((tmp_path / "coordinator.json").read_text())["pid"]
+        assert not gone(pid)
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    assert soon(partial(gone, pid))
+    assert soon(partial(gone, coordinator_pid))
 
 
 def test_a_reaper_that_was_killed_still_ends_what_it_watched() -> None:
