@@ -15,7 +15,7 @@ from benchmarks.chaos_faults import Kind
 from benchmarks.fuzz import TARGETS, summary
 from benchmarks.rows import RESULTS, read_rows
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 ENGINES = {"fake": "scripted", "torch": "PyTorch", "vllm": "vLLM"}
 WHOLE_RUN = 1_000_000
 """Trajectories for which restart and memory are promised."""

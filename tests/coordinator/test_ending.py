@@ -2,7 +2,7 @@
 is gone, or says Hello anew."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,11 @@ async def closing(stage: Stage) -> None:
         if stage.coordinator.phases.phase == "closing":
             return
     raise AssertionError("the run does not come to its end")
+
+
+def asked_for(stage: Stage) -> int | None:
+    """The update of which the learner was asked for a checkpoint."""
+    return stage.training.orders.checkpoint
 
 
 async def gone_on(stage: Stage) -> str:
@@ -85,13 +90,13 @@ async def test_a_learner_that_says_hello_anew_is_asked_for_its_checkpoint_anew(
     async with staged(endless(), tmp_path / "run-1") as stage:
         await closing(stage)
         update = stage.hub.state.committed
-        assert stage.training.orders.checkpoint == update
+        assert asked_for(stage) == update
         await stage.rejoin()
-        assert stage.training.orders.checkpoint is None
+        assert asked_for(stage) is None
         notice = stage.notice()
         assert notice is not None
         await stage.say(LEARNER, notice)
-        assert stage.training.orders.checkpoint == update
+        assert asked_for(stage) == update
         done = m.CheckpointDone(update=update, path="checkpoints/step")
         assert await stage.say(LEARNER, done)
         assert await gone_on(stage) == "leaving"
@@ -111,7 +116,8 @@ async def test_a_learner_that_ends_with_an_error_of_its_own_ends_the_run_with_it
     tmp_path: Path,
 ) -> None:
     """In the middle, and while the last checkpoint is waited for."""
-    for number, begin in enumerate((Stage.work, closing)):
+    begins: tuple[Callable[[Stage], Awaitable[None]], ...] = (Stage.work, closing)
+    for number, begin in enumerate(begins):
         async with staged(endless(), tmp_path / f"run-{number}") as stage:
             await begin(stage)
             await stage.say(LEARNER, m.Goodbye(failed="OSError: the disk is broken"))

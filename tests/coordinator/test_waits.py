@@ -153,7 +153,7 @@ async def test_who_could_not_load_the_newest_weights_is_told_of_them_again(
         generator.not_loaded_at = time.monotonic() - stage.config.transport.heartbeat_timeout_s - 1
         generation.expire()
         assert generator.noticed == {0}
-        assert generator.not_loaded_at is None
+        assert stage.hub.peers.generators[GENERATOR].not_loaded_at is None
         assert await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
         assert generation.all_loaded()
 
