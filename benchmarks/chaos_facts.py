@@ -6,11 +6,11 @@ from the learner's own notes of what is in its weights, and from the journal.
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from benchmarks.chaos_faults import KILLS
+from benchmarks.chaos_faults import KILLS, Kind
 from benchmarks.chaos_job import Course, Done
 from headrace.applied import compare, read_applied
 from headrace.protocol.records import (
@@ -44,6 +44,7 @@ def facts(run_dir: Path, course: Course) -> Figures:
       learner wrote down
     - rolled_back, trained_again: tokens of updates that a rollback undid, and of those the ones in
       the surviving weights at the end; those that wait for an update are in neither
+    - recovery_s, recovery_kill_s: see `recoveries`, after all faults and after kills alone
     """
     report = audit_run(run_dir)
     weights = compare(run_dir)
@@ -61,6 +62,7 @@ def facts(run_dir: Path, course: Course) -> Figures:
             case Incident(kind="chunk_rejected"):
                 refusals.append(record.text)
     rolled_back, again = trained_again(records)
+    applied = [line.at for _, line in read_applied(run_dir)]
     return {
         "lost": lost["refused"] + sum(kinds.values()) - kinds[DOUBLED],
         "moved": lost["moved"],
@@ -78,7 +80,8 @@ def facts(run_dir: Path, course: Course) -> Figures:
         "updates": weights.updates,
         "rolled_back": rolled_back,
         "trained_again": again,
-        "recovery_s": recoveries(course.done, [line.at for _, line in read_applied(run_dir)]),
+        "recovery_s": recoveries(course.done, applied),
+        "recovery_kill_s": recoveries(course.done, applied, of=KILLS),
     }
 
 
@@ -104,16 +107,19 @@ def trained_again(records: Iterable[Record]) -> tuple[int, int]:
     return sum(sizes[key] for key in settled), sum(sizes[key] for key in settled & trained)
 
 
-def recoveries(done: Sequence[Done], updates: Sequence[float]) -> dict[str, list[float]]:
+def recoveries(
+    done: Sequence[Done], updates: Sequence[float], *, of: Collection[Kind] = get_args(Kind)
+) -> dict[str, list[float]]:
     """By whom it was done to, the seconds from each fault (from its end, where it lasted) to the
-    next update that is in the weights; faults that another one followed before are left out."""
+    next update that is in the weights; faults that another one followed before are left out. `of`:
+    these kinds only."""
     found: dict[str, list[float]] = defaultdict(list)
     ordered = sorted(updates)
     begins = [one.began for one in done[1:]] + [float("inf")]
     for one, following in zip(done, begins, strict=True):
         begun = one.began if one.fault.kind in KILLS else one.over
         after = next((at for at in ordered if at > begun), None)
-        if after is not None and after < following:
+        if one.fault.kind in of and after is not None and after < following:
             found[one.fault.role].append(round(after - begun, 2))
     return dict(found)
 

@@ -1,9 +1,10 @@
-"""Tables and plots of `docs/evidence.md` from the rows that are checked in.
+"""Tables and plots of `docs/evidence.md`, and tables of `docs/operations.md` and
+`docs/security.md`, from the rows that are checked in.
 
 In: the rows of all studies; what was measured before a study changed is in `benchmarks.archive`.
-Out: the parts of the page between `<!-- table NAME -->` and `<!-- end -->`, and one SVG a plot.
+Out: the parts of the pages between `<!-- table NAME -->` and `<!-- end -->`, and one SVG a plot.
 Nothing is run; a study without rows says how to get them. `--check` writes nothing and fails when
-the page is not what the rows say.
+a page is not what the rows say.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from benchmarks import (
     dapo_parts,
     egae,
     egae_bias,
+    fault_evidence,
     reward_evidence,
     staleness,
     untuned_race,
@@ -40,7 +42,8 @@ from benchmarks.tppo_vs_ppo import race_path, ratio_line, summarise
 from benchmarks.tuning import words
 from headrace.install import ROOT
 
-PAGE = ROOT / "docs" / "evidence.md"
+PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("evidence", "operations", "security"))
+PAGE = PAGES[0]
 IMAGES = ROOT / "docs" / "images" / "evidence"
 STUDIES = (vapo_parts.STUDY, vcppo.STUDY, staleness.STUDY, dapo_parts.STUDY)
 NEW_STUDIES = (code_prm.STUDY,)
@@ -185,7 +188,7 @@ def untuned_race_table(result: Mapping[str, Any]) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Every part of the page that is made, by name."""
+    """Every part of the pages that is made, by name."""
     untuned = untuned_race.summarise(study_rows(untuned_race.STUDY).rows)
     return {
         **{f"race-{name}": race_table(name) for name in SETTINGS},
@@ -195,13 +198,15 @@ def tables() -> dict[str, str]:
         egae.STUDY.name: study_table(egae.STUDY, study_rows(egae.STUDY)),
         "egae-bias": bias_table(rows_in(egae_bias.ROWS.name)),
         "code-prm-parts": code_prm.parts_table(read_rows(code_prm.PARTS_ROWS)),
+        "faults": fault_evidence.figures_table(),
+        "chaos": fault_evidence.chaos_table(),
+        "fuzz": fault_evidence.fuzz_table(),
         **{name: reward_evidence.part(name) for name in reward_evidence.STUDIES},
     }
 
 
-def page(old: str) -> str:
-    """The page with its made parts as the rows say. KeyError for a part of an unknown name."""
-    parts = tables()
+def page(old: str, parts: Mapping[str, str]) -> str:
+    """A page with its made parts as the rows say. KeyError for a part of an unknown name."""
     return PART.sub(lambda match: match[1] + parts[match[2]] + match[3], old)
 
 
@@ -268,20 +273,25 @@ def draw(folder: Path) -> list[Path]:
 
 
 def main(argv: list[str]) -> int:
-    """Write the page's parts and the plots, or check the page."""
+    """Write the pages' parts and the plots, or check the pages."""
     parser = argparse.ArgumentParser(prog="headrace bench evidence", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, compare the page")
+    parser.add_argument("--check", action="store_true", help="write nothing, compare the pages")
     options = parser.parse_args(argv)
-    old = PAGE.read_text(encoding="utf-8")
-    new = page(old)
-    if options.check:
+    parts, stale = tables(), []
+    for path in PAGES:
+        old = path.read_text(encoding="utf-8")
+        new = page(old, parts)
         if new != old:
+            stale.append(path)
+        if not options.check:
+            path.write_text(new, encoding="utf-8")
+    if options.check:
+        for path in stale:
             print(
-                f"{PAGE.relative_to(ROOT)} is not what the rows say; run headrace bench evidence",
+                f"{path.relative_to(ROOT)} is not what the rows say; run headrace bench evidence",
                 file=sys.stderr,
             )
-        return int(new != old)
-    PAGE.write_text(new, encoding="utf-8")
+        return int(bool(stale))
     for path in draw(IMAGES):
         print(f"wrote {path.relative_to(ROOT)}")
     return 0

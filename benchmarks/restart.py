@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.rows import result_line
+from benchmarks.rows import keep, result_line
 from coordinator.hub import Hub
 from coordinator.run import build
 from headrace.config.run import RunConfig
@@ -293,6 +293,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of the largest size")
     parser.add_argument("--tokens", type=int, default=64, help="at most, of a chunk")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
+    parser.add_argument("--rows", type=Path, help="a JSONL file that gets the result as a row")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args(argv)
     rows = []
@@ -315,8 +316,10 @@ def main(argv: list[str]) -> int:
         f"without a database: restart in {rows[-1]['restart_without_sql_s']:.2f} s, tables whole "
         f"after {rows[-1]['sql_s']:.1f} s (goal: restart under 30 s, memory flat)"
     )
+    result = {"benchmark": "restart", "tokens": arguments.tokens, "sizes": rows}
+    keep(arguments.rows, result)
     if arguments.json:
-        print(result_line({"benchmark": "restart", "tokens": arguments.tokens, "sizes": rows}))
+        print(result_line(result))
     return 0
 
 

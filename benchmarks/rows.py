@@ -67,6 +67,13 @@ def stamped(values: Mapping[str, Any], *, began_at: str | None = None) -> dict[s
     }
 
 
+def keep(path: Path | None, result: Mapping[str, Any]) -> None:
+    """Add the result of a benchmark to a file of rows, where there is one, under its name and the
+    time."""
+    if path is not None:
+        Rows(path).add(f"{result['benchmark']}/{round(time.time())}", result)
+
+
 def result_line(result: Mapping[str, Any]) -> str:
     """One JSON object on one line: the result of a benchmark as `--json` prints it."""
     return json.dumps(stamped(result))

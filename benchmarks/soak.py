@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeR
 
 from benchmarks.coordinator import on_core
 from benchmarks.fleet import FILES, Fleet, allow_files, config
-from benchmarks.rows import result_line
+from benchmarks.rows import keep, result_line
 from storage.audit import audit_run
 
 EVERY_S = 1.0
@@ -142,6 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--restarts", type=int, default=3, help="kills of the coordinator")
     parser.add_argument("--generators", type=int, default=8)
     parser.add_argument("--keep", type=Path, help="a folder for the run, which then stays")
+    parser.add_argument("--rows", type=Path, help="a JSONL file that gets the result as a row")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))
@@ -164,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"over the run; restarts took {result['restart_s']} s; the audit finds "
         f"{result['findings']} things wrong"
     )
+    keep(args.rows, result)
     if args.json:
         print(result_line(result))
     return 0

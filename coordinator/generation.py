@@ -77,7 +77,13 @@ class Generation:
         self._awaited_until = time.monotonic() + self._hub.config.transport.heartbeat_timeout_s
 
     def expire(self) -> None:
-        """Wait no longer for generators that had leases before a restart and did not come back."""
+        """Wait no longer for generators that had leases before a restart and did not come back, and
+        tell those that could not load the newest weights of them again."""
+        patience = self._hub.config.transport.heartbeat_timeout_s
+        for name, generator in self._hub.peers.generators.items():
+            failed_at = generator.not_loaded_at
+            if self.notice and failed_at is not None and time.monotonic() - failed_at > patience:
+                self._notify(name, self.notice)
         if self._awaited_until is None or time.monotonic() < self._awaited_until:
             return
         self._awaited_until = None
@@ -137,7 +143,9 @@ class Generation:
             self._notify(name, notice)
 
     def _notify(self, name: str, notice: WeightNotice) -> None:
-        self._hub.peers.generators[name].noticed.add(notice.version)
+        generator = self._hub.peers.generators[name]
+        generator.noticed.add(notice.version)
+        generator.not_loaded_at = None
         self._hub.send_after(name, notice, hurry=True)
 
     def loaded(self, name: str, message: WeightsLoaded) -> None:
@@ -147,6 +155,7 @@ class Generation:
         generator.noticed = {v for v in generator.noticed if v > message.version}
         if message.error is not None:
             self._hub.incident("error", "weights_not_loaded", f"{name}: {message.error}")
+            generator.not_loaded_at = time.monotonic()
             return
         generator.loaded = message.version
         if message.version > self._newest_loaded.get(name, -1):

@@ -35,6 +35,8 @@ class GeneratorPeer(Peer):
     loaded: int = -1
     noticed: set[int] = field(default_factory=set)
     """Versions it was given notice of and has not answered for."""
+    not_loaded_at: float | None = None
+    """When it said that it could not load the newest version."""
     report: GeneratorReport | None = None
     leases_until: int = -1
     """Its leases below this id have been sent to it, or never will be."""

@@ -38,7 +38,8 @@ class Phases:
         self._label: Label = "before"
         self._stopping = False
         self._evaluated_at = 0
-        self._checkpoint_asked = False
+        self._is_over = False
+        """The end of the run is written down, or waits for the disk."""
         self._skips_told = 0
         self._leaving_since = 0.0
         self._lock = asyncio.Lock()
@@ -63,11 +64,12 @@ class Phases:
             await self._advance()
 
     async def _advance(self) -> None:
-        if self.hub.failed and self.phase not in ("closing", "leaving", "closed"):
+        if self.hub.failed and not self._is_over:
             self.outcome = "failed"
             self.hub.incident("error", "run_failed", self.hub.failed)
-            self._enter("closing", self.hub.failed)
-            await self._close()
+            if self.phase != "closing":
+                self._enter("closing", self.hub.failed)
+            self._close()
             return
         await self.parts.scoring.dispatch()
         if self.phase not in ("closing", "leaving", "closed"):
@@ -223,25 +225,28 @@ class Phases:
 
     async def _finish(self) -> None:
         self._enter("closing", self.outcome)
-        training, update = self.parts.training, self.hub.state.committed
-        if training.ready and update > 0 and training.checkpoint_update != update:
-            self._checkpoint_asked = True
-            await training.request_checkpoint()
-        else:
-            await self._close()
+        await self._advance_closing()
 
     async def _advance_closing(self) -> None:
-        if not self._checkpoint_asked:
+        """Wait for a checkpoint of the last update. A learner that says Hello meanwhile has
+        forgotten that it was asked for one."""
+        training = self.parts.training
+        if self._is_over:
             return
-        if self.parts.training.checkpoint_update == self.hub.state.committed:
-            await self._close()
+        if self.hub.state.committed in (0, training.checkpoint_update):
+            self._close()
         elif self.hub.peers.learner is None:
             text = "no checkpoint of the last update: the learner was gone before it"
             self.hub.troubles.tell("no_checkpoint", text, "error")
-            await self._close()
+            self._close()
+        elif training.ready and training.orders.checkpoint is None:
+            await training.request_checkpoint()
 
-    async def _close(self) -> None:
+    def _close(self) -> None:
+        """Write down that the run is over; everyone hears of it when that is on the disk, whatever
+        the disk is waited for."""
         hub = self.hub
+        self._is_over = True
         if self.outcome == "finished":
             self.parts.training.give_back("the run ended without its learner")
             self._discard()
@@ -249,7 +254,10 @@ class Phases:
         metrics = self.parts.gauges.now(0, 0)
         hub.note(MetricsSampled(at=time.time(), update=hub.state.update, metrics=metrics))
         hub.recorder.write(RunPhase(at=time.time(), phase=self.outcome, detail=hub.failed or ""))
-        await hub.recorder.flush()
+        hub.recorder.after(self._say_goodbye, hurry=True)
+
+    async def _say_goodbye(self) -> None:
+        hub = self.hub
         self.phase = "leaving"
         self._leaving_since = time.monotonic()
         for name in list(hub.peers.monitors):

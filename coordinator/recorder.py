@@ -38,7 +38,7 @@ class Store(Protocol):
 
     @property
     def place(self) -> str:
-        """Where records go."""
+        """Where records go at this moment."""
 
     @property
     def wants_snapshot(self) -> bool:
@@ -140,7 +140,7 @@ class Recorder:
         done, _ = await asyncio.wait([commit], timeout=SLOW_S)
         if not done:
             self.waits_for = (
-                f"the disk of {self._store.place} to take {len(records):,} records, which it has "
+                f"{self._store.place} to take {len(records):,} records, which it has "
                 f"not done in {SLOW_S:.0f} s"
             )
             log.warning("the run waits: %s", self.waits_for)

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 """Raise it when a field of the state, or what a record does to one, changes its meaning: snapshots
 of before are then passed over."""
+SAY_EVERY_S = 10.0
+"""So often a long replay says how far it is; who waits for it waits on (the supervisor does)."""
 MOST = 200_000
 """A state with more trajectories, some hundred MiB of values, gets no snapshot. Only a run that has
 no checkpoint to go back to comes to that."""
@@ -123,10 +125,13 @@ def restored(config: RunConfig, journal: Journaled) -> State:
             continue
         begin = offset + 1
         break
-    followed = 0
+    followed, said_at = 0, began
     for record in journal.replay(begin):
         state.apply(record)
         followed += 1
+        if followed % 1024 == 0 and time.monotonic() - said_at > SAY_EVERY_S:
+            said_at = time.monotonic()
+            log.info("%d records of the journal are read", followed)
     origin = f"the snapshot at record {begin - 1} and " if begin else ""
     took = time.monotonic() - began
     log.info("the state is made of %s%d records, in %.1f s", origin, followed, took)

@@ -4,9 +4,11 @@ A supervisor has one for the processes of its run, a reward worker one for its s
 what these started. It runs as a program of its own (`python -I -S reaper.py`). In: lines `+PGID`
 and `-PGID` on standard input, which only its owner holds open. Out: nothing. When the input ends,
 however the owner died, every group that is still registered gets SIGTERM and, seconds later,
-SIGKILL. It uses the standard library alone and ends itself right after.
+SIGKILL. It uses the standard library alone and ends itself right after. A reaper that is killed
+ends nobody; its owner starts another one when it notices (`renew`, or anything else it says).
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -32,33 +34,62 @@ class Reaper:
     """The owner's end of a reaper."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", __file__]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._groups: set[int] = set()
+        self._process = _start()
 
     def watch(self, group: int) -> None:
         """End this group when the owner is gone."""
+        self._groups.add(group)
         self._tell(f"+{group}\n")
 
     def forget(self, group: int) -> None:
         """This group is ended: its number may become another's."""
+        self._groups.discard(group)
         self._tell(f"-{group}\n")
+
+    def renew(self) -> None:
+        """Have another one where somebody killed it."""
+        if self._process.poll() is not None:
+            self._replace()
 
     def close(self) -> None:
         """End what is still watched, and the reaper."""
+        self.renew()
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
     def _tell(self, line: str) -> None:
+        if self._process.poll() is None:
+            try:
+                return self._say(line)
+            except BrokenPipeError:
+                self._process.wait()
+        self._replace()
+
+    def _replace(self) -> None:
+        """Another one takes over what was watched."""
         assert self._process.stdin is not None
-        self._process.stdin.write(line.encode())
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process = _start()
+        self._say("".join(f"+{group}\n" for group in self._groups))
+
+    def _say(self, lines: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(lines.encode())
         self._process.stdin.flush()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def main() -> None:

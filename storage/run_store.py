@@ -93,6 +93,7 @@ class RunStore:
         )
         self._diagnosed = False
         """Diagnostics of records that the journal did not take yet are on the disk."""
+        self._in_sql = False
         self.behind = self._last_behind = ""
         self._catch_up_at = 0.0
         self._beside: Future[None] | None = None
@@ -108,8 +109,8 @@ class RunStore:
 
     @property
     def place(self) -> str:
-        """The journal's folder."""
-        return str(self._run_dir / "journal")
+        """Where records go at this moment: into the journal, or from there into SQL."""
+        return f"SQL in {self._sql}" if self._in_sql else f"the disk of {self._run_dir / 'journal'}"
 
     @classmethod
     def create(cls, run_dir: Path, run_id: str, config: RunConfig) -> "RunStore":
@@ -144,13 +145,16 @@ class RunStore:
             self._diagnosed = True
         first = self._journal.next_offset
         self._journal.append(records)
-        self._diagnosed = False
-        if not self.behind:
-            self._project(list(enumerate(records, start=first)))
-        elif self._beside is not None:
-            self._rejoin(0.0)
-        elif time.monotonic() >= self._catch_up_at:
-            self._catch_up()
+        self._diagnosed, self._in_sql = False, True
+        try:
+            if not self.behind:
+                self._project(list(enumerate(records, start=first)))
+            elif self._beside is not None:
+                self._rejoin(0.0)
+            elif time.monotonic() >= self._catch_up_at:
+                self._catch_up()
+        finally:
+            self._in_sql = False
 
     @property
     def wants_snapshot(self) -> bool:

@@ -16,6 +16,8 @@ from headrace.protocol.sockets import Link
 from headrace.run_folder import find_run
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0
+_ATTEMPT_S = 3.0
+"""An address where nobody even refuses is given up so soon, said to be silent, and tried again."""
 
 
 def _warn(text: str) -> None:
@@ -63,8 +65,9 @@ def await_listener(
     deadline, pause = time.monotonic() + patience_s, _FIRST_PAUSE_S
     told = False
     while True:
+        patience = max(0.01, min(_ATTEMPT_S, deadline - time.monotonic()))
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=patience_s):
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=patience):
                 return
         except (OSError, OverflowError) as error:
             reason = str(error)

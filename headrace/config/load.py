@@ -57,6 +57,11 @@ def _tables(path: Path, overrides: Sequence[str]) -> tuple[Table, dict[str, str]
     return table, changed
 
 
+_NOT_TOML = (ValueError, RecursionError)
+"""What Python's reader raises: also for numbers of thousands of digits, and for brackets without
+end."""
+
+
 def read_toml(path: Path) -> Table:
     """The tables of a TOML file."""
     try:
@@ -68,7 +73,7 @@ def read_toml(path: Path) -> Table:
         raise UserError(f"no recipe at {path}{hint}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except _NOT_TOML as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
 
@@ -76,7 +81,7 @@ def parse_value(text: str) -> Any:
     """The TOML literal in a string, or the string itself where it is none."""
     try:
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
-    except tomllib.TOMLDecodeError:
+    except _NOT_TOML:
         return text
 
 

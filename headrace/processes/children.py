@@ -126,6 +126,11 @@ class Nursery:
         child.process = None
         return code
 
+    def renew_reaper(self) -> None:
+        """Have another reaper where somebody killed it. Callers call this now and then."""
+        if self._reaper is not None:
+            self._reaper.renew()
+
     def end(self, children: Iterable[Child], *, grace_s: float) -> dict[str, int]:
         """SIGTERM, then SIGKILL after `grace_s`, to the groups of running children; exit codes."""
         left = [child for child in children if child.running]

@@ -6,6 +6,7 @@ connection and one `Screen`.
 """
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -23,6 +24,8 @@ from headrace.protocol.messages import Status
 ASK_EVERY_S = 0.5
 PLAIN_EVERY_S = 5.0
 LONG_WAIT_S = 10.0
+LOOK_AWAY_S = 1.0
+"""Whoever looks so seldom has stood still."""
 
 
 class Screen(Protocol):
@@ -209,6 +212,26 @@ class LiveScreen:
         return Group(*lines)
 
 
+class Silence:
+    """How long somebody who is asked has not answered. `clock` gives seconds; those in which nobody
+    asked, because this process stood still, do not count."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = self._heard_at = clock()
+
+    def look(self, *, heard: bool) -> float:
+        """Seconds of silence at this look, which follows others closely."""
+        now = self._clock()
+        stood_still = now - self._looked_at
+        if heard:
+            self._heard_at = now
+        elif stood_still > LOOK_AWAY_S:
+            self._heard_at += stood_still
+        self._looked_at = now
+        return now - self._heard_at
+
+
 class Watch:
     """The supervisor's view of the run: polls the coordinator, feeds a screen, passes on a stop."""
 
@@ -219,18 +242,23 @@ class Watch:
         self.last: Status | None = None
         self.troubles: list[str] = []
         """What the user was told to know, in order."""
+        self._silence, self._silent_s = Silence(), 0.0
+        self._is_missed = False
 
     def connect(self, address: str) -> None:
         """Talk to the coordinator at this address from now on."""
         if self._monitor is not None:
             self._monitor.close()
         self._monitor = Monitor(self._config, address)
+        self._silence, self._silent_s = Silence(), 0.0
 
     def tick(self) -> None:
         """Show what came, ask again."""
         if self._monitor is None:
             return
         status = self._monitor.answer()
+        self._silent_s = self._silence.look(heard=status is not None)
+        self._note_silence()
         if status is not None:
             self.last = status
             for text in status.troubles:
@@ -242,9 +270,23 @@ class Watch:
             self._asked_at = time.monotonic()
             self._monitor.ask()
 
+    def _note_silence(self) -> None:
+        """Say that the coordinator does not answer, and that it answers again."""
+        if (self._silent_s > self._config.transport.heartbeat_timeout_s) != self._is_missed:
+            self._is_missed = not self._is_missed
+            silent = f"has not answered for {self._silent_s:.0f} s"
+            self._screen.note(f"the coordinator {silent if self._is_missed else 'answers again'}")
+
     def note(self, text: str) -> None:
         """Show a line that stays."""
         self._screen.note(text)
+
+    @property
+    def lost(self) -> str:
+        """That the coordinator has been silent for too long, in words; empty while it has not."""
+        if self._silent_s <= self._config.transport.stall_timeout_s:
+            return ""
+        return f"the coordinator has not answered for {self._silent_s:.0f} s"
 
     @property
     def stalled(self) -> bool:

@@ -5,11 +5,12 @@ In: `ProcessSpec`s and a `Steering` (how to ask the coordinator to stop, and wha
 Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log`.
 
 Promises: no process outlives the supervisor (see `reaper.py`); only process groups of the run are
-signalled; the first cause of a failure is what `Outcome` names. The coordinator comes first, the
-rest once it has an address. The page may stay a while after the others (see `AtEnd`). Ctrl-C or
-SIGTERM asks the coordinator to stop (drain, checkpoint, end); a second one, or a deadline, ends the
-groups by SIGTERM and then SIGKILL. Where nobody makes progress, or a stop comes to no end, every
-process writes its stacks into its log first.
+signalled; the first cause of a failure is what `Outcome` names; a coordinator that lives and does
+not answer ends the run. The coordinator comes first, the rest once it has an address. The page may
+stay a while after the others (see `AtEnd`). Ctrl-C or SIGTERM asks the coordinator to stop (drain,
+checkpoint, end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL. Where
+nobody makes progress, or a stop comes to no end, every process writes its stacks into its log
+first.
 """
 
 import contextlib
@@ -36,8 +37,9 @@ _CAUSE_LINES = 400
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds: until the coordinator has an address; from a stop request to SIGTERM; from the
-    coordinator's end until the others must be gone; from SIGTERM to SIGKILL; between two looks."""
+    """Seconds: of a coordinator that has no address and says nothing; from a stop request to
+    SIGTERM; from the coordinator's end until the others must be gone; from SIGTERM to SIGKILL;
+    between two looks."""
 
     start_s: float = 120.0
     stop_s: float = 120.0
@@ -78,6 +80,10 @@ class Steering(Protocol):
     @property
     def stalled(self) -> bool:
         """Whether the coordinator says that nobody makes progress and is about to give up."""
+
+    @property
+    def lost(self) -> str:
+        """Why a coordinator that lives counts as lost; empty where it does not."""
 
 
 class Supervisor:
@@ -138,9 +144,16 @@ class Supervisor:
         """Watch until the coordinator has ended in good order, or something else ends the run."""
         while self._coordinator.running:
             self._check_interrupt()
+            self._nursery.renew_reaper()
             self._steering.tick()
             if self._steering.stalled:
                 self._ask_for_stacks()
+            else:
+                self._asked_for_stacks = False  # It went on: of the next stall they are asked anew.
+            if lost := self._steering.lost:
+                self._ask_for_stacks()
+                self._cause = Outcome(OURS, lost, self._coordinator.tail())
+                raise _EndedError
             for child in self._children:
                 code = self._nursery.bury(child)
                 if code is not None:
@@ -168,15 +181,19 @@ class Supervisor:
         child.deaths = 1 if lived > spec.restarts.forgive_s else child.deaths + 1
         if self._stop_asked_at is not None and child is not self._coordinator:
             return
-        if child is self._coordinator and code < 0 and child.deaths <= spec.restarts.limit:
-            self._steering.note(f"coordinator was {detail}: starting it again from its journal")
-            self._restart_coordinator()
+        if self._may_take_over(child, code):
+            self._restart_coordinator(detail)
         elif child is self._coordinator or code == USER or child.deaths > spec.restarts.limit:
             self._give_up(child, code, detail)
         else:
             delay = spec.restarts.delay_s * 2 ** (child.deaths - 1)
             self._steering.note(f"{name} died ({detail}): starting it again in {delay:.0f} s")
             self._restart_later(child, delay)
+
+    def _may_take_over(self, child: Child, code: int) -> bool:
+        """Whether this is a coordinator that somebody killed, and not once too often: the next one
+        goes on from its journal."""
+        return child is self._coordinator and code < 0 and child.deaths <= child.spec.restarts.limit
 
     def _restart_later(self, child: Child, delay_s: float) -> None:
         """A learner comes back with all its ranks, from its last checkpoint."""
@@ -197,8 +214,8 @@ class Supervisor:
         if not user and not (why and child is self._coordinator):
             times = f" {child.deaths} times" if child.deaths > 1 else ""
             cause = f"{name} died{times} ({detail})" + (f": {why}" if why else "")
-        if not child.spec.needed:
-            child.gave_up = True
+        child.gave_up = True
+        if not self._is_needed(child, code):
             self._steering.note(f"{name} stays away and the run goes on: {cause}; {child.spec.log}")
             self._event("gave_up", name, code=code, detail=f"{cause}; the run goes on without it")
             return
@@ -206,6 +223,13 @@ class Supervisor:
             self._cause = Outcome(USER if user else OURS, cause, "" if user else child.tail())
             self._event("gave_up", name, code=code, detail=cause)
         raise _EndedError
+
+    def _is_needed(self, child: Child, code: int) -> bool:
+        """Whether the run ends without this process. Of several generators one that cannot live is
+        not, unless by a mistake that all of them share."""
+        if child.spec.role != "generator" or code == USER:
+            return child.spec.needed
+        return all(each.gave_up for each in self._others if each.spec.role == "generator")
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -224,11 +248,12 @@ class Supervisor:
         self._event("started" if first else "restarted", child.spec.name, pid=pid)
 
     def _start_coordinator(self, *extra: str) -> None:
-        """Start it and wait until it says under which address it can be reached."""
+        """Start it and wait until it says under which address it can be reached, as long as it says
+        anything. One that is killed while it takes a run over is followed by another."""
         child = self._coordinator
         before = _stamp(self._run_dir)
         self._start(child, *extra)
-        deadline = time.monotonic() + self._deadlines.start_s
+        heard, said = time.monotonic(), ""
         while True:
             found = coordinator_of(self._run_dir)
             # Hosts give the same process ids: the file of the one before may have this one's.
@@ -236,15 +261,18 @@ class Supervisor:
                 break
             code = self._nursery.bury(child)
             if code is not None:
-                self._event("died", child.spec.name, code=code, detail=describe_exit(code))
+                detail = describe_exit(code)
+                self._event("died", child.spec.name, code=code, detail=detail)
                 child.deaths += 1
-                self._give_up(child, code, describe_exit(code))
-            if time.monotonic() > deadline:
-                self._cause = Outcome(
-                    OURS,
-                    f"coordinator has no address after {self._deadlines.start_s:.0f} s",
-                    child.tail(),
-                )
+                if not (extra and self._may_take_over(child, code)):
+                    self._give_up(child, code, detail)
+                self._note_restart(detail)
+                return self._start_coordinator(*extra)
+            if (line := child.tail(1)) != said:
+                heard, said = time.monotonic(), line
+            if time.monotonic() - heard > self._deadlines.start_s:
+                silent = f"has no address, and said nothing for {self._deadlines.start_s:.0f} s"
+                self._cause = Outcome(OURS, f"coordinator {silent}", child.tail())
                 raise _EndedError
             self._check_interrupt()
             self._steering.tick()
@@ -252,9 +280,15 @@ class Supervisor:
         self._address = found[0]
         self._steering.connect(self._address)
 
-    def _restart_coordinator(self) -> None:
+    def _note_restart(self, detail: str) -> None:
+        self._steering.note(f"coordinator was {detail}: starting it again from its journal")
+
+    def _restart_coordinator(self, detail: str) -> None:
         before = self._address
+        self._note_restart(detail)
         self._start_coordinator("--resume")
+        if self._stop_asked_at is not None:
+            self._steering.request_stop()  # The one that was asked is gone.
         if self._address == before:
             return
         roles = [child for child in self._others if child.spec.role not in ("dashboard", "judge")]

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import get_args
 
 from benchmarks.chaos_facts import recoveries, trained_again, whole
-from benchmarks.chaos_faults import ROLES, Fault, Kind, draw
+from benchmarks.chaos_faults import KILLS, ROLES, Fault, Kind, draw
 from benchmarks.chaos_job import Done, descendants, is_reaper, living, waited
 from headrace.protocol.records import (
     ClosedWindow,
@@ -51,6 +51,7 @@ def test_a_recovery_is_from_a_kill_or_from_the_end_of_a_stop_to_the_next_update(
     updates = [9.0, 13.5, 22.0, 25.0, 33.0]
     # The coordinator's recovery was broken off by the next kill: nothing is known of it.
     assert recoveries(done, updates) == {"learner": [3.5, 2.0], "generator": [1.0]}
+    assert recoveries(done, updates, of=KILLS) == {"learner": [3.5, 2.0]}
 
 
 def _closed(key: int, tokens: int) -> WindowsClosed:

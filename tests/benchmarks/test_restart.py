@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import restart
+from benchmarks.rows import read_rows
 from headrace.run_folder import write_config
 from storage.audit import audit_run
 
@@ -22,14 +23,18 @@ def test_the_history_is_sound(tmp_path: Path) -> None:
 
 
 def test_a_row_for_each_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--trajectories", "384", "--tokens", "8", "--root", str(tmp_path), "--json"]
-    assert restart.main(options) == 0
+    root = tmp_path / "root"
+    root.mkdir()
+    options = ["--trajectories", "384", "--tokens", "8", "--root", str(root), "--json"]
+    assert restart.main([*options, "--rows", str(tmp_path / "rows.jsonl")]) == 0
     *_, line = capsys.readouterr().out.splitlines()
     sizes = json.loads(line)["sizes"]
+    (row,) = read_rows(tmp_path / "rows.jsonl").values()
+    assert (row["benchmark"], row["sizes"]) == ("restart", sizes)
     assert [row["trajectories"] for row in sizes] == [128, 384]
     for row in sizes:
         assert row["restart_s"] > 0
         assert row["peak_mb"] >= row["memory_mb"] > 0
     assert sizes[-1]["sql_s"] > 0
     assert sizes[-1]["restart_without_sql_s"] > 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(root.iterdir()) == []

@@ -23,7 +23,7 @@ class Disk:
     def __init__(self) -> None:
         self.kept: list[Record] = []
         self.is_full, self.seconds = False, 0.0
-        self.behind, self.place = "", "/run/journal"
+        self.behind, self.place = "", "the disk of /run/journal"
         self.wants_snapshot = False
 
     @property

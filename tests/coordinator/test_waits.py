@@ -139,6 +139,25 @@ async def test_a_long_wait_is_written_down_once(tmp_path: Path, clock: list[floa
         ]
 
 
+async def test_who_could_not_load_the_newest_weights_is_told_of_them_again(
+    tmp_path: Path,
+) -> None:
+    """Else a generator whose way to the learner was cut for a while would hold a round for ever."""
+    async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:
+        generator = stage.hub.peers.generators[GENERATOR]
+        failed = m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0, error="silent for 10 s")
+        assert await stage.say(GENERATOR, failed)
+        generation = stage.coordinator.parts.generation
+        generation.expire()
+        assert not generator.noticed
+        generator.not_loaded_at = time.monotonic() - stage.config.transport.heartbeat_timeout_s - 1
+        generation.expire()
+        assert generator.noticed == {0}
+        assert stage.hub.peers.generators[GENERATOR].not_loaded_at is None
+        assert await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
+        assert generation.all_loaded()
+
+
 async def test_whoever_looks_into_the_folder_sees_what_is_waited_for(
     tmp_path: Path, clock: list[float]
 ) -> None:

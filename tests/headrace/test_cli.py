@@ -1,5 +1,6 @@
 """The command line as a user meets it: help, exit codes, one line for a mistake."""
 
+import contextlib
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ import pytest
 
 from headrace import run_folder
 from headrace.cli import action, main, parse
+from headrace.commands import roles
 from headrace.commands.preflight import has_chat_template
 from headrace.commands.roles import await_listener
 from headrace.config.load import load_recipe
@@ -307,6 +309,27 @@ def test_who_joins_nobody_hears_it_at_once_and_waits_for_a_run_that_comes() -> N
         await_listener(f"tcp://127.0.0.1:{port}", tell=begin)
     (text,) = told
     assert text.startswith(f"no run listens at tcp://127.0.0.1:{port} yet (")
+
+
+def test_who_joins_somebody_that_does_not_even_refuse_hears_it_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As behind a firewall: nothing comes back from the address."""
+    monkeypatch.setattr(roles, "_ATTEMPT_S", 0.1)
+    told: list[str] = []
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):  # Nobody accepts them, and further ones are dropped.
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UserError, match=r"no run listens at .* \(timed out\)"):
+            await_listener(address, patience_s=1.0, tell=told.append)
+    (text,) = told
+    assert "yet (timed out): trying for" in text
 
 
 def test_keys_into_a_bad_path_are_one_line(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import OperationalError
 
 from headrace.errors import UserError
@@ -145,6 +146,29 @@ def test_sql_that_fails_does_not_stop_the_run(
         store.append(records)
     store.close()
     assert dump(run_dir) == dump(write_run(tmp_path / "whole" / "run"))
+
+
+def test_what_a_slow_commit_waits_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that does not answer is not the journal's disk."""
+    run_dir, places = tmp_path / "run", list[str]()
+    store = RunStore.create(run_dir, "run", run_config())
+    real_append, real_apply = store._journal.append, projection.apply
+
+    def append(records: Sequence[Record]) -> None:
+        places.append(store.place)
+        real_append(records)
+
+    def apply(connection: Connection, run: int, records: list[tuple[int, Record]]) -> None:
+        places.append(store.place)
+        real_apply(connection, run, records)
+
+    monkeypatch.setattr(store._journal, "append", append)
+    monkeypatch.setattr(projection, "apply", apply)
+    store.append(small_run()[0])
+    store.close()
+    assert places == [f"the disk of {run_dir}/journal", f"SQL in {run_dir}/headrace.sqlite"]
 
 
 def gone(run_dir: Path) -> None:

@@ -89,6 +89,17 @@ def test_a_missing_or_broken_file_is_named(recipe: Path) -> None:
         load_recipe(recipe.parent)
 
 
+@pytest.mark.parametrize("value", ["9" * 5_000, "[" * 5_000], ids=["digits", "brackets"])
+def test_what_is_too_long_for_the_reader_is_one_line(recipe: Path, value: str) -> None:
+    assert parse_value(value) == value
+    with pytest.raises(UserError, match=r"learner\.policy\.lr") as refused:
+        load_recipe(recipe, [f"learner.policy.lr={value}"])
+    assert "\n" not in str(refused.value)
+    recipe.write_text(f"[learner.policy]\nlr = {value}\n")
+    with pytest.raises(UserError, match=r"small\.toml is not valid TOML: "):
+        load_recipe(recipe)
+
+
 def test_the_first_of_several_mistakes_says_how_many_more(recipe: Path) -> None:
     with pytest.raises(UserError, match=r"unknown key foo.*\(and 1 more\)"):
         load_recipe(recipe, ["learner.ranks=0", "foo=1"])

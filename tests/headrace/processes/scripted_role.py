@@ -1,6 +1,8 @@
 """A stand-in for a role's process, with a life told by its arguments.
 
-python scripted_role.py coordinator RUN_DIR [STOP_FILE]   has an address until STOP_FILE exists
+python scripted_role.py coordinator RUN_DIR STOP_FILE     has an address until STOP_FILE exists
+python scripted_role.py coordinator RUN_DIR STOP_FILE N   the same; killed N times as it takes over
+python scripted_role.py reads RUN_DIR STOP_FILE LINES     the same, after so many lines of its log
 python scripted_role.py die CODE [DELAY]                  prints a line and ends
 python scripted_role.py die-once MARK CODE                dies the first time, then stays
 python scripted_role.py stay [PID_FILE]                   until SIGTERM
@@ -24,8 +26,12 @@ def forever() -> None:
         time.sleep(0.05)
 
 
-def coordinator(run_dir: Path, stop_file: Path) -> None:
+def coordinator(run_dir: Path, stop_file: Path, deaths: int = 0) -> None:
     port = 1 if "--resume" not in sys.argv else 2
+    marks = [run_dir / f"killed-{number}" for number in range(deaths)]
+    if port == 2 and (left := [mark for mark in marks if not mark.exists()]):
+        left[0].write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
     address = {"address": f"tcp://127.0.0.1:{port}", "pid": os.getpid(), "run_id": "r"}
     part = run_dir / "part"
     part.write_text(json.dumps(address))
@@ -37,6 +43,11 @@ def coordinator(run_dir: Path, stop_file: Path) -> None:
 def main() -> None:
     life, *words = (word for word in sys.argv[1:] if word != "--resume")
     if life == "coordinator":
+        coordinator(Path(words[0]), Path(words[1]), *map(int, words[2:]))
+    elif life == "reads":
+        for number in range(int(words[2])):
+            print(number, flush=True)
+            time.sleep(0.2)
         coordinator(Path(words[0]), Path(words[1]))
     elif life == "die":
         time.sleep(float(words[1]) if len(words) > 1 else 0.0)

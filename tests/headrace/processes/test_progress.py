@@ -16,10 +16,18 @@ from headrace.config.run import RunConfig
 from headrace.hardware import connections
 from headrace.processes.amounts import duration
 from headrace.processes.monitor import coordinator_of
-from headrace.processes.progress import Facts, LiveScreen, PlainScreen, Watch, time_left
+from headrace.processes.progress import (
+    Facts,
+    LiveScreen,
+    PlainScreen,
+    Silence,
+    Watch,
+    time_left,
+)
 from headrace.processes.supervise import INTERRUPTED, Outcome
 from headrace.protocol.messages import Command, Hello, Message, Status, StatusRequest
 from headrace.protocol.sockets import Router
+from tests.documented import is_documented
 
 Make = Callable[..., RunConfig]
 
@@ -103,12 +111,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.seen: list[Status] = []
+        self.notes: list[str] = []
 
     def show(self, status: Status) -> None:
         self.seen.append(status)
 
     def note(self, text: str) -> None:
-        pass
+        self.notes.append(text)
 
     def close(self) -> None:
         pass
@@ -155,6 +164,36 @@ def test_a_watch_asks_and_passes_an_interrupt_on(make_config: Make) -> None:
     assert hello.role == "monitor"
     assert isinstance(received[-1], Command)
     assert received[-1].action == "interrupt"
+
+
+def test_silence_is_what_was_listened_to() -> None:
+    now = [0.0]
+    silence, seen = Silence(lambda: now[0]), []
+    for seconds, heard in ((0.5, False), (0.5, False), (60.0, False), (0.5, False), (0.5, True)):
+        now[0] += seconds
+        seen.append(silence.look(heard=heard))
+    assert seen == [0.5, 1.0, 1.0, 1.5, 0.0]
+
+
+def test_a_coordinator_that_does_not_answer_is_missed_and_then_lost(make_config: Make) -> None:
+    """Somebody holds its port and says nothing, as a process does that was stopped."""
+    screen = Recorder()
+    limits = {"heartbeat_s": 0.1, "heartbeat_timeout_s": 0.4, "stall_timeout_s": 1.0}
+    config = make_config(*(f"transport.{name}={seconds}" for name, seconds in limits.items()))
+    watch = Watch(config, screen)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watch.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        try:
+            said = [watch.lost]
+            while not said[-1]:
+                watch.tick()
+                said.append(watch.lost)
+                time.sleep(0.02)
+            lines = [*screen.notes, f"error: {said[-1]}; logs in runs/one/logs"]
+        finally:
+            watch.close()
+    assert [line for line in lines if not is_documented(line)] == []
+    assert (said[0], len(screen.notes)) == ("", 1)
 
 
 def test_the_address_of_a_coordinator(tmp_path: Path) -> None:

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from headrace.processes.launch import ADDRESS, ProcessSpec, Restarts, SpecRole
-from headrace.processes.supervise import Deadlines, Outcome, Supervisor
+from headrace.processes.supervise import OURS, Deadlines, Outcome, Supervisor
+from headrace.reaper import Reaper
+from tests.documented import is_documented
 from tests.headrace.processes import scripted_role
 from tests.small_disk import small_disk
 
 SCRIPT = str(Path(scripted_role.__file__))
+ROOT = Path(__file__).resolve().parents[3]
 QUICK = Deadlines(start_s=10.0, stop_s=5.0, leave_s=0.3, kill_s=1.0, poll_s=0.01)
 ONCE = Restarts(limit=1, delay_s=0.01)
 NEVER = Restarts()
@@ -35,6 +38,7 @@ class Script:
         self.stops = 0
         self.obeys = True
         self.stalled = False
+        self.lost = ""
         self.steps: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 
     def when(self, condition: Callable[[], bool], action: Callable[[], None]) -> None:
@@ -85,14 +89,21 @@ def spec(
     return ProcessSpec(name, role, argv, {}, log, restarts=restarts, needed=needed)
 
 
-def coordinator(script: Script) -> ProcessSpec:
-    words = ("coordinator", script.run_dir, script.stop_file)
-    return spec(script, "coordinator", "coordinator", *words, restarts=ONCE)
+def coordinator(script: Script, deaths: int = 0, limit: int = 1) -> ProcessSpec:
+    """`deaths`: so often it is killed while it takes the run over."""
+    words = ("coordinator", script.run_dir, script.stop_file, deaths)
+    restarts = Restarts(limit=limit, delay_s=0.01)
+    return spec(script, "coordinator", "coordinator", *words, restarts=restarts)
 
 
 def run(script: Script, *specs: ProcessSpec, deadlines: Deadlines = QUICK) -> Outcome:
+    """How the run ended; all that the user was told meanwhile is on the page of operations."""
     whole = [coordinator(script), *specs]
-    return Supervisor(script.run_dir, whole, script, deadlines=deadlines).run()
+    outcome = Supervisor(script.run_dir, whole, script, deadlines=deadlines).run()
+    assert [note for note in script.notes if not is_documented(note)] == []
+    if outcome.code == OURS:
+        assert is_documented(f"error: {outcome.cause}; logs in {script.run_dir / 'logs'}")
+    return outcome
 
 
 def gone(pid: int) -> bool:
@@ -155,6 +166,23 @@ def test_restarts_are_bounded_and_the_first_cause_is_named(script: Script) -> No
     assert outcome.cause == "reward-0 died 2 times (exit code 1): something is wrong here"
     assert "something is wrong here" in outcome.tail
     assert script.events("reward-0") == ["started", "died", "restarted", "died", "gave_up"]
+
+
+def test_a_run_of_several_generators_goes_on_without_one_that_cannot_live(script: Script) -> None:
+    dies = spec(script, "generator-0", "generator", "die", 1, restarts=ONCE)
+    script.when(lambda: "gave_up" in script.events("generator-0"), script.finish)
+    assert run(script, dies, spec(script, "generator-1", "generator", "stay")) == Outcome(0)
+    assert any("generator-0 stays away and the run goes on" in note for note in script.notes)
+
+
+def test_a_run_without_any_generator_that_can_live_ends(script: Script) -> None:
+    words = ("generator", "die", 1)
+    both = [spec(script, f"generator-{n}", *words, restarts=ONCE) for n in (0, 1)]  # type: ignore[arg-type]
+    outcome = run(script, *both)
+    assert outcome.code == 1
+    assert outcome.cause.endswith("died 2 times (exit code 1): something is wrong here")
+    gave_up = [row["name"] for row in script.rows() if row["event"] == "gave_up"]
+    assert sorted(gave_up) == ["generator-0", "generator-1"]
 
 
 def test_the_users_mistake_in_a_role_is_one_line(script: Script) -> None:
@@ -272,22 +300,77 @@ def test_a_coordinator_without_an_address_is_not_waited_for_for_ever(script: Scr
     brief = Deadlines(start_s=0.2, kill_s=1.0, poll_s=0.01)
     outcome = Supervisor(script.run_dir, [mute], script, deadlines=brief).run()
     assert outcome.code == 1
-    assert "no address after" in outcome.cause
+    assert outcome.cause == "coordinator has no address, and said nothing for 0 s"
+    assert is_documented(f"error: {outcome.cause}; logs in here")
+
+
+def test_a_coordinator_that_reads_for_long_and_says_so_is_waited_for(script: Script) -> None:
+    words = ("reads", script.run_dir, script.stop_file, 15)
+    reads = spec(script, "coordinator", "coordinator", *words)
+    script.when(lambda: bool(script.addresses), script.finish)
+    brief = Deadlines(start_s=1.5, kill_s=1.0, poll_s=0.01)
+    assert Supervisor(script.run_dir, [reads], script, deadlines=brief).run() == Outcome(0)
 
 
 def test_a_killed_coordinator_resumes_and_the_others_follow_to_its_new_address(
     script: Script,
 ) -> None:
-    def kill() -> None:
-        pid = json.loads((script.run_dir / "coordinator.json").read_text())["pid"]
-        os.kill(pid, signal.SIGKILL)
-
-    script.when(lambda: "started" in script.events("generator-0"), kill)
+    script.when(
+        lambda: "started" in script.events("generator-0"), partial(kill_coordinator, script)
+    )
     script.when(lambda: "restarted" in script.events("generator-0"), script.finish)
     outcome = run(script, spec(script, "generator-0", "generator", "stay", restarts=ONCE))
     assert outcome.code == 0
     assert script.addresses == ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
     assert script.events("coordinator")[:3] == ["started", "died", "restarted"]
+
+
+def kill_coordinator(script: Script) -> None:
+    found = json.loads((script.run_dir / "coordinator.json").read_text())
+    os.kill(found["pid"], signal.SIGKILL)
+
+
+def test_a_coordinator_that_is_killed_while_it_takes_over_is_followed_by_another(
+    script: Script,
+) -> None:
+    script.when(
+        lambda: "started" in script.events("generator-0"), partial(kill_coordinator, script)
+    )
+    script.when(lambda: len(script.addresses) == 2, script.finish)
+    whole = [
+        coordinator(script, deaths=2, limit=3),
+        spec(script, "generator-0", "generator", "stay"),
+    ]
+    assert Supervisor(script.run_dir, whole, script, deadlines=QUICK).run() == Outcome(0)
+    deaths = ["died", "restarted"] * 3
+    assert script.events("coordinator")[:7] == ["started", *deaths]
+    killed = "coordinator was killed by SIGKILL: starting it again from its journal"
+    assert script.notes.count(killed) == 3
+
+
+def test_a_coordinator_that_is_killed_too_often_ends_the_run(script: Script) -> None:
+    script.when(
+        lambda: "started" in script.events("generator-0"), partial(kill_coordinator, script)
+    )
+    whole = [coordinator(script, deaths=2), spec(script, "generator-0", "generator", "stay")]
+    outcome = Supervisor(script.run_dir, whole, script, deadlines=QUICK).run()
+    assert (outcome.code, outcome.cause) == (1, "coordinator died 2 times (killed by SIGKILL)")
+
+
+def test_a_coordinator_that_takes_over_is_asked_to_stop_where_the_one_before_was(
+    script: Script,
+) -> None:
+    """The first one is killed after the Ctrl-C and before it has ended the run."""
+    script.obeys = False
+    script.when(lambda: "started" in script.events("generator-0"), interrupt)
+
+    def kill() -> None:
+        script.obeys = True
+        kill_coordinator(script)
+
+    script.when(lambda: script.stops == 1, kill)
+    assert run(script, spec(script, "generator-0", "generator", "stay")) == Outcome(130)
+    assert script.stops == 2
 
 
 def interrupt() -> None:
@@ -338,8 +421,7 @@ run(script, spec(script, "generator-0", "generator", "stubborn", script.run_dir 
 
 
 def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[3]
-    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(tmp_path)], cwd=root)
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE, str(tmp_path)], cwd=ROOT)
     files = (tmp_path / "pids", tmp_path / "pid", tmp_path / "coordinator.json")
     try:
         assert soon(lambda: all(path.exists() and path.read_text() for path in files))
@@ -351,6 +433,76 @@ def test_nobody_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         supervisor.kill()
         supervisor.wait()
     assert all(soon(partial(gone, pid)) for pid in pids)
+
+
+SUPERVISE_TWICE = """
+import sys
+from pathlib import Path
+from headrace.processes.children import Nursery
+from headrace.processes.supervise import Supervisor
+from tests.headrace.processes.test_supervise import QUICK, Script, coordinator, spec, written
+script, nursery = Script(Path(sys.argv[1])), Nursery()
+pid_file, killed = script.run_dir / "pid", []
+
+def kill():
+    killed.append(nursery._reaper._process)
+    killed[0].kill()
+
+script.when(lambda: written(pid_file), kill)
+script.when(lambda: nursery._reaper._process is not killed[0],
+            lambda: (script.run_dir / "renewed").write_text("1"))
+specs = [coordinator(script), spec(script, "reward-0", "reward", "stay", pid_file)]
+Supervisor(script.run_dir, specs, script, deadlines=QUICK, nursery=nursery).run()
+"""
+
+
+def test_nobody_outlives_a_killed_supervisor_whose_reaper_was_killed_before(tmp_path: Path) -> None:
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISE_TWICE, str(tmp_path)], cwd=ROOT)
+    try:
+        assert soon(lambda: written(tmp_path / "renewed"))
+        pid = int((tmp_path / "pid").read_text())
+        coordinator_pid = json.loads((tmp_path / "coordinator.json").read_text())["pid"]
+        assert not gone(pid)
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    assert soon(partial(gone, pid))
+    assert soon(partial(gone, coordinator_pid))
+
+
+def test_a_reaper_that_was_killed_still_ends_what_it_watched() -> None:
+    reaper = Reaper()
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(sleep, start_new_session=True)
+    try:
+        reaper.watch(child.pid)
+        reaper._process.kill()
+        reaper._process.wait()
+        reaper.close()
+        assert child.wait(20) == -signal.SIGTERM
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_the_stacks_are_asked_for_once_a_stall(script: Script) -> None:
+    """A run that goes on and stalls again writes its stacks again."""
+    for stalled in (True, True, False, True):
+        script.when(lambda: bool(script.addresses), partial(setattr, script, "stalled", stalled))
+    script.when(lambda: True, script.finish)
+    assert run(script).code == 0
+    assert script.events("coordinator").count("stacks") == 2
+
+
+def test_a_coordinator_that_lives_and_does_not_answer_ends_the_run(script: Script) -> None:
+    pid_file = script.run_dir / "pid"
+    stays = spec(script, "generator-0", "generator", "listens", pid_file)
+    lost = "the coordinator has not answered for 301 s"
+    script.when(pid_file.exists, lambda: setattr(script, "lost", lost))
+    outcome = run(script, stays)
+    assert (outcome.code, outcome.cause) == (1, lost)
+    assert "stacks" in script.events("generator-0")
+    assert gone(int(pid_file.read_text()))
 
 
 def test_processes_of_a_run_that_stalls_write_down_what_they_do(script: Script) -> None:

@@ -1,0 +1,272 @@
+"""Tables of `docs/operations.md` and `docs/security.md`: what faults did, how often they were
+tried, what the fuzzer found.
+
+In: the rows of chaos, elastic, restart, soak and fuzz that are checked in. Out: Markdown. What has
+no row says so; nothing is reckoned from anything but rows. `benchmarks.evidence` puts the tables
+into the pages.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+from benchmarks.chaos_facts import whole
+from benchmarks.chaos_faults import Kind
+from benchmarks.fuzz import TARGETS, summary
+from benchmarks.rows import RESULTS, read_rows
+
+Row = dict[str, Any]
+ENGINES = {"fake": "scripted", "torch": "PyTorch", "vllm": "vLLM"}
+WHOLE_RUN = 1_000_000
+"""Trajectories for which restart and memory are promised."""
+KINDS: dict[Kind, str] = {
+    "kill": "kills of a role",
+    "kill_child": "kills of a role's child",
+    "kill_job": "kills of the whole job",
+    "stop": "stops of a role",
+    "stop_child": "stops of a role's child",
+    "disk_full": "full disk",
+    "slow_disk": "slow disk",
+    "cut_network": "network cut",
+    "slow_network": "network slow",
+}
+FUZZED = {
+    "codec": (
+        "frames to messages",
+        "a message, or ProtocolError; what was taken comes back as it was from the wire",
+        "reasons of thousands of characters",
+    ),
+    "intake": (
+        "messages of all peers to a real coordinator",
+        "it goes on; at the end of each 2,000 the journal gives its state, and SQL holds it",
+        "none",
+    ),
+    "config": (
+        "recipes and overrides",
+        "UserError of one line, or a configuration that JSON gives back",
+        "keys with line ends, paths too long to be one",
+    ),
+    "filter": (
+        "filters",
+        "UserError of one line, or the same rows from SQL and Arrow",
+        "depth, length, whole numbers beyond 64 bits, text that is no Unicode, `true` and `1`",
+    ),
+    "journal": (
+        "journals whose bytes or files were changed",
+        "UserError, or the records that were written, from the first on",
+        "a missing first segment passed in silence; without digests, a flipped bit could crash the "
+        "reader",
+    ),
+}
+"""By target: what it is, what must hold, and what was found and is mended."""
+
+
+def rows_of(benchmark: str) -> list[Row]:
+    """The checked-in rows of a benchmark, oldest first."""
+    return list(read_rows(RESULTS / f"{benchmark}.jsonl").values())
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def missing(command: str) -> str:
+    """What stands where there is no row."""
+    return f"not measured: `headrace bench {command}`"
+
+
+def figures_table() -> str:
+    """Markdown: the figures that are promised, and what the rows say of each."""
+    lines = [
+        ("lost; doubled; doubled in the weights", "0; 0; 0", _of_chaos(_kept)),
+        ("rolled-back tokens that are trained again", "95 %", _of_chaos(_again)),
+        (
+            "a generator killed: its prompts run elsewhere",
+            "the heartbeat deadline and 2 s",
+            _elsewhere(),
+        ),
+        (
+            "the learner killed: training goes on",
+            "10 s beyond the loading of models",
+            _of_chaos(lambda found: _recovery(found, "learner")),
+        ),
+        (
+            "the coordinator killed: training goes on",
+            "5 s, no acknowledged token lost",
+            _of_chaos(lambda found: _recovery(found, "coordinator")),
+        ),
+        (
+            "the journal's cost",
+            "2 % of generation, side by side",
+            "not measured, and no benchmark takes the two side by side",
+        ),
+        (f"restart at {WHOLE_RUN:,} trajectories", "30 s", _restart()),
+        (f"growth of the coordinator's memory over {WHOLE_RUN:,} trajectories", "5 %", _soak()),
+        (f"{WHOLE_RUN:,} inputs of the fuzzer", "no finding open", _fuzzed()),
+        ("the test suite on two quiet cores", "25 minutes", "not measured: no row"),
+    ]
+    return markdown(("figure", "promised", "found"), lines)
+
+
+def chaos_table() -> str:
+    """Markdown: which faults were done how often, by engine, and what became of them."""
+    rows = rows_of("chaos")
+    if not rows:
+        return f"{missing('chaos').capitalize()}.\n"
+    by_engine: dict[str, list[Row]] = {}
+    for row in rows:
+        by_engine.setdefault(row["engine"], []).append(row)
+    found = {engine: whole(mine) for engine, mine in by_engine.items()}
+    lines = [
+        (
+            text,
+            *(str(sum(row["kinds"].get(kind, 0) for row in mine)) for mine in by_engine.values()),
+        )
+        for kind in get_args(Kind)
+        for text in [KINDS[kind]]
+    ]
+    for name, text in (
+        ("runs", "runs"),
+        ("updates", "updates in the weights"),
+        ("generated", "tokens generated"),
+        ("lost", "tokens lost, or findings of the audit"),
+        ("moved", "tokens sampled twice (`moved`)"),
+        ("died", "tokens that died with a generator (`died`)"),
+        ("doubled", "trained twice by the journal"),
+        ("doubled_in_weights", "trained twice by the weights"),
+        ("orphans", "processes left behind"),
+        ("hangs", "hangs (no update for 150 s)"),
+        ("unresumable", "runs that could not be resumed"),
+    ):
+        lines.append((text, *(f"{each[name]:,}" for each in found.values())))
+    ends = [(ENGINES[row["engine"]], row["seed"], end) for row in rows for end in row["ends"]]
+    lines.append(
+        ("runs that ended by themselves and were resumed", *(
+            str(sum(bool(row["ends"]) for row in mine)) for mine in by_engine.values()
+        ))
+    )  # fmt: skip
+    head = ("", *(f"{ENGINES[engine]} engine" for engine in by_engine))
+    unmeasured = [name for engine, name in ENGINES.items() if engine not in by_engine]
+    rest = f"\nNo row: {', '.join(unmeasured)}.\n" if unmeasured else ""
+    told = "".join(
+        f"\nSeed {seed} ({name} engine) ended once: `{_short(end)}`.\n" for name, seed, end in ends
+    )
+    return markdown(head, lines) + rest + told
+
+
+def fuzz_table() -> str:
+    """Markdown: inputs by target, what must hold, and what was found."""
+    found = summary(rows_of("fuzz"))
+    lines = []
+    for name in TARGETS:
+        what, holds, mended = FUZZED[name]
+        counts = found["targets"].get(name)
+        figures = ["the tests only", "", ""]
+        if counts is not None:
+            figures = [f"{counts.get(key, 0):,}" for key in ("inputs", "taken", "refused")]
+        lines.append((f"`{name}`: {what}", *figures, holds, mended))
+    head = (
+        *("target", "inputs", "taken", "refused", "what must hold"),
+        "what was found and is mended",
+    )
+    return (
+        markdown(head, lines)
+        + f"\n{found['inputs']:,} inputs in the checked-in rows, {len(found['findings'])} findings "
+        "open. The tests make another 2,000\nto 5,000 for each target, and `headrace bench fuzz "
+        "--inputs 200000` goes on where the rows end.\n"
+    )
+
+
+def _of_chaos(tell: Callable[[Mapping[str, Any]], str]) -> str:
+    rows = rows_of("chaos")
+    return tell({**whole(rows), "rows": rows}) if rows else missing("chaos")
+
+
+def _kept(found: Mapping[str, Any]) -> str:
+    figures = "; ".join(str(found[name]) for name in ("lost", "doubled", "doubled_in_weights"))
+    return f"{figures} in {found['faults']} faults, {_runs(found['runs'])}"
+
+
+def _again(found: Mapping[str, Any]) -> str:
+    share = found["rolled_back_trained_again"]
+    if share is None:
+        return "nothing was rolled back in the rows"
+    tokens = sum(row["rolled_back"] for row in found["rows"])
+    return f"{share:.0%} of {tokens:,}"
+
+
+def _recovery(found: Mapping[str, Any], role: str) -> str:
+    """Kills alone, from the rows that tell them apart."""
+    seconds = [s for row in found["rows"] for s in row.get("recovery_kill_s", {}).get(role, [])]
+    told = "not measured apart from stops"
+    if seconds:
+        told = f"{_spread(seconds)} to the next update after {len(seconds)} kills"
+    if both := found["recovery_s"].get(role):
+        told += (
+            f"; kills and stops together: median {both['median']:.1f} s, at most "
+            f"{both['max']:.1f} s ({both['count']})"
+        )
+    return f"{told}; tokens lost: {found['lost']}" if role == "coordinator" else told
+
+
+def _elsewhere() -> str:
+    rows = [row for row in rows_of("elastic") if row["elsewhere_s"]["max"] is not None]
+    if not rows:
+        return missing("elastic")
+    last = rows[-1]
+    return (
+        f"median {last['elsewhere_s']['median']:.1f} s, at most {last['elsewhere_s']['max']:.1f} s "
+        f"with a deadline of {last['deadline_s']:g} s"
+    )
+
+
+def _restart() -> str:
+    sizes = [size for row in rows_of("restart") for size in row["sizes"]]
+    if not sizes:
+        return missing("restart")
+    largest = max(sizes, key=lambda size: int(size["trajectories"]))
+    told = (
+        f"{largest['restart_s']:.1f} s and {largest['memory_mb']:,} MB at "
+        f"{largest['trajectories']:,} trajectories"
+    )
+    return told if largest["trajectories"] >= WHOLE_RUN else f"{told}; more {missing('restart')}"
+
+
+def _soak() -> str:
+    rows = rows_of("soak")
+    if not rows:
+        return missing("soak")
+    largest = max(rows, key=lambda row: int(row["trajectories"]))
+    told = (
+        f"{largest['growth']:.1%} within a stretch, {largest['growth_of_run']:.1%} over "
+        f"{largest['trajectories']:,} trajectories and {largest['restarts']} kills"
+    )
+    return told if largest["trajectories"] >= WHOLE_RUN else f"{told}; more {missing('soak')}"
+
+
+def _fuzzed() -> str:
+    rows = rows_of("fuzz")
+    if not rows:
+        return missing("fuzz")
+    found = summary(rows)
+    least = min(TARGETS, key=lambda name: found["targets"].get(name, {"inputs": 0})["inputs"])
+    inputs = found["targets"].get(least, {"inputs": 0})["inputs"]
+    return (
+        f"{len(found['findings'])} open in {found['inputs']:,} inputs; the fewest of a target: "
+        f"{inputs:,} (`{least}`)"
+    )
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"median {statistics.median(seconds):.1f} s, at most {max(seconds):.1f} s"
+
+
+def _runs(number: int) -> str:
+    return f"{number} run" if number == 1 else f"{number} runs"
+
+
+def _short(text: str) -> str:
+    """A last line without the paths of the machine."""
+    return text.removeprefix("error: ").split("; logs in ")[0]

@@ -1,0 +1,80 @@
+"""What stands on the pages of faults, guarantees and security is reckoned from rows alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import fault_evidence
+from benchmarks.rows import Rows
+
+CHAOS: dict[str, Any] = {
+    "engine": "fake", "seed": 7, "faults": 3, "kills": 2, "stops": 1, "lost": 0, "doubled": 0,
+    "kinds": {"kill": 2, "stop": 1}, "doubled_in_weights": 0, "orphans": 0, "hangs": 0,
+    "unresumable": 0, "ledger_error_tokens": 0, "died": 5, "moved": 4, "generated": 1000,
+    "trained": 5, "updates": 4, "resumes": 1, "rolled_back": 50, "trained_again": 49,
+    "ends": ["error: reward-0 died; logs in /somewhere/logs"],
+    "recovery_s": {"learner": [1.0, 4.0], "coordinator": [0.5]},
+    "recovery_kill_s": {"learner": [4.0]},
+}  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(fault_evidence, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def add(results: Path, benchmark: str, **row: Any) -> None:
+    rows = Rows(results / f"{benchmark}.jsonl")
+    rows.add(f"{benchmark}/{len(rows.rows)}", row)
+
+
+def test_what_has_no_row_says_so(results: Path) -> None:
+    lines = fault_evidence.figures_table().splitlines()[2:]
+    assert len(lines) == 10
+    assert all("not measured" in line for line in lines)
+    assert fault_evidence.chaos_table() == "Not measured: `headrace bench chaos`.\n"
+    assert "0 inputs in the checked-in rows, 0 findings open" in fault_evidence.fuzz_table()
+    assert fault_evidence.fuzz_table().count("the tests only") == 5
+
+
+def test_figures_are_those_of_the_rows(results: Path) -> None:
+    add(results, "chaos", **CHAOS)
+    add(results, "elastic", elsewhere_s={"median": 5.5, "max": 6.25}, deadline_s=5.0)
+    for size in (1_000, 1_000_000):
+        sizes = [{"trajectories": size, "restart_s": 3.0, "memory_mb": 500}]
+        add(results, "restart", sizes=sizes)
+    add(results, "soak", trajectories=5_000, growth=0.01, growth_of_run=0.02, restarts=3)
+    for target in ("codec", "intake"):
+        row = {"target": target, "inputs": 10, "outcomes": {"taken": 4, "refused": 6}}
+        add(results, "fuzz", **row, findings=[{"what": "KeyError", "inputs": [3]}])
+    table = fault_evidence.figures_table()
+    for text in (
+        "| 0; 0; 0 in 3 faults, 1 run |",
+        "| 98% of 50 |",
+        "| median 5.5 s, at most 6.2 s with a deadline of 5 s |",
+        "| median 4.0 s, at most 4.0 s to the next update after 1 kills; kills and stops together: "
+        "median 2.5 s, at most 4.0 s (2) |",
+        "| not measured apart from stops; kills and stops together: median 0.5 s, at most 0.5 s "
+        "(1); tokens lost: 0 |",
+        "| 3.0 s and 500 MB at 1,000,000 trajectories |",
+        "| 1.0% within a stretch, 2.0% over 5,000 trajectories and 3 kills; more not measured",
+        "| 2 open in 20 inputs; the fewest of a target: 0 (`config`) |",
+    ):
+        assert text in table
+    assert "frames to messages | 10 | 4 | 6 |" in fault_evidence.fuzz_table()
+
+
+def test_faults_are_counted_by_engine(results: Path) -> None:
+    add(results, "chaos", **CHAOS)
+    add(results, "chaos", **CHAOS | {"seed": 8, "ends": []})
+    add(results, "chaos", **CHAOS | {"engine": "vllm", "kinds": {"kill_job": 1}, "ends": []})
+    lines = fault_evidence.chaos_table().splitlines()
+    assert lines[0] == "|  | scripted engine | vLLM engine |"
+    assert "| kills of a role | 4 | 0 |" in lines
+    assert "| kills of the whole job | 0 | 1 |" in lines
+    assert "| tokens generated | 2,000 | 1,000 |" in lines
+    assert "| runs that ended by themselves and were resumed | 1 | 0 |" in lines
+    assert "No row: PyTorch." in lines
+    assert "Seed 7 (scripted engine) ended once: `reward-0 died`." in lines

@@ -1,0 +1,126 @@
+"""How a run ends when something is in the way of its end: a full disk, a learner that stays silent,
+is gone, or says Hello anew."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from coordinator import recorder
+from coordinator.status import status
+from headrace.errors import StorageBlockedError
+from headrace.protocol import messages as m
+from headrace.protocol.records import Record
+from tests.coordinator.stage import LEARNER, Stage, endless, staged
+
+LACK = "room for 9 bytes in /run/journal, and 0 are free"
+
+
+async def closing(stage: Stage) -> None:
+    """Train an update and ask for the end: all that is missing is the last checkpoint."""
+    for _ in range(500):
+        await stage.work()
+        if stage.hub.state.committed:
+            stage.coordinator.phases.stop("stopped")
+        if stage.coordinator.phases.phase == "closing":
+            return
+    raise AssertionError("the run does not come to its end")
+
+
+def asked_for(stage: Stage) -> int | None:
+    """The update of which the learner was asked for a checkpoint."""
+    return stage.training.orders.checkpoint
+
+
+async def gone_on(stage: Stage) -> str:
+    """The phase when the disk has everything."""
+    await stage.coordinator.phases.advance()
+    await stage.hub.recorder.flush()
+    return stage.coordinator.phases.phase
+
+
+async def test_an_end_that_waits_for_the_disk_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages are answered, and whoever asks is told what is waited for."""
+    monkeypatch.setattr(recorder, "DISK_RETRY_S", 0.01)
+    full = False
+    async with staged(endless(), tmp_path / "run-1") as stage:
+        append = stage.store.append
+
+        def append_or_not(records: Sequence[Record]) -> None:
+            if full:
+                raise StorageBlockedError(LACK)
+            append(records)
+
+        monkeypatch.setattr(stage.store, "append", append_or_not)
+        await stage.hub.recorder.flush()
+        full = True
+        coordinator = stage.coordinator
+        coordinator.phases.stop("stopped")
+        async with asyncio.timeout(10):
+            while not stage.hub.recorder.waits_for:
+                await stage.say(LEARNER, m.Heartbeat())
+                await asyncio.sleep(0.005)
+            coordinator._watch_disk()
+            told = status(stage.hub, coordinator.parts, coordinator.waits, "closing")
+            assert told.message == f"the journal waits: {LACK}"
+            assert (coordinator.phases.phase, coordinator.phases.outcome) == ("closing", "stopped")
+            full = False
+            assert await gone_on(stage) == "leaving"
+
+
+async def test_a_last_checkpoint_that_never_comes_does_not_hold_the_run_for_ever(
+    tmp_path: Path,
+) -> None:
+    async with staged(endless(), tmp_path / "run-1") as stage:
+        await closing(stage)
+        assert await gone_on(stage) == "closing"
+        waits = [wait.words for wait in stage.coordinator.waits.now()]
+        assert f"the learner's checkpoint of update {stage.hub.state.committed}" in waits
+        stage.hub.failed = "nobody makes progress: the learner's checkpoint"
+        assert await gone_on(stage) == "leaving"
+        assert stage.coordinator.phases.outcome == "failed"
+
+
+async def test_a_learner_that_says_hello_anew_is_asked_for_its_checkpoint_anew(
+    tmp_path: Path,
+) -> None:
+    async with staged(endless(), tmp_path / "run-1") as stage:
+        await closing(stage)
+        update = stage.hub.state.committed
+        assert asked_for(stage) == update
+        await stage.rejoin()
+        assert asked_for(stage) is None
+        notice = stage.notice()
+        assert notice is not None
+        await stage.say(LEARNER, notice)
+        assert asked_for(stage) == update
+        done = m.CheckpointDone(update=update, path="checkpoints/step")
+        assert await stage.say(LEARNER, done)
+        assert await gone_on(stage) == "leaving"
+        assert stage.coordinator.phases.outcome == "stopped"
+
+
+async def test_an_end_without_its_last_checkpoint_says_so(tmp_path: Path) -> None:
+    async with staged(endless(), tmp_path / "run-1") as stage:
+        await closing(stage)
+        await stage.say(LEARNER, m.Goodbye())
+        assert await gone_on(stage) == "leaving"
+        told = list(stage.hub.troubles.newest)
+        assert told == ["no checkpoint of the last update: the learner was gone before it"]
+
+
+async def test_a_learner_that_ends_with_an_error_of_its_own_ends_the_run_with_it(
+    tmp_path: Path,
+) -> None:
+    """In the middle, and while the last checkpoint is waited for."""
+    begins: tuple[Callable[[Stage], Awaitable[None]], ...] = (Stage.work, closing)
+    for number, begin in enumerate(begins):
+        async with staged(endless(), tmp_path / f"run-{number}") as stage:
+            await begin(stage)
+            await stage.say(LEARNER, m.Goodbye(failed="OSError: the disk is broken"))
+            assert await gone_on(stage) == "leaving"
+            assert stage.coordinator.phases.outcome == "failed"
+            assert stage.hub.failed == "learner-0: OSError: the disk is broken"

@@ -1,0 +1,102 @@
+"""The pages of guarantees name tests that are there, and lines as programs print them."""
+
+import errno
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from coordinator.run import START_BYTES
+from coordinator.troubles import Troubles
+from headrace import disk, run_folder
+from headrace.commands.roles import await_listener
+from headrace.commands.training import report
+from headrace.errors import StorageBlockedError, UserError
+from headrace.processes.supervise import OURS, Outcome
+from storage.checkpoints import lost
+from storage.frames import damage
+from tests.documented import is_documented, lines
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("operations", "security", "several-hosts")
+NAMED = re.compile(r"`(tests/[\w./{},-]+?\.py)(?:::(\w+))?`")
+
+
+def named(page: str) -> Iterator[tuple[Path, str]]:
+    """Files of tests, and tests in them, that a page names; `{a,b}` is both."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    for path, test in NAMED.findall(text):
+        parts = [part.split(",") for part in re.split(r"[{}]", path)]
+        for chosen in itertools.product(*parts):
+            yield ROOT / "".join(chosen), test
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_test_that_a_page_names_is_there(page: str) -> None:
+    found = list(named(page))
+    assert found
+    for path, test in found:
+        assert path.is_file(), path
+        assert not test or f"def {test}(" in path.read_text(encoding="utf-8"), f"{path}::{test}"
+
+
+def test_every_guarantee_names_a_test() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    section = text.split("## What is guaranteed", 1)[1].split("###", 1)[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+    assert len(rows) > 10
+    for row in rows:
+        tests = NAMED.findall(row.split(" | ")[1])
+        assert tests
+        assert all(test for _, test in tests), row
+
+
+def test_what_is_no_line_of_the_page_is_told_from_one() -> None:
+    assert len(lines()) > 20
+    assert is_documented("generator-0 died (exit code 1): starting it again in 4 s")
+    assert not is_documented("generator-0 died (exit code 1)")
+    assert not is_documented("generator-0 died (exit code 1): starting it again in some seconds")
+
+
+def test_what_a_disk_that_takes_nothing_makes_the_run_say() -> None:
+    troubles = Troubles(lambda *told: None)
+    with pytest.raises(StorageBlockedError) as full, disk.writing(ROOT, START_BYTES):
+        raise OSError(errno.ENOSPC, "full")
+    with pytest.raises(StorageBlockedError) as closed, disk.writing(ROOT, START_BYTES):
+        raise OSError(errno.EROFS, "read-only")
+    for name in ("the journal", "learner-0"):
+        troubles.wait(name, "disk", str(full.value))
+        troubles.wait(name, "disk", "")
+    troubles.wait("the journal", "disk", str(closed.value))
+    assert len(troubles.newest) == 5
+    assert [text for text in troubles.newest if not is_documented(text)] == []
+
+
+def test_what_a_user_is_refused_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def lock() -> None:
+        with run_folder.locked(tmp_path):
+            pass
+
+    told: list[str] = []
+    refusals: list[Callable[[], object]] = [
+        partial(run_folder.hold_writer, tmp_path, wait_s=0.0),
+        lock,
+        partial(await_listener, "tcp://127.0.0.1:9", patience_s=0.2, tell=told.append),
+    ]
+    said: list[Exception] = [
+        damage(tmp_path / "run" / "journal" / "segment-000001.arrow", 1_234),
+        lost(tmp_path / "run", "step_8 rests on 1,000 records of the journal; it holds 9"),
+    ]
+    with run_folder.hold_writer(tmp_path), run_folder.locked(tmp_path):
+        for refusal in refusals:
+            with pytest.raises(UserError) as refused:
+                refusal()
+            said.append(refused.value)
+    told += [f"error: {error}" for error in said]
+    assert len(told) == 6
+    report(Outcome(OURS, "nobody makes progress: the learner to join for 300 s"), tmp_path)
+    told.append(capsys.readouterr().err.strip())
+    assert [line for line in told if not is_documented(line)] == []
