@@ -22,7 +22,7 @@ from headrace.protocol.records import (
     UpdateCommitted,
     WindowsDropped,
 )
-from headrace.protocol.sockets import Pulse
+from headrace.protocol.pulse import Pulse
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,
