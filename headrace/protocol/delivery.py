@@ -28,7 +28,7 @@ _PLACE = struct.Struct("<QQQ")
 ASK_AGAIN_S, LONGEST_ASK_S = 0.5, 30.0
 """Who has asked for what is missing asks again after so long, and each time after twice as long,
 until something has come."""
-RESEND_EVERY_S = 0.2
+RESEND_EVERY_S = 0.4
 """What was just sent again is not sent again at once."""
 
 
