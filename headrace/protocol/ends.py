@@ -62,7 +62,9 @@ class RoleEnd:
 class RouterEnd:
     """What a router says to each process and hears from it."""
 
-    def __init__(self, max_bytes: int, most: int, on_reject: Callable[[str, str], None] | None):
+    def __init__(
+        self, max_bytes: int, most: int, on_reject: Callable[[str, str], None] | None
+    ) -> None:
         """`most`: so many messages to one process are kept that it has not had."""
         self._codec, self._most = message_codec(max_bytes=max_bytes), most
         self._on_reject = on_reject

@@ -5,7 +5,7 @@ import contextlib
 
 from headrace.protocol.messages import Heartbeat, Hello, Shutdown, Trouble, WeightBytes
 from headrace.protocol.sockets import BlockingDealer, Dealer, Link, Router
-from tests.breaker import Breaker, breaking
+from tests.breaker import Breaker, Way, breaking
 
 LIMIT = 1 << 20
 NAME = "learner-0~0123456789abcdef"
@@ -85,8 +85,8 @@ async def test_both_ways_over_a_connection_that_breaks() -> None:
 async def test_the_last_message_before_a_silence_is_sent_again() -> None:
     """To one without an event loop, and from it: nothing that follows tells of the loss."""
     router = Router("127.0.0.1", 0, max_bytes=LIMIT)
-    kinds = [("from", "Shutdown"), ("to", "Trouble")]
-    async with breaking(router.address, kinds) as breaker:  # type: ignore[arg-type]
+    kinds: list[tuple[Way, str]] = [("from", "Shutdown"), ("to", "Trouble")]
+    async with breaking(router.address, kinds) as breaker:
         dealer = BlockingDealer(Link(breaker.address, LIMIT), NAME)
         beating = asyncio.create_task(beat(router))
         listening = None
