@@ -28,7 +28,7 @@ KINDS: dict[str, list[tuple[Way, str]]] = {
     "generator": [
         ("to", "Hello"), ("to", "Chunks"), ("to", "GeneratorReport"), ("to", "WeightsLoaded"),
         ("from", "Welcome"), ("from", "Leases"), ("from", "ChunkAck"), ("from", "WeightNotice"),
-        ("from", "Hold"),
+        ("from", "Hold"), ("from", "Shutdown"),
     ],
     "reward": [
         ("to", "Hello"), ("to", "Scores"), ("from", "Welcome"), ("from", "ScoreRequest"),

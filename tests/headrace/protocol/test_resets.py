@@ -2,8 +2,17 @@
 
 import asyncio
 import contextlib
+import time
+from collections.abc import AsyncIterator
 
-from headrace.protocol.messages import Heartbeat, Hello, Shutdown, Trouble, WeightBytes
+from headrace.protocol.messages import (
+    Heartbeat,
+    Hello,
+    Message,
+    Shutdown,
+    Trouble,
+    WeightBytes,
+)
 from headrace.protocol.sockets import BlockingDealer, Dealer, Link, Router
 from tests.breaker import Breaker, Way, breaking
 
@@ -20,15 +29,16 @@ async def beat(router: Router) -> None:
         await router.send(NAME, Heartbeat())
 
 
-async def hear(router: Router, begun: asyncio.Event, said: list[str]) -> None:
+async def hear(router: Router, begun: asyncio.Event, said: list[Message]) -> None:
+    """All that is said but heartbeats. Who does not listen does not hear what is missing."""
     while True:
         name, message = await router.receive()
         assert name == NAME
         if isinstance(message, Hello):
             router.begin(name)
             begun.set()
-        elif isinstance(message, Trouble):
-            said.append(message.text)
+        elif not isinstance(message, Heartbeat):
+            said.append(message)
 
 
 async def say(router: Router) -> None:
@@ -44,17 +54,27 @@ async def reset_often(breaker: Breaker) -> None:
         breaker.reset()
 
 
+@contextlib.asynccontextmanager
+async def routed() -> AsyncIterator[tuple[Router, asyncio.Event, list[Message]]]:
+    """A coordinator's socket, the beginning of its delivery, and what it was told."""
+    router, begun = Router("127.0.0.1", 0, max_bytes=LIMIT), asyncio.Event()
+    said: list[Message] = []
+    tasks = [asyncio.create_task(part) for part in (beat(router), hear(router, begun, said))]
+    try:
+        async with asyncio.timeout(60):
+            yield router, begun, said
+    finally:
+        for task in tasks:
+            task.cancel()
+        router.close()
+
+
 async def test_both_ways_over_a_connection_that_breaks() -> None:
-    router = Router("127.0.0.1", 0, max_bytes=LIMIT)
-    said: list[str] = []
     heard: list[int] = []
-    begun = asyncio.Event()
-    async with breaking(router.address) as breaker:
+    async with routed() as (router, begun, said), breaking(router.address) as breaker:
         dealer = Dealer(Link(breaker.address, LIMIT), NAME)
 
         async def role() -> None:
-            await dealer.send(HELLO)
-            await begun.wait()
             number = 0
             while len(heard) < MESSAGES or len(said) < MESSAGES:
                 if number < MESSAGES:
@@ -64,78 +84,55 @@ async def test_both_ways_over_a_connection_that_breaks() -> None:
                 if isinstance(message, WeightBytes):
                     heard.append(message.version)
 
-        tasks = [
-            asyncio.create_task(beat(router)),
-            asyncio.create_task(hear(router, begun, said)),
-        ]
         try:
-            async with asyncio.timeout(60):
-                playing = asyncio.create_task(role())
-                await begun.wait()
-                await asyncio.gather(say(router), reset_often(breaker), playing)
+            await dealer.send(HELLO)
+            await begun.wait()
+            await asyncio.gather(say(router), reset_often(breaker), role())
         finally:
-            for task in tasks:
-                task.cancel()
             dealer.close()
-            router.close()
-    assert said == [str(number) for number in range(MESSAGES)]
+    assert said == [Trouble(kind="disk", text=str(number)) for number in range(MESSAGES)]
     assert heard == list(range(MESSAGES))
 
 
 async def test_the_last_message_before_a_silence_is_sent_again() -> None:
     """To one without an event loop, and from it: nothing that follows tells of the loss."""
-    router = Router("127.0.0.1", 0, max_bytes=LIMIT)
     kinds: list[tuple[Way, str]] = [("from", "Shutdown"), ("to", "Trouble")]
-    async with breaking(router.address, kinds) as breaker:
+    async with routed() as (router, begun, said), breaking(router.address, kinds) as breaker:
         dealer = BlockingDealer(Link(breaker.address, LIMIT), NAME)
-        beating = asyncio.create_task(beat(router))
-        listening = None
-        try:
-            async with asyncio.timeout(30):
-                dealer.send(HELLO)
-                assert await router.receive() == (NAME, HELLO)
-                router.begin(NAME)
-                await router.send(NAME, Shutdown(reason="done"))
 
-                def wait_for_it() -> object:
-                    while not isinstance(message := dealer.receive(), Shutdown):
-                        pass
+        def heard(kind: type[Message], seconds: float) -> Message | None:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                if isinstance(message := dealer.receive(0.1), kind):
                     return message
+            return None
 
-                assert await asyncio.to_thread(wait_for_it) == Shutdown(reason="done")
-                dealer.send(Trouble(kind="disk", text="is full"))
-                listening = asyncio.create_task(asyncio.to_thread(dealer.receive, 5.0))
-                while isinstance((arrival := await router.receive())[1], Heartbeat):
-                    pass
-                assert arrival == (NAME, Trouble(kind="disk", text="is full"))
+        try:
+            dealer.send(HELLO)
+            await begun.wait()
+            await router.send(NAME, Shutdown(reason="done"))
+            assert await asyncio.to_thread(heard, Shutdown, 20.0) == Shutdown(reason="done")
+            dealer.send(Trouble(kind="disk", text="is full"))
+            while not said:
+                assert await asyncio.to_thread(heard, Shutdown, 0.2) is None
         finally:
-            if listening is not None:
-                await listening
-            beating.cancel()
             dealer.close()
-            router.close()
+    assert said == [Trouble(kind="disk", text="is full")]
     assert breaker.cut == kinds
 
 
 async def test_what_is_said_while_nobody_is_connected_comes_later() -> None:
-    router = Router("127.0.0.1", 0, max_bytes=LIMIT)
-    async with breaking(router.address) as breaker:
+    async with routed() as (router, begun, _), breaking(router.address) as breaker:
         dealer = Dealer(Link(breaker.address, LIMIT), NAME)
-        beating = asyncio.create_task(beat(router))
         try:
-            async with asyncio.timeout(30):
-                await dealer.send(HELLO)
-                await router.receive()
-                router.begin(NAME)
-                breaker.reset()
-                while await router.send(NAME, Heartbeat()):
-                    await asyncio.sleep(0.001)
-                assert not await router.send(NAME, Shutdown(reason="done"))
-                with contextlib.suppress(TimeoutError):
-                    while not isinstance(message := await dealer.receive(), Shutdown):
-                        pass
-                assert message == Shutdown(reason="done")
+            await dealer.send(HELLO)
+            await begun.wait()
+            breaker.reset()
+            while await router.send(NAME, Heartbeat()):
+                await asyncio.sleep(0.001)
+            assert not await router.send(NAME, Shutdown(reason="done"))
+            while not isinstance(message := await dealer.receive(), Shutdown):
+                pass
+            assert message == Shutdown(reason="done")
         finally:
-            beating.cancel()
             dealer.close()
-            router.close()
