@@ -99,8 +99,8 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
 
 
 class Missing(Message, frozen=True, kw_only=True, tag=True):
-    """Both ways, from socket to socket: messages that you sent have not come. Send again what I have
-    not had (`delivery.py`)."""
+    """Both ways, from socket to socket: messages that you sent have not come. Send again what I
+    have not had (`delivery.py`)."""
 
 
 class Shutdown(Message, frozen=True, kw_only=True, tag=True):

@@ -310,7 +310,7 @@ def rejected(*frames: bytes) -> str:
 def test_another_version_is_named() -> None:
     header, raw = message_codec(max_bytes=LIMIT).encode(Heartbeat())
     other = b"HR" + bytes([PROTOCOL_VERSION + 1]) + header[3:]
-    assert rejected(other, raw) == "protocol version 5, this is 4"
+    assert rejected(other, raw) == "protocol version 6, this is 5"
 
 
 def test_frames_that_are_no_message() -> None:

@@ -189,7 +189,8 @@ def test_what_cannot_be_read_is_passed_over_and_not_asked_for() -> None:
 
 def test_who_reads_nothing_is_sent_no_more() -> None:
     end = Delivery(CODEC, key=KEY, most=2)
-    assert end.send(said(1)) and end.send(said(2))
+    assert end.send(said(1))
+    assert end.send(said(2))
     assert end.send(said(3)) is None
     assert end.send(Heartbeat())
     end.take(Place(KEY, 0, 1), Heartbeat())
