@@ -4,8 +4,9 @@ Each run is `headrace train` on the quickstart with small batches, in a network 
 own. A seed draws its faults: SIGKILL to any role, to what it started (inference engine, children
 that score) or to the whole job, which is then resumed; SIGSTOP to the same, shorter and longer than
 the seconds after which a process counts as gone, and SIGCONT; the disk filled to the last byte, or
-frozen again and again; the network cut, or slow. Seven of ten faults wait until the run has gone
-on, the others come while it recovers. A Ctrl-C ends the run, and then it is read:
+frozen again and again; the network cut, or slow; RST to the connections of any role, once or for
+some seconds. Seven of ten faults wait until the run has gone on, the others come while it recovers.
+A Ctrl-C ends the run, and then it is read:
 
 - lost                       tokens that came and were refused, and every finding of the audit but
                              those of the next two

@@ -18,6 +18,7 @@ Kind = Literal[
     "slow_disk",
     "cut_network",
     "slow_network",
+    "reset",
 ]
 WEIGHTS: dict[Kind, int] = {
     "kill": 8,
@@ -29,6 +30,7 @@ WEIGHTS: dict[Kind, int] = {
     "slow_disk": 1,
     "cut_network": 1,
     "slow_network": 1,
+    "reset": 4,
 }
 """How often each is drawn, of their sum."""
 KILLS: tuple[Kind, ...] = ("kill", "kill_child", "kill_job")
@@ -44,6 +46,8 @@ SECONDS: dict[Kind, tuple[float, float]] = {
     "slow_disk": (1.0, 6.0),
     "cut_network": (0.2, 12.0),
     "slow_network": (2.0, 8.0),
+    # One at least, and others every third of a second.
+    "reset": (0.0, 3.0),
 }
 HEARTBEAT_S = 5.0
 SETTLED = 0.7
@@ -73,7 +77,7 @@ def draw(seed: int, count: int, kinds: Sequence[Kind], *, children: Sequence[str
     weights = [WEIGHTS[kind] for kind in kinds]
     found = []
     for kind in dice.choices(list(kinds), weights, k=count):
-        if kind in ("kill", "stop"):
+        if kind in ("kill", "stop", "reset"):
             role = dice.choice(ROLES)
         elif kind in ("kill_child", "stop_child"):
             role = dice.choice(list(children))

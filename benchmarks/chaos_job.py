@@ -22,6 +22,7 @@ from benchmarks.chaos_faults import KILLS, STOPS, WITH_CHILDREN, Fault
 from benchmarks.chaos_place import Place
 from headrace.applied import read_applied
 from headrace.install import ROOT
+from headrace.processes.monitor import coordinator_of
 
 PATIENCE_S = 150.0
 """The run hangs when there is no update for so long."""
@@ -187,6 +188,9 @@ class Job:
                 self._place.cut_network(pid, fault.seconds)
             case "slow_network":
                 self._place.slow_network(pid, fault.seconds)
+            case "reset":
+                if not self._reset(pid, fault.seconds):
+                    return None
             case "kill" | "stop" | "kill_child" | "stop_child":
                 if not self._signal(pid, fault):
                     return None
@@ -206,6 +210,16 @@ class Job:
         assert fault.role in WITH_CHILDREN
         started = [child for pid in alive for child in descendants(pid)]
         return sorted(child.pid for child in started if not is_reaper(child))
+
+    def _reset(self, pid: int, seconds: float) -> bool:
+        found = coordinator_of(self.run_dir)
+        if found is None:
+            return False
+        try:
+            self._place.reset(pid, int(found[0].rsplit(":", 1)[1]), seconds)
+        except subprocess.CalledProcessError:
+            return is_alive(pid)  # It ended meanwhile, and its network with it.
+        return True
 
     def _signal(self, pid: int, fault: Fault) -> bool:
         try:

@@ -6,13 +6,14 @@ block. Where rights or tools are missing, `missing` says which faults cannot be 
 
 The disk is a file system in a file (ext4 on a loop device): it is filled to the last byte, or
 frozen again and again. The network is a namespace of the job: its loopback is taken down, or gets a
-token bucket.
+token bucket, or the kernel ends connections in it with RST.
 """
 
 import contextlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,17 @@ DISK_MIB = 1024
 SLOW_RATE = "2mbit"
 """Of the slowed network: some hundred thousand bytes a second."""
 _THAW_S, _FROZEN_S = 0.2, 0.6
+_RESET_EVERY_S = 0.3
+_TRIED = """
+import socket, subprocess
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+subprocess.run(["ss", "--kill", f"sport = :{client.getsockname()[1]}"], check=True,
+               stdout=subprocess.DEVNULL)
+client.settimeout(1.0)
+client.recv(1)
+"""
+"""Says by an error what became of a connection that was to be ended."""
 
 
 @dataclass
@@ -85,6 +97,18 @@ class Place:
         finally:
             _inside(pid, "tc", "qdisc", "del", "dev", "lo", "root")
 
+    def reset(self, pid: int, port: int, seconds: float) -> None:
+        """Again and again for so long, all connections between process `pid` and whoever has or
+        uses this port end with RST; what lay in their buffers is gone."""
+        end = time.monotonic() + seconds
+        while True:
+            if ours := _connections(pid, port):
+                which = " or ".join(f"sport = :{own}" for own in sorted(ours))
+                _inside(pid, "ss", "--kill", "--tcp", f"( {which} )")
+            if time.monotonic() + _RESET_EVERY_S > end:
+                return
+            time.sleep(_RESET_EVERY_S)
+
 
 @contextlib.contextmanager
 def open_place() -> Iterator[Place]:
@@ -98,9 +122,12 @@ def open_place() -> Iterator[Place]:
             missing |= {"disk_full": problem, "slow_disk": problem}
         network = network_problem()
         if network:
-            missing |= {"cut_network": network, "slow_network": network}
-        elif shutil.which("tc") is None:
-            missing["slow_network"] = "there is no tc"
+            missing |= {"cut_network": network, "slow_network": network, "reset": network}
+        else:
+            if shutil.which("tc") is None:
+                missing["slow_network"] = "there is no tc"
+            if problem_of_resets := _reset_problem():
+                missing["reset"] = problem_of_resets
         root = base / "disk" / "runs"
         root.mkdir(parents=True)
         yield Place(root, not problem, not network, missing)
@@ -141,6 +168,27 @@ def network_problem() -> str:
     return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 
-def _inside(pid: int, *argv: str) -> None:
+def _reset_problem() -> str:
+    """Why connections cannot be ended here from outside, or an empty text."""
+    if shutil.which("ss") is None:
+        return "there is no ss"
+    script = 'ip link set lo up && exec "$@"'
+    command = ["unshare", "--net", "--", "sh", "-c", script, "sh", sys.executable, "-c", _TRIED]
+    done = subprocess.run(command, capture_output=True, text=True)
+    ended = "ConnectionAbortedError" in done.stderr or "ConnectionResetError" in done.stderr
+    return "" if ended else "the kernel does not end connections for `ss --kill`"
+
+
+def _connections(pid: int, port: int) -> set[int]:
+    """Local ports of a process's connections from or to a port."""
+    which = f"( sport = :{port} or dport = :{port} )"
+    told = _inside(pid, "ss", "-tnpH", "state", "established", which)
+    # Bytes that wait on both sides, this end, the other end, who has it.
+    rows = (line.split() for line in told.splitlines() if f"pid={pid}," in line)
+    return {int(row[2].rsplit(":", 1)[1]) for row in rows}
+
+
+def _inside(pid: int, *argv: str) -> str:
+    """What a command says in the network of process `pid`."""
     command = ["nsenter", "--target", str(pid), "--net", "--", *argv]
-    subprocess.run(command, check=True, capture_output=True)
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -104,6 +104,7 @@ async def _sink(pipe: Connection, batch: Batch, notice: WeightNotice) -> None:
     while not isinstance(message, WeightsLoaded):
         _, message = await router.receive()
         if isinstance(message, Hello):
+            router.begin(NAME)
             await router.send(NAME, notice)
     pipe.send("ready")
     orders = asyncio.get_running_loop()

@@ -161,6 +161,7 @@ async def reward_worker(config: RunConfig) -> AsyncIterator[Worker]:
     process = subprocess.Popen([*command, "reward-0"], stderr=subprocess.DEVNULL)
     try:
         name, _ = await asyncio.wait_for(router.receive(), PATIENCE_S)
+        router.begin(name)
         await router.send(name, Welcome(run_id="", run_dir="", config=config.model_dump_json()))
         yield Worker(router, name, process)
         await router.send(name, Shutdown(reason="measured"))

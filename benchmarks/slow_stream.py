@@ -41,7 +41,8 @@ from headrace.protocol.messages import (
     WeightNotice,
     Welcome,
 )
-from headrace.protocol.sockets import Dealer, Link, Pulse
+from headrace.protocol.pulse import Pulse
+from headrace.protocol.sockets import Dealer, Link
 from storage.run_store import RunStore
 
 Kind = Literal["coroutine", "function"]

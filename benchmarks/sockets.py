@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.rows import RESULTS, Rows
 from headrace.errors import RunFailedError
 from headrace.protocol import messages as m
+from headrace.protocol.codec import message_codec
 from headrace.protocol.curve import make_keys
 from headrace.protocol.sockets import BlockingDealer, BlockingRouter, Link
 from headrace.protocol.streams import Span
@@ -92,7 +93,7 @@ def measure(name: str, keys: str | None) -> Row:
     finally:
         child.join(10.0)
         router.close()
-    frames = router._intake.codec.encode(SIZES[name][0])
+    frames = message_codec(max_bytes=LIMIT).encode(SIZES[name][0])
     size = sum(map(len, frames))
     return {
         "name": "sockets",

@@ -200,6 +200,15 @@ class Hub:
         that is refused or known, or weights that a generator has loaded before."""
         self.moved[mover] = self.progress_at = time.monotonic()
 
+    def let_in(self, name: str, identity: str) -> None:
+        """The process that has just said Hello has this name from now on: what it says and what it
+        is told arrives once and in order."""
+        before = self.peers.identities.get(name, identity)
+        if before != identity:
+            self.router.end(before)
+        self.peers.identities[name] = identity
+        self.router.begin(identity)
+
     async def send(self, name: str, message: Message) -> bool:
         """Send to a peer; False when it is not connected."""
         return await self.router.send(self.peers.identities.get(name, name), message)

@@ -214,7 +214,7 @@ class Coordinator:
             hub.rejections.add(identity, "hello_refused", problem)
             await hub.router.send(identity, m.Refused(reason=problem))
             return
-        hub.peers.identities[name] = identity
+        hub.let_in(name, identity)
         welcome = m.Welcome(
             run_id=hub.run_id,
             run_dir=hub.run_dir,
@@ -290,7 +290,7 @@ class Coordinator:
             del peers.monitors[name]
         else:
             self.parts.training.lose()
-        del peers.identities[name]
+        self.hub.router.end(peers.identities.pop(name))
         self.hub.troubles.waits.pop(name, None)
 
     def _process_changed(self, hello: m.Hello, state: str, detail: str) -> None:

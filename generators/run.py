@@ -26,7 +26,8 @@ from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import Hello, Refused, Welcome
-from headrace.protocol.sockets import Dealer, Link, Pulse
+from headrace.protocol.pulse import Pulse
+from headrace.protocol.sockets import Dealer, Link
 
 _LOG = logging.getLogger("headrace.generator")
 _GREETING_S = 2.0

@@ -7,6 +7,7 @@ before a live model is touched, that names and shapes are those of the policy.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import struct
@@ -18,6 +19,8 @@ from headrace.protocol.sockets import Dealer, Link
 
 _HASH_BLOCK = 4 << 20
 _MAX_HEADER = 100 << 20
+_ASKS = 2
+"""How often a piece is asked for."""
 
 
 class WeightsUnavailableError(Exception):
@@ -106,19 +109,20 @@ def _keep_newest(folder: Path, part: Path) -> None:
 
 
 async def _piece(dealer: Dealer, version: int, offset: int, silence_s: float) -> bytes:
-    """The bytes from `offset` on; answers to earlier requests are ignored."""
-    await dealer.send(WeightRequest(version=version, offset=offset))
-    try:
-        async with asyncio.timeout(silence_s):
-            while True:
-                message = await dealer.receive()
-                if isinstance(message, WeightBytes) and message.version == version:
-                    if not message.data:
-                        raise WeightsUnavailableError(f"version {version} is gone")
-                    if message.offset == offset:
-                        return message.data
-    except TimeoutError:
-        raise WeightsUnavailableError(f"silent for {silence_s:g} s at byte {offset}") from None
+    """The bytes from `offset` on; answers to earlier requests are ignored. A broken connection may
+    take a request or its answer along: it is asked again."""
+    for _ in range(_ASKS):
+        await dealer.send(WeightRequest(version=version, offset=offset))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(silence_s / _ASKS):
+                while True:
+                    message = await dealer.receive()
+                    if isinstance(message, WeightBytes) and message.version == version:
+                        if not message.data:
+                            raise WeightsUnavailableError(f"version {version} is gone")
+                        if message.offset == offset:
+                            return message.data
+    raise WeightsUnavailableError(f"silent for {silence_s:g} s at byte {offset}")
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:

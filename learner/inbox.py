@@ -31,7 +31,8 @@ from headrace.protocol.messages import (
     WeightRequest,
     Welcome,
 )
-from headrace.protocol.sockets import BlockingDealer, Link, Pulse
+from headrace.protocol.pulse import Pulse
+from headrace.protocol.sockets import BlockingDealer, Link
 
 _LOG = logging.getLogger("headrace.learner")
 NAME = "learner-0"

@@ -20,7 +20,8 @@ from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import Goodbye, Hello, Refused, Shutdown, Welcome
-from headrace.protocol.sockets import Dealer, Link, Pulse
+from headrace.protocol.pulse import Pulse
+from headrace.protocol.sockets import Dealer, Link
 from rewards.loop import serve
 from rewards.pool import Pool
 

@@ -115,7 +115,7 @@ def stop(arguments: argparse.Namespace) -> int:
                     f"{run_dir.name} was asked to stop and is still busy after "
                     f"{arguments.timeout:.0f} s; see {run_dir / 'logs'}"
                 )
-            time.sleep(0.2)
+            monitor.answer(timeout_s=0.2)  # Who listens is asked again for what was lost.
     finally:
         monitor.close()
     print(f"{run_dir.name} has ended")

@@ -12,6 +12,8 @@ from headrace.errors import UserError
 from headrace.protocol.fields import NAME
 
 _MARK = "~"
+PULSE_SUFFIX = "#pulse"
+"""Of the identity of the socket from which a process sends heartbeats."""
 
 
 def identity_of(name: str) -> str:

@@ -23,7 +23,7 @@ from headrace.protocol.weights import WeightNotice as WeightNotice
 from headrace.protocol.weights import WeightRequest as WeightRequest
 from headrace.protocol.weights import WeightsLoaded as WeightsLoaded
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 Role = Literal["generator", "reward", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
@@ -96,6 +96,11 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
     have not come by then never will."""
 
     leases_until: fields.LeaseBorder = -1
+
+
+class Missing(Message, frozen=True, kw_only=True, tag=True):
+    """Both ways, from socket to socket: messages that you sent have not come. Send again what I
+    have not had (`delivery.py`)."""
 
 
 class Shutdown(Message, frozen=True, kw_only=True, tag=True):
@@ -361,7 +366,7 @@ class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
 
 
 AnyMessage = (
-    Hello | Welcome | Restore | Refused | AskHello | Heartbeat | Shutdown | Goodbye
+    Hello | Welcome | Restore | Refused | AskHello | Heartbeat | Missing | Shutdown | Goodbye
     | Leases | Hold | Chunks | ChunkAck | Resend | GeneratorReport
     | WeightNotice | WeightsLoaded | WeightRequest | WeightBytes
     | ScoreRequest | Scores

@@ -3,59 +3,32 @@
 `Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingRouter` and
 `BlockingDealer` are for the learner, which has no event loop. A peer's identity begins with its
 process name (`identity.py`). What cannot be decoded is counted by `rejected` and reported to
-`on_reject`; it never raises out of `receive`. `Pulse` sends heartbeats from a thread and a socket
-of its own (`IDENTITY#pulse`), so that a process in a long step is not taken for dead. Sockets use
-CURVE keys where they are given a folder of them (all sockets of a run are); without keys a router
-binds to loopback only.
+`on_reject`; it never raises out of `receive`. From the Hello that a router takes (`begin`) until
+its `end`, messages both ways arrive once and in their order, also where connections break
+(`delivery.py`). Sockets use CURVE keys where they are given a folder of them (all sockets of a run
+are); without keys a router binds to loopback only.
 """
 
 import asyncio
-import contextlib
-import ipaddress
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
-from headrace.config.process import TransportConfig
-from headrace.errors import ProtocolError, RunFailedError, UserError
-from headrace.protocol.codec import message_codec
+from headrace.errors import RunFailedError, UserError
 from headrace.protocol.curve import Gate, enter
-from headrace.protocol.messages import Heartbeat, Message
+from headrace.protocol.delivery import Frames
+from headrace.protocol.ends import RoleEnd, RouterEnd
+from headrace.protocol.link import Link as Link
+from headrace.protocol.link import is_loopback as is_loopback
+from headrace.protocol.messages import Message
 
-PULSE_SUFFIX = "#pulse"
 LINGER_MS = 2000
 MOST_WAITING = 10_000
 """Messages of one connection that wait in a router's memory; what follows waits at the sender."""
 MOST_UNREAD = 10_000
 """Messages that a router keeps for one connection that does not read; more are not sent."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """Where and how to connect: address, size limit, key folder."""
-
-    address: str
-    max_bytes: int = 64 << 20
-    curve_keys: str | None = None
-
-    @classmethod
-    def from_config(cls, transport: TransportConfig, address: str) -> "Link":
-        """The link of a run's transport section at `address`."""
-        return cls(address, int(transport.max_message_mib * 2**20), transport.curve_keys)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address never leaves this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _open_dealer(context: zmq.Context[Any], link: Link, identity: str) -> Any:
@@ -142,26 +115,6 @@ class _Binding:
         self._context.term()
 
 
-class _Intake:
-    """Decodes what a router receives; counts and reports what is no message."""
-
-    def __init__(self, max_bytes: int, on_reject: Callable[[str, str], None] | None) -> None:
-        self.codec = message_codec(max_bytes=max_bytes)
-        self._on_reject = on_reject
-        self.rejected = 0
-
-    def read(self, frames: Sequence[bytes]) -> tuple[str, Message] | None:
-        """Sender and message, or None when it was rejected."""
-        name = frames[0].decode(errors="replace")
-        try:
-            return name.removesuffix(PULSE_SUFFIX), self.codec.decode(frames[1:])
-        except ProtocolError as error:
-            self.rejected += 1
-            if self._on_reject:
-                self._on_reject(name, str(error))
-            return None
-
-
 class Router:
     """The coordinator's socket: bind, receive from all, send to one. Errors: UserError where the
     address or the keys are wrong."""
@@ -176,31 +129,47 @@ class Router:
         on_reject: Callable[[str, str], None] | None = None,
     ) -> None:
         self._bound = _Binding(zmq.asyncio.Context, host, port, max_bytes, curve_keys)
-        self._intake = _Intake(max_bytes, on_reject)
+        self._end = RouterEnd(max_bytes, MOST_UNREAD, on_reject)
         self.address, self.port = self._bound.address, self._bound.port
 
     @property
     def rejected(self) -> int:
         """How many arrivals were no messages."""
-        return self._intake.rejected
+        return self._end.rejected
 
     @property
     def denied(self) -> int:
         """How many connections had no key, or another one."""
         return self._bound.denied
 
+    def begin(self, identity: str) -> None:
+        """What was received last is a Hello that is accepted: from it on messages of and to this
+        process arrive once and in their order."""
+        self._end.begin(identity)
+
+    def end(self, identity: str) -> None:
+        """This process is gone, or has to say Hello again."""
+        self._end.end(identity)
+
     async def receive(self) -> tuple[str, Message]:
         """The next good message and its sender."""
         while True:
-            arrival = self._intake.read(await self._bound.socket.recv_multipart())
-            if arrival is not None:
-                return arrival
+            name, message, answers = self._end.hear(await self._bound.socket.recv_multipart())
+            for frames in answers:
+                if not await self._put(name, frames):
+                    break  # Who lacks something asks again.
+            if message is not None:
+                return name, message
             await asyncio.sleep(0)  # A flood is received without a pause: let others run.
 
     async def send(self, name: str, message: Message) -> bool:
         """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
-        messages. ProtocolError when it is too long."""
-        frames = self._intake.codec.encode(message)
+        messages. ProtocolError when it is too long. Where a delivery has begun, what could not be
+        sent now is sent when its receiver is connected again."""
+        frames = self._end.say(name, message)
+        return frames is not None and await self._put(name, frames)
+
+    async def _put(self, name: str, frames: Frames) -> bool:
         try:
             await self._bound.socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -213,7 +182,8 @@ class Router:
 
 
 class BlockingRouter:
-    """A router without an event loop. One thread only."""
+    """A router without an event loop and without deliveries, for requests that are answered: who
+    asked asks again. One thread only."""
 
     def __init__(
         self,
@@ -225,13 +195,13 @@ class BlockingRouter:
         on_reject: Callable[[str, str], None] | None = None,
     ) -> None:
         self._bound = _Binding(zmq.Context, host, port, max_bytes, curve_keys)
-        self._intake = _Intake(max_bytes, on_reject)
+        self._end = RouterEnd(max_bytes, MOST_UNREAD, on_reject)
         self.address, self.port = self._bound.address, self._bound.port
 
     @property
     def rejected(self) -> int:
         """How many arrivals were no messages."""
-        return self._intake.rejected
+        return self._end.rejected
 
     @property
     def denied(self) -> int:
@@ -241,15 +211,16 @@ class BlockingRouter:
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """The next good message and its sender; None when the time is over."""
         while _arrives(self._bound.socket, timeout_s):
-            arrival = self._intake.read(self._bound.socket.recv_multipart())
-            if arrival is not None:
-                return arrival
+            name, message, _ = self._end.hear(self._bound.socket.recv_multipart())
+            if message is not None:
+                return name, message
         return None
 
     def send(self, name: str, message: Message) -> bool:
         """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
         messages. ProtocolError when it is too long."""
-        frames = self._intake.codec.encode(message)
+        frames = self._end.say(name, message)
+        assert frames is not None, "no delivery has begun"
         try:
             self._bound.socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -293,16 +264,24 @@ class Dealer:
         self._owns_context = context is None
         self._context = zmq.asyncio.Context() if context is None else context
         self._socket = _open_dealer(self._context, link, name)
-        self._codec = message_codec(max_bytes=link.max_bytes)
+        self._end = RoleEnd(link.max_bytes)
         self._address = link.address
         self._arriving: asyncio.Future[list[bytes]] | None = None
-        self.rejected = 0
+
+    @property
+    def rejected(self) -> int:
+        """How many arrivals were no messages."""
+        return self._end.rejected
 
     async def send(self, message: Message) -> None:
         """Queue a message; it waits in memory while there is no connection. RunFailedError where
         the other side has turned this process away for good."""
+        await self._put(self._end.say(message))
+
+    async def _put(self, frames: Frames) -> None:
+        """This never waits: whoever cancels a `receive` does so before or after it."""
         try:
-            await self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK)
+            await self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again as error:
             raise _turned_away(self._address) from error
 
@@ -324,10 +303,11 @@ class Dealer:
             if not arriving.done():
                 return None
             self._arriving = None
-            try:
-                return self._codec.decode(arriving.result())
-            except ProtocolError:
-                self.rejected += 1
+            message, answers = self._end.hear(arriving.result())
+            for frames in answers:
+                await self._put(frames)
+            if message is not None:
+                return message
 
     def close(self) -> None:
         """Close after what was sent is out (two seconds at most)."""
@@ -342,55 +322,36 @@ class BlockingDealer:
     def __init__(self, link: Link, name: str) -> None:
         self._context = zmq.Context()
         self._socket = _open_dealer(self._context, link, name)
-        self._codec = message_codec(max_bytes=link.max_bytes)
+        self._end = RoleEnd(link.max_bytes)
         self._address = link.address
-        self.rejected = 0
+
+    @property
+    def rejected(self) -> int:
+        """How many arrivals were no messages."""
+        return self._end.rejected
 
     def send(self, message: Message) -> None:
         """Queue a message; it waits in memory while there is no connection. RunFailedError where
         the other side has turned this process away for good."""
+        self._put(self._end.say(message))
+
+    def _put(self, frames: Frames) -> None:
         try:
-            self._socket.send_multipart(self._codec.encode(message), zmq.NOBLOCK)
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again as error:
             raise _turned_away(self._address) from error
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next good message; None when the time is over."""
         while _arrives(self._socket, timeout_s):
-            try:
-                return self._codec.decode(self._socket.recv_multipart())
-            except ProtocolError:
-                self.rejected += 1
+            message, answers = self._end.hear(self._socket.recv_multipart())
+            for frames in answers:
+                self._put(frames)
+            if message is not None:
+                return message
         return None
 
     def close(self) -> None:
         """Close after what was sent is out (two seconds at most)."""
         self._socket.close()
         self._context.term()
-
-
-class Pulse(contextlib.AbstractContextManager["Pulse"]):
-    """Heartbeats from a thread of its own."""
-
-    def __init__(self, link: Link, name: str, *, interval_s: float) -> None:
-        self._link, self._name, self._interval_s = link, name, interval_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
-
-    def __enter__(self) -> "Pulse":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join(timeout=3.0)
-
-    def _beat(self) -> None:
-        dealer = BlockingDealer(self._link, self._name + PULSE_SUFFIX)
-        try:
-            with contextlib.suppress(RunFailedError):  # The other socket says so.
-                while not self._stop.is_set():
-                    dealer.send(Heartbeat())
-                    self._stop.wait(self._interval_s)
-        finally:
-            dealer.close()

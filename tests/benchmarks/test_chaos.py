@@ -5,9 +5,12 @@ import sys
 from collections import Counter
 from typing import get_args
 
+import pytest
+
 from benchmarks.chaos_facts import recoveries, trained_again, whole
 from benchmarks.chaos_faults import KILLS, ROLES, Fault, Kind, draw
 from benchmarks.chaos_job import Done, descendants, is_reaper, living, waited
+from benchmarks.chaos_place import open_place
 from headrace.protocol.records import (
     ClosedWindow,
     LineageBegan,
@@ -30,6 +33,7 @@ def test_every_fault_reaches_every_role_and_only_what_can_be_made_is_drawn() -> 
     faults = draw(0, 2000, KINDS, children=("reward",))
     assert set(Counter(fault.kind for fault in faults)) == set(KINDS)
     assert {fault.role for fault in faults if fault.kind == "kill"} == set(ROLES)
+    assert {fault.role for fault in faults if fault.kind == "reset"} == set(ROLES)
     assert {fault.role for fault in faults if fault.kind == "kill_child"} == {"reward"}
     stops = [fault.seconds for fault in faults if fault.kind == "stop"]
     assert min(stops) < 5.0 < max(stops)
@@ -118,3 +122,41 @@ def test_what_a_process_started_is_found_in_whatever_group_it_is() -> None:
     assert not is_reaper(child)
     child.kill()
     assert waited(lambda: living({child}), 10.0) == []
+
+
+_TALKERS = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+told = socket.create_connection(("127.0.0.1", port))
+other = socket.create_server(("127.0.0.1", 0))
+kept = socket.create_connection(other.getsockname())
+print(port, flush=True)
+sys.stdin.readline()
+told.settimeout(10.0)
+kept.settimeout(0.1)
+for connection in (told, kept):
+    try:
+        print(connection.recv(1), flush=True)
+    except OSError as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+def test_connections_with_a_port_are_reset_and_others_stay() -> None:
+    with open_place() as place:
+        if "reset" in place.missing:
+            pytest.skip(place.missing["reset"])
+        command = place.command([sys.executable, "-c", _TALKERS])
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            place.reset(process.pid, port, 0.0)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            said = process.stdout.read().split()
+    assert said[0] in ("ConnectionResetError", "ConnectionAbortedError")
+    assert said[1] == "TimeoutError"

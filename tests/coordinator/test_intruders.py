@@ -16,6 +16,7 @@ from headrace.protocol import messages as m
 from headrace.protocol.codec import MAGIC
 from headrace.protocol.curve import make_keys
 from headrace.protocol.identity import identity_of
+from headrace.protocol.pulse import Pulse
 from headrace.protocol.records import (
     ChunkArrived,
     EvaluationDone,
@@ -25,7 +26,7 @@ from headrace.protocol.records import (
     UpdateCommitted,
     VersionPublished,
 )
-from headrace.protocol.sockets import Dealer, Link, Pulse
+from headrace.protocol.sockets import Dealer, Link
 from headrace.protocol.streams import Span
 from tests.coordinator.peers import (
     CoordinatorProcess,

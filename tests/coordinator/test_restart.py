@@ -17,6 +17,7 @@ from generators.loop import GeneratorLoop
 from headrace.applied import compare
 from headrace.protocol import messages as m
 from headrace.protocol.identity import identity_of
+from headrace.protocol.pulse import Pulse
 from headrace.protocol.records import (
     Incident,
     Restarted,
@@ -24,7 +25,7 @@ from headrace.protocol.records import (
     UpdateCommitted,
 )
 from headrace.protocol.snapshots import Snapshot
-from headrace.protocol.sockets import Dealer, Link, Pulse
+from headrace.protocol.sockets import Dealer, Link
 from headrace.protocol.streams import Span
 from storage.audit import audit_run, recount_ledger
 from tests.coordinator.peers import CoordinatorProcess, ScriptedLearner, ScriptedReward, until

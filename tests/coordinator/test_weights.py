@@ -13,6 +13,7 @@ import pytest
 from headrace.applied import compare
 from headrace.protocol import messages as m
 from headrace.protocol.batches import Shard
+from headrace.protocol.pulse import Pulse
 from headrace.protocol.records import (
     BatchReturned,
     BatchTaken,
@@ -22,7 +23,6 @@ from headrace.protocol.records import (
     UpdateCommitted,
     WindowsDropped,
 )
-from headrace.protocol.sockets import Pulse
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,

@@ -28,7 +28,10 @@ def make_notice(sources: list[str], data: bytes = DATA) -> WeightNotice:
 
 
 class WeightServer:
-    """Answers requests with pieces of `data`; falls silent after `pieces`."""
+    """Answers requests with pieces of `data`; falls silent after `pieces`. Requests number `lost`
+    (counted from 0) never reach it."""
+
+    lost: tuple[int, ...] = ()
 
     def __init__(self, data: bytes, piece: int = 1000, pieces: int = 10**6) -> None:
         self.router = Router("127.0.0.1", 0, max_bytes=1 << 20)
@@ -40,7 +43,7 @@ class WeightServer:
             name, request = await self.router.receive()
             assert isinstance(request, WeightRequest)
             self.offsets.append(request.offset)
-            if self.pieces:
+            if self.pieces and len(self.offsets) - 1 not in self.lost:
                 self.pieces -= 1
                 data = self.data[request.offset : request.offset + self.piece]
                 answer = WeightBytes(version=request.version, offset=request.offset, data=data)
@@ -87,6 +90,14 @@ async def test_a_broken_transfer_goes_on_where_it_ended(tmp_path: Path) -> None:
     path = await fetch_from(second, make_notice([second.router.address]), tmp_path)
     assert path.read_bytes() == DATA
     assert second.offsets[0] == 3000
+
+
+async def test_a_piece_whose_request_was_lost_is_asked_for_again(tmp_path: Path) -> None:
+    server = WeightServer(DATA)
+    server.lost = (0, 4, 6)
+    path = await fetch_from(server, make_notice([server.router.address]), tmp_path)
+    assert path.read_bytes() == DATA
+    assert server.offsets[:8] == [0, 0, 1000, 2000, 3000, 3000, 4000, 4000]
 
 
 async def test_more_bytes_than_announced_are_refused(tmp_path: Path) -> None:
