@@ -50,6 +50,7 @@ PLACES = {
     "train_time": "train_time_s",
     "wall": "wall_s",
     "tokens": "trained_tokens",
+    "cpu": "cpu_s",
 }
 """Columns of evaluations that are the x of an axis."""
 TITLES = {
@@ -203,7 +204,8 @@ def _frame(runs: dict[str, RunData], metric: str, wanted: Wanted) -> pd.DataFram
     def read(name: str) -> pd.DataFrame:
         if metric in EVALUATED:
             rows = runs[name].evaluations()
-            return pd.DataFrame({"x": rows[PLACES[wanted.axis]], "value": rows[EVALUATED[metric]]})
+            curve = pd.DataFrame({"x": rows[PLACES[wanted.axis]], "value": rows[EVALUATED[metric]]})
+            return curve.dropna(subset=["x"])
         series = runs[name].series(names, wanted.axis)
         return series[series["name"] == metric]
 

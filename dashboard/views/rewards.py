@@ -16,6 +16,7 @@ from dashboard.figures import series_chart
 from dashboard.palette import ORANGE
 from dashboard.scatter import scatter_chart
 from dashboard.words import count, metric_caption, number, series_words, share
+from headrace.bands import BACK
 from storage.queries import ALERT
 
 CHARTS = (
@@ -73,7 +74,7 @@ def _alerts(run: RunData) -> None:
         st.html("".join(lines) or _QUIET)
         st.caption(
             "A monitor that crosses its bound of `reward.alerts` says so once, and again only "
-            "after it was back. Alerts change nothing: look at the answers."
+            f"after it was back for {BACK} updates. Alerts change nothing: look at the answers."
         )
 
 
