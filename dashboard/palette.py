@@ -52,6 +52,7 @@ STYLE = f"""<style>
   font-variant-numeric:tabular-nums}}
 .hr-line h1 {{font-size:1.7rem;font-weight:650;padding:0;margin:0;letter-spacing:-.01em}}
 .hr-card {{font-size:1rem;font-weight:650;padding:0;margin:0}}
+.hr-section {{font-size:1.3rem;font-weight:650;padding:.6rem 0 0;margin:0}}
 .hr-note {{float:right}}
 .hr-run {{font-size:1.02rem;font-weight:600;opacity:.85;overflow-wrap:anywhere}}
 .hr-pill {{display:inline-flex;align-items:center;gap:.45em;border:1px solid;

@@ -166,6 +166,7 @@ def _processes(run: RunData) -> None:
             process_rows(rows, run.latest("heartbeat/"), run.line, time.time()),
             hide_index=True,
             width="stretch",
+            alt="Processes",
         )
         st.caption(
             "Heartbeat: seconds since the coordinator last heard the process. Healthy: a few "
@@ -208,7 +209,7 @@ def _events(run: RunData) -> None:
         st.html("".join(event_html(row, _clock) for row in newest))
         with st.expander("more"):
             shown = rows.assign(at=rows["at"].map(moment))
-            st.dataframe(shown, hide_index=True, width="stretch")
+            st.dataframe(shown, hide_index=True, width="stretch", alt="Events")
 
 
 def _clock(at: float) -> str:

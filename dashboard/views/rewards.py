@@ -91,7 +91,7 @@ def _sources(run: RunData, rows: pd.DataFrame, sample: pd.DataFrame) -> None:
         panels.card_title("Sources")
         queues = run.latest("rewards/") if is_live(run.line) else {}
         table = source_table(rows, run.config()["reward"], sample, queues)
-        st.dataframe(table, hide_index=True, width="stretch")
+        st.dataframe(table, hide_index=True, width="stretch", alt="Sources")
         for column, what in (("error", "last failure"), ("audit_error", "last failed audit")):
             known = rows.dropna(subset=[column])
             for source, error in zip(known["source"], known[column], strict=True):

@@ -86,11 +86,11 @@ def _wanted(run: RunData) -> dict[str, Any]:
         top[4].text_input("Trajectory", placeholder="id", key=TRAJECTORY, **bound)
         low = st.columns(5)
         least_reward = low[0].number_input("Reward from", value=None, key="reward_from", **bound)
-        most_reward = low[1].number_input("to", value=None, key="reward_to", **bound)
+        most_reward = low[1].number_input("Reward to", value=None, key="reward_to", **bound)
         least_length = low[2].number_input(
             "Length from", value=None, step=10, key="length_from", **bound
         )
-        most_length = low[3].number_input("to", value=None, step=10, key="length_to", **bound)
+        most_length = low[3].number_input("Length to", value=None, step=10, key="length_to", **bound)
         update = low[4].number_input(
             "Trained at update", value=None, step=1, key="at_update", **bound
         )
@@ -151,6 +151,7 @@ def _rows(run: RunData, wanted: dict[str, Any], total: int) -> int:
         selection_mode="single-row",
         selection_default={"selection": {"rows": [ids.index(asked)] if asked in ids else []}},
         key=key,
+        alt="Trajectories",
         column_config={
             "trajectory_id": st.column_config.NumberColumn("id", format="%d", width="small"),
             "group_id": st.column_config.NumberColumn("group", format="%d", width="small"),
