@@ -1,9 +1,10 @@
 """Colours and the style sheet of all pages.
 
 Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that stand side by side
-are told apart with any of the common colour deficiencies (a test computes both). Nothing is told by
-colour alone: a word or a position says it too. Nothing greys out while a page refreshes: what is
-drawn stays until the new is there.
+are told apart with any of the common colour deficiencies (a test computes both). They are for marks;
+text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is told by colour
+alone: a word or a position says it too. Nothing greys out while a page refreshes: what is drawn
+stays until the new is there.
 """
 
 LIGHT_BACKGROUND = "#FFFFFF"
@@ -85,6 +86,8 @@ STYLE = f"""<style>
 .hr-ok::before, .hr-bad::before {{content:"";display:inline-block;width:.62em;height:.62em;
   border-radius:50%;margin-right:.45em;background:{TEAL}}}
 .hr-bad::before {{background:{ORANGE};border-radius:0}}
+.hr-warns {{font-weight:700;border-left:3px solid {ORANGE};padding-left:.35em}}
+[data-testid="stVegaLiteChart"] svg text {{fill:currentColor;fill-opacity:.8}}
 .hr-alerts {{display:grid;gap:.5rem;margin:.2rem 0;padding:0;list-style:none}}
 .hr-alerts li {{border-left:3px solid {ORANGE};padding-left:.7rem;margin:0}}
 .hr-alerts a {{color:inherit;font-weight:600}}

@@ -63,14 +63,13 @@ def _read(run: RunData, detail: TrajectoryDetail) -> None:
             st.dataframe(detail.windows, hide_index=True, width="stretch", alt="Windows")
             times = {key: value for key, value in row.items() if key not in ("prompt", "info")}
             rewards = [{"value": value, "position": at} for value, at in detail.rewards]
-            st.json(
-                {
-                    "row": times,
-                    "parts": detail.reward_parts,
-                    "rewards": rewards,
-                    "info": _json(row["info"]),
-                }
-            )
+            told = {
+                "row": times,
+                "parts": detail.reward_parts,
+                "rewards": rewards,
+                "info": _json(row["info"]),
+            }
+            st.code(json.dumps(told, indent=1, default=str), language=None)
 
 
 def _facts(detail: TrajectoryDetail) -> None:

@@ -12,8 +12,8 @@ import streamlit as st
 
 from dashboard import panels, scorings
 from dashboard.data import RunData, is_live
+from dashboard.events import WARNS
 from dashboard.figures import series_chart
-from dashboard.palette import ORANGE
 from dashboard.scatter import scatter_chart
 from dashboard.words import count, metric_caption, number, series_words, share
 from headrace.bands import BACK
@@ -82,7 +82,7 @@ def _alert(at: float, text: str) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(at))
     return (
         f'<div style="margin:.28rem 0"><span class="hr-soft">{clock}</span>&ensp;'
-        f'<b style="color:{ORANGE}">!</b> {escape(text)}</div>'
+        f"{WARNS}{escape(text)}</div>"
     )
 
 

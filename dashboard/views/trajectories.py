@@ -78,7 +78,7 @@ def _wanted(run: RunData) -> dict[str, Any]:
     with panels.filters():
         top = st.columns([3, 1.3, 2.4, 1.3, 1.2])
         text = top[0].text_input("Search", placeholder="any text", key="search", **bound)
-        place = top[1].selectbox("in", ["prompt", "response"], key="search_place", **bound)
+        place = top[1].selectbox("Search in", ["prompt", "response"], key="search_place", **bound)
         statuses = top[2].multiselect(
             "Status", STATUSES, key="statuses", placeholder="any", **bound
         )
@@ -155,6 +155,7 @@ def _rows(run: RunData, wanted: dict[str, Any], total: int) -> int:
         column_config={
             "trajectory_id": st.column_config.NumberColumn("id", format="%d", width="small"),
             "group_id": st.column_config.NumberColumn("group", format="%d", width="small"),
+            "reward": st.column_config.NumberColumn(format="%.3g"),
             "min_version": st.column_config.NumberColumn("first weights"),
             "max_version": st.column_config.NumberColumn("last weights"),
             "prompt": st.column_config.TextColumn(width="large"),

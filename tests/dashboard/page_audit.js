@@ -26,7 +26,7 @@
     const [low, high] = [luminance(one), luminance(other)].sort((a, b) => a - b);
     return (high + 0.05) / (low + 0.05);
   };
-  const seen = (node, colour) => {
+  const seen = (node, colour, strength = 1) => {
     const line = [];
     for (let at = node; at; at = at.parentElement) line.unshift(getComputedStyle(at));
     let under = [255, 255, 255, 1];
@@ -37,7 +37,7 @@
       under = over([...own.slice(0, 3), own[3] * opacity], under);
     }
     const top = rgba(colour);
-    return contrast(over([...top.slice(0, 3), top[3] * opacity], under), under);
+    return contrast(over([...top.slice(0, 3), top[3] * opacity * strength], under), under);
   };
   const idle = '[disabled],[aria-disabled="true"],[aria-hidden="true"],.hr-sum .op,[data-testid="stIconMaterial"]';
   const texts = [];
@@ -48,11 +48,13 @@
     if (node.placeholder && !node.value) texts.push([node.placeholder, seen(node, getComputedStyle(node, "::placeholder").color)]);
   }
   for (const node of all("[role='graphics-document'] svg text, svg[role='graphics-document'] text")) {
-    if (node.textContent.trim()) texts.push([`chart: ${node.textContent}`, seen(node, getComputedStyle(node).fill)]);
+    const { fill, fillOpacity } = getComputedStyle(node);
+    if (node.textContent.trim()) texts.push([`chart: ${node.textContent}`, seen(node, fill, Number(fillOpacity))]);
   }
 
   // -- names -------------------------------------------------------------------------------------
   const called = (node) => {
+    if (node.dataset.testid === "stPageLink-NavLink") return node.innerText.split("\n").at(-1).trim();
     const by = (node.getAttribute("aria-labelledby") ?? "").split(" ").map((id) => document.getElementById(id)?.innerText ?? "");
     const labels = [...(node.labels ?? [])].map((label) => label.innerText);
     return [node.getAttribute("aria-label"), by.join(" "), labels.join(" "), node.innerText, node.title]
@@ -67,7 +69,7 @@
   const ids = all("[id]").map((node) => node.id);
   return {
     charts: all("[role='graphics-document']").map((node) => [node.getAttribute("aria-label") ?? "", before(node)]),
-    grids: all("[data-testid='stDataFrame'] [role='grid'],[data-testid='stDataFrame'] table").map(called),
+    grids: all("[data-testid='stDataFrame']").map((node) => node.querySelector("[aria-label]")?.getAttribute("aria-label") ?? ""),
     headings: headings.filter(shown).map((node) => [Number(node.localName[1]), node.innerText]),
     twice: [...new Set(ids.filter((id, i) => id && ids.indexOf(id) !== i))],
     ahead: all("[tabindex]").filter((node) => node.tabIndex > 0).map((node) => node.outerHTML.slice(0, 160)),
