@@ -36,6 +36,7 @@
       const own = rgba(style.backgroundColor);
       under = over([...own.slice(0, 3), own[3] * opacity], under);
     }
+    if (!opacity) return 21; // It is not shown.
     const top = rgba(colour);
     return contrast(over([...top.slice(0, 3), top[3] * opacity * strength], under), under);
   };
@@ -66,10 +67,11 @@
   const headings = all("h1,h2,h3,h4");
   const before = (node) =>
     headings.filter((h) => h.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING).at(-1)?.innerText ?? "";
-  const ids = all("[id]").map((node) => node.id);
+  const ids = all("[id]").map((node) => node.id).filter((id) => !id.startsWith("glide-cell")); // Streamlit's tables.
   return {
     charts: all("[role='graphics-document']").map((node) => [node.getAttribute("aria-label") ?? "", before(node)]),
-    grids: all("[data-testid='stDataFrame']").map((node) => node.querySelector("[aria-label]")?.getAttribute("aria-label") ?? ""),
+    grids: all("[data-testid='stDataFrame']").map((node) =>
+      node.querySelector("canvas[aria-label],[role='grid'][aria-label],table[aria-label]")?.getAttribute("aria-label") ?? ""),
     headings: headings.filter(shown).map((node) => [Number(node.localName[1]), node.innerText]),
     twice: [...new Set(ids.filter((id, i) => id && ids.indexOf(id) !== i))],
     ahead: all("[tabindex]").filter((node) => node.tabIndex > 0).map((node) => node.outerHTML.slice(0, 160)),
