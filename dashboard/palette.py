@@ -15,6 +15,8 @@ ORANGE = "#B85F0A"
 TEAL = "#14A374"
 PURPLE = "#CC72C2"
 GREY = "#666E77"
+STRONG = "#2459C4"
+"""Under white text."""
 FAINT = "#8A939C22"
 """Where a tile is as good as empty, on light and on dark."""
 SERIES = (BLUE, ORANGE, TEAL, PURPLE, GREY)
@@ -87,6 +89,9 @@ STYLE = f"""<style>
   border-radius:50%;margin-right:.45em;background:{TEAL}}}
 .hr-bad::before {{background:{ORANGE};border-radius:0}}
 .hr-warns {{font-weight:700;border-left:3px solid {ORANGE};padding-left:.35em}}
+[data-testid="stCaptionContainer"] code {{color:inherit}}
+.stMain button[kind^="primary"], [data-testid="stMultiSelect"] :has(> button[aria-label^="Remove"])
+  {{background-color:{STRONG} !important;border-color:{STRONG};color:#FFFFFF}}
 [data-testid="stVegaLiteChart"] svg text {{fill:currentColor;fill-opacity:.8}}
 .hr-alerts {{display:grid;gap:.5rem;margin:.2rem 0;padding:0;list-style:none}}
 .hr-alerts li {{border-left:3px solid {ORANGE};padding-left:.7rem;margin:0}}

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from dashboard.app import OVER_RUNS, PAGES
+from dashboard.palette import DARK_BACKGROUND
 from tests.dashboard.chromium import open_chromium, served, wait_until_drawn
 from tests.dashboard.odd_runs import collapse
 from tests.dashboard.scripted_run import MARKUP_ID, write_run
@@ -18,6 +19,7 @@ from tests.services import cannot_have, find_chromium
 pytestmark = pytest.mark.browser
 PATIENCE_MS = 60_000
 PHONE: ViewportSize = {"width": 390, "height": 844}
+DARK = bytes.fromhex(DARK_BACKGROUND[1:])
 DESK: ViewportSize = {"width": 1440, "height": 1100}
 AUDIT = Path(__file__).with_name("page_audit.js").read_text(encoding="utf-8")
 RUN, OTHER = "scripted-20260101-120000-beef", "other-20260102-120000-aaaa"
@@ -30,9 +32,10 @@ ADDRESSES = {title: f"{title.lower()}?run={RUN}" for title in TITLES} | {
 FOLDED = {"Trajectories": "Search", "Dropped": "Reasons", "Runs": "Search", "Compare": "Metrics"}
 """Pages with filters, and the label of one."""
 INPUTS = {"input", "textarea", "select", "combobox", "grid", "switch"}
+_BACKGROUND = "getComputedStyle(document.querySelector('.stApp')).backgroundColor"
 _FOCUSED = """() => {
     const node = document.activeElement, box = node.getBoundingClientRect();
-    const style = getComputedStyle(node), name = node.getAttribute("aria-label") || node.innerText;
+    const name = node.getAttribute("aria-label") || node.innerText;
     return {
         body: node === document.body, side: !!node.closest("[data-testid='stSidebar']"),
         name: name || node.labels?.[0]?.innerText || "", left: box.left, top: box.top,
@@ -61,9 +64,9 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture(scope="module", params=["light", "dark"])
-def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
-    page = browser.new_page(color_scheme=request.param)
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page()
     page.set_default_timeout(PATIENCE_MS)
     yield page
     page.close()
@@ -72,6 +75,7 @@ def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
 def look_at(page: Page, address: str, title: str) -> None:
     """Open a page and wait until it is drawn."""
     page.set_viewport_size(DESK)
+    page.emulate_media(color_scheme="light")
     page.goto(f"{address}/{ADDRESSES[title]}")
     wait_until_drawn(page)
 
@@ -98,6 +102,9 @@ def test_a_page_is_named_legible_and_fits_a_phone(page: Page, address: str, titl
     assert [name for name, number in inputs.items() if number > 1] == []
     assert found["texts"] > 30
     assert found["faint"] == [], "text has a contrast of 4.5 to 1"
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function(f"{_BACKGROUND} === 'rgb({', '.join(map(str, DARK))})'")
+    assert page.evaluate(AUDIT)["faint"] == [], "in the dark, too"
     page.set_viewport_size(PHONE)
     wide = "Math.max(...['html', '.stMain'].map((q) => document.querySelector(q).scrollWidth))"
     page.wait_for_function(f"{wide} <= {PHONE['width']}", timeout=5000)
