@@ -151,6 +151,7 @@ def _rows(run: RunData, wanted: dict[str, Any], total: int) -> int:
         selection_mode="single-row",
         selection_default={"selection": {"rows": [ids.index(asked)] if asked in ids else []}},
         key=key,
+        placeholder="-",
         alt="Trajectories",
         column_config={
             "trajectory_id": st.column_config.NumberColumn("id", format="%d", width="small"),
