@@ -2,7 +2,7 @@
 
 Comes in: what was seen of a source at an update. Goes out: the texts of the alerts that it crosses.
 Promises: one alert for each crossing, not for each update; another one only after the figure was
-back on the good side.
+back on the good side for a few updates (`headrace.bands.BACK`).
 """
 
 import math

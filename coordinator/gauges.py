@@ -12,8 +12,8 @@ import statistics
 import time
 from collections import Counter
 
+from coordinator.host_use import HostUse
 from coordinator.hub import Hub
-from coordinator.memory import resident
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages import GeneratorReport
 from headrace.protocol.records import BatchTaken
@@ -21,7 +21,8 @@ from sequence.account import Account
 from sequence.trajectories import Trajectory
 from sequence.windows import Window, trajectory_of
 
-MEMORY_EVERY_S = 5.0
+LOOK_EVERY_S = 5.0
+"""Between two looks at all processes of the host."""
 COORDINATOR = "coordinator"
 
 
@@ -41,8 +42,9 @@ class Gauges:
         self._idle_s = self._whole_s = 0.0
         """Seconds of generators in training: with nothing to generate, and all."""
         self.latest: dict[str, float] = {}
+        self._host_use = HostUse(hub.state.cpu_s)
         self._memory: dict[str, float] = {}
-        self._memory_at = float("-inf")
+        self._looked_at = float("-inf")
 
     def scored(self, trajectory: Trajectory) -> None:
         """A training trajectory has its reward."""
@@ -73,7 +75,7 @@ class Gauges:
     def at_commit(self, metrics: dict[str, Metric]) -> dict[str, float]:
         """Metrics of the coordinator at an update's commit; counters start anew."""
         own = self._hub.account.ledger.as_metrics() | self._rates() | self.idle_shares()
-        own |= self._hub.monitors.at_commit()
+        own |= self._hub.monitors.at_commit() | self._cpu()
         if self._arrived:
             own["rollout/finished_length"] = statistics.fmean(self._arrived)
         self._arrived = []
@@ -125,7 +127,7 @@ class Gauges:
     def _resident(self) -> dict[str, float]:
         """Memory of the processes on this host, looked at every few seconds."""
         now, host = time.monotonic(), socket.gethostname()[:255]
-        if now - self._memory_at >= MEMORY_EVERY_S:
+        if now - self._looked_at >= LOOK_EVERY_S:
             peers = self._hub.peers
             pids = {
                 name: peer.hello.pid
@@ -133,12 +135,17 @@ class Gauges:
                 if name not in peers.monitors and peer.hello.host == host
             }
             pids[COORDINATOR] = os.getpid()
-            sizes = resident(pids.values())
-            self._memory_at = now
+            sizes = self._host_use.find(pids.values())
+            self._looked_at = now
             self._memory = {
                 f"memory/{name}": float(sizes[pid]) for name, pid in pids.items() if pid in sizes
             }
         return self._memory
+
+    def _cpu(self) -> dict[str, float]:
+        """CPU seconds of these processes so far."""
+        seconds = self._host_use.cpu_s()
+        return {} if seconds is None else {"perf/cpu_s": seconds}
 
     def now(self, live: int, scoring: int) -> dict[str, float]:
         """Gauges between updates."""
@@ -148,6 +155,7 @@ class Gauges:
             | self.idle_shares()
             | {f"heartbeat/{name}": age for name, age in self._hub.peers.heard().items()}
             | self._resident()
+            | self._cpu()
             | self._hub.monitors.gauges()
             | {
                 "transport/rejected": float(self._hub.rejections.total),

@@ -54,6 +54,7 @@ class State:
         discarded: by generator, its process and what that had thrown away at holds.
         issued, ended: training trajectories so far, the ended ones by status.
         rejected: messages of peers that were refused, as last sampled.
+        cpu_s: CPU seconds that the run had used by then.
         milestones: where in the journal groups began; the first one is that of the oldest group
             that is not forgotten, or lies before it.
     """
@@ -76,7 +77,7 @@ class State:
         self.discarded: dict[str, tuple[int, int]] = {}
         self.issued = 0
         self.ended: Counter[str] = Counter()
-        self.rejected = 0.0
+        self.rejected = self.cpu_s = 0.0
         self.milestones = [Milestone(0, 0)]
 
     @property
@@ -126,6 +127,7 @@ class State:
                 self._roll_back(record)
             case MetricsSampled():
                 self.rejected = record.metrics.get("transport/rejected", self.rejected)
+                self.cpu_s = record.metrics.get("perf/cpu_s", self.cpu_s)
             case Snapshot():
                 self.milestones = record.milestones
             case VersionIssued():

@@ -21,6 +21,7 @@ RANGE_SHARE = 0.1
 LASTS = 0.1
 """Of the stretch that both lines have: two lines of a metric that are apart for less are not yet
 apart for good. Evaluations are few and say so at once."""
+_OF = {"train_time": "training", "wall": "the run", "cpu": "CPU time"}
 Read = Callable[[str], pd.DataFrame]
 """The curve (x, value) of a run's folder name."""
 
@@ -137,7 +138,7 @@ def place(x: float, axis: str) -> str:
         return f"update {count(x)}"
     if axis == "tokens":
         return f"{count(x)} trained tokens"
-    return f"{duration(x)} of {'training' if axis == 'train_time' else 'the run'}"
+    return f"{duration(x)} of {_OF[axis]}"
 
 
 def difference(gap: float, *, points: bool) -> str:

@@ -23,7 +23,10 @@ AXES = {
     "train_time": "training time",
     "wall": "wall-clock time",
     "tokens": "trained tokens",
+    "cpu": "CPU time",
 }
+TIMES = ("train_time", "wall", "cpu")
+"""Axes that are seconds."""
 
 
 def series_chart(
@@ -236,7 +239,7 @@ def _layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
 
 def scaled_axis(frame: pd.DataFrame, x: str) -> tuple[pd.DataFrame, str]:
     """The frame with `x` in a unit fit for its range, and the axis title."""
-    if x not in ("train_time", "wall") or frame.empty:
+    if x not in TIMES or frame.empty:
         return frame, AXES.get(x, x)
     longest = float(frame["x"].max())
     unit, seconds = (
@@ -321,7 +324,6 @@ def _y_axis(data: pd.DataFrame, percent: bool, ends: Sequence[float] = ()) -> al
             values=ticks or alt.Undefined,
             titleFontSize=10,
             titleFontWeight="normal",
-            titleOpacity=0.75,
         ),
         scale=alt.Scale(domain=[low, high], nice=False),
     )

@@ -26,8 +26,8 @@ Series = Mapping[str, Sequence[tuple[int, float | None]]]
 class Band(NamedTuple):
     """`label` names the figure in a sentence. The band is `low` to `high`; where `times` is given,
     it ends at so many times the usual value, the median of the updates looked at. A metric that is
-    outside for `updates` in a row has left it, and is back after as many inside. `why` says what
-    that means and what helps."""
+    outside for `updates` in a row has left it, and is back after as many inside, and at least BACK.
+    `why` says what that means and what helps."""
 
     label: str
     why: str
@@ -173,9 +173,14 @@ BANDS: dict[str, Band] = {
 }
 
 
+BACK = 5
+"""Updates that something has to be inside in a row, at least, before it counts as back: a value
+that goes to and fro across its bound is one crossing, not many."""
+
+
 class Crossing:
     """Whether something is outside, told only once it has lasted: it begins after so many updates
-    outside in a row, and ends after as many inside."""
+    outside in a row, and ends after as many inside, and at least BACK."""
 
     def __init__(self, updates: int = 1) -> None:
         self._updates = updates
@@ -185,7 +190,7 @@ class Crossing:
     def see(self, outside: bool) -> Turn | None:
         """One more update; what is not known is not shown."""
         self._in_a_row = self._in_a_row + 1 if outside != self.stands else 0
-        if self._in_a_row < self._updates:
+        if self._in_a_row < (max(self._updates, BACK) if self.stands else self._updates):
             return None
         self._in_a_row, self.stands = 0, outside
         return "begins" if outside else "ends"

@@ -7,10 +7,10 @@ In: the table of metrics. Out: one page of Markdown with a section for each pref
 from collections.abc import Iterator
 from itertools import groupby
 
-from headrace.bands import BANDS, rule_text
+from headrace.bands import BACK, BANDS, rule_text
 from headrace.metrics import METRICS, MetricInfo
 
-HEAD = """\
+HEAD = f"""\
 # Metrics
 
 <!-- Made by scripts/docs.py from headrace/metrics.py. Do not edit: change the table instead. -->
@@ -19,7 +19,7 @@ Every number that a run writes down, with its unit, what it means, and what it l
 is well. A healthy range is a first look, not a law. Where it says when there is an alert, the
 metric has a healthy band (kept in `headrace/bands.py`): charts shade it, and a metric that is
 outside for so many updates in a row is on the pages Overview and Health and in `headrace show`,
-until it is back for as many. Where no unit is given the number is plain;
+until it is back for as many, and at least {BACK}. Where no unit is given the number is plain;
 a `share` lies between 0 and 1.
 
 A metric comes once for every committed update, or about once a second as a gauge between updates,

@@ -104,6 +104,7 @@ _ALL = (
     MetricInfo("perf/carried_misses", "sequences", "beyond their first window of whose context something had to be computed, by all models", "0, but after a checkpoint"),
     MetricInfo("perf/carried_recomputed_tokens", "tokens", "of that context, computed again; part of perf/context_share", "few, but after a checkpoint"),
     MetricInfo("perf/context_share", "share", "tokens computed that are prompt or prefix"),
+    MetricInfo("perf/cpu_s", "s", "CPU seconds of the run so far: of its processes on the coordinator's host and all that they started, evaluations included"),
     MetricInfo("perf/generated_tokens_per_s", "tokens/s", "response tokens that arrived since the last update"),
     MetricInfo("perf/loss_tokens", "tokens", "in the policy loss of this update"),
     MetricInfo("perf/tokens_per_s", "tokens/s", "tokens the learner computed in this update"),

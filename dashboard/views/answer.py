@@ -24,7 +24,7 @@ from dashboard.tokens import (
     scale_html,
     window_cuts,
 )
-from dashboard.words import count, number
+from dashboard.words import count, number, series_words
 from headrace.errors import UserError
 from storage.queries import TrajectoryDetail
 
@@ -54,23 +54,22 @@ def read_or_say(run: RunData, chosen: int) -> None:
 def _read(run: RunData, detail: TrajectoryDetail) -> None:
     row = detail.row
     with st.container(border=True):
-        st.html(f"<b>Trajectory {row['trajectory_id']}</b>")
+        panels.card_title(f"Trajectory {row['trajectory_id']}")
         _facts(detail)
         _siblings(detail)
         st.html(prompt_html(row["prompt"]))
         _tokens(run, detail)
         with st.expander("Windows, reward parts and times"):
-            st.dataframe(detail.windows, hide_index=True, width="stretch")
+            st.dataframe(detail.windows, hide_index=True, width="stretch", alt="Windows")
             times = {key: value for key, value in row.items() if key not in ("prompt", "info")}
             rewards = [{"value": value, "position": at} for value, at in detail.rewards]
-            st.json(
-                {
-                    "row": times,
-                    "parts": detail.reward_parts,
-                    "rewards": rewards,
-                    "info": _json(row["info"]),
-                }
-            )
+            told = {
+                "row": times,
+                "parts": detail.reward_parts,
+                "rewards": rewards,
+                "info": _json(row["info"]),
+            }
+            st.code(json.dumps(told, indent=1, default=str), language=None)
 
 
 def _facts(detail: TrajectoryDetail) -> None:
@@ -200,7 +199,12 @@ def _chart(detail: TrajectoryDetail, by: str) -> None:
     if len(frame) > 1:
         step = -(-len(frame) // 1500)
         cuts = [cut.position for cut in window_cuts(detail) if cut.position]
-        st.altair_chart(token_chart(frame.iloc[::step], by, cuts), width="stretch")
+        line = frame.rename(columns={"position": "x", by: "value"}).assign(name=by)
+        panels.draw(
+            token_chart(frame.iloc[::step], by, cuts),
+            f"Trajectory {detail.row['trajectory_id']}, {by} along the response",
+            f"{series_words(line, 'position', '')}; {len(cuts)} windows begin inside it.",
+        )
 
 
 def _default(detail: TrajectoryDetail) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from dashboard.data import RunData
 from dashboard.events import event_html
 from dashboard.figures import accuracy_chart
 from dashboard.ledger import ledger_html
-from dashboard.palette import GREY
 from dashboard.words import count, duration, moment, number, progress, share
 from storage.queries import UNREADABLE, RunLine
 
@@ -50,7 +50,7 @@ def _run(run: RunData, root: Path) -> None:
         _processes(run)
     with right:
         _events(run)
-    _all_runs(root)
+    _others(root)
 
 
 def _headline(run: RunData, summary: dict[str, Any]) -> None:
@@ -166,6 +166,7 @@ def _processes(run: RunData) -> None:
             process_rows(rows, run.latest("heartbeat/"), run.line, time.time()),
             hide_index=True,
             width="stretch",
+            alt="Processes",
         )
         st.caption(
             "Heartbeat: seconds since the coordinator last heard the process. Healthy: a few "
@@ -208,58 +209,22 @@ def _events(run: RunData) -> None:
         st.html("".join(event_html(row, _clock) for row in newest))
         with st.expander("more"):
             shown = rows.assign(at=rows["at"].map(moment))
-            st.dataframe(shown, hide_index=True, width="stretch")
+            st.dataframe(shown, hide_index=True, width="stretch", alt="Events")
 
 
 def _clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def _all_runs(root: Path) -> None:
+def _others(root: Path) -> None:
+    """Where all runs are."""
     lines = [line for line in data.runs(str(root)) if not line.notes.archived]
-    with st.container(border=True):
-        panels.card_title("All runs", f"under {root}")
-        st.dataframe(
-            run_rows(lines).style.apply(_greyed, axis=1),
-            hide_index=True,
-            width="stretch",
-            height=38 + 35 * min(len(lines), 12),
-        )
+    broken = sum(line.status == UNREADABLE for line in lines)
+    st.html(f'<div class="hr-soft">{others_html(len(lines), broken)} under {escape(str(root))}</div>')
 
 
-def _greyed(row: "pd.Series[Any]") -> list[str]:
-    """Style of a row: grey where the folder cannot be read."""
-    style = f"color: {GREY}; font-style: italic" if row["status"] == UNREADABLE else ""
-    return [style] * len(row)
-
-
-def run_rows(lines: list[RunLine]) -> pd.DataFrame:
-    """The table of runs as shown. What is not known of a run that cannot be read is a dash."""
-    read = [line.status != UNREADABLE for line in lines]
-
-    def known(values: list[Any]) -> list[Any]:
-        return [value if is_read else "-" for value, is_read in zip(values, read, strict=True)]
-
-    def numbers(values: list[int]) -> Any:
-        found = [value if is_read else None for value, is_read in zip(values, read, strict=True)]
-        return pd.array(found, dtype="Int64")
-
-    started = [
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(line.started_at)) if line.started_at else "-"
-        for line in lines
-    ]
-    return pd.DataFrame(
-        {
-            "run": [line.run_id for line in lines],
-            "kind": known([line.kind for line in lines]),
-            "status": [line.status for line in lines],
-            "started": started,
-            "took": known([duration(line.wall_s) for line in lines]),
-            "updates": numbers([line.updates for line in lines]),
-            "tokens trained": numbers([line.trained_tokens for line in lines]),
-            "accuracy before": known([share(line.accuracy_before) for line in lines]),
-            "accuracy after": known([share(line.accuracy_after) for line in lines]),
-            "reward": known([number(line.reward) for line in lines]),
-            "note": [line.detail for line in lines],
-        }
-    )
+def others_html(number_of: int, broken: int) -> str:
+    """How many runs there are, with a link to them."""
+    said = "1 run" if number_of == 1 else f"{count(number_of)} runs"
+    unreadable = f" ({count(broken)} cannot be read)" if broken else ""
+    return f'<a href="runs">{said}</a>{unreadable}'

@@ -20,8 +20,9 @@ class AuditConfig(StrictModel):
 
 
 class AlertConfig(StrictModel):
-    """When the monitors of a source of rewards raise an alert, once for each crossing. An alert is
-    an event and changes nothing. None switches one off."""
+    """When the monitors of a source of rewards raise an alert, once for each crossing, and again
+    only after five updates on the good side. An alert is an event and changes nothing. None
+    switches one off."""
 
     gap_rise: float | None = Field(default=0.15, gt=0)
     """Reward minus audited reward has risen so far above its first value, and by more than two

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 
+from storage.queries.metrics import CPU
 from storage.reader import open_run
-from storage.tables import Evaluation, Prompt, Run, Trajectory, Update
+from storage.tables import Evaluation, Metric, Prompt, Run, Trajectory, Update
 from storage.trajectory_rows import joined
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ _TOKEN_BYTES = 4
 
 def evaluations(run_dir: Path) -> "pd.DataFrame":
     """One row an evaluation, in order: label, update, version, accuracy, lengths, seconds; wall_s
-    (seconds since the run began) and trained_tokens (policy tokens that the run had trained)."""
+    (seconds since the run began), trained_tokens (policy tokens that the run had trained) and cpu_s
+    (CPU seconds that it had used, as last sampled; empty where nobody looked)."""
     reader = open_run(run_dir)
     columns = [c for c in Evaluation.__table__.columns if c.name not in ("run", "offset")]
     began = select(Run.started_at).where(Run.id == reader.key).scalar_subquery()
@@ -34,11 +36,24 @@ def evaluations(run_dir: Path) -> "pd.DataFrame":
         .correlate(Evaluation)
         .scalar_subquery()
     )
+    sampled = (
+        select(func.max(Metric.offset))
+        .where(Metric.run == Evaluation.run, Metric.name == CPU, Metric.offset < Evaluation.offset)
+        .correlate(Evaluation)
+        .scalar_subquery()
+    )
+    used = (
+        select(Metric.value)
+        .where(Metric.run == Evaluation.run, Metric.name == CPU, Metric.offset == sampled)
+        .correlate(Evaluation)
+        .scalar_subquery()
+    )
     query = (
         select(
             *columns,
             (Evaluation.at - began).label("wall_s"),
             func.coalesce(trained, 0).label("trained_tokens"),
+            used.label("cpu_s"),
         )
         .where(Evaluation.run == reader.key)
         .order_by(Evaluation.offset)

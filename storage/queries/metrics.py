@@ -14,7 +14,9 @@ from storage.tables import AnySelect, Metric, MetricArray, Run, Update
 if TYPE_CHECKING:
     import pandas as pd
 
-Axis = Literal["update", "train_time", "wall", "tokens"]
+Axis = Literal["update", "train_time", "wall", "tokens", "cpu"]
+CPU = "perf/cpu_s"
+"""The metric that is the axis `cpu`."""
 
 
 def metric_names(run_dir: Path) -> list[str]:
@@ -42,8 +44,9 @@ def metric_series(
     samples: bool = False,
     points: int | None = None,
 ) -> "pd.DataFrame":
-    """Columns x, name, value in order of x. Rows are the updates of the surviving lineage;
-    `samples` are the gauges between updates instead (x update or wall only).
+    """Columns x, name, value in order of x. Rows are the updates of the surviving lineage, over
+    `cpu` those whose CPU seconds are known; `samples` are the gauges between updates instead (x
+    update or wall only).
 
     `points` bounds the rows of one name: where there are more, the least and the largest of each
     stretch stay, at their own x, and so do the first and the last of all; a further column `mean`
@@ -87,11 +90,13 @@ def metric_arrays(run_dir: Path, name: str, *, points: int | None = None) -> "pd
 def _updates(
     reader: RunReader, names: Sequence[str], x: Axis, points: int | None
 ) -> "pd.DataFrame":
+    used = aliased(Metric)
     axes: dict[str, Any] = {
         "update": Update.update,
         "train_time": Update.train_time_s,
         "wall": Update.committed_at - _start(reader),
         "tokens": Update.trained_tokens,
+        "cpu": used.value,
     }
     mine = (Update.run == reader.key, Update.abandoned.is_(False))
     first, last = reader.rows(
@@ -99,10 +104,14 @@ def _updates(
     )[0]
     query = (
         select(axes[x].label("x"), Metric.name, Metric.value)
+        .select_from(Metric)
         .join(Update, _same_update())
         .where(Metric.run == reader.key, Metric.name.in_(names), *mine)
         .order_by(Update.update, Metric.name)
     )
+    if x == "cpu":
+        at = and_(used.offset == Metric.offset, used.name == CPU, used.value.is_not(None))
+        query = query.join(used, and_(used.run == Metric.run, at))
     if points and (last or 0) > points:
         bucket = (Update.update - 1) // -(-last // _stretches(points))
         query = _thinned(query, axes[x], bucket, Update.update.in_([first, last]))

@@ -1,4 +1,5 @@
-"""Idle shares: of the training time, not of evaluations. What is dropped for its age. Memory."""
+"""Idle shares: of the training time, not of evaluations. What is dropped for its age. Memory and CPU
+seconds."""
 
 import os
 import socket
@@ -33,8 +34,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     monitors = SimpleNamespace(at_commit=dict)
     peers = Peers()
     hub = SimpleNamespace(
-        clock=clock, account=SimpleNamespace(ledger=ledger), monitors=monitors, peers=peers
-    )
+        clock=clock, account=SimpleNamespace(ledger=ledger), monitors=monitors, peers=peers,
+        state=SimpleNamespace(cpu_s=50.0),
+    )  # fmt: skip
     gauges = Gauges(cast(Any, hub))
     return SimpleNamespace(seconds=seconds, clock=clock, gauges=gauges, ledger=ledger, peers=peers)
 
@@ -97,3 +99,10 @@ def test_memory_is_that_of_processes_of_this_host(world: Any) -> None:
     found = world.gauges._resident()
     assert set(found) == {"memory/learner-0", "memory/coordinator"}
     assert found["memory/learner-0"] > 2**20
+
+
+def test_cpu_seconds_go_on_where_the_run_was(world: Any) -> None:
+    assert "perf/cpu_s" not in world.gauges.at_commit({}), "no process was looked at yet"
+    world.gauges._resident()
+    first, then = (world.gauges.at_commit({})["perf/cpu_s"] for _ in range(2))
+    assert 50.0 < first <= then

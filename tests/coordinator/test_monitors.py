@@ -7,6 +7,7 @@ import pytest
 
 from coordinator.alerts import Alerts, Estimate, Seen, estimate
 from coordinator.monitors import Monitors, surprise
+from headrace.bands import BACK
 from headrace.config.reward import RewardConfig
 from headrace.config.reward_monitors import AlertConfig
 from headrace.metrics import METRICS, pattern_of
@@ -124,6 +125,10 @@ def test_a_growing_gap_is_told_once_for_each_crossing() -> None:
     assert len(watched.alerts) == 1
     assert watched.alerts[0].startswith("judge: its rewards exceed the audited ones by 0.200, and")
     audits(64, 0.0)
+    audits(64, 0.4)
+    assert len(watched.alerts) == 1, "back for a moment"
+    for _ in range(BACK):
+        audits(64, 0.0)
     assert len(watched.alerts) == 1
     audits(64, 0.4)
     assert len(watched.alerts) == 2
@@ -170,9 +175,10 @@ def test_each_rule_and_its_switch(alerts: dict[str, Any], seen: Seen, told: str)
 
 def test_what_was_not_seen_is_not_back_on_the_good_side() -> None:
     alerts = Alerts(AlertConfig())
-    seen = [Seen(edit_distance=0.0), Seen(), Seen(edit_distance=0.0), Seen(edit_distance=3.0)]
-    told = [len(list(alerts.judge("s", each))) for each in [*seen, Seen(edit_distance=0.0)]]
-    assert told == [1, 0, 0, 0, 1]
+    one, many = Seen(edit_distance=0.0), Seen(edit_distance=3.0)
+    seen = [one, *[Seen()] * BACK, one, *[many] * BACK, one]
+    told = [len(list(alerts.judge("s", each))) for each in seen]
+    assert told == [1, *[0] * BACK, 0, *[0] * BACK, 1]
 
 
 def test_the_error_of_an_estimate() -> None:

@@ -378,11 +378,12 @@ def test_a_run_of_the_first_format_gets_snapshots_when_it_goes_on(tmp_path: Path
     snapshot = snapshot_of(state, store.end.records)
     assert snapshot is not None
     store.append([Incident(at=1.0, level="info", kind="k", text="t"), snapshot])
-    store.append([MetricsSampled(at=1.0, update=0, metrics={"transport/rejected": 3.0})])
+    gauges = {"transport/rejected": 3.0, "perf/cpu_s": 41.5}
+    store.append([MetricsSampled(at=1.0, update=0, metrics=gauges)])
     store.close()
     store = RunStore.open(run_dir)
     assert len(list(store.snapshots())) == 1
     again = restored(config, store)
-    assert again.rejected == 3.0
+    assert (again.rejected, again.cpu_s) == (3.0, 41.5)
     assert picture(again) == picture(folded(config, list(store.replay())))
     store.close()

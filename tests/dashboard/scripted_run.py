@@ -213,6 +213,11 @@ class Script:
         return max(0.0, self.now - self.started - 4.0)
 
     @property
+    def cpu_s(self) -> float:
+        """CPU seconds so far: nearly two cores are busy."""
+        return 1.75 * (self.now - self.started)
+
+    @property
     def skill(self) -> float:
         """How far the imitated policy has come, 0 to 1."""
         return 1 / (
@@ -486,6 +491,7 @@ class Script:
             "perf/trained_tokens_per_s": (self.trained_tokens - trained) / seconds,
             "idle/learner": 0.18,
             "idle/generator": 0.03,
+            "perf/cpu_s": self.cpu_s,
         }
         own |= self.monitors.at_commit()
         if self.scored:
@@ -507,6 +513,7 @@ class Script:
         gauges = self.account.ledger.as_metrics() | {
             "idle/learner": 0.18 + 0.05 * math.sin(self.now),
             "idle/generator": 0.03,
+            "perf/cpu_s": self.cpu_s,
             "schedule/live": float(live),
             "schedule/ready_windows": float(len(self.account.ready)),
             "schedule/in_play": float(self.scheduler.in_play()),

@@ -100,7 +100,7 @@ def test_one_run_is_drawn_and_nothing_said_of_better(
     assert charts_of(test) == len(SHOWN)
 
 
-@pytest.mark.parametrize("axis", ["update", "train_time", "wall", "tokens"])
+@pytest.mark.parametrize("axis", ["update", "train_time", "wall", "tokens", "cpu"])
 def test_which_is_better_since_when(
     open_page: Callable[..., AppTest], two_runs: Path, axis: str
 ) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -72,6 +73,22 @@ def test_a_single_spike_is_never_lost(tmp_path: Path) -> None:
     )
     assert len(gauge) <= 602
     assert (gauge["value"].max(), gauge["value"].min()) == (500.0, 0.125)
+
+
+def test_cpu_seconds_are_an_axis(run_dir: Path) -> None:
+    names = ["perf/cpu_s", "reward/mean"]
+    for points in (None, 8):
+        both = queries.metric_series(run_dir, names, "cpu", points=points)
+        own = both[both["name"] == "perf/cpu_s"]
+        assert own["x"].tolist() == own["value"].tolist()
+        assert own["x"].is_monotonic_increasing
+        assert {"reward/mean", "perf/cpu_s"} == set(both["name"])
+    by_update = queries.metric_series(run_dir, ["reward/mean"])
+    by_cpu = queries.metric_series(run_dir, ["reward/mean"], "cpu")
+    assert by_cpu["value"].tolist() == by_update["value"].tolist()
+    before, after = queries.evaluations(run_dir)["cpu_s"]
+    assert np.isnan(before), "nobody had looked yet"
+    assert after == pytest.approx(queries.latest_metrics(run_dir)["perf/cpu_s"], abs=8.0)
 
 
 def test_bounded_samples_are_few_and_in_order(run_dir: Path) -> None:

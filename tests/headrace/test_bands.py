@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.bands import BANDS, Crossing, alerts, band_of, limits_of, rule_text, sentence
+from headrace.bands import BACK, BANDS, Crossing, alerts, band_of, limits_of, rule_text, sentence
 from headrace.metrics import METRICS
 
 ENTROPY = "actor/entropy"
@@ -98,14 +98,29 @@ def test_one_skipped_step_is_worth_a_word() -> None:
     assert not alert.now
 
 
-@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5))
-def test_turns_alternate_and_each_follows_as_many_in_a_row(seen: list[bool], needed: int) -> None:
+def test_golden_crossing_that_goes_to_and_fro() -> None:
+    """Outside every other update, then inside for long: one alert that ends once."""
+    crossing = Crossing()
+    seen = [1, 0, 1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1]
+    turns = {at: turn for at, out in enumerate(seen) if (turn := crossing.see(bool(out)))}
+    assert turns == {0: "begins", 14: "ends", 16: "begins"}
+    name = "actor/skipped_steps"
+    now_and_then = series(*[(1.0, 1), (0.0, 3)] * 4, (0.0, BACK), name=name)
+    (alert,) = alerts(now_and_then)
+    assert (alert.since, alert.last, alert.updates, alert.now) == (1, 13, 4, False)
+    (alert,) = alerts(series((1.0, 1), (0.0, BACK - 1), name=name))
+    assert alert.now
+
+
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 8))
+def test_turns_alternate_and_each_follows_enough_in_a_row(seen: list[bool], needed: int) -> None:
     crossing, turns = Crossing(needed), list[str]()
     for place, outside in enumerate(seen):
         turn = crossing.see(outside)
         if turn is not None:
             turns.append(turn)
-            assert set(seen[place - needed + 1 : place + 1]) == {turn == "begins"}
+            long = needed if turn == "begins" else max(needed, BACK)
+            assert seen[place - long + 1 : place + 1] == [turn == "begins"] * long
     assert turns == [("begins", "ends")[i % 2] for i in range(len(turns))]
     assert crossing.stands == (len(turns) % 2 == 1)
 

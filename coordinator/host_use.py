@@ -1,0 +1,95 @@
+"""What the run's processes use of this host, as its /proc says: memory, and CPU seconds so far.
+
+In: process ids of this host. Out: bytes and seconds, of each process together with all that it
+started. Pages that they share count in each of them; time that a process used which has ended counts
+as its parent's, or as it was last seen. Linux only: elsewhere nothing is known.
+"""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+_PROC = Path("/proc")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class Process(NamedTuple):
+    """One process: who started it, its bytes in memory, the CPU seconds of its own and of its ended
+    children, and its start (clock ticks since the host's), which tells it from another one that has
+    its id later."""
+
+    parent: int
+    resident: int
+    cpu_s: float
+    began: int
+
+
+class HostUse:
+    """Memory and CPU seconds of some processes. `before_s`: seconds that the run had used before;
+    what was running before this process was counts from when it is first seen."""
+
+    def __init__(self, before_s: float = 0.0) -> None:
+        self._before_s = before_s
+        own = _process(os.getpid())
+        self._since = own.began if own else 0
+        self._families: dict[int, list[int]] = {}
+        self._first: dict[tuple[int, int], float] = {}
+        self._last: dict[tuple[int, int], float] = {}
+
+    def find(self, roots: Iterable[int]) -> dict[int, int]:
+        """Look for these processes and all that they started; bytes in memory by process id, who
+        is gone is left out."""
+        table = {int(folder.name): _process(folder.name) for folder in _PROC.glob("[0-9]*")}
+        known = {pid: process for pid, process in table.items() if process is not None}
+        self._families = families(roots, known)
+        self._count(known)
+        return {
+            root: sum(known[pid].resident for pid in family)
+            for root, family in self._families.items()
+        }
+
+    def cpu_s(self) -> float | None:
+        """CPU seconds of all that was ever found, as of now; None where nothing was."""
+        found = {pid: _process(pid) for family in self._families.values() for pid in family}
+        self._count({pid: process for pid, process in found.items() if process is not None})
+        if not self._last:
+            return None
+        return self._before_s + sum(last - self._first[key] for key, last in self._last.items())
+
+    def _count(self, known: Mapping[int, Process]) -> None:
+        for root, family in self._families.items():
+            if root not in known:
+                continue
+            key = root, known[root].began
+            used = sum(known[pid].cpu_s for pid in family if pid in known)
+            self._first.setdefault(key, 0.0 if key[1] >= self._since else used)
+            # A child that has ended and was not waited for takes its seconds along.
+            self._last[key] = max(used, self._last.get(key, 0.0))
+
+
+def families(roots: Iterable[int], table: Mapping[int, Process]) -> dict[int, list[int]]:
+    """Each root that is there, with all that it started."""
+    children = defaultdict[int, list[int]](list)
+    for pid, process in table.items():
+        children[process.parent].append(pid)
+    found = {}
+    for root in roots:
+        if root in table:
+            found[root] = [root]
+            for pid in found[root]:
+                found[root] += children[pid]
+    return found
+
+
+def _process(pid: int | str) -> Process | None:
+    """A process as it is now; None where it is gone."""
+    try:
+        # A command's name is in brackets and may hold any character.
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = [int(field) for field in text.rpartition(")")[2].split()[1:22]]
+    return Process(fields[0], fields[20] * _PAGE, sum(fields[10:14]) * _TICK_S, fields[18])
