@@ -30,6 +30,7 @@ SETTLE_S = 0.4
 """What still comes after a page is there: the browser's word back, and the server's last work."""
 IS_THERE = """() => {
     const app = document.querySelector('[data-testid="stApp"]');
+    if (document.querySelector('[data-testid="stException"]')) return true;
     if (!app || app.getAttribute('data-test-script-state') !== 'notRunning') return false;
     if (!document.querySelector('[data-testid="stMain"] h1')) return false;
     const seen = kind => [...document.querySelectorAll(`[data-testid="${kind}"]`)]

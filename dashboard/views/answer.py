@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import panels
+from dashboard.chart_spec import draw
 from dashboard.data import RunData
 from dashboard.figures import token_chart
 from dashboard.token_block import token_block
@@ -200,7 +201,7 @@ def _chart(detail: TrajectoryDetail, by: str) -> None:
     if len(frame) > 1:
         step = -(-len(frame) // 1500)
         cuts = [cut.position for cut in window_cuts(detail) if cut.position]
-        st.altair_chart(token_chart(frame.iloc[::step], by, cuts), width="stretch")
+        draw(token_chart(frame.iloc[::step], by, cuts))
 
 
 def _default(detail: TrajectoryDetail) -> str:

@@ -15,6 +15,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import data, panels
+from dashboard.chart_spec import draw
 from dashboard.comparison import (
     LASTS,
     Line,
@@ -270,7 +271,7 @@ def _card(metric: str, frame: pd.DataFrame, span: tuple[float, float], wanted: W
                 whole=wanted.axis == "update",
                 since={label: found.x / unit for label, found in apart.items()},
             )
-            st.altair_chart(chart, width="stretch")
+            draw(chart)
             said = [
                 f"{escape(label)} is {'above' if found.gap > 0 else 'below'} since "
                 f"{place(found.x, wanted.axis)}"

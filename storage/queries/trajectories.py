@@ -14,6 +14,7 @@ from headrace.errors import UserError
 from headrace.protocol.streams import Int32
 from storage.diagnostics import DiagnosticsReader
 from storage.filters import Condition, Filter, check_columns, columns_of, parse, to_arrow, to_sql
+from storage.marks import Marks
 from storage.queries import trajectory_index
 from storage.reader import RunReader, open_run
 from storage.responses import EMPTY, Wanted, read_responses
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _LARGEST_ID = 2**63 - 1
+_MARKS = Marks()
 _MANY = 500
 """From so many values on a list is written into the query, which has room for few parameters."""
 
@@ -189,7 +191,8 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     response = EMPTY
     if row.last_offset is not None:
         wanted = Wanted(np.array([trajectory_id]), np.array([row.last_offset]))
-        response = next(read_responses(reader.journal, wanted, row.first_offset))[1]
+        found_tokens = read_responses(reader.journal, wanted, row.first_offset, _MARKS)
+        response = next(found_tokens)[1]
     mine = [c for c in Window.__table__.columns if c.name != "run"]
     window_query = (
         select(*mine)
