@@ -125,8 +125,10 @@ def card(
         else:
             said = words or caption.replace("**", "").replace("  \n", " ")
             told = f"{title}. {said}"
-            is_kept = isinstance(chart, dict)
-            draw({**chart, "description": told} if is_kept else chart.properties(description=told))
+            if isinstance(chart, dict):
+                draw({**chart, "description": told})
+            else:
+                draw(chart.properties(description=told))
         st.caption(caption)
 
 
