@@ -80,7 +80,11 @@ def _column(values: "pd.Series[Any]") -> pa.Array:
         kind = pa.float32() if _is_coarse(numbers) else pa.float64()
         return pa.array(numbers, from_pandas=True).cast(kind, safe=False)
     found = pa.array(values, from_pandas=True)
-    return found.dictionary_encode() if pa.types.is_string(found.type) else found
+    if not pa.types.is_string(found.type):
+        return found
+    coded = found.dictionary_encode()
+    few = len(coded.dictionary) < 2**7
+    return coded.cast(pa.dictionary(pa.int8() if few else pa.int32(), pa.string()))
 
 
 def _is_coarse(numbers: Any) -> bool:

@@ -81,12 +81,13 @@ class RunData:
         of = f"{line.status} {line.lineage} {samples}"
         return self._at[0], f"{of} {length // quantum(length):.0f} of {quantum(length)}"
 
-    def _paced(self, ask: Callable[..., Any], *wanted: Any) -> Any:
+    def _paced(self, ask: Callable[..., Any], *wanted: Any, stamp: str = "") -> Any:
         """What a read of the folder gives; of a live run it may be a little older, where it takes
         long."""
-        folder, stamp = self._at
+        folder, newest = self._at
         key = (folder, ask.__name__, *wanted)
-        return PACED.read(key, stamp, self.line.status, lambda: ask(Path(folder), *wanted))
+        status = self.line.status
+        return PACED.read(key, stamp or newest, status, lambda: ask(Path(folder), *wanted))
 
     def summary(self) -> dict[str, Any]:
         """`storage.queries.run_summary`."""
@@ -143,7 +144,8 @@ class RunData:
 
     def alerts(self) -> list[Alert]:
         """Metrics that left their healthy bands, see `storage.queries.band_alerts`."""
-        found: list[Alert] = self._paced(queries.band_alerts)
+        stamp = f"{self.line.status} {self.line.lineage} {self.line.updates}"
+        found: list[Alert] = self._paced(queries.band_alerts, stamp=stamp)
         return found
 
     def health(self) -> pd.DataFrame:
@@ -163,8 +165,10 @@ class RunData:
         return _evaluations(*self._at)
 
     def activity(self, seconds: float | None) -> pd.DataFrame:
-        """What everyone did in the last so many seconds; None: in the whole run."""
-        found: pd.DataFrame = self._paced(_activity, seconds)
+        """What everyone did in the last so many seconds; None: in the whole run, which is drawn
+        anew when it is longer by a stretch."""
+        stamp = self.picture(samples=True)[1] if seconds is None else ""
+        found: pd.DataFrame = self._paced(_activity, seconds, stamp=stamp)
         return found
 
     def processes(self) -> pd.DataFrame:
