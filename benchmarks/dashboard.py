@@ -3,8 +3,9 @@
 Makes a run of so many metric rows and trajectories by the writers of storage (once: it is kept in
 `.cache/dashboard` or --root, and one that is half made goes on), and one a tenth as large to
 compare it with. Then serves both with `headrace dashboard` and opens every page in Chromium. Out:
-with --json, as the last line, one JSON object: `first_paint_s` (until all charts and tables are
-drawn; both ends have seen the page before), `cpu_s` (the server's, for that), `filter_s` (from a
+with --json, as the last line, one JSON object: `first_paint_s` (until all charts and tables on the
+screen are drawn; both ends have seen the page before), `whole_s` (until those below the screen are,
+too), `cpu_s` (the server's, for that), `filter_s` (from a
 filter's change on Trajectories to its rows), `memory_mb` (the server's, resident, at most),
 `bytes_per_paint` (over the websocket), `bytes_per_refresh` and `refresh_cpu_s` (of a run that goes
 on while the page is open). These are of the worst page; `pages` and `filters` have each.
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import json
 import sqlite3
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -38,7 +40,10 @@ RUN_PAGES = (
     *("health", "query"),
 )
 PAGES = (*RUN_PAGES, "runs", "compare")
-WORST = ("first_paint_s", "cpu_s", "bytes_per_paint", "bytes_per_refresh", "refresh_cpu_s")
+WORST = (
+    *("first_paint_s", "whole_s", "cpu_s", "bytes_per_paint", "bytes_per_refresh"),
+    "refresh_cpu_s",
+)
 
 
 def path_of(page: str) -> str:
@@ -48,17 +53,17 @@ def path_of(page: str) -> str:
     return f"{page}?run={NAME}" + (f"&runs={NAME}&runs={OTHER}" if page == "compare" else "")
 
 
-def filters(browser: Browser, server: Served, updates: int, times: int) -> dict[str, float]:
-    """Seconds by filter of the page Trajectories, medians; no filter is asked for twice, so that
-    nothing is known of it."""
-    found: dict[str, list[float]] = {}
+def filters(browser: Browser, server: Served, updates: int, times: int) -> dict[str, Any]:
+    """By filter of the page Trajectories: seconds to its rows, and to the whole page with the
+    trajectory below them, medians. No filter is asked for twice, so that nothing is known of it."""
+    found: dict[str, list[tuple[float, float]]] = {}
 
-    def number(page: Page, label: str, value: float) -> float:
+    def number(page: Page, label: str, value: float) -> tuple[float, float]:
         box = page.get_by_label(label, exact=True).first
         box.fill(f"{value:g}")
         return timed(page, lambda: box.press("Enter"))
 
-    def choice(page: Page, label: str, option: str) -> float:
+    def choice(page: Page, label: str, option: str) -> tuple[float, float]:
         page.get_by_label(label, exact=False).first.click()
         wanted = page.get_by_role("option", name=option, exact=True)
         wanted.wait_for()
@@ -66,19 +71,23 @@ def filters(browser: Browser, server: Served, updates: int, times: int) -> dict[
 
     for turn in range(times):
         with painted(browser, server, path_of("trajectories")) as (page, _, _):
-            part = turn / times
-            found.setdefault("reward", []).append(number(page, "Reward from", 0.3 + 0.1 * part))
-            found.setdefault("length", []).append(number(page, "Length from", 20 + 20 * turn))
-            found.setdefault("status", []).append(
-                choice(page, "Status", ("truncated", "failed", "finished")[turn % 3])
-            )
-            found.setdefault("sort", []).append(
-                choice(page, "Sort by", ("longest", "best", "shortest", "worst")[turn % 4])
-            )
+            reward = number(page, "Reward from", 0.3 + 0.1 * turn / times)
+            length = number(page, "Length from", 60 + 5 * turn)
+            status = choice(page, "Status", ("truncated", "failed", "truncated")[turn % 3])
+            sort = choice(page, "Sort by", ("worst", "oldest", "best")[turn % 3])
         with painted(browser, server, path_of("trajectories")) as (page, _, _):
-            update = max(1, updates // (turn + 2))
-            found.setdefault("update", []).append(number(page, "Trained at update", update))
-    return {name: round(sorted(times_)[len(times_) // 2], 3) for name, times_ in found.items()}
+            update = number(page, "Trained at update", max(1, updates // (turn + 2)))
+        took = {"reward": reward, "length": length, "status": status, "sort": sort}
+        for name, seconds in (took | {"update": update}).items():
+            found.setdefault(name, []).append(seconds)
+    return {
+        name: {"rows_s": _median([r for r, _ in took]), "whole_s": _median([w for _, w in took])}
+        for name, took in found.items()
+    }
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return round(statistics.median(seconds), 3)
 
 
 def rows_of(run_dir: Path) -> dict[str, int]:
@@ -124,7 +133,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
     return {
         **worst,
-        "filter_s": max(by_filter.values(), default=None),
+        "filter_s": max((found["rows_s"] for found in by_filter.values()), default=None),
         "memory_mb": round(memory, 1),
         **counts,
         "filters": by_filter,

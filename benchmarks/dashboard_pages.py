@@ -2,7 +2,7 @@
 
 In: the address of a dashboard that is served, its process, a browser. Out: figures by page. A page
 is there when the server's script has come to its end and every chart and table on the screen is
-drawn. Bytes are those of the websocket's messages, as the browser gets them.
+drawn; when those below are, it is whole. Bytes are those of the websocket's messages, as the browser gets them.
 """
 
 import contextlib
@@ -28,19 +28,24 @@ HOST = "127.0.0.1"
 PATIENCE_S = 300.0
 SETTLE_S = 0.4
 """What still comes after a page is there: the browser's word back, and the server's last work."""
-IS_THERE = """() => {
-    const app = document.querySelector('[data-testid="stApp"]');
+IS_THERE = """whole => {
     if (document.querySelector('[data-testid="stException"]')) return true;
+    const app = document.querySelector('[data-testid="stApp"]');
     if (!app || app.getAttribute('data-test-script-state') !== 'notRunning') return false;
     if (!document.querySelector('[data-testid="stMain"] h1')) return false;
-    const seen = kind => [...document.querySelectorAll(`[data-testid="${kind}"]`)]
-        .filter(part => part.offsetHeight > 0 && !part.closest('details:not([open])'));
+    const isSeen = part => part.offsetHeight > 0 && !part.closest('details:not([open])')
+        && (whole || part.getBoundingClientRect().top < window.innerHeight);
+    const seen = kind => [...document.querySelectorAll(`[data-testid="${kind}"]`)].filter(isSeen);
     const drawn = (kind, inside) => seen(kind).every(part => part.querySelector(inside));
     return seen('stSkeleton').length === 0
         && drawn('stVegaLiteChart', 'canvas, svg') && drawn('stDataFrame', 'canvas');
 }"""
+"""Whether the server's script has ended and all charts and tables on the screen are drawn; `whole`:
+those of the rest of the page, too."""
 WATCH = """() => {
     const app = document.querySelector('[data-testid="stApp"]');
+    for (const table of document.querySelectorAll('[data-testid="stDataFrame"]'))
+        table.dataset.known = 'yes';
     window.ranThrough = false;
     let began = false;
     const watcher = new MutationObserver(() => {
@@ -49,7 +54,13 @@ WATCH = """() => {
     });
     watcher.observe(app, {attributes: true});
 }"""
-"""Sets `ranThrough` once the server's script has run from now on."""
+"""Marks the tables of the page, and sets `ranThrough` once the server's script has run from now
+on."""
+HAS_ROWS = """() => {
+    const table = document.querySelector('[data-testid="stDataFrame"]');
+    return table && table.dataset.known !== 'yes' && table.querySelector('canvas');
+}"""
+"""Whether the first table is another one, and drawn."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +132,11 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Paint:
-    """One way to a page: seconds until it was there, the server's processor seconds, bytes."""
+    """One way to a page: seconds until it was there, and until it was whole, the server's processor
+    seconds, bytes."""
 
     seconds: float
+    whole_s: float
     cpu_s: float
     sent: int
 
@@ -138,11 +151,13 @@ def painted(browser: Any, server: Served, path: str) -> Iterator[tuple[Page, Pai
     try:
         used, began = server.cpu_s(), time.perf_counter()
         page.goto(f"{server.address}/{path}", wait_until="commit")
-        page.wait_for_function(IS_THERE, polling=20)
+        page.wait_for_function(IS_THERE, arg=False, polling="raf")
         seconds = time.perf_counter() - began
+        page.wait_for_function(IS_THERE, arg=True, polling="raf")
+        whole = time.perf_counter() - began
         page.wait_for_timeout(1000 * SETTLE_S)
         _check(page, path)
-        yield page, Paint(seconds, server.cpu_s() - used, traffic.total()), traffic
+        yield page, Paint(seconds, whole, server.cpu_s() - used, traffic.total()), traffic
     finally:
         page.close()
 
@@ -169,13 +184,14 @@ def first_paints(browser: Browser, server: Served, paths: list[str], times: int)
                     warm.append(paint)
             found[path] = {
                 "first_paint_s": round(_middle([paint.seconds for paint in warm]), 3),
+                "whole_s": round(_middle([paint.whole_s for paint in warm]), 3),
                 "cpu_s": round(_middle([paint.cpu_s for paint in warm]), 3),
                 "bytes_per_paint": round(_middle([paint.sent for paint in warm])),
                 "cold_s": round(cold.seconds, 3),
                 "cold_cpu_s": round(cold.cpu_s, 3),
                 "memory_mb": round(server.memory_mb(), 1),
             }
-            print(f"{path:<14} {found[path]}", flush=True)
+            print(f"{path.partition('?')[0] or 'overview':<14} {found[path]}", flush=True)
     finally:
         context.close()
     return found
@@ -197,14 +213,17 @@ def refreshes(browser: Browser, server: Served, path: str, seconds: float) -> di
         }
 
 
-def timed(page: Page, act: Callable[[], None]) -> float:
-    """Seconds from an act of the user's to the page that follows from it."""
+def timed(page: Page, act: Callable[[], None]) -> tuple[float, float]:
+    """Seconds from an act of the user's to other rows in the first table, and to all of the page
+    that follows from it."""
     page.evaluate(WATCH)
     began = time.perf_counter()
     act()
-    page.wait_for_function("() => window.ranThrough", polling=10)
-    page.wait_for_function(IS_THERE, polling=10)
-    return time.perf_counter() - began
+    page.wait_for_function(HAS_ROWS, polling="raf")
+    rows_s = time.perf_counter() - began
+    page.wait_for_function("() => window.ranThrough", polling="raf")
+    page.wait_for_function(IS_THERE, arg=False, polling="raf")
+    return rows_s, time.perf_counter() - began
 
 
 def _middle(values: list[float]) -> float:

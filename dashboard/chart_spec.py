@@ -64,9 +64,15 @@ def compact(frame: pd.DataFrame, read_by: str = "") -> pa.Table:
 
 
 def _reads(spec: str, name: str) -> bool:
-    """Whether a specification names a column: as a value, or of a datum."""
+    """Whether a specification reads a column: as a field, or of a datum."""
     plain = re.escape(name)
-    return re.search(rf'"{plain}"(?!:)|datum\.{plain}\b|datum\[.{plain}.\]', spec) is not None
+    ways = (
+        rf'"field": "{plain}"',
+        rf'"fields": \[[^\]]*"{plain}"',
+        rf"datum\.{plain}\b",
+        rf"datum\[.{plain}.\]",
+    )
+    return any(re.search(way, spec) for way in ways)
 
 
 def _column(values: "pd.Series[Any]") -> pa.Array:
@@ -80,9 +86,9 @@ def _column(values: "pd.Series[Any]") -> pa.Array:
         kind = pa.float32() if _is_coarse(numbers) else pa.float64()
         return pa.array(numbers, from_pandas=True).cast(kind, safe=False)
     found = pa.array(values, from_pandas=True)
-    if not pa.types.is_string(found.type):
+    if not (pa.types.is_string(found.type) or pa.types.is_large_string(found.type)):
         return found
-    coded = found.dictionary_encode()
+    coded = found.cast(pa.string()).dictionary_encode()
     few = len(coded.dictionary) < 2**7
     return coded.cast(pa.dictionary(pa.int8() if few else pa.int32(), pa.string()))
 
