@@ -24,8 +24,9 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
+from benchmarks.dashboard_living import Living
 from benchmarks.dashboard_pages import Served, first_paints, painted, refreshes, served, timed
-from benchmarks.dashboard_run import BATCH, Living, Size, make_run
+from benchmarks.dashboard_run import BATCH, Size, make_run
 from benchmarks.machine_state import Watch
 from benchmarks.rows import RESULTS, Rows
 from headrace.errors import UserError

@@ -2,7 +2,8 @@
 
 In: the address of a dashboard that is served, its process, a browser. Out: figures by page. A page
 is there when the server's script has come to its end and every chart and table on the screen is
-drawn; when those below are, it is whole. Bytes are those of the websocket's messages, as the browser gets them.
+drawn; when those below are, it is whole. Bytes are those of the websocket's messages, as the
+browser gets them.
 """
 
 import contextlib

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
@@ -189,6 +188,6 @@ def grid(cards: Sequence[Callable[[], None]], columns: int = 2) -> None:
     """Cards in rows of so many."""
     for first in range(0, len(cards), columns):
         row = cards[first : first + columns]
-        for column, draw in zip(st.columns(columns), row, strict=False):
+        for column, fill in zip(st.columns(columns), row, strict=False):
             with column:
-                draw()
+                fill()

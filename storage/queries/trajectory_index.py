@@ -140,7 +140,9 @@ def _read_on(reader: RunReader, known: _Known) -> None:
     newest = int(ids[kept - 1]) if kept else -1
     for rows in reader.stream(query, _ROWS):
         columns: Sequence[Any] = list(zip(*rows, strict=True))
-        arrays = [pa.array(values, kind.type) for values, kind in zip(columns, SCHEMA, strict=False)]
+        arrays = [
+            pa.array(values, kind.type) for values, kind in zip(columns, SCHEMA, strict=False)
+        ]
         tables.append(pa.Table.from_arrays(arrays, schema=SCHEMA))
         newest = columns[0][-1]
         if first_open is None:

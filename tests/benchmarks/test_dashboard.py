@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.dashboard import PAGES, main, path_of, rows_of
-from benchmarks.dashboard_run import BATCH, Living, Size, gauge_names, make_run, update_names
+from benchmarks.dashboard_living import Living
+from benchmarks.dashboard_run import BATCH, Size, gauge_names, make_run, update_names
 from headrace.metrics import METRICS, pattern_of
 from storage import queries
 from tests.services import cannot_have, find_chromium

@@ -57,7 +57,9 @@ def test_conditions_of_every_kind(run_dir: Path) -> None:
 def test_random_conditions(run_dir: Path) -> None:
     random = Random(3)
     for _ in range(40):
-        filters = {} if random.random() < 0.5 else {"status": random.sample(["finished", "running"], 1)}
+        filters = (
+            {} if random.random() < 0.5 else {"status": random.sample(["finished", "running"], 1)}
+        )
         both(
             run_dir, filters, where=random.choice(WHERE), sort=random.choice(SORTS[:3]),
             descending=random.random() < 0.5, limit=random.randint(0, 30),
