@@ -86,6 +86,8 @@ def _column(values: "pd.Series[Any]") -> pa.Array:
         kind = pa.float32() if _is_coarse(numbers) else pa.float64()
         return pa.array(numbers, from_pandas=True).cast(kind, safe=False)
     found = pa.array(values, from_pandas=True)
+    if isinstance(found, pa.ChunkedArray):  # of a frame that holds its texts as Arrow
+        found = found.combine_chunks()
     if not (pa.types.is_string(found.type) or pa.types.is_large_string(found.type)):
         return found
     coded = found.cast(pa.string()).dictionary_encode()

@@ -6,6 +6,7 @@ nothing happens; only the run's line itself is asked for each time. Everything i
 """
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,20 @@ LINES = 2
 FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
 _FRESH_S = 1.0
 PACED = Paced()
+REDRAWN_S = 8.0
+"""A chart of a live run is not drawn anew more often than that: each costs some thousand bytes, and
+its newest value stands beside its title."""
+FEW = 40
+"""Updates, or seconds, up to which each is drawn as it comes."""
+_PICTURES: dict[tuple[str, bool], tuple[str, float]] = {}
+"""What the charts of live runs show, and since when, by folder and whether they are of samples."""
+
+
+def forget() -> None:
+    """Let go of everything that was read."""
+    st.cache_data.clear()
+    PACED.clear()
+    _PICTURES.clear()
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
@@ -74,12 +89,18 @@ class RunData:
     def picture(self, *, samples: bool = False) -> tuple[str, str]:
         """The folder, and a value that changes whenever a chart of metrics would look otherwise: at
         an update, or of `samples` at any record, and of a long run when there is a point more."""
-        line = self.line
+        line, folder = self.line, self._at[0]
         length: float = line.wall_s if samples else line.updates
         if not is_live(line):
             return self._at
-        of = f"{line.status} {line.lineage} {samples}"
-        return self._at[0], f"{of} {length // quantum(length):.0f} of {quantum(length)}"
+        now = f"{line.status} {line.lineage} {length // quantum(length):.0f} of {quantum(length)}"
+        drawn, at = _PICTURES.get((folder, samples), ("", 0.0))
+        is_young = time.monotonic() - at < REDRAWN_S and length > FEW
+        if is_young and drawn.startswith(f"{line.status} {line.lineage} "):
+            return folder, f"{drawn} {samples}"
+        if drawn != now:
+            _PICTURES[folder, samples] = now, time.monotonic()
+        return folder, f"{now} {samples}"
 
     def _paced(self, ask: Callable[..., Any], *wanted: Any, stamp: str = "") -> Any:
         """What a read of the folder gives; of a live run it may be a little older, where it takes

@@ -37,6 +37,10 @@ def test_texts_are_written_once() -> None:
     (table,) = spec["datasets"].values()
     assert pa.types.is_dictionary(table.column("bin").type)
     assert table.column("bin").to_pylist() == list(tiles["bin"])
+    held = compact(tiles.astype({"bin": "string[pyarrow]"}))
+    assert held.column("bin").to_pylist() == list(tiles["bin"])
+    assert compact(pd.DataFrame({"bin": [None, "a"]})).column("bin").to_pylist() == [None, "a"]
+    assert compact(pd.DataFrame({"bin": []}, dtype=object)).num_rows == 0
 
 
 @pytest.mark.parametrize(
