@@ -195,9 +195,9 @@ class Made:
         for place, key in enumerate(ids.tolist()):
             here, length = slice(borders[place], borders[place + 1]), int(lengths[place])
             odd = rng.random()
-            status = "failed" if odd < 0.004 else "truncated" if length == MOST_TOKENS else (
-                "finished"
-            )  # fmt: skip
+            status: r.TrajectoryStatus = "truncated" if length == MOST_TOKENS else "finished"
+            if odd < 0.004:
+                status = "failed"
             yield r.ChunkArrived(
                 at=float(firsts[place]), trajectory_id=key, lease_id=key, chunk_index=0,
                 generator=GENERATORS[key % len(GENERATORS)], start=0, token_ids=tokens[here],

@@ -33,7 +33,7 @@ def spec_of(chart: Chart) -> Spec:
     """The specification of a chart; `datasets` has its tables by name."""
     tables: dict[str, pd.DataFrame] = {}
 
-    def collect(frame: pd.DataFrame) -> dict[str, str]:
+    def collect(frame: Any, /) -> dict[str, str]:
         for name, known in tables.items():
             if known is frame:
                 return {"name": name}

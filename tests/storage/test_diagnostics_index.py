@@ -1,13 +1,15 @@
 """Readers of token diagnostics know where a run's windows are without reading everything again."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from headrace.protocol.records import BatchTaken
 from storage import diagnostics
 from storage.diagnostics import DiagnosticsReader, DiagnosticsWriter
-from storage.segments import segment_paths
+from storage.segments import BatchPlace, locate_batches, segment_paths
 from tests.storage.samples import commit, taken
 
 
@@ -41,12 +43,12 @@ def test_segments_that_stayed_are_not_read_again(
     DiagnosticsReader(tmp_path)
     more = write(tmp_path, 13, 1)
     asked: list[int] = []
-    locate = diagnostics.locate_batches
-    monkeypatch.setattr(
-        diagnostics,
-        "locate_batches",
-        lambda folder, first=0: asked.append(first) or locate(folder, first),
-    )
+
+    def locate(folder: Path, first: int = 0) -> Iterator[tuple[BatchPlace, pa.RecordBatch]]:
+        asked.append(first)
+        yield from locate_batches(folder, first)
+
+    monkeypatch.setattr(diagnostics, "locate_batches", locate)
     assert set(DiagnosticsReader(tmp_path).read([*keys, *more])) == {*keys, *more}
     DiagnosticsReader(tmp_path)
     assert len(asked) == 1
