@@ -5,6 +5,9 @@ returns. A read is kept as long as the stamp stays, so that a page that repaints
 nothing happens; only the run's line itself is asked for each time. Everything is bounded.
 """
 
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +15,34 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.critic import CriticReport, report
+from dashboard.paced import Paced
 from headrace.bands import Alert
 from headrace.metrics import METRICS, pattern_of
 from storage import queries
 from storage.queries import DroppedPage, RunLine, Stack, TrajectoryDetail, TrajectoryPage, Word
 from storage.queries.metrics import Axis
 
-POINTS = 600
-"""Most points of one line of a chart."""
+POINTS = 400
+"""Most points of one line of a chart: two for each three pixels of a card."""
+LINES = 2
+"""Of more lines than so many in one chart each has fewer points."""
 FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
 _FRESH_S = 1.0
+PACED = Paced()
+REDRAWN_S = 8.0
+"""A chart of a live run is not drawn anew more often than that: each costs some thousand bytes, and
+its newest value stands beside its title."""
+FEW = 40
+"""Updates, or seconds, up to which each is drawn as it comes."""
+_PICTURES: dict[tuple[str, bool], tuple[str, float]] = {}
+"""What the charts of live runs show, and since when, by folder and whether they are of samples."""
+
+
+def forget() -> None:
+    """Let go of everything that was read."""
+    st.cache_data.clear()
+    PACED.clear()
+    _PICTURES.clear()
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
@@ -52,6 +73,12 @@ def is_live(line: RunLine) -> bool:
     return line.status not in FINAL
 
 
+def quantum(length: float) -> int:
+    """How much longer something of this length must get until it looks longer: a power of two, less
+    than a point of a chart, and at least 1."""
+    return int(2 ** max(0, math.floor(math.log2(max(1.0, length / POINTS)))))
+
+
 class RunData:
     """One run as it stood when the stamp was taken."""
 
@@ -59,9 +86,34 @@ class RunData:
         self.line = line
         self._at = (str(line.run_dir), stamp_of(line))
 
+    def picture(self, *, samples: bool = False) -> tuple[str, str]:
+        """The folder, and a value that changes whenever a chart of metrics would look otherwise: at
+        an update, or of `samples` at any record, and of a long run when there is a point more."""
+        line, folder = self.line, self._at[0]
+        length: float = line.wall_s if samples else line.updates
+        if not is_live(line):
+            return self._at
+        now = f"{line.status} {line.lineage} {length // quantum(length):.0f} of {quantum(length)}"
+        drawn, at = _PICTURES.get((folder, samples), ("", 0.0))
+        is_young = time.monotonic() - at < REDRAWN_S and length > FEW
+        if is_young and drawn.startswith(f"{line.status} {line.lineage} "):
+            return folder, f"{drawn} {samples}"
+        if drawn != now:
+            _PICTURES[folder, samples] = now, time.monotonic()
+        return folder, f"{now} {samples}"
+
+    def _paced(self, ask: Callable[..., Any], *wanted: Any, stamp: str = "") -> Any:
+        """What a read of the folder gives; of a live run it may be a little older, where it takes
+        long."""
+        folder, newest = self._at
+        key = (folder, ask.__name__, *wanted)
+        status = self.line.status
+        return PACED.read(key, stamp or newest, status, lambda: ask(Path(folder), *wanted))
+
     def summary(self) -> dict[str, Any]:
         """`storage.queries.run_summary`."""
-        return _summary(*self._at)
+        found: dict[str, Any] = self._paced(queries.run_summary)
+        return found
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration."""
@@ -71,15 +123,15 @@ class RunData:
         self, names: tuple[str, ...], x: Axis = "update", *, samples: bool = False
     ) -> pd.DataFrame:
         """Metrics over an axis, at most POINTS a name."""
-        return _series(*self._at, names, x, samples)
+        return _series(*self.picture(samples=samples), names, x, samples)
 
     def array(self, name: str) -> pd.DataFrame:
         """A metric that is an array, over the updates."""
-        return _array(*self._at, name)
+        return _array(*self.picture(), name)
 
     def charted(self) -> list[str]:
         """Metrics that are one number an update and are described, by name."""
-        return _charted(*self._at)
+        return _charted(*self.picture())
 
     def latest(self, prefix: str) -> dict[str, float | None]:
         """Newest values of the metrics whose name begins so."""
@@ -99,7 +151,8 @@ class RunData:
 
     def reward_sources(self) -> pd.DataFrame:
         """One row a source of rewards, see `storage.queries.reward_sources`."""
-        return _reward_sources(*self._at)
+        found: pd.DataFrame = self._paced(queries.reward_sources)
+        return found
 
     def reward_lengths(self) -> pd.DataFrame:
         """Lengths and rewards of the newest answers."""
@@ -107,11 +160,14 @@ class RunData:
 
     def reward_sample(self) -> pd.DataFrame:
         """Scorings over the whole run, see `storage.queries.reward_sample`."""
-        return _reward_sample(*self._at)
+        found: pd.DataFrame = self._paced(queries.reward_sample)
+        return found
 
     def alerts(self) -> list[Alert]:
         """Metrics that left their healthy bands, see `storage.queries.band_alerts`."""
-        return _alerts(*self._at)
+        stamp = f"{self.line.status} {self.line.lineage} {self.line.updates}"
+        found: list[Alert] = self._paced(queries.band_alerts, stamp=stamp)
+        return found
 
     def health(self) -> pd.DataFrame:
         """One row a process, see `storage.queries.process_health`."""
@@ -130,9 +186,11 @@ class RunData:
         return _evaluations(*self._at)
 
     def activity(self, seconds: float | None) -> pd.DataFrame:
-        """What everyone did in the last so many seconds; None: in the whole run."""
-        end = (self.line.started_at or 0.0) + self.line.wall_s
-        return _activity(*self._at, None if seconds is None else end - seconds)
+        """What everyone did in the last so many seconds; None: in the whole run, which is drawn
+        anew when it is longer by a stretch."""
+        stamp = self.picture(samples=True)[1] if seconds is None else ""
+        found: pd.DataFrame = self._paced(_activity, seconds, stamp=stamp)
+        return found
 
     def processes(self) -> pd.DataFrame:
         """One row a process."""
@@ -144,7 +202,8 @@ class RunData:
 
     def dropped(self) -> dict[str, int]:
         """Dropped tokens by reason."""
-        return _dropped(*self._at)
+        found: dict[str, int] = self._paced(queries.dropped_tokens)
+        return found
 
     def dropped_page(self, **wanted: Any) -> DroppedPage:
         """Windows or trajectories that lost tokens, see `storage.queries.dropped_page`."""
@@ -152,7 +211,8 @@ class RunData:
 
     def losses_by_length(self) -> pd.DataFrame:
         """Tokens that were lost, by length of the answer and reason."""
-        return _losses(*self._at)
+        found: pd.DataFrame = self._paced(queries.losses_by_length)
+        return found
 
     def critic(self, first: int, last: int) -> CriticReport | None:
         """What the value model said in these updates; None where no values were recorded. It is not
@@ -174,16 +234,12 @@ class RunData:
         return _trajectory(*self._at, trajectory_id)
 
 
-@st.cache_data(max_entries=16, show_spinner=False)
-def _summary(run_dir: str, stamp: str) -> dict[str, Any]:
-    return queries.run_summary(Path(run_dir))
-
-
 @st.cache_data(max_entries=128, show_spinner=False)
 def _series(
     run_dir: str, stamp: str, names: tuple[str, ...], x: Axis, samples: bool
 ) -> pd.DataFrame:
-    return queries.metric_series(Path(run_dir), names, x, samples=samples, points=POINTS)
+    points = POINTS * LINES // max(LINES, len(names)) if samples else POINTS
+    return queries.metric_series(Path(run_dir), names, x, samples=samples, points=points)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
@@ -209,23 +265,8 @@ def _latest(run_dir: str, stamp: str, prefix: str) -> dict[str, float | None]:
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
-def _reward_sources(run_dir: str, stamp: str) -> pd.DataFrame:
-    return queries.reward_sources(Path(run_dir))
-
-
-@st.cache_data(max_entries=16, show_spinner=False)
 def _reward_lengths(run_dir: str, stamp: str) -> pd.DataFrame:
     return queries.reward_lengths(Path(run_dir), newest=POINTS)
-
-
-@st.cache_data(max_entries=8, show_spinner=False)
-def _reward_sample(run_dir: str, stamp: str) -> pd.DataFrame:
-    return queries.reward_sample(Path(run_dir))
-
-
-@st.cache_data(max_entries=16, show_spinner=False)
-def _alerts(run_dir: str, stamp: str) -> list[Alert]:
-    return queries.band_alerts(Path(run_dir))
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
@@ -243,9 +284,10 @@ def _evaluations(run_dir: str, stamp: str) -> pd.DataFrame:
     return queries.evaluations(Path(run_dir))
 
 
-@st.cache_data(max_entries=16, show_spinner=False)
-def _activity(run_dir: str, stamp: str, since: float | None) -> pd.DataFrame:
-    return queries.activity(Path(run_dir), since=since)
+def _activity(run_dir: Path, seconds: float | None) -> pd.DataFrame:
+    line = queries.run_line(run_dir)
+    end = (line.started_at or 0.0) + line.wall_s
+    return queries.activity(run_dir, since=None if seconds is None else end - seconds)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
@@ -258,19 +300,9 @@ def _events(run_dir: str, limit: int, kind: str | None) -> pd.DataFrame:
     return queries.events(Path(run_dir), limit=limit, kind=kind)
 
 
-@st.cache_data(max_entries=16, show_spinner=False)
-def _dropped(run_dir: str, stamp: str) -> dict[str, int]:
-    return queries.dropped_tokens(Path(run_dir))
-
-
 @st.cache_data(max_entries=64, show_spinner=False)
 def _dropped_page(run_dir: str, stamp: str, wanted: dict[str, Any]) -> DroppedPage:
     return queries.dropped_page(Path(run_dir), **wanted)
-
-
-@st.cache_data(max_entries=16, show_spinner=False)
-def _losses(run_dir: str, stamp: str) -> pd.DataFrame:
-    return queries.losses_by_length(Path(run_dir))
 
 
 @st.cache_data(max_entries=16, show_spinner=False)

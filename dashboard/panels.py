@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard import data
+from dashboard import chart_spec, data
+from dashboard.chart_spec import Spec
 from dashboard.data import RunData
-from dashboard.figures import Chart, array_chart, series_chart
+from dashboard.figures import Chart
+from dashboard.metric_charts import array_of, series_of
 from dashboard.palette import GREY, STATUSES
-from dashboard.words import metric_caption, number, series_words, share
-from headrace.bands import Limits, limits_of
+from dashboard.words import metric_caption, number, share
 from headrace.errors import UserError
-from headrace.metrics import METRICS, info_of
+from headrace.metrics import info_of
 from storage.queries.metrics import Axis
 
 REFRESH_S = 2.0
@@ -111,14 +111,18 @@ def section(title: str) -> None:
     st.html(f'<h2 class="hr-section">{escape(title)}</h2>')
 
 
-def draw(chart: Chart, title: str, words: str) -> None:
+def draw(chart: Chart | Spec, title: str, words: str) -> None:
     """A chart under the name by which who cannot see it hears what it shows."""
-    st.altair_chart(chart.properties(description=f"{title}. {words}"), width="stretch")
+    told = f"{title}. {words}"
+    if isinstance(chart, dict):
+        chart_spec.draw({**chart, "description": told})
+    else:
+        chart_spec.draw(chart.properties(description=told))
 
 
 def card(
     title: str,
-    chart: Chart | None,
+    chart: Chart | Spec | None,
     caption: str,
     *,
     note: str = "",
@@ -148,56 +152,35 @@ def metric_card(
     caption: str | None = None,
 ) -> None:
     """A card of metrics over an axis; the caption comes from the metrics' own table."""
-    frame = run.series(tuple(names), x, samples=samples)
-    known = frame.dropna(subset=["value"])
-    unit = info_of(names[0]).unit
-    chart = None
-    if not known.empty:
-        chart = series_chart(
-            known,
-            x=x,
-            names=names,
-            unit=unit,
-            bounds=bounds,
-            smoothing=smoothing,
-            band=_band(known, names),
-        )
+    found = series_of(
+        run, tuple(names), x, samples=samples, bounds=tuple(bounds), smoothing=smoothing
+    )
     what = "the first sample" if samples else "an update that has it"
     card(
         title,
-        chart,
+        found.spec,
         caption if caption is not None else metric_caption(names),
-        note=newest_text(known, names[0]) if len(names) == 1 else "",
+        note=_newest(run, names[0], found.newest) if len(names) == 1 else "",
         wait=awaited(run, what),
-        words=series_words(known, x, unit),
+        words=found.words,
     )
-
-
-def _band(known: pd.DataFrame, names: Sequence[str]) -> Limits | None:
-    """The healthy band of a chart; none where its metrics have different ones."""
-    values = {name: known[known["name"] == name]["value"] for name in names}
-    found = {limits_of(name, values[name]) for name in names} - {None}
-    return found.pop() if len(found) == 1 else None
 
 
 def array_card(run: RunData, title: str, name: str) -> None:
     """A card of a metric that is an array."""
-    known = run.array(name).dropna(subset=["value"])
-    info = METRICS[name]
-    chart = None if known.empty else array_chart(known, bins=info.bins, unit=info.unit)
     wait = awaited(run, "an update that has it")
-    card(title, chart, metric_caption((name,)), wait=wait)
+    card(title, array_of(run, name), metric_caption((name,)), wait=wait)
 
 
-def newest_text(frame: pd.DataFrame, name: str) -> str:
-    """The last value of a metric with its unit."""
-    values = frame[frame["name"] == name]["value"]
-    if values.empty:
+def _newest(run: RunData, name: str, drawn: float | None) -> str:
+    """The last value of a metric with its unit: of a run that goes on as it is now, for its chart
+    may wait for the next pixel."""
+    value = run.latest("").get(name) if data.is_live(run.line) else None
+    value = drawn if value is None else value
+    if value is None:
         return ""
     unit = info_of(name).unit
-    if unit == "share":
-        return share(float(values.iloc[-1]))
-    return f"{number(float(values.iloc[-1]))} {unit}".strip()
+    return share(value) if unit == "share" else f"{number(value)} {unit}".strip()
 
 
 def status_pill(status: str) -> str:
@@ -214,6 +197,6 @@ def grid(cards: Sequence[Callable[[], None]], columns: int = 2) -> None:
     """Cards in rows of so many."""
     for first in range(0, len(cards), columns):
         row = cards[first : first + columns]
-        for column, draw in zip(st.columns(columns), row, strict=False):
+        for column, fill in zip(st.columns(columns), row, strict=False):
             with column:
-                draw()
+                fill()

@@ -8,6 +8,8 @@ same update may come again: readers ask for a committed (lineage, update) and th
 Each segment's schema says its format and which columns it has.
 """
 
+import itertools
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from storage.segments import (
     SegmentWriter,
     locate_batches,
     read_batch,
+    rows_before,
     segment_format,
     segment_paths,
 )
@@ -81,12 +84,12 @@ class DiagnosticsReader:
     run is of a newer version of this program."""
 
     def __init__(self, folder: Path) -> None:
-        self._places: dict[tuple[int, int], list[BatchPlace]] = {}
+        folder = folder.resolve()
         self._batches: OrderedDict[BatchPlace, _Batch] = OrderedDict()
         self._renamed = {path: _names_in(path) for path in segment_paths(folder)}
-        for place, batch in locate_batches(folder):
-            keys = zip(*(batch.column(c).to_pylist() for c in ("lineage", "update")), strict=True)
-            for key in set(keys):
+        self._places: dict[tuple[int, int], list[BatchPlace]] = {}
+        for place, updates in _located(folder):
+            for key in updates:
                 self._places.setdefault(key, []).append(place)
 
     def read(self, keys: Iterable[WindowKey]) -> dict[WindowKey, TokenDiagnostics]:
@@ -125,6 +128,54 @@ class DiagnosticsReader:
                 self._batches.popitem(last=False)
         self._batches.move_to_end(place)
         return self._batches[place]
+
+
+Located = tuple[BatchPlace, frozenset[tuple[int, int]]]
+"""A batch's place, and of which (lineage, update) it has windows."""
+
+
+class _Index(NamedTuple):
+    """What is in the segments of a folder, each with its size and time when it was read."""
+
+    stamps: dict[Path, tuple[int, int]]
+    found: list[Located]
+
+
+_INDEXES: OrderedDict[Path, _Index] = OrderedDict()
+_INDEXED_FOLDERS = 8
+_INDEXING = threading.Lock()
+
+
+def _located(folder: Path) -> list[Located]:
+    """All batches of a folder in order. Segments that are as they were when they were last read are
+    not read again: whoever reads a batch checks it anyway."""
+    with _INDEXING:
+        known = _INDEXES.pop(folder, _Index({}, []))
+        paths = segment_paths(folder)
+        stamps = {path: _stamp(path) for path in paths}
+        same = list(itertools.takewhile(lambda p: known.stamps.get(p) == stamps[p], paths))
+        found = [located for located in known.found if located[0].path in same]
+        if len(same) < len(paths):
+            first = max(0, rows_before(paths[len(same)])) if same else 0
+            found += [
+                (place, _updates_in(batch))
+                for place, batch in locate_batches(folder, first)
+                if place.path not in same
+            ]
+        _INDEXES[folder] = _Index(stamps, found)
+        if len(_INDEXES) > _INDEXED_FOLDERS:
+            _INDEXES.popitem(last=False)
+        return found
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+def _updates_in(batch: pa.RecordBatch) -> frozenset[tuple[int, int]]:
+    columns = (batch.column(name).to_pylist() for name in ("lineage", "update"))
+    return frozenset(zip(*columns, strict=True))
 
 
 class _Batch(NamedTuple):

@@ -46,6 +46,14 @@ class Frame(NamedTuple):
     digest: str
 
 
+class Start(NamedTuple):
+    """Where a frame that is not a file's first one begins, and how many rows of the file stand
+    before it."""
+
+    position: int
+    rows: int
+
+
 # -- writing ---------------------------------------------------------------------------------------
 
 
@@ -78,8 +86,9 @@ class Walk:
         digest: of the last frame seen.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, start: Start | None = None) -> None:
+        """`start`: the first frame to see, where others before it are not to be looked at."""
+        self.path, self._start = path, start
         self.first_row, self.end, self.rows, self.digest = -1, 0, 0, ""
 
     def __iter__(self) -> Iterator[Frame]:
@@ -88,8 +97,11 @@ class Walk:
                 reader = pa.ipc.open_stream(source)
                 metadata = reader.schema.metadata or {}
                 self.first_row = int(metadata[FIRST_ROW])
-                self.end = source.tell()
-                start = 0
+                self.end, start = source.tell(), 0
+                if self._start is not None:
+                    start = self.end = self._start.position
+                    self.rows = self._start.rows
+                    source.seek(start)
                 while True:
                     batch, extra = reader.read_next_batch_with_custom_metadata()
                     position, end = self.end, source.tell()

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from headrace.protocol.records import ChunkArrived
 from headrace.protocol.streams import Float32, Int32, Piece, Streams
 from storage.journal import decode
+from storage.marks import Marks
 from storage.segments import read_batches
 
 
@@ -44,14 +45,15 @@ class Wanted(NamedTuple):
 
 
 def read_responses(
-    journal: Path, wanted: Wanted, first_offset: int = 0
+    journal: Path, wanted: Wanted, first_offset: int = 0, marks: Marks | None = None
 ) -> Iterator[tuple[int, Response]]:
-    """(trajectory_id, response) of each wanted trajectory; no chunk is before `first_offset`."""
+    """(trajectory_id, response) of each wanted trajectory; no chunk is before `first_offset`.
+    `marks`: as for `storage.segments.read_batches`."""
     if len(wanted.ids) == 0:
         return
     final = int(wanted.last_offsets.max())
     parts: dict[int, list[ChunkArrived]] = {}
-    for batch in read_batches(journal, first_offset):
+    for batch in read_batches(journal, first_offset, marks):
         chosen = chunks_of(batch, wanted)
         last_offsets = last_offsets_of(chosen, wanted).tolist()
         for (offset, chunk), last in zip(decode(chosen), last_offsets, strict=True):

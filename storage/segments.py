@@ -29,12 +29,14 @@ from storage.frames import (
     DamagedError,
     Ending,
     Frame,
+    Start,
     Walk,
     damage,
     read_frame,
     stamped,
     stamps,
 )
+from storage.marks import Marks
 
 __all__ = ["DamagedError", "SegmentWriter"]
 log = logging.getLogger(__name__)
@@ -143,11 +145,14 @@ def digest_at(folder: Path, rows: int) -> str | None:
     return None
 
 
-def read_batches(folder: Path, first_row: int = 0) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    folder: Path, first_row: int = 0, marks: Marks | None = None
+) -> Iterator[pa.RecordBatch]:
     """Batches in writing order, from the one that holds `first_row` on; safe while another process
     appends (a batch that is not whole yet ends the iteration). DamagedError at the first byte that
-    is not as it was written, before anything behind it is given out."""
-    for frame in read_frames(folder, first_row):
+    is not as it was written, before anything behind it is given out. `marks`: with them what stands
+    long before `first_row` is not looked at again."""
+    for frame in read_frames(folder, first_row, marks):
         yield frame.batch
 
 
@@ -162,7 +167,7 @@ def read_batch(place: BatchPlace) -> pa.RecordBatch:
     return read_frame(*place).batch
 
 
-def read_frames(folder: Path, first_row: int = 0) -> Iterator[Frame]:
+def read_frames(folder: Path, first_row: int = 0, marks: Marks | None = None) -> Iterator[Frame]:
     """`read_batches` with all that is known of each."""
     paths = segment_paths(folder)
     starts = [rows_before(path) for path in paths]
@@ -182,10 +187,14 @@ def read_frames(folder: Path, first_row: int = 0) -> Iterator[Frame]:
             raise damage(
                 path, 0, f"it begins with record {starts[index]:,}, and {following:,} is next"
             )
-        row = max(row, starts[index])
-        for frame in _frames_of(
-            path, is_last=is_last, until=None if is_last else starts[index + 1]
-        ):
+        start = None
+        if marks is not None and row < 0 <= starts[index]:
+            start = marks.before(path, first_row - starts[index])
+        row = max(row, starts[index] + (start.rows if start else 0))
+        until = None if is_last else starts[index + 1]
+        for frame in _frames_of(path, is_last=is_last, until=until, start=start):
+            if marks is not None:
+                marks.see(frame, row - starts[index])
             if frame.digest and digest is not None and frame.after != digest:
                 raise damage(path, frame.position, "it does not follow what stands before it")
             digest = frame.digest
@@ -194,12 +203,14 @@ def read_frames(folder: Path, first_row: int = 0) -> Iterator[Frame]:
                 yield frame
 
 
-def _frames_of(path: Path, *, is_last: bool, until: int | None) -> Iterator[Frame]:
+def _frames_of(
+    path: Path, *, is_last: bool, until: int | None, start: Start | None = None
+) -> Iterator[Frame]:
     """The frames of a segment; the one after it begins with row `until`. A damaged seal behind the
     last of them is no harm."""
     end = 0
     while True:
-        walk = Walk(path)
+        walk = Walk(path, start)
         yield from (frame for frame in walk if frame.position >= end)
         if not is_last:
             if walk.first_row + walk.rows != until:

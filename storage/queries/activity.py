@@ -36,6 +36,8 @@ IDLE = ("held", "waiting")
 _PHASES = {"starting": "starting", "evaluating": "evaluation", "training": "training"}
 _LEAST_STRETCH_S = 2.0
 """Generators report about once a second."""
+_ROWS = 50_000
+"""Read at a time."""
 LEARNER = "learner"
 
 
@@ -229,7 +231,7 @@ def _loads(reader: RunReader, edges: Seconds) -> dict[str, Seconds]:
 def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
     """The share of each stretch's training time in which generators had nothing to do. What they
     report is a share of all training so far; of two samples the difference counts."""
-    samples = reader.rows(
+    query = (
         select(Metric.wall_time, Metric.value)
         .where(
             Metric.run == reader.key,
@@ -239,9 +241,11 @@ def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
         )
         .order_by(Metric.offset)
     )
-    if not samples:
+    # There is about one a second: as objects those of days would fill the memory.
+    blocks = [np.array([tuple(row) for row in rows]) for rows in reader.stream(query, _ROWS)]
+    if not blocks:
         return np.zeros(len(edges) - 1)
-    at, share = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
+    at, share = np.concatenate(blocks).astype(float).T
     phases = _phases(reader, Span(float(at[0]), float(at[-1])))
     begins = [piece.start for piece in phases["starting"]]
     trained = _clock(phases["training"], at)

@@ -5,9 +5,12 @@ written down in the windows table, and nothing else is asked.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 from sqlalchemy import ColumnElement, and_, func, or_, select
 
 from storage.reader import RunReader, open_run
@@ -16,6 +19,9 @@ from storage.tables import Trajectory, Window
 if TYPE_CHECKING:
     import pandas as pd
 
+Ints = npt.NDArray[np.int64]
+_ROWS = 50_000
+"""Read at a time."""
 _COLUMNS = ["trajectory_id", "window", "start", "end", "update", "reason", "tokens", "at"]
 
 
@@ -72,39 +78,62 @@ def losses_by_length(run_dir: Path, parts: int = 10) -> "pd.DataFrame":
     import pandas as pd
 
     reader = open_run(run_dir)
-    lost: dict[int, Counter[str]] = {}
-    whole = select(Window.trajectory_id, Window.reason, Window.tokens)
-    for trajectory_id, reason, tokens in reader.rows(
-        whole.where(Window.run == reader.key, is_dropped())
-    ):
-        lost.setdefault(trajectory_id, Counter())[reason] += tokens
-    some = select(Window.trajectory_id, Window.masked)
-    for trajectory_id, masked in reader.rows(some.where(Window.run == reader.key, is_masked())):
-        for reason, _, _, tokens in masked:
-            lost.setdefault(trajectory_id, Counter())[reason] += tokens
-    ended = reader.rows(
+    ids, sampled = _ended(reader)
+    lost = _lost(reader, ids)
+    warmup = lost.get("value_warmup", np.zeros(len(ids), np.int64))
+    kept = np.flatnonzero(warmup < sampled)
+    kept = kept[np.lexsort((ids[kept], sampled[kept]))]
+    lost = {reason: tokens[kept] for reason, tokens in sorted(lost.items()) if tokens[kept].any()}
+    rows = []
+    for part in range(parts):
+        mine = slice(len(kept) * part // parts, len(kept) * (part + 1) // parts)
+        if lengths := sampled[kept][mine].tolist():
+            rows.append((lengths[-1], sum(lengths), *(int(t[mine].sum()) for t in lost.values())))
+    return pd.DataFrame(rows, columns=["longest", "tokens", *lost])
+
+
+def _ended(reader: RunReader) -> tuple[Ints, Ints]:
+    """Ids of the training answers that ended, rising, and how many tokens of each were sampled."""
+    query = (
         select(Trajectory.trajectory_id, Trajectory.sampled)
         .where(
             Trajectory.run == reader.key,
             Trajectory.purpose == "train",
             Trajectory.status.in_(["finished", "truncated"]),
         )
-        .order_by(Trajectory.sampled, Trajectory.trajectory_id)
+        .order_by(Trajectory.trajectory_id)
     )
-    kept = [
-        (sampled, found)
-        for trajectory_id, sampled in ended
-        if (found := lost.get(trajectory_id, Counter())).get("value_warmup", 0) < sampled
-    ]
-    reasons = sorted({reason for _, found in kept for reason in found})
-    rows = []
-    for part in range(parts):
-        mine = kept[len(kept) * part // parts : len(kept) * (part + 1) // parts]
-        if mine:
-            together = sum((found for _, found in mine), Counter[str]())
-            tokens = sum(sampled for sampled, _ in mine)
-            rows.append((mine[-1][0], tokens, *(together[reason] for reason in reasons)))
-    return pd.DataFrame(rows, columns=["longest", "tokens", *reasons])
+    # A long run has millions: as objects they would fill the memory.
+    blocks = [np.array([tuple(row) for row in rows]) for rows in reader.stream(query, _ROWS)]
+    ids, sampled = np.concatenate([np.zeros((0, 2), np.int64), *blocks]).T
+    return ids, sampled
+
+
+def _lost(reader: RunReader, ids: Ints) -> dict[str, Ints]:
+    """By reason how many tokens each of the answers lost."""
+    whole = select(Window.trajectory_id, Window.reason, Window.tokens).where(
+        Window.run == reader.key, is_dropped()
+    )
+    some = select(Window.trajectory_id, Window.masked).where(Window.run == reader.key, is_masked())
+    found: dict[str, Ints] = {}
+
+    def lose(reason: str, whose: Sequence[int], tokens: Sequence[int]) -> None:
+        counts = found.setdefault(reason, np.zeros(len(ids), np.int64))
+        if len(ids):
+            places = np.searchsorted(ids, whose).clip(max=len(ids) - 1)
+            known = ids[places] == np.array(whose)
+            np.add.at(counts, places[known], np.array(tokens)[known])
+
+    for rows in reader.stream(whole, _ROWS):
+        for reason in {row.reason for row in rows}:
+            mine = [row for row in rows if row.reason == reason]
+            lose(reason, [row.trajectory_id for row in mine], [row.tokens for row in mine])
+    for rows in reader.stream(some, _ROWS):
+        parts = [(row.trajectory_id, *run) for row in rows for run in row.masked]
+        for reason in {reason for _, reason, *_ in parts}:
+            runs = [(whose, tokens) for whose, why, _, _, tokens in parts if why == reason]
+            lose(reason, [whose for whose, _ in runs], [tokens for _, tokens in runs])
+    return found
 
 
 def is_dropped() -> ColumnElement[bool]:

@@ -37,7 +37,8 @@ class RunLine:
     """One run in a list of runs. Accuracies are held-out; None: not evaluated; `accuracy` is the
     newest. `kind` is training, evaluation (of a model that nobody trains: its accuracy is that
     before), or reward model, whose updates are optimizer steps. `detail`: why it ended, or why it
-    cannot be read. `notes`: what people noted on it."""
+    cannot be read. `lineage`: how often training went back to a checkpoint. `notes`: what people
+    noted on it."""
 
     run_id: str
     run_dir: Path
@@ -56,6 +57,7 @@ class RunLine:
     mode: str = ""
     seed: int | None = None
     accuracy: float | None = None
+    lineage: int = 0
     notes: RunNotes = field(default_factory=RunNotes)
 
 
@@ -259,6 +261,7 @@ def _line(reader: RunReader) -> RunLine:
         mode=str(config.get("schedule", {}).get("mode", "")),
         seed=config.get("seed"),
         accuracy=known[-1] if known else None,
+        lineage=state.lineage,
         notes=read_notes(reader.run_dir),
     )
 

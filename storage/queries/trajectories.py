@@ -1,20 +1,24 @@
 """Trajectories: a page of rows, and one in every detail."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import BindParameter, ColumnElement, bindparam, func, or_, select
 
 from headrace.errors import UserError
 from headrace.protocol.streams import Int32
 from storage.diagnostics import DiagnosticsReader
-from storage.filters import Condition, check_columns, parse, to_sql
-from storage.reader import open_run
+from storage.filters import Condition, Filter, check_columns, columns_of, parse, to_arrow, to_sql
+from storage.marks import Marks
+from storage.queries import trajectory_index
+from storage.reader import RunReader, open_run
 from storage.responses import EMPTY, Wanted, read_responses
-from storage.tables import Group, Prompt, Trajectory, Window
+from storage.tables import AnySelect, Group, Prompt, Trajectory, Window
 from storage.texts import text_decoder
 from storage.tokens import TokenTable, token_table
 from storage.trajectory_rows import COLUMNS, joined
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _LARGEST_ID = 2**63 - 1
+_MARKS = Marks()
 _MANY = 500
 """From so many values on a list is written into the query, which has room for few parameters."""
 
@@ -75,12 +80,18 @@ def trajectory_page(
     tokens of the trajectory were trained."""
     reader = open_run(run_dir)
     check_columns(Condition(sort, "=", None), COLUMNS)
-    conditions = _conditions(where, filters or {}, search)
-    if update is not None:
-        trained = select(Window.trajectory_id).where(
-            Window.run == reader.key, Window.update == update, Window.state == "trained"
+    tree = parse(where) if where else None
+    asked = {sort, *(filters or {}), *(columns_of(tree) if tree else ())} - {"purpose"}
+    if (filters or {}).get("purpose") == "train" and asked <= trajectory_index.COLUMNS:
+        others = {name: value for name, value in (filters or {}).items() if name != "purpose"}
+        wanted = _expressions(reader, tree, others, search, update)
+        ids, total = trajectory_index.matching(
+            reader, wanted, sort=sort, descending=descending, limit=limit, offset=offset
         )
-        conditions.append(Trajectory.trajectory_id.in_(trained))
+        return TrajectoryPage(rows=_rows_of(reader, ids), total=total)
+    conditions = _conditions(tree, filters or {}, search)
+    if update is not None:
+        conditions.append(Trajectory.trajectory_id.in_(_trained_at(reader, update)))
     order = COLUMNS[sort].desc() if descending else COLUMNS[sort].asc()
     query = (
         joined(select(*(c.label(name) for name, c in COLUMNS.items())), reader.key)
@@ -91,6 +102,51 @@ def trajectory_page(
     )
     count = joined(select(func.count()), reader.key).where(*conditions)
     return TrajectoryPage(rows=reader.frame(query), total=reader.rows(count)[0][0])
+
+
+def _expressions(
+    reader: RunReader,
+    tree: Filter | None,
+    filters: Mapping[str, Any],
+    search: str | None,
+    update: int | None,
+) -> list[pc.Expression]:
+    """What is asked for, as conditions on the trajectories in memory."""
+    found = [] if tree is None else [to_arrow(tree, trajectory_index.SCHEMA)]
+    for name, value in filters.items():
+        every = list(value) if isinstance(value, list | tuple | set) else [value]
+        kind = trajectory_index.SCHEMA.field(name).type
+        found.append(pc.field(name).isin(pa.array(every, kind)))
+    if search:
+        groups = (
+            select(Group.group_id)
+            .join(Prompt, (Prompt.run == Group.run) & (Prompt.prompt_id == Group.prompt_id))
+            .where(Group.run == reader.key, _says(search))
+        )
+        found.append(trajectory_index.is_of((key for (key,) in reader.rows(groups)), "group_id"))
+    if update is not None:
+        rows = reader.rows(_trained_at(reader, update))
+        found.append(trajectory_index.is_of(key for (key,) in rows))
+    return found
+
+
+def _rows_of(reader: RunReader, ids: Sequence[int]) -> "pd.DataFrame":
+    """The rows of these trajectories, in this order."""
+    query = joined(select(*(c.label(name) for name, c in COLUMNS.items())), reader.key)
+    every: BindParameter[Any] = bindparam(
+        None, list(ids), expanding=True, literal_execute=len(ids) > _MANY
+    )
+    rows = reader.frame(query.where(Trajectory.trajectory_id.in_(every)))
+    places = {key: place for place, key in enumerate(ids)}
+    order = rows["trajectory_id"].map(places).argsort()
+    return rows.iloc[order].reset_index(drop=True)
+
+
+def _trained_at(reader: RunReader, update: int) -> AnySelect:
+    """Ids of the trajectories with tokens that an update trained."""
+    return select(Window.trajectory_id).where(
+        Window.run == reader.key, Window.update == update, Window.state == "trained"
+    )
 
 
 def search_responses(
@@ -135,7 +191,8 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
     response = EMPTY
     if row.last_offset is not None:
         wanted = Wanted(np.array([trajectory_id]), np.array([row.last_offset]))
-        response = next(read_responses(reader.journal, wanted, row.first_offset))[1]
+        found_tokens = read_responses(reader.journal, wanted, row.first_offset, _MARKS)
+        response = next(found_tokens)[1]
     mine = [c for c in Window.__table__.columns if c.name != "run"]
     window_query = (
         select(*mine)
@@ -163,9 +220,9 @@ def trajectory_detail(run_dir: Path, trajectory_id: int) -> TrajectoryDetail:
 
 
 def _conditions(
-    where: str | None, filters: Mapping[str, Any], search: str | None
+    tree: Filter | None, filters: Mapping[str, Any], search: str | None
 ) -> list[ColumnElement[bool]]:
-    conditions = [to_sql(parse(where), COLUMNS)] if where else []
+    conditions = [to_sql(tree, COLUMNS)] if tree else []
     for name, value in filters.items():
         check_columns(Condition(name, "=", None), COLUMNS)
         if isinstance(value, list | tuple | set):
@@ -177,6 +234,11 @@ def _conditions(
         else:
             conditions.append(COLUMNS[name] == value)
     if search:
-        places = (Prompt.text, Prompt.answer, Group.prompt_id)
-        conditions.append(or_(*(c.contains(search, autoescape=True) for c in places)))
+        conditions.append(_says(search))
     return conditions
+
+
+def _says(text: str) -> ColumnElement[bool]:
+    """Prompt, answer or the prompt's id contain a text."""
+    places = (Prompt.text, Prompt.answer, Group.prompt_id)
+    return or_(*(place.contains(text, autoescape=True) for place in places))

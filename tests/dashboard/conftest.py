@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import streamlit as st
 
+from dashboard import data
 from tests.dashboard.scripted_run import write_run
 
 
@@ -18,7 +18,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _fresh_caches() -> None:
-    st.cache_data.clear()
+    data.forget()
 
 
 @pytest.fixture(autouse=True)

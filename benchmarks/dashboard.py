@@ -1,0 +1,174 @@
+"""Claim: the dashboard of a large run is as quick as that of a small one.
+
+Makes a run of so many metric rows and trajectories by the writers of storage (once: it is kept in
+`.cache/dashboard` or --root, and one that is half made goes on), and one a tenth as large to
+compare it with. Then serves both with `headrace dashboard` and opens every page in Chromium. Out:
+with --json, as the last line, one JSON object: `first_paint_s` (until all charts and tables on the
+screen are drawn; both ends have seen the page before), `whole_s` (until those below the screen are,
+too), `cpu_s` (the server's, for that), `filter_s` (from a
+filter's change on Trajectories to its rows), `memory_mb` (the server's, resident, at most),
+`bytes_per_paint` (over the websocket), `bytes_per_refresh` and `refresh_cpu_s` (of a run that goes
+on while the page is open). These are of the worst page; `pages` and `filters` have each.
+"""
+
+import argparse
+import contextlib
+import json
+import sqlite3
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page
+
+from benchmarks.dashboard_living import Living
+from benchmarks.dashboard_pages import Served, first_paints, painted, refreshes, served, timed
+from benchmarks.dashboard_run import BATCH, Size, make_run
+from benchmarks.machine_state import Watch
+from benchmarks.rows import RESULTS, Rows
+from headrace.errors import UserError
+from headrace.install import ROOT
+from storage.database import SQLITE_NAME
+from tests.dashboard.chromium import open_chromium
+from tests.services import find_chromium
+
+NAME, OTHER = "large", "other"
+RUN_PAGES = (
+    *("overview", "learning", "critic", "rewards", "pipeline", "trajectories", "dropped"),
+    *("health", "query"),
+)
+PAGES = (*RUN_PAGES, "runs", "compare")
+WORST = (
+    *("first_paint_s", "whole_s", "cpu_s", "bytes_per_paint", "bytes_per_refresh"),
+    "refresh_cpu_s",
+)
+
+
+def path_of(page: str) -> str:
+    """A page's address for the large run, and for both where runs are compared."""
+    if page == "overview":
+        return f"?run={NAME}"
+    return f"{page}?run={NAME}" + (f"&runs={NAME}&runs={OTHER}" if page == "compare" else "")
+
+
+def filters(browser: Browser, server: Served, updates: int, times: int) -> dict[str, Any]:
+    """By filter of the page Trajectories: seconds to its rows, and to the whole page with the
+    trajectory below them, medians. No filter is asked for twice, so that nothing is known of it."""
+    found: dict[str, list[tuple[float, float]]] = {}
+
+    def number(page: Page, label: str, value: float) -> tuple[float, float]:
+        box = page.get_by_label(label, exact=True).first
+        box.fill(f"{value:g}")
+        return timed(page, lambda: box.press("Enter"))
+
+    def choice(page: Page, label: str, option: str) -> tuple[float, float]:
+        page.get_by_label(label, exact=False).first.click()
+        wanted = page.get_by_role("option", name=option, exact=True)
+        wanted.wait_for()
+        return timed(page, wanted.click)
+
+    for turn in range(times):
+        with painted(browser, server, path_of("trajectories")) as (page, _, _):
+            reward = number(page, "Reward from", 0.3 + 0.1 * turn / times)
+            length = number(page, "Length from", 60 + 5 * turn)
+            status = choice(page, "Status", ("truncated", "failed", "truncated")[turn % 3])
+            sort = choice(page, "Sort by", ("worst", "oldest", "best")[turn % 3])
+        with painted(browser, server, path_of("trajectories")) as (page, _, _):
+            update = number(page, "Trained at update", max(1, updates // (turn + 2)))
+        took = {"reward": reward, "length": length, "status": status, "sort": sort}
+        for name, seconds in (took | {"update": update}).items():
+            found.setdefault(name, []).append(seconds)
+    return {
+        name: {"rows_s": _median([r for r, _ in took]), "whole_s": _median([w for _, w in took])}
+        for name, took in found.items()
+    }
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return round(statistics.median(seconds), 3)
+
+
+def rows_of(run_dir: Path) -> dict[str, int]:
+    """How large the run is, as its tables have it."""
+    path = f"file:{run_dir / SQLITE_NAME}?mode=ro"
+    with contextlib.closing(sqlite3.connect(path, uri=True, timeout=60)) as database:
+        return {
+            f"{name}": int(database.execute(f"select count(*) from {table}").fetchone()[0])
+            for name, table in (("metric_rows", "metrics"), ("trajectories", "trajectories"))
+        }
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    size = Size(options.metric_rows, options.trajectories)
+    root = options.root / f"{size.metric_rows}-{size.trajectories}"
+    other = Size(size.metric_rows // 10, max(4 * BATCH, size.trajectories // 10))
+    make_run(root, OTHER, other)
+    run_dir = make_run(root, NAME, size)
+    counts = rows_of(run_dir)
+    print(f"{counts['metric_rows']:,} metric rows, {counts['trajectories']:,} trajectories")
+    pages: dict[str, Any] = {}
+    chosen = options.pages or list(PAGES)
+    with Watch() as watch, open_chromium() as browser, served(root) as server:
+        by_path = first_paints(browser, server, [path_of(page) for page in chosen], options.times)
+        pages = {page: by_path[path_of(page)] for page in chosen}
+        by_filter = {}
+        if "trajectories" in chosen:
+            by_filter = filters(browser, server, size.updates, options.times)
+            print(f"filters        {by_filter}", flush=True)
+        memory = server.memory_mb()
+        if options.live_s:
+            with Living(run_dir, size):
+                for page in chosen:
+                    live = refreshes(browser, server, path_of(page), options.live_s)
+                    print(f"{page:<14} {live}", flush=True)
+                    pages[page] |= live
+                    memory = max(memory, server.memory_mb())
+    worst = {
+        name: max(page[name] for page in pages.values() if name in page)
+        for name in WORST
+        if any(name in page for page in pages.values())
+    }
+    return {
+        **worst,
+        "filter_s": max((found["rows_s"] for found in by_filter.values()), default=None),
+        "memory_mb": round(memory, 1),
+        **counts,
+        "filters": by_filter,
+        "pages": pages,
+        **{name: seen for name, seen in watch.state({}).as_row().items() if name not in WORST},
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench dashboard",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--metric-rows", type=int, default=10_000_000)
+    parser.add_argument("--trajectories", type=int, default=1_000_000)
+    parser.add_argument("--root", type=Path, default=ROOT / ".cache" / "dashboard")
+    parser.add_argument("--pages", nargs="+", choices=PAGES, help="these alone")
+    parser.add_argument("--times", type=int, default=3, help="warm paints of each page")
+    parser.add_argument("--live-s", type=float, default=10.0, help="of each page; 0: not at all")
+    parser.add_argument("--rows", type=Path, default=RESULTS / "dashboard.jsonl")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    options = parser.parse_args(argv)
+    if find_chromium() is None:
+        raise UserError("no Chromium on this machine: install the package chromium")
+    options.root.mkdir(parents=True, exist_ok=True)
+    # Made before the measurement, so that it knows the commit that is measured.
+    rows, at = Rows(options.rows), round(time.time())
+    row = rows.add(f"dashboard/{at}", {"name": "dashboard", **measure(options)})
+    if options.json:
+        print(json.dumps(row))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,233 @@
+"""The dashboard's pages in a real browser: how long each takes, what it costs, what it sends.
+
+In: the address of a dashboard that is served, its process, a browser. Out: figures by page. A page
+is there when the server's script has come to its end and every chart and table on the screen is
+drawn; when those below are, it is whole. Bytes are those of the websocket's messages, as the
+browser gets them.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from playwright.sync_api import Browser, Page, WebSocket
+
+from headrace.errors import RunFailedError
+from headrace.hardware import free_port
+from headrace.processes.launch import role_environment
+
+HOST = "127.0.0.1"
+PATIENCE_S = 300.0
+SETTLE_S = 0.4
+"""What still comes after a page is there: the browser's word back, and the server's last work."""
+IS_THERE = """whole => {
+    if (document.querySelector('[data-testid="stException"]')) return true;
+    const app = document.querySelector('[data-testid="stApp"]');
+    if (!app || app.getAttribute('data-test-script-state') !== 'notRunning') return false;
+    if (!document.querySelector('[data-testid="stMain"] h1')) return false;
+    const isSeen = part => part.offsetHeight > 0 && !part.closest('details:not([open])')
+        && (whole || part.getBoundingClientRect().top < window.innerHeight);
+    const seen = kind => [...document.querySelectorAll(`[data-testid="${kind}"]`)].filter(isSeen);
+    const drawn = (kind, inside) => seen(kind).every(part => part.querySelector(inside));
+    return seen('stSkeleton').length === 0
+        && drawn('stVegaLiteChart', 'canvas, svg') && drawn('stDataFrame', 'canvas');
+}"""
+"""Whether the server's script has ended and all charts and tables on the screen are drawn; `whole`:
+those of the rest of the page, too."""
+WATCH = """() => {
+    const app = document.querySelector('[data-testid="stApp"]');
+    for (const table of document.querySelectorAll('[data-testid="stDataFrame"]'))
+        table.dataset.known = 'yes';
+    window.ranThrough = false;
+    let began = false;
+    const watcher = new MutationObserver(() => {
+        if (app.getAttribute('data-test-script-state') !== 'notRunning') began = true;
+        else if (began) { window.ranThrough = true; watcher.disconnect(); }
+    });
+    watcher.observe(app, {attributes: true});
+}"""
+"""Marks the tables of the page, and sets `ranThrough` once the server's script has run from now
+on."""
+HAS_ROWS = """() => {
+    const table = document.querySelector('[data-testid="stDataFrame"]');
+    return table && table.dataset.known !== 'yes' && table.querySelector('canvas');
+}"""
+"""Whether the first table is another one, and drawn."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A dashboard: its address and its server."""
+
+    address: str
+    process: psutil.Process
+
+    def cpu_s(self) -> float:
+        """Processor seconds that the server has used."""
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+    def memory_mb(self) -> float:
+        """Resident memory of the server, in millions of bytes."""
+        return self.process.memory_info().rss / 1e6
+
+
+@contextlib.contextmanager
+def served(root: Path) -> Iterator[Served]:
+    """`headrace dashboard ROOT`, until the block ends."""
+    port = free_port(HOST)
+    command = [sys.executable, "-m", "headrace", "dashboard", str(root), "--port", str(port)]
+    environment = {**os.environ, **role_environment(threads=1)}
+    log = root / "dashboard.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+    try:
+        address, began = f"http://{HOST}:{port}", time.monotonic()
+        while not _answers(f"{address}/_stcore/health"):
+            if process.poll() is not None or time.monotonic() - began > PATIENCE_S:
+                raise RunFailedError(f"the dashboard did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        yield Served(address, psutil.Process(process.pid))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+@dataclass
+class Traffic:
+    """What came over a page's websockets."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def watch(self, page: Page) -> None:
+        """Count from now on."""
+        page.on("websocket", self._socket)
+
+    def _socket(self, socket: WebSocket) -> None:
+        def came(payload: str | bytes) -> None:
+            self.sizes.append(len(payload))
+
+        socket.on("framereceived", came)
+
+    def total(self) -> int:
+        """Bytes so far."""
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Paint:
+    """One way to a page: seconds until it was there, and until it was whole, the server's processor
+    seconds, bytes."""
+
+    seconds: float
+    whole_s: float
+    cpu_s: float
+    sent: int
+
+
+@contextlib.contextmanager
+def painted(browser: Any, server: Served, path: str) -> Iterator[tuple[Page, Paint, Traffic]]:
+    """A new page at the address, once it is there. `browser`: or a context of it, with its cache
+    of what the pages are made of."""
+    page, traffic = browser.new_page(), Traffic()
+    page.set_default_timeout(1000 * PATIENCE_S)
+    traffic.watch(page)
+    try:
+        used, began = server.cpu_s(), time.perf_counter()
+        page.goto(f"{server.address}/{path}", wait_until="commit")
+        page.wait_for_function(IS_THERE, arg=False, polling="raf")
+        seconds = time.perf_counter() - began
+        page.wait_for_function(IS_THERE, arg=True, polling="raf")
+        whole = time.perf_counter() - began
+        page.wait_for_timeout(1000 * SETTLE_S)
+        _check(page, path)
+        yield page, Paint(seconds, whole, server.cpu_s() - used, traffic.total()), traffic
+    finally:
+        page.close()
+
+
+def _check(page: Page, path: str) -> None:
+    """A page that shows an error is none whose time means anything."""
+    troubles = page.get_by_test_id("stException")
+    if troubles.count():
+        raise RunFailedError(f"page {path}: {troubles.first.inner_text()[:500]}")
+
+
+def first_paints(browser: Browser, server: Served, paths: list[str], times: int) -> dict[str, Any]:
+    """Figures by path. Each page is opened once before it counts, so that both ends are warm; that
+    visit is `cold_s`. Of the others, the medians."""
+    found: dict[str, Any] = {}
+    context = browser.new_context(viewport={"width": 1440, "height": 1200})
+    try:
+        for path in paths:
+            with painted(context, server, path) as (_, cold, _):
+                pass
+            warm = []
+            for _ in range(times):
+                with painted(context, server, path) as (_, paint, _):
+                    warm.append(paint)
+            found[path] = {
+                "first_paint_s": round(_middle([paint.seconds for paint in warm]), 3),
+                "whole_s": round(_middle([paint.whole_s for paint in warm]), 3),
+                "cpu_s": round(_middle([paint.cpu_s for paint in warm]), 3),
+                "bytes_per_paint": round(_middle([paint.sent for paint in warm])),
+                "cold_s": round(cold.seconds, 3),
+                "cold_cpu_s": round(cold.cpu_s, 3),
+                "memory_mb": round(server.memory_mb(), 1),
+            }
+            print(f"{path.partition('?')[0] or 'overview':<14} {found[path]}", flush=True)
+    finally:
+        context.close()
+    return found
+
+
+def refreshes(browser: Browser, server: Served, path: str, seconds: float) -> dict[str, Any]:
+    """Of a page of a run that goes on: bytes and the server's processor seconds for each refresh,
+    of as many refreshes as come in so many seconds."""
+    with painted(browser, server, path) as (page, _, traffic):
+        page.wait_for_timeout(1000)
+        used, sent, runs = server.cpu_s(), traffic.total(), len(traffic.sizes)
+        began = time.perf_counter()
+        page.wait_for_timeout(1000 * seconds)
+        count = max(1.0, (time.perf_counter() - began) / 2.0)
+        return {
+            "bytes_per_refresh": round((traffic.total() - sent) / count),
+            "messages_per_refresh": round((len(traffic.sizes) - runs) / count, 1),
+            "refresh_cpu_s": round((server.cpu_s() - used) / count, 3),
+        }
+
+
+def timed(page: Page, act: Callable[[], None]) -> tuple[float, float]:
+    """Seconds from an act of the user's to other rows in the first table, and to all of the page
+    that follows from it."""
+    page.evaluate(WATCH)
+    began = time.perf_counter()
+    act()
+    page.wait_for_function(HAS_ROWS, polling="raf")
+    rows_s = time.perf_counter() - began
+    page.wait_for_function("() => window.ranThrough", polling="raf")
+    page.wait_for_function(IS_THERE, arg=False, polling="raf")
+    return rows_s, time.perf_counter() - began
+
+
+def _middle(values: list[float]) -> float:
+    """The median."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

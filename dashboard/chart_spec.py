@@ -1,0 +1,106 @@
+"""Charts as the browser gets them: few bytes, and nothing that has to be made again.
+
+In: an Altair chart. Out: its Vega-Lite specification with the tables it draws as Arrow, which can
+be kept and drawn again. Numbers are of single precision where that is finer than any screen, texts
+that repeat are written once, and columns that the chart does not read are left out.
+"""
+
+import json
+import re
+import threading
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import streamlit as st
+
+from dashboard.figures import Chart
+
+Spec = dict[str, Any]
+SINGLE = 1000.0
+"""A number up to so many times as large as the range of its column is kept in single precision:
+what is lost then is less than a tenth of a thousandth of the range."""
+_WHOLE = 2**24
+"""Whole numbers up to here are the same in single precision."""
+# Altair's transformers and themes are the process's, and pages are drawn by several threads.
+_LOCK = threading.Lock()
+_COLLECTOR = "headrace_tables"
+
+
+def spec_of(chart: Chart) -> Spec:
+    """The specification of a chart; `datasets` has its tables by name."""
+    tables: dict[str, pd.DataFrame] = {}
+
+    def collect(frame: Any, /) -> dict[str, str]:
+        for name, known in tables.items():
+            if known is frame:
+                return {"name": name}
+        tables[name := f"rows{len(tables)}"] = frame
+        return {"name": name}
+
+    with _LOCK:
+        alt.data_transformers.register(_COLLECTOR, collect)
+        with alt.data_transformers.enable(_COLLECTOR), alt.theme.enable("none"):
+            spec: Spec = chart.to_dict(validate=False)
+    text = json.dumps(spec)
+    spec["datasets"] = {name: compact(frame, text) for name, frame in tables.items()}
+    return spec
+
+
+def draw(chart: Chart | Spec) -> None:
+    """Draw a chart, or one that was kept."""
+    spec = chart if isinstance(chart, dict) else spec_of(chart)
+    # What draws it takes the tables out of the specification that it is given.
+    st.vega_lite_chart({**spec, "datasets": dict(spec["datasets"])}, width="stretch")
+
+
+def compact(frame: pd.DataFrame, read_by: str = "") -> pa.Table:
+    """A frame in few bytes. `read_by`: a specification as JSON; columns that it does not name are
+    left out."""
+    names = [name for name in map(str, frame.columns) if not read_by or _reads(read_by, name)]
+    return pa.table({name: _column(frame[name]) for name in names})
+
+
+def _reads(spec: str, name: str) -> bool:
+    """Whether a specification reads a column: as a field, or of a datum."""
+    plain = re.escape(name)
+    ways = (
+        rf'"field": "{plain}"',
+        rf'"fields": \[[^\]]*"{plain}"',
+        rf"datum\.{plain}\b",
+        rf"datum\[.{plain}.\]",
+    )
+    return any(re.search(way, spec) for way in ways)
+
+
+def _column(values: "pd.Series[Any]") -> pa.Array:
+    if pd.api.types.is_bool_dtype(values):
+        return pa.array(values)
+    if pd.api.types.is_integer_dtype(values):
+        small = not len(values) or bool(values.abs().max() < 2**31)
+        return pa.array(values, pa.int32() if small else pa.int64())
+    if pd.api.types.is_float_dtype(values):
+        numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        kind = pa.float32() if _is_coarse(numbers) else pa.float64()
+        return pa.array(numbers, from_pandas=True).cast(kind, safe=False)
+    found = pa.array(values, from_pandas=True)
+    if isinstance(found, pa.ChunkedArray):  # of a frame that holds its texts as Arrow
+        found = found.combine_chunks()
+    if not (pa.types.is_string(found.type) or pa.types.is_large_string(found.type)):
+        return found
+    coded = found.cast(pa.string()).dictionary_encode()
+    few = len(coded.dictionary) < 2**7
+    return coded.cast(pa.dictionary(pa.int8() if few else pa.int32(), pa.string()))
+
+
+def _is_coarse(numbers: Any) -> bool:
+    """Whether single precision is enough."""
+    known = numbers[np.isfinite(numbers)]
+    if not len(known):
+        return True
+    largest = float(np.abs(known).max())
+    if largest < _WHOLE and bool((known == np.floor(known)).all()):
+        return True
+    return largest <= SINGLE * float(known.max() - known.min()) and largest < 1e30

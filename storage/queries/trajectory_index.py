@@ -1,0 +1,160 @@
+"""Training trajectories by what pages filter and sort them by, in memory.
+
+In: a run that is open, and conditions. Out: which trajectories match, how many, in an order. A
+table of a million rows takes SQL seconds to count or to sort; a few columns of them take a few
+hundredths of a second. What was read once is kept while the run writes nothing. Of a run that goes
+on, rows are read again from the oldest one on that may still change: one that has not ended, or
+waits for its reward. Bounded: the columns of a few runs, about 40 bytes a trajectory.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import select
+
+from storage.reader import RunReader
+from storage.tables import Projection, Trajectory
+
+SCHEMA = pa.schema(
+    [
+        pa.field("trajectory_id", pa.int64()),
+        pa.field("group_id", pa.int64()),
+        pa.field("status", pa.string()),
+        pa.field("length", pa.int64()),
+        pa.field("reward", pa.float64()),
+    ]
+)
+COLUMNS = frozenset(SCHEMA.names)
+"""What can be asked for."""
+MOST_RUNS = 4
+_ROWS = 50_000
+"""Read at a time."""
+_CHUNKS = 32
+"""Pieces of the table, one for each time that it was read on."""
+_OPEN = ("issued", "running")
+_WAITING = ("finished", "truncated")
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass
+class _Known:
+    """What is known of a run: its rows up to record `offset`, in order of their ids; from `settled`
+    on they may change."""
+
+    rows: pa.Table = field(default_factory=SCHEMA.empty_table)
+    offset: int = -1
+    settled: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+_KNOWN: OrderedDict[tuple[str, int], _Known] = OrderedDict()
+_ALL = threading.Lock()
+
+
+def matching(
+    reader: RunReader,
+    conditions: Iterable[pc.Expression],
+    *,
+    sort: str,
+    descending: bool,
+    limit: int,
+    offset: int,
+) -> tuple[list[int], int]:
+    """(ids of some of the training trajectories that meet all conditions, how many do), sorted by a
+    column and then by id, those without a value last."""
+    found = _rows(reader)
+    for condition in conditions:
+        found = found.filter(condition)
+    first, end = offset, min(offset + limit, found.num_rows)
+    if first >= end:
+        return [], found.num_rows
+    ids = found.column("trajectory_id")
+    if sort == "trajectory_id":
+        places: Any = np.arange(first, end)
+        places = found.num_rows - 1 - places if descending else places
+    else:
+        places = _ordered(found.column(sort), end, descending=descending)[first:end]
+    return ids.take(pa.array(places)).to_pylist(), found.num_rows
+
+
+def is_of(ids: Iterable[int], column: str = "trajectory_id") -> pc.Expression:
+    """The condition that a column has one of these numbers."""
+    return pc.field(column).isin(pa.array(list(ids), pa.int64()))
+
+
+def _ordered(column: pa.ChunkedArray, most: int, *, descending: bool) -> Ids:
+    """Places of the `most` first values; of equal ones the first. Only those that can be among them
+    are sorted."""
+    known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    values = column.drop_null().to_numpy(zero_copy_only=False)
+    keys = -values if descending else values
+    chosen = np.arange(len(keys))
+    if most < len(keys):
+        chosen = np.flatnonzero(keys <= np.partition(keys, most - 1)[most - 1])
+    order = chosen[np.argsort(keys[chosen], kind="stable")]
+    if most <= len(known):
+        return known[order]
+    missing = np.setdiff1d(np.arange(len(column)), known, assume_unique=True)
+    return np.concatenate([known[order], missing])
+
+
+def _rows(reader: RunReader) -> pa.Table:
+    """All training trajectories of a run, as they are now."""
+    key = (str(reader.run_dir.resolve()), reader.key)
+    with _ALL:
+        known = _KNOWN.setdefault(key, _Known())
+        _KNOWN.move_to_end(key)
+        if len(_KNOWN) > MOST_RUNS:
+            _KNOWN.popitem(last=False)
+    with known.lock:
+        (offset,) = reader.rows(select(Projection.next_offset).where(Projection.run == reader.key))[
+            0
+        ]
+        if offset < known.offset:  # the run was cut: nothing of it is certain
+            known.rows, known.settled = SCHEMA.empty_table(), 0
+        if offset != known.offset:
+            _read_on(reader, known)
+            known.offset = offset
+        return known.rows
+
+
+def _read_on(reader: RunReader, known: _Known) -> None:
+    """Read all rows again that may have changed."""
+    ids = known.rows.column("trajectory_id").to_numpy()
+    kept = int(np.searchsorted(ids, known.settled))
+    t = Trajectory
+    query = (
+        select(t.trajectory_id, t.group_id, t.status, t.length, t.reward, t.reward_status)
+        .where(t.run == reader.key, t.purpose == "train", t.trajectory_id >= known.settled)
+        .order_by(t.trajectory_id)
+    )
+    tables = [known.rows.slice(0, kept)]
+    first_open: int | None = None
+    newest = int(ids[kept - 1]) if kept else -1
+    for rows in reader.stream(query, _ROWS):
+        columns: Sequence[Any] = list(zip(*rows, strict=True))
+        arrays = [
+            pa.array(values, kind.type) for values, kind in zip(columns, SCHEMA, strict=False)
+        ]
+        tables.append(pa.Table.from_arrays(arrays, schema=SCHEMA))
+        newest = columns[0][-1]
+        if first_open is None:
+            first_open = next(
+                (
+                    key
+                    for key, status, scored in zip(columns[0], columns[2], columns[5], strict=True)
+                    if status in _OPEN or (status in _WAITING and scored is None)
+                ),
+                None,
+            )
+    known.rows = pa.concat_tables(tables)
+    if len(tables) > 2 or known.rows.column(0).num_chunks > _CHUNKS:
+        known.rows = known.rows.combine_chunks()
+    known.settled = newest + 1 if first_open is None else first_open

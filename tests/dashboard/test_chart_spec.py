@@ -1,0 +1,69 @@
+"""Charts as the browser gets them: the same numbers in fewer bytes."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from dashboard.chart_spec import compact, spec_of
+from dashboard.figures import array_chart, series_chart
+
+
+def frame(points: int, *names: str) -> pd.DataFrame:
+    rows = [(float(x), name, 0.1 * x) for x in range(points) for name in names]
+    return pd.DataFrame(rows, columns=["x", "name", "value"])
+
+
+def test_a_chart_keeps_what_it_draws_and_nothing_else() -> None:
+    spec = spec_of(series_chart(frame(50, "reward/mean").assign(mean=1.0)))
+    tables = spec["datasets"]
+    named = {layer["data"]["name"] for layer in spec["layer"] if "data" in layer}
+    assert named | {spec.get("data", {}).get("name")} >= set(tables)
+    (lines,) = [table for table in tables.values() if "value" in table.column_names]
+    assert lines.column("x").to_pylist() == list(range(50))
+    assert lines.column("value").to_pylist() == pytest.approx([0.1 * x for x in range(50)])
+    assert "mean" not in lines.column_names, "nothing is smoothed"
+
+
+def test_a_line_of_many_points_is_few_bytes() -> None:
+    spec = spec_of(series_chart(frame(400, "reward/mean")))
+    assert sum(table.nbytes for table in spec["datasets"].values()) < 400 * 24
+
+
+def test_texts_are_written_once() -> None:
+    rows = [(update, "of the first tenth", 0.5) for update in range(100)]
+    tiles = pd.DataFrame(rows, columns=["update", "bin", "value"])
+    spec = spec_of(array_chart(tiles, bins=["of the first tenth"]))
+    (table,) = spec["datasets"].values()
+    assert pa.types.is_dictionary(table.column("bin").type)
+    assert table.column("bin").to_pylist() == list(tiles["bin"])
+    held = compact(tiles.astype({"bin": "string[pyarrow]"}))
+    assert held.column("bin").to_pylist() == list(tiles["bin"])
+    assert compact(pd.DataFrame({"bin": [None, "a"]})).column("bin").to_pylist() == [None, "a"]
+    assert compact(pd.DataFrame({"bin": []}, dtype=object)).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([0.25, 0.5, np.nan], pa.float32()),
+        ([1.0, 2.0**24 - 1], pa.float32()),
+        ([1_767_268_800.25, 1_767_268_801.5], pa.float64()),
+        ([2.0**24 + 1, 2.0**24 + 3], pa.float64()),
+        ([7.1, 7.1], pa.float64()),
+        ([], pa.float32()),
+    ],
+)
+def test_numbers_are_as_fine_as_their_range_needs(values: list[float], kind: pa.DataType) -> None:
+    column = compact(pd.DataFrame({"v": np.array(values)})).column("v")
+    assert column.type == kind
+    known = [value for value in values if np.isfinite(value)]
+    span = max(known, default=1.0) - min(known, default=0.0)
+    assert column.drop_null().to_pylist() == pytest.approx(known, abs=1e-4 * span + 1e-12)
+    assert column.null_count == len(values) - len(known)
+
+
+def test_whole_numbers_and_truths_stay_what_they_are() -> None:
+    found = compact(pd.DataFrame({"n": [1, 2**31], "few": [1, -2], "is": [True, False]}))
+    assert found.to_pydict() == {"n": [1, 2**31], "few": [1, -2], "is": [True, False]}
+    assert found.schema.field("few").type == pa.int32()

@@ -1,0 +1,95 @@
+"""Trajectories that are searched in memory are those that SQL finds, in the same order."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from storage import queries
+from storage.queries import trajectory_index
+from tests.dashboard.scripted_run import write_run
+
+SORTS = ("trajectory_id", "length", "reward", "group_id", "status")
+WHERE = (
+    None, "reward > 0.5", "reward <= 0.5 and length >= 12", "reward = null",
+    "not (length < 20 or status = 'finished')", "status contains 'run'",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs"), updates=5, roll_back_after=3, end=False)
+
+
+def both(run_dir: Path, filters: dict[str, Any], **wanted: Any) -> None:
+    """The same of memory and of SQL, which a list of purposes is left to."""
+    found = queries.trajectory_page(run_dir, filters={"purpose": "train", **filters}, **wanted)
+    told = queries.trajectory_page(run_dir, filters={"purpose": ["train"], **filters}, **wanted)
+    assert found.total == told.total
+    assert found.rows["trajectory_id"].tolist() == told.rows["trajectory_id"].tolist()
+    assert found.rows.astype(str).equals(told.rows.astype(str))
+
+
+@pytest.mark.parametrize("sort", [sort for sort in SORTS if sort != "status"])
+@pytest.mark.parametrize("descending", [True, False])
+def test_every_order_is_that_of_sql(run_dir: Path, sort: str, descending: bool) -> None:
+    for where in WHERE:
+        for limit, offset in ((0, 0), (7, 0), (7, 5), (1000, 0), (5, 10_000)):
+            both(
+                run_dir, {}, where=where, sort=sort, descending=descending, limit=limit,
+                offset=offset,
+            )  # fmt: skip
+
+
+def test_conditions_of_every_kind(run_dir: Path) -> None:
+    both(run_dir, {"status": ["finished", "truncated"]})
+    both(run_dir, {"status": "running"})
+    both(run_dir, {"trajectory_id": [3, 1, 5, 10**6]}, sort="length")
+    both(run_dir, {"trajectory_id": []})
+    both(run_dir, {"group_id": 2}, sort="trajectory_id", descending=False)
+    both(run_dir, {}, search="chain-0000")
+    both(run_dir, {}, search="nobody says this")
+    both(run_dir, {}, update=2)
+    both(run_dir, {}, update=10**6)
+
+
+def test_random_conditions(run_dir: Path) -> None:
+    random = Random(3)
+    for _ in range(40):
+        filters = (
+            {} if random.random() < 0.5 else {"status": random.sample(["finished", "running"], 1)}
+        )
+        both(
+            run_dir, filters, where=random.choice(WHERE), sort=random.choice(SORTS[:3]),
+            descending=random.random() < 0.5, limit=random.randint(0, 30),
+            offset=random.randint(0, 20),
+        )  # fmt: skip
+
+
+def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
+    """What had not ended is read again; the run's end is known at once."""
+    from benchmarks.dashboard_run import Ledger, Made, Size
+    from storage.run_store import RunStore
+    from tests.dashboard.scripted_run import make_config
+
+    run_dir, size = tmp_path / "run", Size(100, 400)
+    store = RunStore.create(run_dir, "run", make_config(tmp_path))
+    made = Made(size, Ledger({}))
+    records = [record for number in range(1, 4) for record in made.update(number)]
+    random, at = Random(1), 0
+    while at < len(records):
+        end = min(len(records), at + random.randint(20, 120))
+        store.append(records[at:end])
+        both(run_dir, {}, where="reward > 0.3", sort="reward", limit=500)
+        both(run_dir, {"status": ["issued", "running"]}, limit=500)
+        both(run_dir, {"status": "finished"}, sort="length", limit=500)
+        at = end
+    store.close()
+
+
+def test_few_runs_are_kept(tmp_path: Path) -> None:
+    for number in range(trajectory_index.MOST_RUNS + 2):
+        run = write_run(tmp_path / str(number), updates=2, roll_back_after=None)
+        both(run, {})
+    assert len(trajectory_index._KNOWN) == trajectory_index.MOST_RUNS
