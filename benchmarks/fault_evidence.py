@@ -29,6 +29,7 @@ KINDS: dict[Kind, str] = {
     "slow_disk": "slow disk",
     "cut_network": "network cut",
     "slow_network": "network slow",
+    "reset": "connections reset",
 }
 FUZZED = {
     "codec": (
