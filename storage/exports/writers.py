@@ -74,8 +74,10 @@ class _ParquetWriter:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         # Numbers of single tokens hardly repeat: looking for repetitions only takes time.
         repeating = [_path(field) for field in schema if _innermost(field.type) != pa.float32()]
+        # By least and largest value readers skip row groups: of numbers, where these are in order.
+        numbers = [field.name for field in schema if _is_ordered(field.type)]
         self._writer = pa.parquet.ParquetWriter(
-            path, schema, compression="zstd", use_dictionary=repeating
+            path, schema, compression="zstd", use_dictionary=repeating, write_statistics=numbers
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -88,6 +90,10 @@ class _ParquetWriter:
 def _path(field: pa.Field) -> str:
     """What Parquet calls the column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or kind == pa.float64())
 
 
 def _innermost(kind: pa.DataType) -> pa.DataType:

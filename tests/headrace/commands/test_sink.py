@@ -231,7 +231,6 @@ def test_trackio_stores_what_it_was_told(
     whole = news(run_dir, Position())
     assert len(rows) == len(whole)
     assert [row["step"] for row in rows] == [n.update for n in whole]
-    assert [
-        {name: row[name] for name in n.metrics} for row, n in zip(rows, whole, strict=True)
-    ] == [n.metrics for n in whole]
+    for row, item in zip(rows, whole, strict=True):
+        assert {name: row[name] for name in item.metrics} == item.metrics
     assert SQLiteStorage.get_system_logs("scripted", "run-1") == []
