@@ -34,7 +34,7 @@ from benchmarks.crossings import interval_text
 from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
 from benchmarks.plots import STYLE, accuracy_over_seconds, against, curves, save
 from benchmarks.race import Race
-from benchmarks.race_settings import ARMS, SETTINGS
+from benchmarks.race_settings import ARMS, PAIR, SETTINGS
 from benchmarks.rows import Rows, read_rows
 from benchmarks.study import Column, Row, Study, cells, lines_of, rows_of, table, text
 from benchmarks.study_plots import PLOTS as STUDY_PLOTS
@@ -130,6 +130,8 @@ def race_table(name: str) -> str:
         )
     if result["ratio"] is not None:
         lines += ["", ratio_line(result)]
+    if missing := _missing(result, setting.seeds):
+        lines += ["", missing]
     lines += [
         "",
         "| arm | wall seconds of a run | CPU seconds of it, by role | idle generator, learner "
@@ -145,6 +147,17 @@ def race_table(name: str) -> str:
             f"{idle['learner']:.2f} | {arm['staleness']:.2f} | {stale} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _missing(result: Mapping[str, Any], seeds: Sequence[int]) -> str:
+    """What an unfinished race has not run yet of the two arms of the ratio; empty where it has."""
+    found = {mode: result.get("arms", {}).get(mode, {}).get("seeds", 0) for mode in PAIR}
+    if min(found.values()) >= len(seeds):
+        return ""
+    parts = " and ".join(
+        f"{count} of {len(seeds)} seeds of {mode}" for mode, count in found.items()
+    )
+    return f"**The race is under way:** {parts} have been run. Nothing is claimed yet."
 
 
 def untuned_race_table(result: Mapping[str, Any]) -> str:

@@ -19,6 +19,8 @@ from benchmarks.study import spread, text
 Row = dict[str, Any]
 EASY = "copy"
 """The task of rows that name none: they are older than the sums."""
+FIRST_GATE = 0.08
+"""Of `offset`: that of rows that name none."""
 HACKING_FIGURES = {
     "truth": "truth",
     "gap": "proxy less truth",
@@ -88,7 +90,10 @@ def _over_updates(figure: str) -> Callable[[Row], Points]:
 
 
 def _part(row: Row) -> str:
-    return row["part"] + (f", {_task(row)}" if row["part"] == "offset" else "")
+    if row["part"] != "offset":
+        return str(row["part"])
+    gate = row.get("gate", FIRST_GATE)
+    return f"offset, {_task(row)}, gate {gate}"
 
 
 def _values(rows: Sequence[Row]) -> dict[str, list[float]]:

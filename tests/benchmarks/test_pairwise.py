@@ -36,18 +36,19 @@ def test_a_little_of_each_part(part: str, tmp_path: Path, monkeypatch: Any) -> N
     }.items():  # fmt: skip
         monkeypatch.setattr(pairwise, name, value)
     monkeypatch.setattr(hacking_task, "STEPS", 4)
-    monkeypatch.setattr(difficulty, "chosen", lambda path: 4)
+    monkeypatch.setattr(difficulty, "chosen", lambda kind, path: 4)
     path = tmp_path / "rows.jsonl"
     assert pairwise.main(["--part", part, "--seeds", "1", "--rows", str(path)]) in (0, 1)
     (row,) = Rows(path).rows.values()
-    assert (row["part"], row["seed"]) == (part, 0)
+    first = pairwise.FIRST_OFFSET_SEED if part == "offset" else 0
+    assert (row["part"], row["seed"]) == (part, first)
     if part == "anchors":
         rewards = list(row["reward"].values())
         assert rewards == sorted(rewards, reverse=True)
     else:
         assert len(row["arms"]) == 2
     if part == "offset":
-        assert (row["task"], row["steps"]) == ("sums", 4)
+        assert (row["task"], row["steps"], row["gate"]) == ("sums", 4, pairwise.TRUTH_HIGHER)
     assert isinstance(row["passed"], bool)
 
 

@@ -55,8 +55,8 @@ def pairwise_rows() -> list[dict[str, Any]]:
 def test_pairwise_has_a_line_for_each_figure() -> None:
     _, _, *lines = reward_evidence.pairwise_table(pairwise_rows()).split("\n")[:-1]
     assert lines == [
-        "| offset, sums | score: after | 0.550 (0.500 to 0.600) | 2 | 2 of 2 |",
-        "| offset, sums | anchor: after | 0.700 | 2 | 2 of 2 |",
+        "| offset, sums, gate 0.08 | score: after | 0.550 (0.500 to 0.600) | 2 | 2 of 2 |",
+        "| offset, sums, gate 0.08 | anchor: after | 0.700 | 2 | 2 of 2 |",
         "| anchors | against: best of 2 | 0.400 | 2 | 1 of 2 |",
         "| anchors | against: right | 0.300 | 2 | 1 of 2 |",
     ]
