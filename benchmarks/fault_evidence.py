@@ -45,7 +45,7 @@ FUZZED = {
     "config": (
         "recipes and overrides",
         "UserError of one line, or a configuration that JSON gives back",
-        "keys with line ends, paths too long to be one",
+        "keys with line ends, paths too long to be one, numbers of thousands of digits",
     ),
     "filter": (
         "filters",
