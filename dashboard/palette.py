@@ -93,8 +93,8 @@ STYLE = f"""<style>
 .stMain button[kind^="primary"], [data-testid="stMultiSelect"] :has(> button[aria-label^="Remove"])
   {{background-color:{STRONG} !important;border-color:{STRONG};color:#FFFFFF}}
 [data-testid="stVegaLiteChart"] svg text {{fill:currentColor;fill-opacity:.8}}
-.hr-alerts {{display:grid;gap:.5rem;margin:.2rem 0;padding:0;list-style:none}}
-.hr-alerts li {{border-left:3px solid {ORANGE};padding-left:.7rem;margin:0}}
+ul.hr-alerts {{display:grid;gap:.5rem;margin:.2rem 0 !important;padding:0 !important;list-style:none}}
+ul.hr-alerts li {{border-left:3px solid {ORANGE};padding:0 0 0 .7rem !important;margin:0 !important}}
 .hr-alerts a {{color:inherit;font-weight:600}}
 .hr-alerts li.past {{border-color:{GREY}}}
 .hr-stack {{font-size:.8rem;white-space:pre;overflow-x:auto;max-height:22rem}}
@@ -110,7 +110,7 @@ STYLE = f"""<style>
   transition:none !important}}
 [data-testid="stStatusWidget"]:has([data-testid^="stStatusWidgetRunning"]) {{visibility:hidden}}
 a:focus-visible, button:focus-visible, summary:focus-visible, [role="tab"]:focus-visible
-  {{outline:2px solid {BLUE};outline-offset:2px}}
+  {{outline:2px solid {BLUE} !important;outline-offset:2px}}
 .st-key-fold {{display:none}}
 @media (max-width:640px) {{
   .st-key-fold {{display:block}}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,7 +64,7 @@ def _answer(runs: Runs) -> str:
 
 
 def _compared(runs: Runs) -> str:
-    return f"compare?runs={runs.run}&runs={runs.other}&axis=train_time&seeds=false"
+    return f"compare?runs={runs.run}&runs={runs.other}&axis=training+time&seeds=false"
 
 
 def _to_answer(page: Page) -> None:
@@ -75,20 +76,20 @@ def _to_answer(page: Page) -> None:
     page.keyboard.press("Home")
     for key in ["PageDown"] * min(1, marks.count()) + ["ArrowLeft"]:
         page.keyboard.press(key)
-    heading = page.get_by_role("heading", name="Trajectory", exact=False).last
+    heading = page.get_by_role("heading", name=re.compile("^Trajectory "))
     heading.evaluate("node => node.scrollIntoView({block: 'start'})")
     page.locator(".stMain").evaluate("node => node.scrollBy(0, -90)")
 
 
 SHOTS = (
-    Shot("overview", _page(""), 1010),
+    Shot("overview", _page(""), 1200),
     Shot("learning", _page("learning"), 1010),
     Shot("critic", _page("critic"), 1320),
     Shot("rewards", _page("rewards"), 1010),
     Shot("pipeline", _page("pipeline"), 1010),
     Shot("token", _answer, 1010, _to_answer),
     Shot("compare", _compared, 1320),
-    Shot("runs", lambda _: "runs", 620),
+    Shot("runs", lambda _: "runs", 560),
     Shot("health", _page("health"), 1010),
     Shot("phone", _answer, 844, _to_answer, phone=True),
 )
@@ -113,9 +114,13 @@ def taken(browser: Browser, url: str, runs: Runs, shot: Shot, scheme: Scheme) ->
 
 
 def small(picture: bytes) -> bytes:
-    """The same picture with few colours."""
+    """The same picture with few colours: those that most of it has, as they are."""
     plain = Image.open(io.BytesIO(picture)).convert("RGB")
-    few = plain.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    counted = plain.getcolors(plain.width * plain.height) or []
+    most = sorted(counted, key=lambda each: each[0], reverse=True)[:COLOURS]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([channel for _, colour in most for channel in colour])  # type: ignore[union-attr]
+    few = plain.quantize(palette=palette, dither=Image.Dither.NONE)
     written = io.BytesIO()
     few.save(written, "PNG", optimize=True)
     return written.getvalue()

@@ -90,7 +90,9 @@ def test_a_page_is_named_legible_and_fits_a_phone(page: Page, address: str, titl
     names = [name for name, _ in found["charts"]]
     for name, heading in found["charts"]:
         assert heading
-        assert name.startswith(heading), "a chart is called as the card that it is in, and says more"
+        assert name.startswith(heading), (
+            "a chart is called as the card that it is in, and says more"
+        )
         assert len(name) > len(heading) + 20
     assert len(set(names)) == len(names)
     assert all(found["grids"]), "a table has a name"
