@@ -1,8 +1,8 @@
 """Colours and the style sheet of all pages.
 
 Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that stand side by side
-are told apart with any of the common colour deficiencies (a test computes both). They are for marks;
-text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is told by colour
+are told apart with any of the common colour deficiencies (a test computes both). They are for
+marks; text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is told by colour
 alone: a word or a position says it too. Nothing greys out while a page refreshes: what is drawn
 stays until the new is there.
 """
@@ -93,8 +93,10 @@ STYLE = f"""<style>
 .stMain button[kind^="primary"], [data-testid="stMultiSelect"] :has(> button[aria-label^="Remove"])
   {{background-color:{STRONG} !important;border-color:{STRONG};color:#FFFFFF}}
 [data-testid="stVegaLiteChart"] svg text {{fill:currentColor;fill-opacity:.8}}
-ul.hr-alerts {{display:grid;gap:.5rem;margin:.2rem 0 !important;padding:0 !important;list-style:none}}
-ul.hr-alerts li {{border-left:3px solid {ORANGE};padding:0 0 0 .7rem !important;margin:0 !important}}
+ul.hr-alerts {{display:grid;gap:.5rem;list-style:none;margin:.2rem 0 !important;
+  padding:0 !important}}
+ul.hr-alerts li {{border-left:3px solid {ORANGE};margin:0 !important;
+  padding:0 0 0 .7rem !important}}
 .hr-alerts a {{color:inherit;font-weight:600}}
 .hr-alerts li.past {{border-color:{GREY}}}
 .hr-stack {{font-size:.8rem;white-space:pre;overflow-x:auto;max-height:22rem}}

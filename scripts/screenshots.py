@@ -5,7 +5,8 @@
 
 In: folder names of a run that has ended and of one to compare it with. Out: NAME-light.png and
 NAME-dark.png in docs/images/dashboard for each of `SHOTS`, always the same names and sizes. A
-picture has at most COLOURS colours, which makes it a third as large and is not seen: pages have few.
+picture has at most COLOURS colours, which makes it a third as large and is hardly seen: pages have
+few.
 """
 
 from __future__ import annotations
