@@ -2,9 +2,9 @@
 
 Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that stand side by side
 are told apart with any of the common colour deficiencies (a test computes both). They are for
-marks; text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is told by colour
-alone: a word or a position says it too. Nothing greys out while a page refreshes: what is drawn
-stays until the new is there.
+marks; text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is told by
+colour alone: a word or a position says it too. Nothing greys out while a page refreshes: what is
+drawn stays until the new is there.
 """
 
 LIGHT_BACKGROUND = "#FFFFFF"
