@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Locator, Page
 
 from headrace.errors import UserError
 from storage import queries
@@ -30,7 +30,7 @@ from tests.services import find_chromium
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images" / "dashboard"
-COLOURS = 200
+COLOURS = 256
 SETTLE_MS = 700
 """For what moves when it appears."""
 Scheme = Literal["light", "dark"]
@@ -68,17 +68,25 @@ def _compared(runs: Runs) -> str:
     return f"compare?runs={runs.run}&runs={runs.other}&axis=training+time&seeds=false"
 
 
-def _to_answer(page: Page) -> None:
-    """Scroll to the answer and choose the token before its second window."""
+def _to_tokens(page: Page) -> None:
+    """Choose the token before the answer's second window, and go where its tokens are."""
     tokens = page.locator(".hr-tokens").first
     tokens.wait_for()
-    marks = tokens.locator(".border")
     tokens.focus()
     page.keyboard.press("Home")
-    for key in ["PageDown"] * min(1, marks.count()) + ["ArrowLeft"]:
-        page.keyboard.press(key)
-    heading = page.get_by_role("heading", name=re.compile("^Trajectory "))
-    heading.evaluate("node => node.scrollIntoView({block: 'start'})")
+    page.keyboard.press("PageDown")
+    page.keyboard.press("ArrowLeft")
+    _go_to(page, tokens)
+
+
+def _to_answer(page: Page) -> None:
+    """The same, and go to where the answer's card begins."""
+    _to_tokens(page)
+    _go_to(page, page.get_by_role("heading", name=re.compile("^Trajectory ")))
+
+
+def _go_to(page: Page, part: Locator) -> None:
+    part.evaluate("node => node.scrollIntoView({block: 'start'})")
     page.locator(".stMain").evaluate("node => node.scrollBy(0, -90)")
 
 
@@ -92,7 +100,7 @@ SHOTS = (
     Shot("compare", _compared, 1320),
     Shot("runs", lambda _: "runs", 560),
     Shot("health", _page("health"), 1010),
-    Shot("phone", _answer, 844, _to_answer, phone=True),
+    Shot("phone", _answer, 844, _to_tokens, phone=True),
 )
 
 
@@ -115,13 +123,9 @@ def taken(browser: Browser, url: str, runs: Runs, shot: Shot, scheme: Scheme) ->
 
 
 def small(picture: bytes) -> bytes:
-    """The same picture with few colours: those that most of it has, as they are."""
+    """The same picture with few colours."""
     plain = Image.open(io.BytesIO(picture)).convert("RGB")
-    counted = plain.getcolors(plain.width * plain.height) or []
-    most = sorted(counted, key=lambda each: each[0], reverse=True)[:COLOURS]
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([channel for _, colour in most for channel in colour])  # type: ignore[union-attr]
-    few = plain.quantize(palette=palette, dither=Image.Dither.NONE)
+    few = plain.quantize(COLOURS, Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE)
     written = io.BytesIO()
     few.save(written, "PNG", optimize=True)
     return written.getvalue()

@@ -78,7 +78,7 @@ def _facts(detail: TrajectoryDetail) -> None:
     source = f"by {row['reward_source']}" if row["reward_source"] not in (None, "default") else None
     inserted = f"{count(row['inserted'])} of them inserted" if row["inserted"] else None
     plain: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off", "width": "content"}
-    with st.container(horizontal=True, gap="large"):
+    with st.container(horizontal=True, gap="medium"):
         st.metric("Reward", reward, source, **plain)
         st.metric("Tokens", count(row["length"]), inserted, **plain)
         st.metric("Status", row["status"], **plain)
