@@ -91,7 +91,7 @@ STYLE = f"""<style>
 .hr-warns {{font-weight:700;border-left:3px solid {ORANGE};padding-left:.35em}}
 [data-testid="stCaptionContainer"] code {{color:inherit}}
 .stMain button[kind^="primary"], [data-testid="stMultiSelect"] :has(> button[aria-label^="Remove"])
-  {{background-color:{STRONG} !important;border-color:{STRONG};color:#FFFFFF}}
+  {{background-color:{STRONG} !important;border-color:{STRONG};color:white}}
 [data-testid="stVegaLiteChart"] svg text {{fill:currentColor;fill-opacity:.8}}
 ul.hr-alerts {{display:grid;gap:.5rem;list-style:none;margin:.2rem 0 !important;
   padding:0 !important}}
