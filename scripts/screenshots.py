@@ -138,7 +138,8 @@ def worth_showing(run_dir: Path) -> int:
     ).rows
     if rows.empty:
         raise UserError(f"{run_dir} has no finished answer that earned anything")
-    return int(rows.loc[rows["length"].idxmax(), "trajectory_id"])
+    longest = rows.sort_values("length", ascending=False, kind="stable")
+    return int(longest["trajectory_id"].iloc[0])
 
 
 @contextmanager
