@@ -1,10 +1,10 @@
 """Colours and the style sheet of all pages.
 
 Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that stand side by side
-are told apart with any of the common colour deficiencies (a test computes both). They are for marks;
-text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is told by colour
-alone: a word or a position says it too. Nothing greys out while a page refreshes: what is drawn
-stays until the new is there.
+are told apart with any of the common colour deficiencies (a test computes both). They are for
+marks; text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is told by
+colour alone: a word or a position says it too. Nothing greys out while a page refreshes: what is
+drawn stays until the new is there.
 """
 
 LIGHT_BACKGROUND = "#FFFFFF"
@@ -91,10 +91,12 @@ STYLE = f"""<style>
 .hr-warns {{font-weight:700;border-left:3px solid {ORANGE};padding-left:.35em}}
 [data-testid="stCaptionContainer"] code {{color:inherit}}
 .stMain button[kind^="primary"], [data-testid="stMultiSelect"] :has(> button[aria-label^="Remove"])
-  {{background-color:{STRONG} !important;border-color:{STRONG};color:#FFFFFF}}
+  {{background-color:{STRONG} !important;border-color:{STRONG};color:white}}
 [data-testid="stVegaLiteChart"] svg text {{fill:currentColor;fill-opacity:.8}}
-.hr-alerts {{display:grid;gap:.5rem;margin:.2rem 0;padding:0;list-style:none}}
-.hr-alerts li {{border-left:3px solid {ORANGE};padding-left:.7rem;margin:0}}
+ul.hr-alerts {{display:grid;gap:.5rem;list-style:none;margin:.2rem 0 !important;
+  padding:0 !important}}
+ul.hr-alerts li {{border-left:3px solid {ORANGE};margin:0 !important;
+  padding:0 0 0 .7rem !important}}
 .hr-alerts a {{color:inherit;font-weight:600}}
 .hr-alerts li.past {{border-color:{GREY}}}
 .hr-stack {{font-size:.8rem;white-space:pre;overflow-x:auto;max-height:22rem}}
@@ -110,7 +112,7 @@ STYLE = f"""<style>
   transition:none !important}}
 [data-testid="stStatusWidget"]:has([data-testid^="stStatusWidgetRunning"]) {{visibility:hidden}}
 a:focus-visible, button:focus-visible, summary:focus-visible, [role="tab"]:focus-visible
-  {{outline:2px solid {BLUE};outline-offset:2px}}
+  {{outline:2px solid {BLUE} !important;outline-offset:2px}}
 .st-key-fold {{display:none}}
 @media (max-width:640px) {{
   .st-key-fold {{display:block}}

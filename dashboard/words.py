@@ -56,7 +56,9 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def series_words(frame: Any, axis: str, unit: str, label: Callable[[str], str] | None = None) -> str:
+def series_words(
+    frame: Any, axis: str, unit: str, label: Callable[[str], str] | None = None
+) -> str:
     """What a chart of series (columns x, name, value) shows, for who cannot see it: of each its
     first, last, least and largest value. `label` writes a name; None: as metrics are written."""
     write: Write = share if unit == "share" else number

@@ -5,13 +5,15 @@
 
 In: folder names of a run that has ended and of one to compare it with. Out: NAME-light.png and
 NAME-dark.png in docs/images/dashboard for each of `SHOTS`, always the same names and sizes. A
-picture has at most COLOURS colours, which makes it a third as large and is not seen: pages have few.
+picture has at most COLOURS colours, which makes it a third as large and is hardly seen: pages have
+few.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Locator, Page
 
 from headrace.errors import UserError
 from storage import queries
@@ -28,7 +30,7 @@ from tests.services import find_chromium
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images" / "dashboard"
-COLOURS = 200
+COLOURS = 256
 SETTLE_MS = 700
 """For what moves when it appears."""
 Scheme = Literal["light", "dark"]
@@ -63,34 +65,42 @@ def _answer(runs: Runs) -> str:
 
 
 def _compared(runs: Runs) -> str:
-    return f"compare?runs={runs.run}&runs={runs.other}&axis=train_time&seeds=false"
+    return f"compare?runs={runs.run}&runs={runs.other}&axis=training+time&seeds=false"
+
+
+def _to_tokens(page: Page) -> None:
+    """Choose the token before the answer's second window, and go where its tokens are."""
+    tokens = page.locator(".hr-tokens").first
+    tokens.wait_for()
+    tokens.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("PageDown")
+    page.keyboard.press("ArrowLeft")
+    _go_to(page, tokens)
 
 
 def _to_answer(page: Page) -> None:
-    """Scroll to the answer and choose the token before its second window."""
-    tokens = page.locator(".hr-tokens").first
-    tokens.wait_for()
-    marks = tokens.locator(".border")
-    tokens.focus()
-    page.keyboard.press("Home")
-    for key in ["PageDown"] * min(1, marks.count()) + ["ArrowLeft"]:
-        page.keyboard.press(key)
-    heading = page.get_by_role("heading", name="Trajectory", exact=False).last
-    heading.evaluate("node => node.scrollIntoView({block: 'start'})")
+    """The same, and go to where the answer's card begins."""
+    _to_tokens(page)
+    _go_to(page, page.get_by_role("heading", name=re.compile("^Trajectory ")))
+
+
+def _go_to(page: Page, part: Locator) -> None:
+    part.evaluate("node => node.scrollIntoView({block: 'start'})")
     page.locator(".stMain").evaluate("node => node.scrollBy(0, -90)")
 
 
 SHOTS = (
-    Shot("overview", _page(""), 1010),
+    Shot("overview", _page(""), 1200),
     Shot("learning", _page("learning"), 1010),
     Shot("critic", _page("critic"), 1320),
     Shot("rewards", _page("rewards"), 1010),
     Shot("pipeline", _page("pipeline"), 1010),
     Shot("token", _answer, 1010, _to_answer),
     Shot("compare", _compared, 1320),
-    Shot("runs", lambda _: "runs", 620),
+    Shot("runs", lambda _: "runs", 560),
     Shot("health", _page("health"), 1010),
-    Shot("phone", _answer, 844, _to_answer, phone=True),
+    Shot("phone", _answer, 844, _to_tokens, phone=True),
 )
 
 
@@ -115,7 +125,7 @@ def taken(browser: Browser, url: str, runs: Runs, shot: Shot, scheme: Scheme) ->
 def small(picture: bytes) -> bytes:
     """The same picture with few colours."""
     plain = Image.open(io.BytesIO(picture)).convert("RGB")
-    few = plain.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few = plain.quantize(COLOURS, Image.Quantize.MEDIANCUT, kmeans=1, dither=Image.Dither.NONE)
     written = io.BytesIO()
     few.save(written, "PNG", optimize=True)
     return written.getvalue()
@@ -128,7 +138,8 @@ def worth_showing(run_dir: Path) -> int:
     ).rows
     if rows.empty:
         raise UserError(f"{run_dir} has no finished answer that earned anything")
-    return int(rows.loc[rows["length"].idxmax(), "trajectory_id"])
+    longest = rows.sort_values("length", ascending=False, kind="stable")
+    return int(longest["trajectory_id"].iloc[0])
 
 
 @contextmanager

@@ -74,16 +74,18 @@ def _read(run: RunData, detail: TrajectoryDetail) -> None:
 
 def _facts(detail: TrajectoryDetail) -> None:
     row = detail.row
-    columns = st.columns(5)
     reward = number(row["reward"]) if row["reward"] is not None else "none yet"
     source = f"by {row['reward_source']}" if row["reward_source"] not in (None, "default") else None
-    columns[0].metric("Reward", reward, source, delta_color="off", delta_arrow="off")
     inserted = f"{count(row['inserted'])} of them inserted" if row["inserted"] else None
-    length = f"{count(row['length'])} tokens"
-    columns[1].metric("Length", length, inserted, delta_color="off", delta_arrow="off")
-    columns[2].metric("Status", row["status"])
-    columns[3].metric("Weights", f"{number(row['min_version'])} to {number(row['max_version'])}")
-    columns[4].metric("Expected answer", row["answer"] or "-")
+    plain: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off", "width": "content"}
+    with st.container(horizontal=True, gap="medium"):
+        st.metric("Reward", reward, source, **plain)
+        st.metric("Tokens", count(row["length"]), inserted, **plain)
+        st.metric("Status", row["status"], **plain)
+        st.metric(
+            "Weights", f"{number(row['min_version'])} to {number(row['max_version'])}", **plain
+        )
+        st.metric("Expected answer", row["answer"] or "-", **plain)
     if row["audit_status"] is not None:
         said = number(row["audit_reward"]) if row["audit_status"] == "ok" else row["audit_status"]
         st.caption(f"Audited by {row['audit_source']}: {said}. Nothing trains on that.")

@@ -125,7 +125,7 @@ def _wanted(runs: dict[str, RunData]) -> Wanted:
     members = [_member(name, run) for name, run in runs.items()]
     evaluations = [run.evaluations() for run in runs.values()]
     with panels.filters():
-        with st.container(horizontal=True, gap="large", vertical_alignment="bottom"):
+        with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
             axis = st.segmented_control(
                 "Horizontal axis", list(AXES), default="update", required=True,
                 format_func=AXES.__getitem__, key="axis", **bound,
@@ -152,8 +152,10 @@ def _wanted(runs: dict[str, RunData]) -> Wanted:
         )
         noise, goal = noise_margin(evaluations), default_target(evaluations)
         target = bar[2].number_input(
-            "Target accuracy, %", 0.0, 100.0, value=None, step=5.0, key="target",
-            placeholder=f"{100 * goal:.0f}", **bound,
+            "Target, %", 0.0, 100.0, value=None, step=5.0, key="target",
+            placeholder=f"{100 * goal:.0f}",
+            help="The held-out accuracy of which it is told what it cost. Without a number: the "
+            "largest multiple of 5 that all runs reached.", **bound,
         )  # fmt: skip
         margin = bar[3].number_input(
             "Margin, points", 0.0, 100.0, value=None, step=1.0, key="margin",

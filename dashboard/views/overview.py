@@ -90,13 +90,13 @@ def _figures(summary: dict[str, Any]) -> None:
         height="stretch",
     )
     columns[1].metric(
-        "Mean response length",
+        "Response length",
         number(length),
         f"x {length / first['response_length']:.2f}"
         if first and length and first["response_length"]
         else None,
         delta_color="off",
-        help="tokens, in the held-out evaluations",
+        help="mean, in tokens, in the held-out evaluations",
         border=True,
         height="stretch",
     )
@@ -220,7 +220,9 @@ def _others(root: Path) -> None:
     """Where all runs are."""
     lines = [line for line in data.runs(str(root)) if not line.notes.archived]
     broken = sum(line.status == UNREADABLE for line in lines)
-    st.html(f'<div class="hr-soft">{others_html(len(lines), broken)} under {escape(str(root))}</div>')
+    st.html(
+        f'<div class="hr-soft">{others_html(len(lines), broken)} under {escape(str(root))}</div>'
+    )
 
 
 def others_html(number_of: int, broken: int) -> str:

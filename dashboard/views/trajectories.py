@@ -90,7 +90,9 @@ def _wanted(run: RunData) -> dict[str, Any]:
         least_length = low[2].number_input(
             "Length from", value=None, step=10, key="length_from", **bound
         )
-        most_length = low[3].number_input("Length to", value=None, step=10, key="length_to", **bound)
+        most_length = low[3].number_input(
+            "Length to", value=None, step=10, key="length_to", **bound
+        )
         update = low[4].number_input(
             "Trained at update", value=None, step=1, key="at_update", **bound
         )

@@ -1,5 +1,5 @@
-"""A Chromium, and a dashboard for it to look at: for tests, and for the pictures of the documentation
-(`scripts/screenshots.py`).
+"""A Chromium, and a dashboard for it to look at: for tests, and for the pictures of the
+documentation (`scripts/screenshots.py`).
 """
 
 import contextlib

@@ -71,7 +71,7 @@
   return {
     charts: all("[role='graphics-document']").map((node) => [node.getAttribute("aria-label") ?? "", before(node)]),
     grids: all("[data-testid='stDataFrame']").map((node) =>
-      node.querySelector("canvas[aria-label],[role='grid'][aria-label],table[aria-label]")?.getAttribute("aria-label") ?? ""),
+      node.querySelector(":is([role='region'],[role='grid'])[aria-label]")?.getAttribute("aria-label") ?? ""),
     headings: headings.filter(shown).map((node) => [Number(node.localName[1]), node.innerText]),
     twice: [...new Set(ids.filter((id, i) => id && ids.indexOf(id) !== i))],
     ahead: all("[tabindex]").filter((node) => node.tabIndex > 0).map((node) => node.outerHTML.slice(0, 160)),

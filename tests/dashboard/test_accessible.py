@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ def test_a_page_is_named_legible_and_fits_a_phone(page: Page, address: str, titl
     levels = [level for level, _ in found["headings"]]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in pairwise(levels))
     assert found["twice"] == [], "an id is one element's"
     assert found["ahead"] == [], "nothing jumps the queue of the keyboard"
     assert [c["html"] for c in found["controls"] if not c["name"]] == []
@@ -142,7 +143,7 @@ def test_the_keyboard_goes_through_pages_then_controls_as_one_reads(
     at = [i for i, stop in enumerate(stops) if stop["filters"]]
     assert len(at) >= 5
     assert at[0] > max(i for i, stop in enumerate(stops) if stop["side"])
-    for one, then in zip(at, at[1:], strict=False):
+    for one, then in pairwise(at):
         before, after = stops[one], stops[then]
         assert after["top"] >= before["bottom"] - 1 or after["left"] >= before["left"]
         assert after["bottom"] >= before["top"]
