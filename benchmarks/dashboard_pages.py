@@ -58,10 +58,12 @@ WATCH = """() => {
 """Marks the tables of the page, and sets `ranThrough` once the server's script has run from now
 on."""
 HAS_ROWS = """() => {
+    if (window.ranThrough) return true;
     const table = document.querySelector('[data-testid="stDataFrame"]');
     return table && table.dataset.known !== 'yes' && table.querySelector('canvas');
 }"""
-"""Whether the first table is another one, and drawn."""
+"""Whether the first table is another one, and drawn; where the rows are those that were there, or
+none are left, whether that is certain."""
 
 
 @dataclass(frozen=True)
