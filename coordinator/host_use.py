@@ -1,8 +1,8 @@
 """What the run's processes use of this host, as its /proc says: memory, and CPU seconds so far.
 
 In: process ids of this host. Out: bytes and seconds, of each process together with all that it
-started. Pages that they share count in each of them; time that a process used which has ended counts
-as its parent's, or as it was last seen. Linux only: elsewhere nothing is known.
+started. Pages that they share count in each of them; time that a process used which has ended
+counts as its parent's, or as it was last seen. Linux only: elsewhere nothing is known.
 """
 
 import os

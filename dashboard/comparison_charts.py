@@ -125,7 +125,6 @@ def _upwards(frame: pd.DataFrame, percent: bool) -> dict[str, Any]:
         tickCount=5,
         titleFontSize=10,
         titleFontWeight="normal",
-        titleOpacity=0.75,
     )
     return {"title": begins, "axis": axis, "scale": alt.Scale(domain=[low, high], nice=False)}
 

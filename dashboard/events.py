@@ -7,17 +7,15 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from dashboard.palette import GREY, ORANGE
-
-LEVELS = {"error": ORANGE, "warning": ORANGE}
-"""Those that warn, and their colours."""
+LEVELS = ("error", "warning")
+"""Those that warn."""
+WARNS = '<span class="hr-warns">!</span> '
 
 
 def event_html(row: Any, clock: Callable[[float], str]) -> str:
     """One event (at, level, kind, text); `clock` words its time (epoch seconds)."""
-    mark = "! " if row.level in LEVELS else ""
+    mark = WARNS if row.level in LEVELS else ""
     return (
         f'<div style="margin:.28rem 0"><span class="hr-soft">{clock(row.at)}</span>&ensp;'
-        f'<b style="color:{LEVELS.get(row.level, GREY)}">{mark}</b>'
-        f"<b>{escape(row.kind.replace('_', ' '))}</b>&ensp;{escape(row.text)}</div>"
+        f"{mark}<b>{escape(row.kind.replace('_', ' '))}</b>&ensp;{escape(row.text)}</div>"
     )

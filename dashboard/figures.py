@@ -324,7 +324,6 @@ def _y_axis(data: pd.DataFrame, percent: bool, ends: Sequence[float] = ()) -> al
             values=ticks or alt.Undefined,
             titleFontSize=10,
             titleFontWeight="normal",
-            titleOpacity=0.75,
         ),
         scale=alt.Scale(domain=[low, high], nice=False),
     )

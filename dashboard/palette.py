@@ -1,7 +1,8 @@
 """Colours and the style sheet of all pages.
 
 Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that stand side by side
-are told apart with any of the common colour deficiencies (a test computes both). Nothing is told by
+are told apart with any of the common colour deficiencies (a test computes both). They are for
+marks; text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is told by
 colour alone: a word or a position says it too. Nothing greys out while a page refreshes: what is
 drawn stays until the new is there.
 """
@@ -14,6 +15,8 @@ ORANGE = "#B85F0A"
 TEAL = "#14A374"
 PURPLE = "#CC72C2"
 GREY = "#666E77"
+STRONG = "#2459C4"
+"""Under white text."""
 FAINT = "#8A939C22"
 """Where a tile is as good as empty, on light and on dark."""
 SERIES = (BLUE, ORANGE, TEAL, PURPLE, GREY)
@@ -52,6 +55,7 @@ STYLE = f"""<style>
   font-variant-numeric:tabular-nums}}
 .hr-line h1 {{font-size:1.7rem;font-weight:650;padding:0;margin:0;letter-spacing:-.01em}}
 .hr-card {{font-size:1rem;font-weight:650;padding:0;margin:0}}
+.hr-section {{font-size:1.3rem;font-weight:650;padding:.6rem 0 0;margin:0}}
 .hr-note {{float:right}}
 .hr-run {{font-size:1.02rem;font-weight:600;opacity:.85;overflow-wrap:anywhere}}
 .hr-pill {{display:inline-flex;align-items:center;gap:.45em;border:1px solid;
@@ -84,8 +88,15 @@ STYLE = f"""<style>
 .hr-ok::before, .hr-bad::before {{content:"";display:inline-block;width:.62em;height:.62em;
   border-radius:50%;margin-right:.45em;background:{TEAL}}}
 .hr-bad::before {{background:{ORANGE};border-radius:0}}
-.hr-alerts {{display:grid;gap:.5rem;margin:.2rem 0;padding:0;list-style:none}}
-.hr-alerts li {{border-left:3px solid {ORANGE};padding-left:.7rem;margin:0}}
+.hr-warns {{font-weight:700;border-left:3px solid {ORANGE};padding-left:.35em}}
+[data-testid="stCaptionContainer"] code {{color:inherit}}
+.stMain button[kind^="primary"], [data-testid="stMultiSelect"] :has(> button[aria-label^="Remove"])
+  {{background-color:{STRONG} !important;border-color:{STRONG};color:white}}
+[data-testid="stVegaLiteChart"] svg text {{fill:currentColor;fill-opacity:.8}}
+ul.hr-alerts {{display:grid;gap:.5rem;list-style:none;margin:.2rem 0 !important;
+  padding:0 !important}}
+ul.hr-alerts li {{border-left:3px solid {ORANGE};margin:0 !important;
+  padding:0 0 0 .7rem !important}}
 .hr-alerts a {{color:inherit;font-weight:600}}
 .hr-alerts li.past {{border-color:{GREY}}}
 .hr-stack {{font-size:.8rem;white-space:pre;overflow-x:auto;max-height:22rem}}
@@ -101,7 +112,7 @@ STYLE = f"""<style>
   transition:none !important}}
 [data-testid="stStatusWidget"]:has([data-testid^="stStatusWidgetRunning"]) {{visibility:hidden}}
 a:focus-visible, button:focus-visible, summary:focus-visible, [role="tab"]:focus-visible
-  {{outline:2px solid {BLUE};outline-offset:2px}}
+  {{outline:2px solid {BLUE} !important;outline-offset:2px}}
 .st-key-fold {{display:none}}
 @media (max-width:640px) {{
   .st-key-fold {{display:block}}

@@ -106,6 +106,16 @@ def card_title(title: str, note: str = "") -> None:
     st.html(f'<div>{soft}<h2 class="hr-card">{escape(title)}</h2></div>')
 
 
+def section(title: str) -> None:
+    """A heading over several cards."""
+    st.html(f'<h2 class="hr-section">{escape(title)}</h2>')
+
+
+def draw(chart: Chart, title: str, words: str) -> None:
+    """A chart under the name by which who cannot see it hears what it shows."""
+    st.altair_chart(chart.properties(description=f"{title}. {words}"), width="stretch")
+
+
 def card(
     title: str,
     chart: Chart | None,
@@ -122,8 +132,7 @@ def card(
         if chart is None:
             empty(wait or "Nothing to show yet.")
         else:
-            told = words or caption.replace("**", "").replace("  \n", " ")
-            st.altair_chart(chart.properties(description=f"{title}. {told}"), width="stretch")
+            draw(chart, title, words or caption.replace("**", "").replace("  \n", " "))
         st.caption(caption)
 
 

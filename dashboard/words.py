@@ -56,9 +56,11 @@ def moment(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def series_words(frame: Any, axis: str, unit: str) -> str:
+def series_words(
+    frame: Any, axis: str, unit: str, label: Callable[[str], str] | None = None
+) -> str:
     """What a chart of series (columns x, name, value) shows, for who cannot see it: of each its
-    first, last, least and largest value."""
+    first, last, least and largest value. `label` writes a name; None: as metrics are written."""
     write: Write = share if unit == "share" else number
     parts = []
     for name, rows in frame.groupby("name"):
@@ -66,7 +68,7 @@ def series_words(frame: Any, axis: str, unit: str) -> str:
         said = f"from {write(values[0])} to {write(values[-1])}"
         if len(values) > 2:
             said += f", least {write(min(values))}, largest {write(max(values))}"
-        parts.append(f"{metric_label(str(name))}: {len(values)} points, {said}")
+        parts.append(f"{(label or metric_label)(str(name))}: {len(values)} points, {said}")
     return f"Over {axis.replace('_', ' ')}. {'; '.join(parts)}"
 
 

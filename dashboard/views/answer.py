@@ -24,7 +24,7 @@ from dashboard.tokens import (
     scale_html,
     window_cuts,
 )
-from dashboard.words import count, number
+from dashboard.words import count, number, series_words
 from headrace.errors import UserError
 from storage.queries import TrajectoryDetail
 
@@ -54,37 +54,38 @@ def read_or_say(run: RunData, chosen: int) -> None:
 def _read(run: RunData, detail: TrajectoryDetail) -> None:
     row = detail.row
     with st.container(border=True):
-        st.html(f"<b>Trajectory {row['trajectory_id']}</b>")
+        panels.card_title(f"Trajectory {row['trajectory_id']}")
         _facts(detail)
         _siblings(detail)
         st.html(prompt_html(row["prompt"]))
         _tokens(run, detail)
         with st.expander("Windows, reward parts and times"):
-            st.dataframe(detail.windows, hide_index=True, width="stretch")
+            st.dataframe(detail.windows, hide_index=True, width="stretch", alt="Windows")
             times = {key: value for key, value in row.items() if key not in ("prompt", "info")}
             rewards = [{"value": value, "position": at} for value, at in detail.rewards]
-            st.json(
-                {
-                    "row": times,
-                    "parts": detail.reward_parts,
-                    "rewards": rewards,
-                    "info": _json(row["info"]),
-                }
-            )
+            told = {
+                "row": times,
+                "parts": detail.reward_parts,
+                "rewards": rewards,
+                "info": _json(row["info"]),
+            }
+            st.code(json.dumps(told, indent=1, default=str), language=None)
 
 
 def _facts(detail: TrajectoryDetail) -> None:
     row = detail.row
-    columns = st.columns(5)
     reward = number(row["reward"]) if row["reward"] is not None else "none yet"
     source = f"by {row['reward_source']}" if row["reward_source"] not in (None, "default") else None
-    columns[0].metric("Reward", reward, source, delta_color="off", delta_arrow="off")
     inserted = f"{count(row['inserted'])} of them inserted" if row["inserted"] else None
-    length = f"{count(row['length'])} tokens"
-    columns[1].metric("Length", length, inserted, delta_color="off", delta_arrow="off")
-    columns[2].metric("Status", row["status"])
-    columns[3].metric("Weights", f"{number(row['min_version'])} to {number(row['max_version'])}")
-    columns[4].metric("Expected answer", row["answer"] or "-")
+    plain: dict[str, Any] = {"delta_color": "off", "delta_arrow": "off", "width": "content"}
+    with st.container(horizontal=True, gap="medium"):
+        st.metric("Reward", reward, source, **plain)
+        st.metric("Tokens", count(row["length"]), inserted, **plain)
+        st.metric("Status", row["status"], **plain)
+        st.metric(
+            "Weights", f"{number(row['min_version'])} to {number(row['max_version'])}", **plain
+        )
+        st.metric("Expected answer", row["answer"] or "-", **plain)
     if row["audit_status"] is not None:
         said = number(row["audit_reward"]) if row["audit_status"] == "ok" else row["audit_status"]
         st.caption(f"Audited by {row['audit_source']}: {said}. Nothing trains on that.")
@@ -200,7 +201,12 @@ def _chart(detail: TrajectoryDetail, by: str) -> None:
     if len(frame) > 1:
         step = -(-len(frame) // 1500)
         cuts = [cut.position for cut in window_cuts(detail) if cut.position]
-        st.altair_chart(token_chart(frame.iloc[::step], by, cuts), width="stretch")
+        line = frame.rename(columns={"position": "x", by: "value"}).assign(name=by)
+        panels.draw(
+            token_chart(frame.iloc[::step], by, cuts),
+            f"Trajectory {detail.row['trajectory_id']}, {by} along the response",
+            f"{series_words(line, 'position', '')}; {len(cuts)} windows begin inside it.",
+        )
 
 
 def _default(detail: TrajectoryDetail) -> str:

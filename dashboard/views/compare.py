@@ -36,7 +36,7 @@ from dashboard.picker import Choice
 from dashboard.run_choice import choose_runs
 from dashboard.targets import default_target, noise_margin
 from dashboard.views.learning import SMOOTHING
-from dashboard.words import metric_caption, share
+from dashboard.words import metric_caption, series_words, share
 from headrace.errors import UserError
 from headrace.metrics import METRICS, info_of
 from storage.queries import RunLine
@@ -124,8 +124,8 @@ def _wanted(runs: dict[str, RunData]) -> Wanted:
     bound: dict[str, Any] = {"bind": "query-params"}
     members = [_member(name, run) for name, run in runs.items()]
     evaluations = [run.evaluations() for run in runs.values()]
-    with st.container(border=True):
-        with st.container(horizontal=True, gap="large", vertical_alignment="bottom"):
+    with panels.filters():
+        with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
             axis = st.segmented_control(
                 "Horizontal axis", list(AXES), default="update", required=True,
                 format_func=AXES.__getitem__, key="axis", **bound,
@@ -152,8 +152,10 @@ def _wanted(runs: dict[str, RunData]) -> Wanted:
         )
         noise, goal = noise_margin(evaluations), default_target(evaluations)
         target = bar[2].number_input(
-            "Target accuracy, %", 0.0, 100.0, value=None, step=5.0, key="target",
-            placeholder=f"{100 * goal:.0f}", **bound,
+            "Target, %", 0.0, 100.0, value=None, step=5.0, key="target",
+            placeholder=f"{100 * goal:.0f}",
+            help="The held-out accuracy of which it is told what it cost. Without a number: the "
+            "largest multiple of 5 that all runs reached.", **bound,
         )  # fmt: skip
         margin = bar[3].number_input(
             "Margin, points", 0.0, 100.0, value=None, step=1.0, key="margin",
@@ -224,7 +226,7 @@ def _verdict(frame: pd.DataFrame, wanted: Wanted) -> None:
     """Which line is better in held-out accuracy, and since when."""
     apart = _apart(ACCURACY, frame, wanted)
     with st.container(border=True):
-        st.html(f"<b>Which is better, since when?</b> Against {escape(wanted.against)}:")
+        panels.card_title("Which is better, since when?", f"Against {wanted.against}")
         if len(wanted.lines) < 2:
             panels.empty("One line says nothing by itself: choose more runs, or show seeds apart.")
         elif not apart:
@@ -256,23 +258,25 @@ def _card(metric: str, frame: pd.DataFrame, span: tuple[float, float], wanted: W
     """One chart, and from where on its lines are apart."""
     title = TITLES.get(metric, metric)
     with st.container(border=True, height="stretch"):
-        st.html(f"<b>{escape(title)}</b>")
+        panels.card_title(title)
         if frame.empty:
             panels.empty("None of these runs has it so far.")
         else:
             apart = {k: v for k, v in _apart(metric, frame, wanted).items() if v is not None}
             scaled, across = scaled_axis(pd.DataFrame({"x": [span[1]]}), wanted.axis)
             unit = span[1] / float(scaled["x"].iloc[0]) if span[1] else 1.0
+            unit_of = _UNITS.get(metric) or info_of(metric).unit
             chart = comparison_chart(
                 frame.assign(x=frame["x"] / unit),
                 labels=[line.label for line in wanted.lines],
                 title=across,
                 span=(span[0] / unit, span[1] / unit),
-                unit=_UNITS.get(metric) or info_of(metric).unit,
+                unit=unit_of,
                 whole=wanted.axis == "update",
                 since={label: found.x / unit for label, found in apart.items()},
             )
-            st.altair_chart(chart, width="stretch")
+            shown = frame[["x", "smooth", "label"]].set_axis(["x", "value", "name"], axis=1)
+            panels.draw(chart, title, series_words(shown, wanted.axis, unit_of, label=str))
             said = [
                 f"{escape(label)} is {'above' if found.gap > 0 else 'below'} since "
                 f"{place(found.x, wanted.axis)}"
@@ -285,7 +289,7 @@ def _card(metric: str, frame: pd.DataFrame, span: tuple[float, float], wanted: W
 
 def _accuracies(runs: dict[str, RunData], wanted: Wanted) -> None:
     with st.container(border=True):
-        st.html(f"<b>Held-out accuracy, and what {share(wanted.target)} cost</b>")
+        panels.card_title(f"Held-out accuracy, and what {share(wanted.target)} cost")
         st.dataframe(
             accuracy_rows(runs, wanted.lines, wanted.target),
             hide_index=True,
@@ -304,7 +308,7 @@ def _accuracies(runs: dict[str, RunData], wanted: Wanted) -> None:
 def _differences(wanted: Wanted) -> None:
     members = [member for line in wanted.lines for member in line.members]
     with st.container(border=True):
-        st.html("<b>Differences in configuration</b>")
+        panels.card_title("Differences in configuration")
         found = differences({member.name: member.config for member in members})
         if len(members) < 2 or found.empty:
             panels.empty("There are none." if len(members) > 1 else "One run differs from nothing.")

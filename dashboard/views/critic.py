@@ -63,7 +63,7 @@ def _body(run: RunData) -> None:
         _judged(run, found, algorithm["advantages"]["boundary"])
     over = [partial(panels.metric_card, run, title, names) for title, names in OVER_UPDATES]
     arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
-    st.subheader("Over the updates", anchor=False)
+    panels.section("Over the updates")
     panels.grid([*over, *arrays])
 
 
@@ -93,7 +93,7 @@ def _updates(run: RunData) -> tuple[int, int]:
             key="updates_from", width=190, **bound,
         )  # fmt: skip
         last = st.number_input(
-            "to", value=None, min_value=1, step=1, placeholder="newest", key="updates_to",
+            "To update", value=None, min_value=1, step=1, placeholder="newest", key="updates_to",
             width=190, **bound,
         )  # fmt: skip
     return chosen_updates(first, last, newest)
@@ -135,11 +135,11 @@ def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
     _headline(run, found)
     st.caption(sample_text(found) + _penalty_text(run.config()["algorithm"].get("kl")))
     panels.grid([partial(_along, found), partial(_calibration, found)])
-    st.subheader("At the cuts", anchor=False)
+    panels.section("At the cuts")
     panels.grid([partial(_numbers, found, boundary), partial(_costs, found)])
     if len(found.rules):
         _rules(found, boundary)
-    st.subheader("Along the answer", anchor=False)
+    panels.section("Along the answer")
     panels.grid([partial(draw, found) for draw in (_explained, _errors, _advantages, _ends)])
 
 
@@ -241,8 +241,8 @@ def _rules(found: CriticReport, boundary: str) -> None:
         for row in found.rules.to_dict("records")
     ]
     with st.container(border=True):
-        st.html("<b>The three rules on the same cuts</b>")
-        st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch")
+        panels.card_title("The three rules on the same cuts")
+        st.dataframe(pd.DataFrame(rows), hide_index=True, width="stretch", alt="The three rules")
         st.caption(
             f"{count(found.rules['cuts'].iloc[0])} cuts whose next token was trained: what each "
             "setting of algorithm.advantages.boundary would have taken for the rest of the answer. "

@@ -154,7 +154,7 @@ def _rows(run: RunData) -> None:
         )
         order = bar[2].selectbox("Sort by", ORDERS, key="order", **bound)
         least = bar[3].number_input("Length from", value=None, step=10, key="from", **bound)
-        most = bar[4].number_input("to", value=None, step=10, key="to", **bound)
+        most = bar[4].number_input("Length to", value=None, step=10, key="to", **bound)
         wanted = {
             "by": by or "window",
             "reasons": reasons,
@@ -180,6 +180,7 @@ def _rows(run: RunData) -> None:
             hide_index=True,
             width="stretch",
             height=38 + 35 * min(len(rows), 12),
+            alt=f"{what} that lost tokens",
             column_config={
                 "trajectory": st.column_config.LinkColumn(
                     display_text=r"trajectory=(\d+)", width="small"

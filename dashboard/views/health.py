@@ -65,7 +65,8 @@ def _processes(run: RunData, rows: pd.DataFrame, look: Look) -> None:
         if rows.empty:
             panels.empty(panels.awaited(run, "processes that say hello"))
             return
-        st.dataframe(health_rows(rows, look), hide_index=True, width="stretch")
+        table = health_rows(rows, look)
+        st.dataframe(table, hide_index=True, width="stretch", alt="Processes")
         st.caption(
             "Last heard: how long ago the coordinator heard the process, and how long ago it wrote "
             "anything itself. Restarts and deaths are the supervisor's count. Memory is as of the "
@@ -92,7 +93,7 @@ def _waits(run: RunData, look: Look) -> None:
             ages = pd.DataFrame(
                 {"for": list(word.waits), "age": list(map(duration, word.waits.values()))}
             )
-            st.dataframe(ages, hide_index=True, width="stretch")
+            st.dataframe(ages, hide_index=True, width="stretch", alt="Waits")
         last = f"As it last said, {moment(word.at)}, {word.phase}. " if word else ""
         st.caption(
             (last if not is_live(run.line) else "")
@@ -118,7 +119,8 @@ def _events(run: RunData) -> None:
             else "No incidents: no warnings, no errors. The newest events."
         )
         with st.expander(f"The newest {len(rows)} events"):
-            st.dataframe(rows.assign(at=rows["at"].map(moment)), hide_index=True, width="stretch")
+            shown = rows.assign(at=rows["at"].map(moment))
+            st.dataframe(shown, hide_index=True, width="stretch", alt="Events")
 
 
 def _stacks(run: RunData) -> None:

@@ -50,7 +50,7 @@ def render(run: RunData, root: Path) -> None:
 
 def _body(run: RunData) -> None:
     panels.title(run, "Learning")
-    with st.container(horizontal=True, gap="large"):
+    with panels.filters(border=False), st.container(horizontal=True, gap="medium"):
         chosen = st.segmented_control(
             "Horizontal axis",
             list(AXES),

@@ -90,13 +90,13 @@ def _figures(summary: dict[str, Any]) -> None:
         height="stretch",
     )
     columns[1].metric(
-        "Mean response length",
+        "Response length",
         number(length),
         f"x {length / first['response_length']:.2f}"
         if first and length and first["response_length"]
         else None,
         delta_color="off",
-        help="tokens, in the held-out evaluations",
+        help="mean, in tokens, in the held-out evaluations",
         border=True,
         height="stretch",
     )
@@ -166,6 +166,7 @@ def _processes(run: RunData) -> None:
             process_rows(rows, run.latest("heartbeat/"), run.line, time.time()),
             hide_index=True,
             width="stretch",
+            alt="Processes",
         )
         st.caption(
             "Heartbeat: seconds since the coordinator last heard the process. Healthy: a few "
@@ -208,7 +209,7 @@ def _events(run: RunData) -> None:
         st.html("".join(event_html(row, _clock) for row in newest))
         with st.expander("more"):
             shown = rows.assign(at=rows["at"].map(moment))
-            st.dataframe(shown, hide_index=True, width="stretch")
+            st.dataframe(shown, hide_index=True, width="stretch", alt="Events")
 
 
 def _clock(at: float) -> str:
@@ -219,7 +220,9 @@ def _others(root: Path) -> None:
     """Where all runs are."""
     lines = [line for line in data.runs(str(root)) if not line.notes.archived]
     broken = sum(line.status == UNREADABLE for line in lines)
-    st.html(f'<div class="hr-soft">{others_html(len(lines), broken)} under {escape(str(root))}</div>')
+    st.html(
+        f'<div class="hr-soft">{others_html(len(lines), broken)} under {escape(str(root))}</div>'
+    )
 
 
 def others_html(number_of: int, broken: int) -> str:

@@ -70,4 +70,5 @@ def _answer(run: RunData, query: str) -> None:
         name if answer.columns.count(name) == 1 else f"{name} ({number})"
         for number, name in enumerate(answer.columns, 1)
     ]
-    st.dataframe(pd.DataFrame(rows[:MOST_ROWS], columns=names), hide_index=True, width="stretch")
+    frame = pd.DataFrame(rows[:MOST_ROWS], columns=names)
+    st.dataframe(frame, hide_index=True, width="stretch", alt="The answer")

@@ -12,8 +12,8 @@ import streamlit as st
 
 from dashboard import panels, scorings
 from dashboard.data import RunData, is_live
+from dashboard.events import WARNS
 from dashboard.figures import series_chart
-from dashboard.palette import ORANGE
 from dashboard.scatter import scatter_chart
 from dashboard.words import count, metric_caption, number, series_words, share
 from headrace.bands import BACK
@@ -82,7 +82,7 @@ def _alert(at: float, text: str) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(at))
     return (
         f'<div style="margin:.28rem 0"><span class="hr-soft">{clock}</span>&ensp;'
-        f'<b style="color:{ORANGE}">!</b> {escape(text)}</div>'
+        f"{WARNS}{escape(text)}</div>"
     )
 
 
@@ -91,7 +91,7 @@ def _sources(run: RunData, rows: pd.DataFrame, sample: pd.DataFrame) -> None:
         panels.card_title("Sources")
         queues = run.latest("rewards/") if is_live(run.line) else {}
         table = source_table(rows, run.config()["reward"], sample, queues)
-        st.dataframe(table, hide_index=True, width="stretch")
+        st.dataframe(table, hide_index=True, width="stretch", alt="Sources")
         for column, what in (("error", "last failure"), ("audit_error", "last failed audit")):
             known = rows.dropna(subset=[column])
             for source, error in zip(known["source"], known[column], strict=True):

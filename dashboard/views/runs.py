@@ -55,7 +55,7 @@ def render(root: Path, turn: Turn) -> None:
 def _wanted(lines: list[RunLine]) -> tuple[Filter, str]:
     """The filter bar and the order; all of it is in the address."""
     bound: dict[str, Any] = {"bind": "query-params"}
-    with st.container(border=True):
+    with panels.filters():
         bar = st.columns([2.6, 2, 2, 2, 1.3], vertical_alignment="bottom")
         text = bar[0].text_input(
             "Search", placeholder="name, recipe, tag, note", key="search_runs", **bound
@@ -147,7 +147,8 @@ def _chosen(lines: list[RunLine], tags: list[str], turn: Turn) -> None:
     """What can be done with the runs that are chosen."""
     names = [line.run_dir.name for line in lines]
     with st.container(border=True):
-        st.html(f"<b>Chosen:</b> {escape(', '.join(names))}")
+        panels.card_title("Chosen")
+        st.html(f'<span class="hr-chosen">{escape(", ".join(names))}</span>')
         with st.container(horizontal=True):
             if st.button("Compare", icon=":material/compare_arrows:", type="primary"):
                 turn("Compare", {"runs": names})

@@ -78,7 +78,7 @@ def _wanted(run: RunData) -> dict[str, Any]:
     with panels.filters():
         top = st.columns([3, 1.3, 2.4, 1.3, 1.2])
         text = top[0].text_input("Search", placeholder="any text", key="search", **bound)
-        place = top[1].selectbox("in", ["prompt", "response"], key="search_place", **bound)
+        place = top[1].selectbox("Search in", ["prompt", "response"], key="search_place", **bound)
         statuses = top[2].multiselect(
             "Status", STATUSES, key="statuses", placeholder="any", **bound
         )
@@ -86,11 +86,13 @@ def _wanted(run: RunData) -> dict[str, Any]:
         top[4].text_input("Trajectory", placeholder="id", key=TRAJECTORY, **bound)
         low = st.columns(5)
         least_reward = low[0].number_input("Reward from", value=None, key="reward_from", **bound)
-        most_reward = low[1].number_input("to", value=None, key="reward_to", **bound)
+        most_reward = low[1].number_input("Reward to", value=None, key="reward_to", **bound)
         least_length = low[2].number_input(
             "Length from", value=None, step=10, key="length_from", **bound
         )
-        most_length = low[3].number_input("to", value=None, step=10, key="length_to", **bound)
+        most_length = low[3].number_input(
+            "Length to", value=None, step=10, key="length_to", **bound
+        )
         update = low[4].number_input(
             "Trained at update", value=None, step=1, key="at_update", **bound
         )
@@ -151,9 +153,12 @@ def _rows(run: RunData, wanted: dict[str, Any], total: int) -> int:
         selection_mode="single-row",
         selection_default={"selection": {"rows": [ids.index(asked)] if asked in ids else []}},
         key=key,
+        placeholder="-",
+        alt="Trajectories",
         column_config={
             "trajectory_id": st.column_config.NumberColumn("id", format="%d", width="small"),
             "group_id": st.column_config.NumberColumn("group", format="%d", width="small"),
+            "reward": st.column_config.NumberColumn(format="%.3g"),
             "min_version": st.column_config.NumberColumn("first weights"),
             "max_version": st.column_config.NumberColumn("last weights"),
             "prompt": st.column_config.TextColumn(width="large"),

@@ -1,5 +1,5 @@
-"""Idle shares: of the training time, not of evaluations. What is dropped for its age. Memory and CPU
-seconds."""
+"""Idle shares: of the training time, not of evaluations. What is dropped for its age. Memory and
+CPU seconds."""
 
 import os
 import socket

@@ -1,14 +1,20 @@
-"""A Chromium for tests, and pictures of the pages for the documentation:
-
-python -m tests.dashboard.chromium http://127.0.0.1:8501 docs/images/dashboard.png
+"""A Chromium, and a dashboard for it to look at: for tests, and for the pictures of the
+documentation (`scripts/screenshots.py`).
 """
 
 import contextlib
+import os
+import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
+from headrace.hardware import free_port
+from headrace.processes.launch import dashboard_argv, role_environment
 from tests.services import find_chromium
 
 ARGUMENTS = [
@@ -21,6 +27,13 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+_DRAWN = """() => {
+    const app = document.querySelector("[data-testid='stApp']");
+    const charts = [...document.querySelectorAll("[data-testid='stVegaLiteChart']")];
+    const drawn = document.querySelectorAll("[role='graphics-document']");
+    return app?.dataset.testScriptState === "notRunning" && document.querySelector("h1")
+        && !document.querySelector("[data-testid='stSkeleton']") && drawn.length >= charts.length;
+}"""
 
 
 @contextlib.contextmanager
@@ -32,18 +45,34 @@ def open_chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def picture(address: str, path: str, scheme: str = "light", height: int = 1030) -> None:
-    """Save a page as it looks once its charts are drawn."""
-    with open_chromium() as browser:
-        page = browser.new_page(
-            viewport={"width": 1440, "height": height},
-            color_scheme="dark" if scheme == "dark" else "light",
-        )
-        page.goto(address)
-        page.get_by_test_id("stVegaLiteChart").first.wait_for()
-        page.wait_for_timeout(3000)
-        page.screenshot(path=path)
+def wait_until_drawn(page: Page) -> None:
+    """Wait until a page has nothing more to draw, charts included."""
+    page.wait_for_function(_DRAWN)
 
 
-if __name__ == "__main__":
-    picture(sys.argv[1], sys.argv[2], scheme="".join(sys.argv[3:4]) or "light")
+@contextlib.contextmanager
+def served(root: Path) -> Iterator[str]:
+    """The dashboard of a folder as the launcher starts it; gives its address."""
+    host = "127.0.0.1"
+    port = free_port(host)
+    with subprocess.Popen(
+        dashboard_argv(host, port, root),
+        env={**os.environ, **role_environment(threads=1)},
+        stdout=sys.stderr,
+    ) as server:
+        url = f"http://{host}:{port}"
+        try:
+            while server.poll() is None and not _answers(f"{url}/_stcore/health"):
+                pass
+            assert server.poll() is None, "the dashboard's server ended"
+            yield url
+        finally:
+            server.terminate()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,14 +1,9 @@
 """The real server and a real browser: the pages of a run, with the store's numbers."""
 
-import contextlib
 import json
 import os
 import re
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,38 +14,16 @@ from dashboard.app import PAGES
 from dashboard.token_facts import borders
 from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.words import count
-from headrace.hardware import free_port
-from headrace.processes.launch import dashboard_argv, role_environment
 from headrace.protocol.records import MetricsSampled, RunPhase
 from storage import queries
 from storage.run_store import RunStore
-from tests.dashboard.chromium import open_chromium
+from tests.dashboard.chromium import open_chromium, served
 from tests.dashboard.scripted_run import MARKUP, MARKUP_ID, write_run
 from tests.services import cannot_have, find_chromium
 
 pytestmark = pytest.mark.browser
 PATIENCE_MS = 60_000
 OLDER, YOUNGER = "older-20260101-120000-aaaa", "younger-20260102-120000-bbbb"
-
-
-@contextlib.contextmanager
-def served(root: Path) -> Iterator[str]:
-    """The dashboard of a folder as the launcher starts it; gives its address."""
-    host = "127.0.0.1"
-    port = free_port(host)
-    with subprocess.Popen(
-        dashboard_argv(host, port, root),
-        env={**os.environ, **role_environment(threads=1)},
-        stdout=sys.stderr,
-    ) as server:
-        url = f"http://{host}:{port}"
-        try:
-            while server.poll() is None and not _answers(f"{url}/_stcore/health"):
-                pass
-            assert server.poll() is None, "the dashboard's server ended"
-            yield url
-        finally:
-            server.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +41,6 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         write_run(root, name, started=started, updates=3, roll_back_after=None)
     with served(root) as url:
         yield url
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +190,7 @@ def test_two_runs_are_chosen_and_compared(page: Page, two_runs: str) -> None:
     expect(table).to_be_visible()
     for row, name in enumerate((YOUNGER, OLDER)):
         table.click(position={"x": 16, "y": 35 * (row + 1) + 17})
-        expect(page.get_by_text("Chosen:").locator("..")).to_contain_text(name)
+        expect(page.locator(".hr-chosen")).to_contain_text(name)
     page.get_by_role("button", name="Compare").click()
     expect(page).to_have_title("Compare \u00b7 Headrace")
     expect(page).to_have_url(re.compile(f"runs={YOUNGER}.*runs={OLDER}"))

@@ -100,7 +100,7 @@ def test_one_run_is_drawn_and_nothing_said_of_better(
     assert charts_of(test) == len(SHOWN)
 
 
-@pytest.mark.parametrize("axis", ["update", "train_time", "wall", "tokens", "cpu"])
+@pytest.mark.parametrize("axis", ["update", "train_time", "wall", "tokens"])
 def test_which_is_better_since_when(
     open_page: Callable[..., AppTest], two_runs: Path, axis: str
 ) -> None:
@@ -119,6 +119,17 @@ def test_which_is_better_since_when(
     assert "is not apart from it for good" in html_of(test)
     test.selectbox(key="against").select(SECOND).run()
     assert "Against scripted seed 1 (bbbb)" in html_of(test)
+
+
+def test_cpu_time_is_an_axis_of_what_was_sampled(
+    open_page: Callable[..., AppTest], two_runs: Path
+) -> None:
+    test = open_page(two_runs, FIRST, SECOND)
+    test.session_state["axis"] = "cpu"
+    test.session_state["seeds"] = False
+    test.run()
+    assert not test.exception
+    assert charts_of(test) == len(SHOWN)
 
 
 def test_seeds_are_one_line_with_a_switch(
