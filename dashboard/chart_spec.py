@@ -1,7 +1,7 @@
 """Charts as the browser gets them: few bytes, and nothing that has to be made again.
 
-In: an Altair chart. Out: its Vega-Lite specification with the tables it draws as Arrow, which can
-be kept and drawn again. Numbers are of single precision where that is finer than any screen, texts
+In: an Altair chart. Out: its Vega-Lite specification with the tables it draws, which can be kept
+and drawn again. Numbers are of single precision where that is finer than any screen, texts
 that repeat are written once, and columns that the chart does not read are left out.
 """
 
@@ -13,7 +13,6 @@ from typing import Any
 import altair as alt
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import streamlit as st
 
 from dashboard.figures import Chart
@@ -56,11 +55,11 @@ def draw(chart: Chart | Spec) -> None:
     st.vega_lite_chart({**spec, "datasets": dict(spec["datasets"])}, width="stretch")
 
 
-def compact(frame: pd.DataFrame, read_by: str = "") -> pa.Table:
+def compact(frame: pd.DataFrame, read_by: str = "") -> pd.DataFrame:
     """A frame in few bytes. `read_by`: a specification as JSON; columns that it does not name are
     left out."""
     names = [name for name in map(str, frame.columns) if not read_by or _reads(read_by, name)]
-    return pa.table({name: _column(frame[name]) for name in names})
+    return pd.DataFrame({name: _column(frame[name]) for name in names})
 
 
 def _reads(spec: str, name: str) -> bool:
@@ -75,24 +74,19 @@ def _reads(spec: str, name: str) -> bool:
     return any(re.search(way, spec) for way in ways)
 
 
-def _column(values: "pd.Series[Any]") -> pa.Array:
+def _column(values: "pd.Series[Any]") -> Any:
+    values = values.reset_index(drop=True)
     if pd.api.types.is_bool_dtype(values):
-        return pa.array(values)
+        return values
     if pd.api.types.is_integer_dtype(values):
-        small = not len(values) or bool(values.abs().max() < 2**31)
-        return pa.array(values, pa.int32() if small else pa.int64())
+        is_small = not values.hasnans and (not len(values) or values.abs().max() < 2**31)
+        return values.astype("int32") if is_small else values
     if pd.api.types.is_float_dtype(values):
         numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
-        kind = pa.float32() if _is_coarse(numbers) else pa.float64()
-        return pa.array(numbers, from_pandas=True).cast(kind, safe=False)
-    found = pa.array(values, from_pandas=True)
-    if isinstance(found, pa.ChunkedArray):  # of a frame that holds its texts as Arrow
-        found = found.combine_chunks()
-    if not (pa.types.is_string(found.type) or pa.types.is_large_string(found.type)):
-        return found
-    coded = found.cast(pa.string()).dictionary_encode()
-    few = len(coded.dictionary) < 2**7
-    return coded.cast(pa.dictionary(pa.int8() if few else pa.int32(), pa.string()))
+        return numbers.astype(np.float32) if _is_coarse(numbers) else numbers
+    if pd.api.types.is_string_dtype(values) or pd.api.types.is_object_dtype(values):
+        return values.astype(object).astype("category")
+    return values
 
 
 def _is_coarse(numbers: Any) -> bool:

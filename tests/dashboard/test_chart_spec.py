@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from dashboard.chart_spec import compact, spec_of
@@ -19,15 +18,17 @@ def test_a_chart_keeps_what_it_draws_and_nothing_else() -> None:
     tables = spec["datasets"]
     named = {layer["data"]["name"] for layer in spec["layer"] if "data" in layer}
     assert named | {spec.get("data", {}).get("name")} >= set(tables)
-    (lines,) = [table for table in tables.values() if "value" in table.column_names]
-    assert lines.column("x").to_pylist() == list(range(50))
-    assert lines.column("value").to_pylist() == pytest.approx([0.1 * x for x in range(50)])
-    assert "mean" not in lines.column_names, "nothing is smoothed"
+    (lines,) = [table for table in tables.values() if "value" in table]
+    assert lines["x"].tolist() == list(range(50))
+    assert lines["value"].tolist() == pytest.approx([0.1 * x for x in range(50)])
+    assert "mean" not in lines, "nothing is smoothed"
 
 
 def test_a_line_of_many_points_is_few_bytes() -> None:
     spec = spec_of(series_chart(frame(400, "reward/mean")))
-    assert sum(table.nbytes for table in spec["datasets"].values()) < 400 * 24
+    assert (
+        sum(table.memory_usage(deep=True).sum() for table in spec["datasets"].values()) < 400 * 24
+    )
 
 
 def test_texts_are_written_once() -> None:
@@ -35,35 +36,35 @@ def test_texts_are_written_once() -> None:
     tiles = pd.DataFrame(rows, columns=["update", "bin", "value"])
     spec = spec_of(array_chart(tiles, bins=["of the first tenth"]))
     (table,) = spec["datasets"].values()
-    assert pa.types.is_dictionary(table.column("bin").type)
-    assert table.column("bin").to_pylist() == list(tiles["bin"])
+    assert table["bin"].dtype == "category"
+    assert table["bin"].tolist() == list(tiles["bin"])
     held = compact(tiles.astype({"bin": "string[pyarrow]"}))
-    assert held.column("bin").to_pylist() == list(tiles["bin"])
-    assert compact(pd.DataFrame({"bin": [None, "a"]})).column("bin").to_pylist() == [None, "a"]
-    assert compact(pd.DataFrame({"bin": []}, dtype=object)).num_rows == 0
+    assert held["bin"].tolist() == list(tiles["bin"])
+    assert compact(pd.DataFrame({"bin": [None, "a"]}))["bin"].isna().tolist() == [True, False]
+    assert len(compact(pd.DataFrame({"bin": []}, dtype=object))) == 0
 
 
 @pytest.mark.parametrize(
     ("values", "kind"),
     [
-        ([0.25, 0.5, np.nan], pa.float32()),
-        ([1.0, 2.0**24 - 1], pa.float32()),
-        ([1_767_268_800.25, 1_767_268_801.5], pa.float64()),
-        ([2.0**24 + 1, 2.0**24 + 3], pa.float64()),
-        ([7.1, 7.1], pa.float64()),
-        ([], pa.float32()),
+        ([0.25, 0.5, np.nan], "float32"),
+        ([1.0, 2.0**24 - 1], "float32"),
+        ([1_767_268_800.25, 1_767_268_801.5], "float64"),
+        ([2.0**24 + 1, 2.0**24 + 3], "float64"),
+        ([7.1, 7.1], "float64"),
+        ([], "float32"),
     ],
 )
-def test_numbers_are_as_fine_as_their_range_needs(values: list[float], kind: pa.DataType) -> None:
-    column = compact(pd.DataFrame({"v": np.array(values)})).column("v")
-    assert column.type == kind
+def test_numbers_are_as_fine_as_their_range_needs(values: list[float], kind: str) -> None:
+    column = compact(pd.DataFrame({"v": np.array(values)}))["v"]
+    assert column.dtype == kind
     known = [value for value in values if np.isfinite(value)]
     span = max(known, default=1.0) - min(known, default=0.0)
-    assert column.drop_null().to_pylist() == pytest.approx(known, abs=1e-4 * span + 1e-12)
-    assert column.null_count == len(values) - len(known)
+    assert column.dropna().tolist() == pytest.approx(known, abs=1e-4 * span + 1e-12)
+    assert column.isna().sum() == len(values) - len(known)
 
 
 def test_whole_numbers_and_truths_stay_what_they_are() -> None:
     found = compact(pd.DataFrame({"n": [1, 2**31], "few": [1, -2], "is": [True, False]}))
-    assert found.to_pydict() == {"n": [1, 2**31], "few": [1, -2], "is": [True, False]}
-    assert found.schema.field("few").type == pa.int32()
+    assert found.to_dict("list") == {"n": [1, 2**31], "few": [1, -2], "is": [True, False]}
+    assert found["few"].dtype == "int32"
