@@ -112,7 +112,7 @@ def divergences(
     frame: pd.DataFrame, against: str, margin: float, *, lasts: float = 0.0
 ) -> dict[str, Divergence | None]:
     """For each other line of `metric_lines` with this label: from where on it is apart from it for
-    good, as they are drawn; its `gap` is how much that other line is above."""
+    good; its `gap` is how much that other line is above."""
     curves = {
         str(label): pd.DataFrame({"x": rows["x"], "value": rows["smooth"]})
         for label, rows in frame.groupby("label", sort=False)

@@ -1,8 +1,9 @@
 """Curves of several runs: put together, and told apart.
 
 In: curves, frames with columns x and value; points without a value are left out, and of several at
-one x the last counts. Between two points a curve is a straight line; beyond its ends it is not
-known. Out: a band over seeds, and the point from which two curves stay apart. Pure.
+one x the last counts. Between two points a curve is drawn as a straight line, and may be anywhere
+between their values; beyond its ends it is not known. Out: a band over seeds, and the point from
+which two curves stay apart. Pure.
 """
 
 from collections.abc import Sequence
@@ -31,9 +32,10 @@ def first_divergence(
     first: pd.DataFrame, second: pd.DataFrame, margin: float, *, lasts: float = 0.0
 ) -> Divergence | None:
     """The first point of either curve from which on `first` stays more than `margin` above
-    `second`, or more than `margin` below it, to the end of what is known of both. None: they are
-    not apart at that end, or for less than the share `lasts` of what is known of both, or never
-    side by side."""
+    `second`, or more than `margin` below it, to the end of what is known of both. Between two of
+    its points a curve may be anywhere between their values: curves are apart where that leaves no
+    doubt. None: they are not apart at that end, or for less than the share `lasts` of what is known
+    of both, or never side by side."""
     (x1, y1), (x2, y2) = points_of(first), points_of(second)
     if not len(x1) or not len(x2):
         return None
@@ -43,7 +45,8 @@ def first_divergence(
     if not len(at):
         return None
     gap = np.interp(at, x1, y1) - np.interp(at, x2, y2)
-    apart = np.sign(gap[-1]) * gap > margin
+    (low1, high1), (low2, high2) = _bounds(at, x1, y1), _bounds(at, x2, y2)
+    apart = (low1 - high2 if gap[-1] > 0 else low2 - high1) > margin
     if not apart[-1]:
         return None
     together = np.flatnonzero(~apart)
@@ -51,6 +54,14 @@ def first_divergence(
     if end - since < lasts * (end - begin):
         return None
     return Divergence(since, float(gap[-1]))
+
+
+def _bounds(at: Numbers, x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
+    """The least and the largest that a curve of the points (x, y) may be at each place: its value
+    at a point, both neighbours' between two."""
+    after = np.searchsorted(x, at, side="left").clip(max=len(x) - 1)
+    before = np.where(x[after] == at, after, np.maximum(after - 1, 0))
+    return np.minimum(y[before], y[after]), np.maximum(y[before], y[after])
 
 
 def seed_band(curves: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -238,8 +238,8 @@ def _verdict(frame: pd.DataFrame, wanted: Wanted) -> None:
             "In held-out accuracy. Two lines are apart for good from the first point on after "
             "which one stays above the other by more than the margin, to the end of what both "
             f"have: {100 * wanted.margin:.1f} points for accuracies; for all else a tenth of the "
-            "range of all lines, for a tenth of that stretch at least. Lines are compared as they "
-            "are drawn; a rule marks the point on each chart."
+            "range of all lines, for a tenth of that stretch at least. Between two evaluations a "
+            "line counts as anywhere between the two; a rule marks the point on each chart."
         )
 
 

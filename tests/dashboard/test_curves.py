@@ -32,11 +32,22 @@ def test_changing_sides_is_no_staying_apart() -> None:
     assert first_divergence(crossing, FLAT, 1) == Divergence(20, -9)
 
 
-def test_curves_of_other_points_are_compared_along_straight_lines() -> None:
+def test_curves_of_other_points_are_apart_where_no_way_between_the_points_could_meet() -> None:
     rising = curve((0, 0), (30, 30))
-    assert first_divergence(rising, FLAT, 12) == Divergence(20, 30)
-    short = curve((0, 0), (15, 0))
-    assert first_divergence(rising, short, 12) == Divergence(15, 15)  # where both are known
+    assert first_divergence(rising, FLAT, 12) == Divergence(30, 30)
+    above = curve((0, 20), (40, 30))
+    assert first_divergence(above, FLAT, 12) == Divergence(0, 27.5)
+    assert first_divergence(FLAT, above, 12) == Divergence(0, -27.5)
+
+
+def test_two_points_far_apart_in_height_say_nothing_of_what_lies_between() -> None:
+    early, late = curve((0, 0.2), (160, 0.93)), curve((0, 0.2), (200, 0.92))
+    assert first_divergence(early, late, 0.02) is None  # at 160 the other one may have been 0.92
+    assert first_divergence(late, early, 0.02) is None
+    often = curve((0, 0.2), (155, 0.6), (200, 0.65))
+    assert first_divergence(early, often, 0.02) == Divergence(
+        160, pytest.approx(0.93 - 0.6 - 0.05 * 5 / 45)
+    )
 
 
 @pytest.mark.parametrize(
