@@ -47,7 +47,7 @@ SAME = [
 ]
 OF_THE_CLOCK = ("timing_s/", "idle/", "heartbeat/", "weights/")
 """How metrics begin that a clock measured, """
-ENDS_OF_THE_CLOCK = ("_per_s", "/seconds", "/queue")
+ENDS_OF_THE_CLOCK = ("_per_s", "/seconds", "/cpu_s", "/queue")
 """and how they end."""
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
