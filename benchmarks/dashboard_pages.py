@@ -7,12 +7,7 @@ browser gets them.
 """
 
 import contextlib
-import os
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +17,8 @@ import psutil
 from playwright.sync_api import Browser, Page, WebSocket
 
 from headrace.errors import RunFailedError
-from headrace.hardware import free_port
-from headrace.processes.launch import role_environment
+from tests.dashboard.chromium import serving
 
-HOST = "127.0.0.1"
 PATIENCE_S = 300.0
 SETTLE_S = 0.4
 """What still comes after a page is there: the browser's word back, and the server's last work."""
@@ -85,31 +78,9 @@ class Served:
 
 @contextlib.contextmanager
 def served(root: Path) -> Iterator[Served]:
-    """`headrace dashboard ROOT`, until the block ends."""
-    port = free_port(HOST)
-    command = [sys.executable, "-m", "headrace", "dashboard", str(root), "--port", str(port)]
-    environment = {**os.environ, **role_environment(threads=1)}
-    log = root / "dashboard.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
-    try:
-        address, began = f"http://{HOST}:{port}", time.monotonic()
-        while not _answers(f"{address}/_stcore/health"):
-            if process.poll() is not None or time.monotonic() - began > PATIENCE_S:
-                raise RunFailedError(f"the dashboard did not start: {log.read_text()[-2000:]}")
-            time.sleep(0.05)
-        yield Served(address, psutil.Process(process.pid))
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+    """The dashboard of the folder, until the block ends."""
+    with serving(root) as (address, pid):
+        yield Served(address, psutil.Process(pid))
 
 
 @dataclass

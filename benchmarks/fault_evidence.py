@@ -228,11 +228,12 @@ def _restart() -> str:
     if not sizes:
         return missing("restart")
     largest = max(sizes, key=lambda size: int(size["trajectories"]))
-    told = (
+    return _so_far(
+        "restart",
+        largest["trajectories"],
         f"{largest['restart_s']:.1f} s and {largest['memory_mb']:,} MB at "
-        f"{largest['trajectories']:,} trajectories"
+        f"{largest['trajectories']:,} trajectories",
     )
-    return told if largest["trajectories"] >= WHOLE_RUN else f"{told}; more {missing('restart')}"
 
 
 def _soak() -> str:
@@ -240,11 +241,17 @@ def _soak() -> str:
     if not rows:
         return missing("soak")
     largest = max(rows, key=lambda row: int(row["trajectories"]))
-    told = (
+    return _so_far(
+        "soak",
+        largest["trajectories"],
         f"{largest['growth']:.1%} within a stretch, {largest['growth_of_run']:.1%} over "
-        f"{largest['trajectories']:,} trajectories and {largest['restarts']} kills"
+        f"{largest['trajectories']:,} trajectories and {largest['restarts']} kills",
     )
-    return told if largest["trajectories"] >= WHOLE_RUN else f"{told}; more {missing('soak')}"
+
+
+def _so_far(name: str, trajectories: int, told: str) -> str:
+    """What a benchmark told, and that a whole run is missing where it is."""
+    return told if trajectories >= WHOLE_RUN else f"{told}; more {missing(name)}"
 
 
 def _fuzzed() -> str:

@@ -1,11 +1,11 @@
-"""A Chromium, and a dashboard for it to look at: for tests, and for the pictures of the
-documentation (`scripts/screenshots.py`).
+"""A Chromium, and a dashboard for it to look at: for tests, for the pictures of the documentation
+(`scripts/screenshots.py`), and for what measures the pages (`benchmarks/dashboard.py`).
 """
 
 import contextlib
 import os
 import subprocess
-import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,10 +13,15 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from headrace.errors import RunFailedError
 from headrace.hardware import free_port
 from headrace.processes.launch import dashboard_argv, role_environment
 from tests.services import find_chromium
 
+HOST = "127.0.0.1"
+PATIENCE_S = 300.0
+STDERR = 2
+"""The file itself: what stands for it in a test may be none."""
 ARGUMENTS = [
     "--headless",
     "--no-sandbox",
@@ -51,23 +56,31 @@ def wait_until_drawn(page: Page) -> None:
 
 
 @contextlib.contextmanager
-def served(root: Path) -> Iterator[str]:
-    """The dashboard of a folder as the launcher starts it; gives its address."""
-    host = "127.0.0.1"
-    port = free_port(host)
+def serving(root: Path) -> Iterator[tuple[str, int]]:
+    """The dashboard of a folder as the launcher starts it; gives its address and its process id.
+    RunFailedError where it does not begin to answer."""
+    port = free_port(HOST)
     with subprocess.Popen(
-        dashboard_argv(host, port, root),
+        dashboard_argv(HOST, port, root),
         env={**os.environ, **role_environment(threads=1)},
-        stdout=sys.stderr,
+        stdout=STDERR,
     ) as server:
-        url = f"http://{host}:{port}"
+        url, began = f"http://{HOST}:{port}", time.monotonic()
         try:
-            while server.poll() is None and not _answers(f"{url}/_stcore/health"):
-                pass
-            assert server.poll() is None, "the dashboard's server ended"
-            yield url
+            while not _answers(f"{url}/_stcore/health"):
+                if server.poll() is not None or time.monotonic() - began > PATIENCE_S:
+                    raise RunFailedError("the dashboard did not start; what it said is above")
+                time.sleep(0.05)
+            yield url, server.pid
         finally:
             server.terminate()
+
+
+@contextlib.contextmanager
+def served(root: Path) -> Iterator[str]:
+    """The same; gives its address."""
+    with serving(root) as (url, _):
+        yield url
 
 
 def _answers(url: str) -> bool:
