@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import evidence
+from benchmarks import evidence, race_evidence
 from benchmarks.race import Race
 from benchmarks.race_settings import GRIDS
 from benchmarks.rows import Rows
@@ -29,17 +29,17 @@ def test_a_race_that_has_rows_has_a_line_for_each_arm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = Rows(tmp_path / "race.jsonl")
-    monkeypatch.setattr(evidence, "SETTINGS", {"small": SMALL})
-    monkeypatch.setattr(evidence, "race_path", lambda name: tmp_path / f"{name}.jsonl")
-    monkeypatch.setattr(evidence, "Race", lambda setting: Race(setting, tmp_path))
-    assert evidence.race_table("small").startswith("Not measured yet")
-    monkeypatch.setattr(evidence, "race_path", lambda name: rows.path)
+    monkeypatch.setattr(race_evidence, "SETTINGS", {"small": SMALL})
+    monkeypatch.setattr(race_evidence, "race_path", lambda name: tmp_path / f"{name}.jsonl")
+    monkeypatch.setattr(race_evidence, "Race", lambda setting: Race(setting, tmp_path))
+    assert race_evidence.race_table("small").startswith("Not measured yet")
+    monkeypatch.setattr(race_evidence, "race_path", lambda name: rows.path)
     for seed in SMALL.seeds:
         for mode, slope in (("synchronous", 0.03), ("streaming", 0.06)):
-            text = evidence.race_table("small") if rows.rows else ""
+            text = race_evidence.race_table("small") if rows.rows else ""
             add(rows, mode, GRIDS[mode].start, seed, rising(slope))
     assert "2 of 3 seeds of streaming have been run. Nothing is claimed yet." in text
-    text = evidence.race_table("small")
+    text = race_evidence.race_table("small")
     assert "under way" not in text
     assert "| streaming | 3 | 14.4 | 28.8 | 1,638 | 1.98 | 1.98 to 1.98 | 0.900 | 0.450 |" in text
     assert "| synchronous | 100 | generator-0 70, learner-0 60 | 0.10, 0.30 | 1.50 |" in text

@@ -10,10 +10,11 @@ import pytest
 from benchmarks import tppo_vs_ppo
 from benchmarks.ceiling import share
 from benchmarks.race import Race, Track, in_drawn_order
+from benchmarks.race_figures import ceiling_figures, factor_figures, ratio_line, summarise
 from benchmarks.race_settings import ARMS, ENGINES, GRIDS, LOCKSTEP, PAIR, SETTINGS, arm_of, factors
 from benchmarks.rows import Rows
 from benchmarks.study import Arm, key
-from benchmarks.tppo_vs_ppo import ceiling_figures, factor_figures, main, ratio_line, summarise
+from benchmarks.tppo_vs_ppo import main
 from headrace.config.checks import problems
 from headrace.config.load import load_recipe
 from headrace.errors import RunFailedError, UserError
