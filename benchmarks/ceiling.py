@@ -32,12 +32,16 @@ from headrace.install import ROOT
 from headrace.processes.launch import place, role_environment
 from storage.queries import evaluation_answers
 
-ALONE = (
-    "evaluation.only=true",
-    "evaluation.before=true",
+UNSEEN = (
+    "evaluation.before=false",
     "evaluation.after=false",
     "evaluation.every_updates=null",
+    "evaluation.spacing=0",
+    "evaluation.spacing_from_s=0",
 )
+"""No evaluations: nothing is read from them, and they would be most of the run."""
+ALONE = (*UNSEEN, "evaluation.only=true", "evaluation.before=true")
+"""One evaluation and no training: what a generator does alone."""
 WAVES = 12
 """Prompts for each slot at the least, so that the slots are full for most of the time."""
 
@@ -48,7 +52,7 @@ def measure(arm: Arm, seed: int) -> Row:
         folder = Path(scratch)
         variables = dict(one.split("=", 1) for one in arm.environment)
         recipe = str(ROOT / arm.recipe)
-        overrides = [f"seed={seed}", *arm.overrides]
+        overrides = [f"seed={seed}", *arm.overrides, *UNSEEN]
         with Watch() as watch:
             stream = train(recipe, overrides, root=folder, name="stream", environment=variables)
             run_dir = Path(stream["folder"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import tppo_vs_ppo
-from benchmarks.ceiling import share
+from benchmarks.ceiling import ALONE, UNSEEN, share
 from benchmarks.race import Race, Track, in_drawn_order
 from benchmarks.race_figures import ceiling_figures, factor_figures, ratio_line, summarise
 from benchmarks.race_settings import ARMS, ENGINES, GRIDS, LOCKSTEP, PAIR, SETTINGS, arm_of, factors
@@ -185,6 +185,17 @@ def test_a_ceiling_is_the_slower_half_alone(tmp_path: Path) -> None:
     found = ceiling_figures(race, {"synchronous": {1: ppo}, "streaming": {}})
     assert found == {"ceiling": 2.5, "share": 0.8, "generator": 0.8, "learner": 0.5}
     assert ceiling_figures(small_race(tmp_path / "none"), {}) is None
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("part", ["stream", "generator"])
+def test_both_parts_of_a_ceiling_are_runs_that_a_user_could_ask_for(name: str, part: str) -> None:
+    arm = Race(SETTINGS[name]).arm("streaming")
+    changed = (*arm.overrides, *(UNSEEN if part == "stream" else ALONE))
+    run = load_recipe(ROOT / arm.recipe, changed)
+    assert problems(run) == []
+    assert run.evaluation.every_updates is None
+    assert run.evaluation.before is run.evaluation.only is (part == "generator")
 
 
 def test_factors_are_measured_against_the_races_target(tmp_path: Path) -> None:
