@@ -1,5 +1,5 @@
-"""The journal's cost: turns leave out their part and make up for it, figures are those of the turns,
-and a run in turns is an ordinary run."""
+"""The journal's cost: turns leave out their part and make up for it, figures are those of the
+turns, and a run in turns is an ordinary run."""
 
 import asyncio
 import json
@@ -208,8 +208,8 @@ def test_a_ratio_is_of_means_and_parts_are_told_apart() -> None:
 
 @pytest.mark.slow
 def test_a_run_in_turns_is_an_ordinary_run(tmp_path: Path) -> None:
-    """Real processes around a scripted engine: all answers are the engine's, whatever turn they came
-    in, and nobody who reads the run finds anything."""
+    """Real processes around a scripted engine: all answers are the engine's, whatever turn they
+    came in, and nobody who reads the run finds anything."""
     options = options_from(
         ["--engine", "fake", "--prompts", "2000", "--repeats", "1", "--turn-s", "0.15",
          "--settle-s", "0.05", "--root", str(tmp_path)]
