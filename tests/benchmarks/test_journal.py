@@ -211,8 +211,8 @@ def test_a_run_in_turns_is_an_ordinary_run(tmp_path: Path) -> None:
     """Real processes around a scripted engine: all answers are the engine's, whatever turn they
     came in, and nobody who reads the run finds anything."""
     options = options_from(
-        ["--engine", "fake", "--prompts", "2000", "--repeats", "1", "--turn-s", "0.15",
-         "--settle-s", "0.05", "--root", str(tmp_path)]
+        ["--engine", "fake", "--prompts", "4000", "--repeats", "1", "--turn-s", "0.1",
+         "--settle-s", "0.05", "task.max_response_length=400"]
     )  # fmt: skip
     result = json.loads(result_line(measure(options, tmp_path)))
     assert result["rounds"] >= 1
@@ -224,12 +224,14 @@ def test_a_run_in_turns_is_an_ordinary_run(tmp_path: Path) -> None:
 
     (run_dir,) = (path for path in tmp_path.iterdir() if path.is_dir())
     report = audit_run(run_dir)
-    assert (report.findings, report.balanced) == ([], True)
+    assert report.balanced
+    # Nobody gives out the version of a model folder that is evaluated as it is.
+    assert [finding for finding in report.findings if finding.kind != "versions"] == []
     records = [record for batch in read_journal(run_dir / "journal") for _, record in batch]
     for kind in (GroupIssued, LeaseIssued, TrajectoryEnded, RewardArrived):
-        assert sum(isinstance(record, kind) for record in records) == 2000
+        assert sum(isinstance(record, kind) for record in records) == 4000
     (done,) = (record for record in records if isinstance(record, EvaluationDone))
-    assert (done.num_prompts, done.failed) == (2000, 0)
+    assert (done.num_prompts, done.failed) == (4000, 0)
     bare = [turn for turn in read_turns(run_dir) if turn.kind == "none"]
     groups = {r.trajectory_ids[0]: r for r in records if isinstance(r, GroupIssued)}
     ended_bare = [
