@@ -234,6 +234,8 @@ def recipe_of(options: argparse.Namespace, root: Path) -> RunConfig:
         f"evaluation.num_prompts={options.prompts}",
         *("evaluation.only=true", "evaluation.before=true", "evaluation.after=false"),
         *("name=journal", f"root={json.dumps(str(root))}", "dashboard.enabled=false"),
+        # So many prompts are drawn and encoded in some seconds, in which nobody hears anything.
+        "transport.heartbeat_timeout_s=60",
     ]
     config = load_recipe(Path(options.recipe), overrides)
     check_recipe(config)
@@ -310,8 +312,8 @@ def options_from(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", help="key=value, e.g. model.path=FOLDER")
     parser.add_argument("--recipe", default=str(RECIPE), help="whose generator and prompts")
     parser.add_argument("--engine", choices=("vllm", "torch", "fake"), default="vllm")
-    parser.add_argument("--prompts", type=int, default=16384, help="held-out prompts of a run")
-    parser.add_argument("--repeats", type=int, default=6, help="runs")
+    parser.add_argument("--prompts", type=int, default=24576, help="held-out prompts of a run")
+    parser.add_argument("--repeats", type=int, default=5, help="runs")
     parser.add_argument("--turn-s", type=float, default=4.0, help="seconds of a turn")
     parser.add_argument("--settle-s", type=float, default=1.0, help="seconds before each turn")
     parser.add_argument("--parts", action="store_true", help="also turns without a part of it")

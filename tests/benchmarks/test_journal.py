@@ -212,7 +212,7 @@ def test_a_run_in_turns_is_an_ordinary_run(tmp_path: Path) -> None:
     came in, and nobody who reads the run finds anything."""
     options = options_from(
         ["--engine", "fake", "--prompts", "4000", "--repeats", "1", "--turn-s", "0.1",
-         "--settle-s", "0.05", "task.max_response_length=400"]
+         "--settle-s", "0.05", "task.max_response_length=420"]
     )  # fmt: skip
     result = json.loads(result_line(measure(options, tmp_path)))
     assert result["rounds"] >= 1
