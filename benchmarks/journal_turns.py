@@ -107,7 +107,9 @@ class TurnStore(RunStore):
         self._is_going = False
         """Chunks come, and the evaluation is not over."""
         self._begins = 0.0
+        """When the turn settles no more; 0.0 between turns."""
         self._began: float | None = None
+        """When its measurement began."""
         self._work, self._before = Work(), Work()
         self._process = psutil.Process()
         self._turns: list[Turn] = []
@@ -144,6 +146,8 @@ class TurnStore(RunStore):
         self._plan, self._kind = None, "journal"
         while self._held or self._unprojected:
             self._keep([])
+        if self._is_unsynced:
+            self._sync_all()
         turns = [asdict(turn) for turn in self._turns]
         write_atomically(self._run_dir / FILE, json.dumps(turns))
         super().close()
