@@ -20,9 +20,9 @@ Out: a line a run; with --json, as the last line, one JSON object:
 - writer                 in turns with the journal: `core_share` of the recorder's thread (in cores)
                          and `cpu_s`, its processor seconds, in `seconds`; `commits_per_s`,
                          `records_per_s`; `fsyncs` of segments, and `fsync_share`, the share of the
-                         time in them; `journal_bytes`, that the journal grew by, and `written_bytes`, of
-                         the coordinator to files in all, SQL's log and tables included; the same
-                         for a token (`..._per_token`)
+                         time in them; `journal_bytes`, that the journal grew by, and
+                         `written_bytes`, of the coordinator to files in all, SQL's log and tables
+                         included; the same for a token (`..._per_token`)
 - engine, settings, filesystem (an fsync costs nothing on tmpfs: see --root)
 - wall_s, others_cpu_share, steal_share, disturbed, cpu_s  the machine meanwhile, by role
 """
