@@ -1,9 +1,9 @@
 """Tables of `docs/operations.md` and `docs/security.md`: what faults did, how often they were
 tried, what the fuzzer found.
 
-In: the rows of chaos, elastic, journal, restart, soak and fuzz that are checked in. Out: Markdown. What has
-no row says so; nothing is reckoned from anything but rows. `benchmarks.evidence` puts the tables
-into the pages.
+In: the rows of chaos, elastic, journal, restart, soak and fuzz that are checked in. Out: Markdown.
+What has no row says so; nothing is reckoned from anything but rows. `benchmarks.evidence` puts the
+tables into the pages.
 """
 
 import statistics
