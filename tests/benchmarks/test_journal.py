@@ -211,8 +211,8 @@ def test_a_run_in_turns_is_an_ordinary_run(tmp_path: Path) -> None:
     """Real processes around a scripted engine: all answers are the engine's, whatever turn they
     came in, and nobody who reads the run finds anything."""
     options = options_from(
-        ["--engine", "fake", "--prompts", "2000", "--repeats", "1", "--turn-s", "0.1",
-         "--settle-s", "0.05", "task.max_response_length=420"]
+        ["--engine", "fake", "--prompts", "3000", "--repeats", "1", "--turn-s", "0.1",
+         "--settle-s", "0.05", "task.max_response_length=420", "reward.kind=exact"]
     )  # fmt: skip
     result = json.loads(result_line(measure(options, tmp_path)))
     assert result["rounds"] >= 1
@@ -229,9 +229,9 @@ def test_a_run_in_turns_is_an_ordinary_run(tmp_path: Path) -> None:
     assert [finding for finding in report.findings if finding.kind != "versions"] == []
     records = [record for batch in read_journal(run_dir / "journal") for _, record in batch]
     for kind in (GroupIssued, LeaseIssued, TrajectoryEnded, RewardArrived):
-        assert sum(isinstance(record, kind) for record in records) == 2000
+        assert sum(isinstance(record, kind) for record in records) == 3000
     (done,) = (record for record in records if isinstance(record, EvaluationDone))
-    assert (done.num_prompts, done.failed) == (2000, 0)
+    assert (done.num_prompts, done.failed) == (3000, 0)
     bare = [turn for turn in read_turns(run_dir) if turn.kind == "none"]
     groups = {r.trajectory_ids[0]: r for r in records if isinstance(r, GroupIssued)}
     ended_bare = [
