@@ -226,10 +226,11 @@ def _journal() -> str:
         return missing("journal")
     last = rows[-1]
     low, high = (1 - bound for bound in reversed(last["interval"]))
+    beside = "; others were busy beside it" if last["disturbed"] else ""
     return (
         f"{1 - last['ratio']:.1%} (95 %: {low:.1%} to {high:.1%}) in {last['rounds']} rounds at "
         f"{last['tokens_per_s']['journal']:,.0f} tokens a second; the writer takes "
-        f"{last['writer']['core_share']:.1%} of a core"
+        f"{last['writer']['core_share']:.1%} of a core{beside}"
     )
 
 
