@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import made_runs
 from headrace.config.run import RunConfig
 from headrace.metrics import METRICS
 from headrace.protocol import records as r
@@ -24,7 +25,6 @@ from headrace.run_folder import name_latest
 from storage import queries
 from storage.run_store import RunStore
 
-MODEL = Path("recipes/models/chain-sums-cold")
 STARTED = 1_767_268_800.0
 BATCH, GROUP, WINDOW = 64, 8, 64
 MOST_TOKENS = 2 * WINDOW
@@ -90,25 +90,16 @@ def gauge_names() -> list[str]:
 
 def config(root: Path) -> RunConfig:
     """The configuration of a stream of windows with a critic."""
-    return RunConfig.model_validate(
-        {
-            "name": "large",
-            "root": str(root),
-            "model": {"path": str(MODEL.resolve())},
-            "task": {
-                "kind": "chain_sums",
-                "max_prompt_length": 64,
-                "max_response_length": MOST_TOKENS,
-            },
-            "algorithm": {"advantages": {"kind": "egae"}, "value": {}},
-            "schedule": {
-                "mode": "streaming",
-                "window": WINDOW,
-                "batch_windows": BATCH,
-                "num_generations": GROUP,
-                "max_staleness": 4,
-            },
-        }
+    return made_runs.stream(
+        name="large",
+        root=str(root),
+        task={"max_prompt_length": 64, "max_response_length": MOST_TOKENS},
+        schedule={
+            "window": WINDOW,
+            "batch_windows": BATCH,
+            "num_generations": GROUP,
+            "max_staleness": 4,
+        },
     )
 
 

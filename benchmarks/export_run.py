@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.config.run import RunConfig
+from benchmarks import made_runs
 from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records import (
     BatchTaken,
@@ -34,7 +34,6 @@ from headrace.protocol.streams import Float32, Span
 from sequence.windows import window_id
 from storage.run_store import RunStore
 
-MODEL = Path("recipes/models/chain-sums-cold")
 GROUP = 4
 BATCH = 128
 """Responses in a batch."""
@@ -47,13 +46,8 @@ TOKENS = range(3, 18)
 
 def write_run(run_dir: Path, tokens: int, length: int) -> Path:
     """A run with so many tokens (rounded up to whole batches) in responses of this length."""
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": str(MODEL.resolve())},
-            "task": {"kind": "chain_sums", "max_response_length": length},
-            "algorithm": {"advantages": {"kind": "egae"}, "value": {}},
-            "schedule": {"mode": "streaming", "window": min(WINDOW, length)},
-        }
+    config = made_runs.stream(
+        task={"max_response_length": length}, schedule={"window": min(WINDOW, length)}
     )
     store = RunStore.create(run_dir, run_dir.name, config)
     numbers = np.random.default_rng(0)

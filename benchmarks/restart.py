@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks import made_runs
 from benchmarks.rows import keep, result_line
 from coordinator.hub import Hub
 from coordinator.run import build
@@ -50,7 +51,6 @@ from sequence.trajectories import Trajectory
 from storage.database import SQLITE_NAME
 from storage.run_store import LITTLE, RunStore
 
-MODEL = Path("recipes/models/chain-sums-cold")
 GROUP = 4
 BATCH = 128
 WINDOW = 64
@@ -60,21 +60,16 @@ PATIENCE_S = 3600.0
 
 def config() -> RunConfig:
     """A stream in which nobody gives up."""
-    return RunConfig.model_validate(
-        {
-            "model": {"path": str(MODEL.resolve())},
-            "task": {"kind": "chain_sums", "max_prompt_length": 64, "max_response_length": 4096},
-            "algorithm": {"advantages": {"kind": "egae"}, "value": {}},
-            "schedule": {
-                "mode": "streaming",
-                "window": WINDOW,
-                "batch_windows": BATCH,
-                "num_generations": GROUP,
-                "max_staleness": 8,
-            },
-            "evaluation": {"before": False, "after": False},
-            "transport": {"heartbeat_timeout_s": 3600.0, "stall_timeout_s": 3600.0},
-        }
+    return made_runs.stream(
+        task={"max_prompt_length": 64, "max_response_length": 4096},
+        schedule={
+            "window": WINDOW,
+            "batch_windows": BATCH,
+            "num_generations": GROUP,
+            "max_staleness": 8,
+        },
+        evaluation={"before": False, "after": False},
+        transport={"heartbeat_timeout_s": 3600.0, "stall_timeout_s": 3600.0},
     )
 
 

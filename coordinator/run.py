@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.hub import Clock, Hub
@@ -44,7 +45,14 @@ LAST_WRITER_S = 20.0
 """How long a coordinator whose supervisor was killed may need to end, before another takes over."""
 
 
-def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinator, RunStore]:
+Create = Callable[[Path, str, RunConfig], RunStore]
+"""Makes the store of a new run. Only a benchmark that measures the store takes another one than
+`RunStore.create`; a run that is resumed has no choice."""
+
+
+def build(
+    config: RunConfig, run_dir: Path, *, resume: bool, create: Create = RunStore.create
+) -> tuple[Coordinator, RunStore]:
     """Everything the loop needs; on resume the state is the one that the journal tells."""
     run_id = run_dir.name
     prompts = Prompts(config)
@@ -72,7 +80,7 @@ def build(config: RunConfig, run_dir: Path, *, resume: bool) -> tuple[Coordinato
         store = RunStore.open(run_dir, wait_s=LAST_WRITER_S)
         state = restored(config, store)
     else:
-        store = RunStore.create(run_dir, run_id, config)
+        store = create(run_dir, run_id, config)
         state = State(config)
     leases = Leases(state.account)
     kind = Stream if config.schedule.mode == "streaming" else Rounds
@@ -144,9 +152,11 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
     )
 
 
-async def _main(config: RunConfig, run_dir: Path, *, resume: bool, host: str | None = None) -> int:
+async def _main(
+    config: RunConfig, run_dir: Path, *, resume: bool, host: str | None, create: Create
+) -> int:
     with writing(run_dir, START_BYTES):
-        coordinator, store = build(config, run_dir, resume=resume)
+        coordinator, store = build(config, run_dir, resume=resume, create=create)
     hub = coordinator.hub
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, coordinator.phases.stop, "stopped")
@@ -175,7 +185,7 @@ def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None)
     partial.replace(path)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, *, create: Create = RunStore.create) -> int:
     """Command line of the role."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder")
@@ -186,7 +196,13 @@ def main(argv: list[str] | None = None) -> int:
     stacks.listen()
     try:
         config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
-        running = _main(config, arguments.run_dir, resume=arguments.resume, host=arguments.announce)
+        running = _main(
+            config,
+            arguments.run_dir,
+            resume=arguments.resume,
+            host=arguments.announce,
+            create=create,
+        )
         return asyncio.run(running)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

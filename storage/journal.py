@@ -9,7 +9,7 @@ records of an older one are read as today's, and several of those can have one o
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from storage import version1
 from storage.frames import Walk
 from storage.segments import (
     SegmentWriter,
+    fsync,
     locate_batches,
     rows_before,
     segment_format,
@@ -88,12 +89,21 @@ class Journal:
     """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset.
     Segments that are already there may be of an older format: new records go into new segments."""
 
-    def __init__(self, folder: Path, *, run_id: str, segment_mib: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        run_id: str,
+        segment_mib: float,
+        sync: Callable[[int], None] = fsync,
+    ) -> None:
+        """`sync`: as in `SegmentWriter`."""
         self._folder = folder
         for path in segment_paths(folder):
             record_format(path)  # what cannot be read must not be written on
         schema = SCHEMA.with_metadata({"run_id": run_id, "format": str(RECORD_FORMAT)})
-        self._writer = SegmentWriter(folder, schema, segment_bytes=int(segment_mib * 2**20))
+        segment_bytes = int(segment_mib * 2**20)
+        self._writer = SegmentWriter(folder, schema, segment_bytes=segment_bytes, sync=sync)
         self._behind, self._snapshot = _bytes_behind_snapshot(folder)
         """Bytes of the journal behind the last snapshot, and of that snapshot itself."""
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Self
 
 from sqlalchemy import make_url
 from sqlalchemy.exc import OperationalError
@@ -34,7 +35,7 @@ from storage.diagnostics import DiagnosticsWriter
 from storage.journal import Journal, read_journal, run_id_of, snapshots
 from storage.older_runs import keep_old_file
 from storage.projection.registry import register
-from storage.segments import end_of, segment_paths
+from storage.segments import end_of, fsync, segment_paths
 
 log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0
@@ -85,7 +86,9 @@ class RunStore:
             raise lost(
                 run_dir, f"the database knows {seen:,} records, and the journal has {rows:,}"
             )
-        self._journal = Journal(run_dir / "journal", run_id=run_id, segment_mib=segment_mib)
+        self._journal = Journal(
+            run_dir / "journal", run_id=run_id, segment_mib=segment_mib, sync=self._sync
+        )
         self._diagnostics = (
             DiagnosticsWriter(run_dir / "diagnostics", segment_mib=segment_mib)
             if config.storage.token_diagnostics
@@ -113,7 +116,7 @@ class RunStore:
         return f"SQL in {self._sql}" if self._in_sql else f"the disk of {self._run_dir / 'journal'}"
 
     @classmethod
-    def create(cls, run_dir: Path, run_id: str, config: RunConfig) -> "RunStore":
+    def create(cls, run_dir: Path, run_id: str, config: RunConfig) -> Self:
         """The store of a new run; UserError where the folder already holds one."""
         if segment_paths(run_dir / "journal"):
             raise UserError(f"{run_dir} already holds a run; resume it or choose another name")
@@ -123,7 +126,7 @@ class RunStore:
         return cls(run_dir, run_id, config)
 
     @classmethod
-    def open(cls, run_dir: Path, *, wait_s: float = 1.0) -> "RunStore":
+    def open(cls, run_dir: Path, *, wait_s: float = 1.0) -> Self:
         """The store of an existing run: a torn tail is cut, SQL is brought up to the journal.
         DamagedError: the journal is not what was written, and nothing was changed."""
         if not (run_dir / RESOLVED).exists():
@@ -190,6 +193,10 @@ class RunStore:
             self._diagnostics.close()
         self._engine.dispose()
         self._lock.close()
+
+    def _sync(self, file: int) -> None:
+        """What every batch of the journal waits for."""
+        fsync(file)
 
     def _catch_up(self) -> None:
         """Project what the journal has and SQL lacks."""

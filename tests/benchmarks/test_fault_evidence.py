@@ -42,6 +42,12 @@ def test_what_has_no_row_says_so(results: Path) -> None:
 def test_figures_are_those_of_the_rows(results: Path) -> None:
     add(results, "chaos", **CHAOS)
     add(results, "elastic", elsewhere_s={"median": 5.5, "max": 6.25}, deadline_s=5.0)
+    add(
+        results, "journal", engine="vllm", ratio=0.992, interval=[0.985, 0.999], rounds=18,
+        tokens_per_s={"journal": 7912.4, "none": 7976.0}, writer={"core_share": 0.0421},
+        disturbed=True,
+    )  # fmt: skip
+    add(results, "journal", engine="fake", ratio=0.5, interval=[0.4, 0.6], rounds=2)
     for size in (1_000, 1_000_000):
         sizes = [{"trajectories": size, "restart_s": 3.0, "memory_mb": 500}]
         add(results, "restart", sizes=sizes)
@@ -58,6 +64,8 @@ def test_figures_are_those_of_the_rows(results: Path) -> None:
         "median 2.5 s, at most 4.0 s (2) |",
         "| not measured apart from stops; kills and stops together: median 0.5 s, at most 0.5 s "
         "(1); tokens lost: 0 |",
+        "| 0.8% (95 %: 0.1% to 1.5%) in 18 rounds at 7,912 tokens a second; the writer takes 4.2% "
+        "of a core; others were busy beside it |",
         "| 3.0 s and 500 MB at 1,000,000 trajectories |",
         "| 1.0% within a stretch, 2.0% over 5,000 trajectories and 3 kills; more not measured",
         "| 2 open in 20 inputs; the fewest of a target: 0 (`config`) |",

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import TypeVar
 
 from headrace.config.run import RunConfig
+from headrace.hardware import free_port
 from headrace.protocol.messages import Heartbeat, Message
 from headrace.protocol.sockets import BlockingRouter
-from tests.learner.ports import free_port
 from tests.learner.recorded import Sent
 
 M = TypeVar("M", bound=Message)

@@ -26,7 +26,7 @@ from headrace.config.activations import (
 from headrace.config.explain import memory_facts
 from headrace.config.model_shape import model_shape
 from headrace.config.run import RunConfig
-from headrace.hardware import GIB, MIB, Hardware
+from headrace.hardware import GIB, MIB, Hardware, free_port
 from headrace.processes.launch import plan_processes
 from learner.algorithm import build_algorithm
 from learner.attention import EXPLICIT_LENGTH
@@ -36,7 +36,6 @@ from learner.place import Place
 from learner.update import Updater
 from tests.learner.memory_worker import longest
 from tests.learner.plain_engine import PlainEngine
-from tests.learner.ports import free_port
 from tests.learner.recorded import batch_of, run_config, save_tiny_model
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.learner.ports import free_port
+from headrace.hardware import free_port
 from tests.learner.rank_worker import ALL_STAGES, STAGES
 from tests.learner.recorded import numbers, save_tiny_model
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.hardware import free_port
 from learner import run
-from tests.learner.ports import free_port
 
 RANK = """
 import os, sys, time

@@ -1,0 +1,339 @@
+"""Claim: the journal costs at most 2 % of generation throughput.
+
+In real runs that evaluate alone (coordinator, leases, rewards, one generator) the recipe's engine
+answers held-out prompts. Turn by turn of the same run the coordinator's store is the one that every
+run has (Arrow segments, an fsync a commit, SQL), or confirms at once what it is given
+(`benchmarks.journal_turns`). Records are made, applied and gathered for
+`storage.commit_interval_ms` in both, so the ratio is of all that follows: encoding, digests,
+segments, fsync, SQL. With --parts two more kinds of turns leave out the fsyncs alone (no_fsync) and
+SQL alone (no_sql).
+
+Out: a line a run; with --json, as the last line, one JSON object:
+
+- ratio                  tokens a second with the journal over those without, means over the rounds
+                         (goal: at least 0.98); a round has a turn of each kind, in drawn order
+- interval               its 95 % interval, by bootstrap over rounds; null with a single round
+- ratio_min, ratio_max   of single rounds
+- parts                  with --parts, the same of each part's turns over those without a journal
+- rounds, runs           how many; rounds count while no slot of the generator is empty
+- tokens_per_s, answers_per_s  by kind of turn, means over the rounds
+- writer                 in turns with the journal: `core_share` of the recorder's thread (in cores)
+                         and `cpu_s`, its processor seconds, in `seconds`; `commits_per_s`,
+                         `records_per_s`; `fsyncs` of segments, and `fsync_share`, the share of the
+                         time in them; `journal_bytes`, that the journal grew by, and
+                         `written_bytes`, of the coordinator to files in all, SQL's log and tables
+                         included; the same for a token (`..._per_token`)
+- engine, settings, filesystem (an fsync costs nothing on tmpfs: see --root)
+- wall_s, others_cpu_share, steal_share, disturbed, cpu_s  the machine meanwhile, by role
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from benchmarks.crossings import Time, compared
+from benchmarks.journal_turns import KINDS, Kind, Plan, Turn, Work, options_of, read_turns
+from benchmarks.machine_state import Watch, roles_in
+from benchmarks.rows import keep, result_line
+from headrace.commands.preflight import check_start
+from headrace.commands.training import supervise
+from headrace.config.checks import check_recipe
+from headrace.config.hub import with_local_model
+from headrace.config.load import load_recipe
+from headrace.config.run import RunConfig
+from headrace.errors import RunFailedError
+from headrace.hardware import detect
+from headrace.install import ROOT
+from headrace.processes.keys import with_keys
+from headrace.processes.launch import ProcessSpec, Restarts, plan_processes
+from headrace.processes.supervise import DONE, INTERRUPTED
+from headrace.protocol.records import ChunkArrived, LeaseIssued, TrajectoryEnded
+from headrace.run_folder import locked, make_run_folder
+from storage.journal import read_journal
+
+RECIPE = ROOT / "recipes" / "quickstart.toml"
+GOAL = 0.98
+WHOLE: tuple[Kind, ...] = ("journal", "none")
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What a generator brought: when each chunk and each answer's end came, in order, how many
+    tokens had come before each chunk and with the last one, and when the last lease was given."""
+
+    chunks: list[float]
+    tokens: list[int]
+    ended: list[float]
+    last_lease: float
+
+    def tokens_between(self, began: float, ended: float) -> int:
+        """Tokens that came from one time until before another."""
+        first, last = bisect_left(self.chunks, began), bisect_left(self.chunks, ended)
+        return self.tokens[last] - self.tokens[first]
+
+    def answers_between(self, began: float, ended: float) -> int:
+        """Answers that ended from one time until before another."""
+        return bisect_left(self.ended, ended) - bisect_left(self.ended, began)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came in a turn, a second, and what the writer did in it."""
+
+    seconds: float
+    tokens: int
+    answers: int
+    work: Work
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated, and accepted by the coordinator."""
+        return self.tokens / self.seconds
+
+
+Round = Mapping[Kind, Measured]
+
+
+def flow_of(run_dir: Path) -> Flow:
+    """What a run's journal says."""
+    chunks: list[tuple[float, int]] = []
+    ended: list[float] = []
+    last_lease = 0.0
+    kinds = (ChunkArrived, TrajectoryEnded, LeaseIssued)
+    for batch in read_journal(run_dir / "journal", only=kinds):
+        for _, record in batch:
+            match record:
+                case ChunkArrived(at=at, token_ids=ids):
+                    chunks.append((at, ids.size))
+                case TrajectoryEnded(at=at):
+                    ended.append(at)
+                case LeaseIssued(at=at):
+                    last_lease = max(last_lease, at)
+    chunks.sort()
+    tokens = [0, *accumulate(size for _, size in chunks)]
+    return Flow([at for at, _ in chunks], tokens, sorted(ended), last_lease)
+
+
+def rounds_of(flow: Flow, turns: Sequence[Turn], kinds: Sequence[Kind]) -> list[Round]:
+    """Whole rounds, as long as prompts waited: behind the last lease slots become empty."""
+    full = [turn for turn in turns if turn.ended <= flow.last_lease]
+    whole = len(full) // len(kinds) * len(kinds)
+    measured = [
+        (
+            turn.kind,
+            Measured(
+                turn.ended - turn.began,
+                flow.tokens_between(turn.began, turn.ended),
+                flow.answers_between(turn.began, turn.ended),
+                turn.work,
+            ),
+        )
+        for turn in full[:whole]
+    ]
+    return [dict(measured[at : at + len(kinds)]) for at in range(0, whole, len(kinds))]
+
+
+def figures(rounds: Sequence[Round]) -> dict[str, Any]:
+    """The figures of all rounds."""
+    turns = {kind: [one[kind] for one in rounds] for kind in KINDS if kind in rounds[0]}
+    parts = {kind: over_none(rounds, kind) for kind in turns if kind not in WHOLE}
+    return {
+        **over_none(rounds, "journal"),
+        **({"parts": parts} if parts else {}),
+        "rounds": len(rounds),
+        "tokens_per_s": {
+            kind: round(statistics.mean(one.tokens_per_s for one in mine), 1)
+            for kind, mine in turns.items()
+        },
+        "answers_per_s": {
+            kind: round(statistics.mean(one.answers / one.seconds for one in mine), 1)
+            for kind, mine in turns.items()
+        },
+        "writer": writer(turns["journal"]),
+    }
+
+
+def over_none(rounds: Sequence[Round], kind: Kind) -> dict[str, Any]:
+    """Tokens a second in one kind of turns over those in turns without a journal."""
+    found = compared(
+        {
+            number: (Time(one[kind].tokens_per_s, True), Time(one["none"].tokens_per_s, True))
+            for number, one in enumerate(rounds)
+        }
+    )
+    bounds = found["interval"]
+    return {
+        **{name: round(found[name], 4) for name in ("ratio", "ratio_min", "ratio_max")},
+        "interval": None if bounds is None else [round(bound, 4) for bound in bounds],
+    }
+
+
+def writer(turns: Sequence[Measured]) -> dict[str, Any]:
+    """What the writer did in some turns."""
+    seconds = sum(one.seconds for one in turns)
+    tokens = max(1, sum(one.tokens for one in turns))
+    whole = {
+        field.name: sum(getattr(one.work, field.name) for one in turns) for field in fields(Work)
+    }
+    return {
+        "seconds": round(seconds, 2),
+        "cpu_s": round(whole["cpu_s"], 3),
+        "core_share": round(whole["cpu_s"] / seconds, 4),
+        "commits_per_s": round(whole["commits"] / seconds, 1),
+        "records_per_s": round(whole["records"] / seconds, 1),
+        "fsyncs": whole["fsyncs"],
+        "fsync_share": round(whole["fsync_s"] / seconds, 4),
+        "journal_bytes": whole["journal_bytes"],
+        "written_bytes": whole["written_bytes"],
+        "journal_bytes_per_token": round(whole["journal_bytes"] / tokens, 1),
+        "written_bytes_per_token": round(whole["written_bytes"] / tokens, 1),
+    }
+
+
+def play(config: RunConfig, plan: Plan) -> Path:
+    """A run whose coordinator takes turns, to its end; its folder."""
+    hardware = detect()
+    config = check_start(config, hardware)
+    run_dir = make_run_folder(config)
+    with locked(run_dir), (run_dir / "logs" / "supervisor.log").open("w") as log:
+        config = with_keys(run_dir, config)
+        specs = [in_turns(spec, plan) for spec in plan_processes(config, run_dir, hardware)]
+        outcome, _ = supervise(run_dir, config, specs, Console(file=log), live=False)
+    if outcome.code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if outcome.code != DONE:
+        raise RunFailedError(f"{outcome.cause}\n{outcome.tail}")
+    return run_dir
+
+
+def in_turns(spec: ProcessSpec, plan: Plan) -> ProcessSpec:
+    """The coordinator's process with a store that takes turns; no other coordinator takes over."""
+    if spec.role != "coordinator":
+        return spec
+    python, module, _, *options = spec.argv
+    argv = (python, module, "benchmarks.journal_turns", *options_of(plan), *options)
+    return replace(spec, argv=argv, restarts=Restarts())
+
+
+def recipe_of(options: argparse.Namespace, root: Path) -> RunConfig:
+    """The recipe as it evaluates alone."""
+    overrides = [
+        f"generator.engine={options.engine}",
+        *options.overrides,
+        f"evaluation.num_prompts={options.prompts}",
+        *("evaluation.only=true", "evaluation.before=true", "evaluation.after=false"),
+        *("name=journal", f"root={json.dumps(str(root))}", "dashboard.enabled=false"),
+        # So many prompts are drawn and encoded in some seconds, in which nobody hears anything.
+        "transport.heartbeat_timeout_s=60",
+    ]
+    config = load_recipe(Path(options.recipe), overrides)
+    check_recipe(config)
+    return with_local_model(config, download=True)
+
+
+def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
+    """All runs; the figures, and the state of the machine meanwhile."""
+    config = recipe_of(options, root)
+    kinds = KINDS if options.parts else WHOLE
+    rounds: list[Round] = []
+    roles: dict[int, str] = {}
+    with Watch() as watch:
+        for number in range(options.repeats):
+            plan = Plan(kinds, options.turn_s, options.settle_s, number)
+            run_dir = play(config, plan)
+            roles |= roles_in(run_dir)
+            found = rounds_of(flow_of(run_dir), read_turns(run_dir), kinds)
+            if not found:
+                raise RunFailedError("no round was over before the prompts were: raise --prompts")
+            rounds += found
+            print(f"run {number + 1}: {line(figures(found))}", flush=True)
+    return {
+        "benchmark": "journal",
+        **figures(rounds),
+        "runs": options.repeats,
+        "engine": config.generator.engine,
+        "settings": {
+            "recipe": Path(options.recipe).stem,
+            "overrides": options.overrides,
+            "prompts": options.prompts,
+            "turn_s": options.turn_s,
+            "settle_s": options.settle_s,
+            "commit_interval_ms": config.storage.commit_interval_ms,
+        },
+        "filesystem": filesystem_of(root),
+        **watch.state(roles).as_row(),
+    }
+
+
+def line(found: Mapping[str, Any]) -> str:
+    """Figures in a line."""
+    rates, writes = found["tokens_per_s"], found["writer"]
+    bounds = found["interval"]
+    spread = f", 95 % interval {bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else ""
+    parts = "".join(
+        f"; {kind} {part['ratio']:.3f}" for kind, part in found.get("parts", {}).items()
+    )
+    return (
+        f"{rates['journal']:,.0f} tokens a second with the journal, {rates['none']:,.0f} without: "
+        f"{found['ratio']:.3f} ({found['ratio_min']:.3f} to {found['ratio_max']:.3f} in "
+        f"{found['rounds']} rounds{spread}){parts}; its writer takes {writes['core_share']:.1%} of "
+        f"a core, fsyncs {writes['fsync_share']:.1%} of the time"
+    )
+
+
+def filesystem_of(folder: Path) -> str:
+    """What kind of file system holds a folder."""
+    mounts = [
+        mount
+        for mount in psutil.disk_partitions(all=True)
+        if folder.resolve().is_relative_to(mount.mountpoint)
+    ]
+    return max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else "unknown"
+
+
+def options_from(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench journal",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", help="key=value, e.g. model.path=FOLDER")
+    parser.add_argument("--recipe", default=str(RECIPE), help="whose generator and prompts")
+    parser.add_argument("--engine", choices=("vllm", "torch", "fake"), default="vllm")
+    parser.add_argument("--prompts", type=int, default=24576, help="held-out prompts of a run")
+    parser.add_argument("--repeats", type=int, default=5, help="runs")
+    parser.add_argument("--turn-s", type=float, default=4.0, help="seconds of a turn")
+    parser.add_argument("--settle-s", type=float, default=1.0, help="seconds before each turn")
+    parser.add_argument("--parts", action="store_true", help="also turns without a part of it")
+    parser.add_argument("--root", type=Path, help="where runs are written (a temporary folder)")
+    parser.add_argument("--rows", type=Path, help="a JSONL file that gets the result as a row")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    options = options_from(argv)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=options.root) as root:
+        result = measure(options, Path(root))
+    print(f"all: {line(result)} (goal: at least {GOAL})")
+    keep(options.rows, result)
+    if options.json:
+        print(result_line(result))
+    return 0
+
+
+if __name__ == "__main__":  # vLLM's engine process imports the main module again
+    sys.exit(main())
