@@ -166,7 +166,7 @@ def median_line(lines: Sequence[Points]) -> Points:
     first one ends, linear between points."""
     begin, end = max(line[0][0] for line in lines), min(line[-1][0] for line in lines)
     xs = [begin + (end - begin) * i / (POINTS - 1) for i in range(POINTS)]
-    each = [np.interp(xs, *zip(*line, strict=True)) for line in lines]
+    each = [np.interp(xs, [x for x, _ in line], [y for _, y in line]) for line in lines]
     return [(x, float(y)) for x, y in zip(xs, np.median(each, axis=0), strict=True)]
 
 

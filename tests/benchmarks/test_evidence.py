@@ -94,3 +94,30 @@ def test_plots_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
     for path in evidence.draw(tmp_path):
         assert path.read_text(encoding="utf-8").startswith("<?xml")
         assert f"images/evidence/{path.name}" in text
+
+
+def test_a_race_that_is_over_has_a_plot_with_both_arms_and_the_median_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows(tmp_path / "race.jsonl")
+    monkeypatch.setattr(race_evidence, "SETTINGS", {"small": SMALL})
+    monkeypatch.setattr(race_evidence, "race_path", lambda name: rows.path)
+    monkeypatch.setattr(race_evidence, "Race", lambda setting: Race(setting, tmp_path))
+    for seed in SMALL.seeds:
+        assert "race-small.svg" not in race_evidence.part("small")
+        for mode, slope in (("synchronous", 0.03), ("streaming", 0.06)):
+            add(rows, mode, GRIDS[mode].start, seed, rising(slope))
+    assert "race-small.svg" in race_evidence.part("small")
+    assert tmp_path / "race-small.svg" in race_evidence.draw(tmp_path)
+    assert "to 0.900 it is" in race_evidence.part("small")
+
+
+def test_a_median_of_lines_is_taken_where_all_of_them_are() -> None:
+    lines = [
+        [(0.0, 0.0), (10.0, 1.0)],
+        [(1.0, 3.0), (5.0, 3.0)],
+        [(0.0, 9.0), (2.0, 9.0), (8.0, 9.0)],
+    ]
+    found = race_evidence.median_line(lines)
+    assert (found[0], found[-1]) == ((1.0, 3.0), (5.0, 3.0))
+    assert race_evidence.median_line([lines[0]])[30][1] == pytest.approx(30 / 59)
