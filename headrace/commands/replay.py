@@ -73,6 +73,8 @@ class Replay:
 
 def replay(arguments: argparse.Namespace) -> int:
     """Make an update again and say what differs."""
+    if not arguments.tolerance >= 0:
+        raise UserError("--tolerance is a number from 0 on")
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
     config = run_folder.read_config(run_dir)
     from coordinator.past_batch import past_batch

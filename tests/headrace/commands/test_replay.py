@@ -385,6 +385,15 @@ def test_an_update_that_there_is_not_is_one_line(
     assert line == (f"error: there is no update {update} in this run: its last one is {UPDATES}\n")
 
 
+@pytest.mark.parametrize("tolerance", ["-1", "nan"])
+def test_a_tolerance_that_is_none_is_one_line(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], tolerance: str
+) -> None:
+    command = ["replay", str(run_dir), "--update", "1", f"--tolerance={tolerance}"]
+    assert main(command) == 2
+    assert capsys.readouterr().err == "error: --tolerance is a number from 0 on\n"
+
+
 def test_a_run_that_there_is_not_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
