@@ -69,8 +69,11 @@ class RunReader:
 
     def columns(self, query: AnySelect, size: int) -> Iterator[Sequence[Sequence[Any]]]:
         """The columns of a query in its order, of so many rows at a time and without having all of
-        them in memory; values as in `tuples`."""
-        for rows in self._fetched(query.execution_options(stream_results=True), size):
+        them in memory; values may be as in `tuples`."""
+        # SQLite makes rows when they are fetched, a server all of them at once unless told.
+        is_file = self.engine.dialect.name == "sqlite"
+        parts = self._fetched(query, size) if is_file else self.stream(query, size)
+        for rows in parts:
             yield list(zip(*rows, strict=True))
 
     def _fetched(self, query: AnySelect, size: int) -> Iterator[Sequence[tuple[Any, ...]]]:
