@@ -1,7 +1,7 @@
 """A run that is interrupted after every update and resumed equals one that goes through, to the
 bit: models, optimizers and random numbers in its checkpoints, tokens, logprobs and rewards of its
-trajectories, what its batches held and what the learner said of each token. Its last update,
-replayed on as many learner ranks, does so, too."""
+trajectories, what its batches held and what the learner said of each token. A replay of its last
+update, on as many learner ranks, agrees with it."""
 
 import hashlib
 import json
