@@ -82,7 +82,7 @@ def replay(arguments: argparse.Namespace) -> int:
 
     records = (record for batch in read_journal(run_dir / "journal") for _, record in batch)
     shares = written_shares(run_dir, arguments.update)
-    ranks = {batch_id: len(written) for batch_id, written in shares.items()}
+    ranks = {batch_id: 1 + max(written) for batch_id, written in shares.items()}
     past = past_batch(records, config, arguments.update, ranks)
     found = Replay(past, shares.get(past.recorded.batch_id or 0, {}))
     with _output_on_stderr():

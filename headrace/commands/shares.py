@@ -41,5 +41,5 @@ def rank_rows(written: Written, shares: Sequence[Sequence["Shard"]]) -> Iterator
             made |= {("window", window.window_id): rank for window in part.windows}
             made |= {("value trajectory", value.trajectory_id): rank for value in part.values}
     for kind, key in sorted(stored.keys() | made.keys()):
-        both = (np.array([ranks.get((kind, key), np.nan)]) for ranks in (stored, made))
+        both = (np.array([x.get((kind, key), np.nan)], np.float64) for x in (stored, made))
         yield Row(f"{kind} {key}", None, *both)

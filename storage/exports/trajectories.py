@@ -79,7 +79,8 @@ class TrajectoryRows:
         if field.name == PROMPT_IDS:
             blobs = page.scalars[PROMPT_IDS]
             ids = np.frombuffer(b"".join(blobs), dtype="<i4")
-            return _lists(np.cumsum([0, *map(len, blobs)]) // ids.itemsize, pa.array(ids))
+            sizes = np.array([len(blob) for blob in blobs], np.int64)
+            return _lists(np.append(0, sizes.cumsum()) // ids.itemsize, pa.array(ids))
         if field.name in _LISTS:
             values = token_array(page.tokens, _LISTS[field.name])
             if pa.types.is_dictionary(values.type):

@@ -35,25 +35,25 @@ def test_ranks_that_lack_a_gpu_of_their_own(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("learner", "error", "text"),
+    ("written", "error", "text"),
     [
-        ({"ranks": 2}, RunFailedError, "learner rank [01] of the replay ended with 1: "),
-        ({"ranks": 2, "device": "cuda"}, UserError, "use learner.device=cpu"),
+        ("resolved.json", UserError, "^cannot load the model "),
+        ("elsewhere.json", RunFailedError, "rank [01] of the replay ended with 1: FileNotFound"),
     ],
 )
 def test_a_rank_that_fails_ends_all_of_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    learner: dict[str, object],
+    written: str,
     error: type[Exception],
     text: str,
 ) -> None:
-    """The model's folder is empty; or there is no GPU."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    """The model's folder is empty; or the ranks do not find their configuration."""
+    monkeypatch.setattr(rerun, "RESOLVED", written)
+    learner = {"ranks": 2, "device": "cpu"}
     config = make_config(model={"path": str(tmp_path)}, learner=learner)
     sent = batch_of(record(seed=1, trajectories=3), update=1, version=0, ranks=2, value_epochs=1)
-    (tmp_path / "beside").mkdir()
+    beside = tmp_path / "beside"
+    beside.mkdir()
     with pytest.raises(error, match=text):
-        rerun.rerun(
-            config, tmp_path, sent.batch, [[shard] for shard in sent.shards], tmp_path / "beside"
-        )
+        rerun.rerun(config, tmp_path, sent.batch, [[shard] for shard in sent.shards], beside)
