@@ -6,7 +6,7 @@ state is folded and the batch compiled by the code that did both then, so a diff
 records; of several updates of that number it is the one on the surviving line.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ class PastBatch:
         return [shard for shards in self.prepared.parts for shard in shards]
 
     def header(self) -> Batch:
-        """What one rank is told that computes all of it."""
+        """What the learner is told of it."""
         taken = self.recorded
         return Batch(
             batch_id=taken.batch_id or 0,
@@ -69,21 +69,24 @@ class PastBatch:
             lineage=taken.lineage,
             version=taken.version,
             publish_as=taken.version + self.prepared.trains_policy,
-            parts=[len(self.parts)],
+            parts=[len(shards) for shards in self.prepared.parts],
             value_epochs=self.value_epochs,
             checkpoint=False,
         )
 
 
-def past_batch(records: Iterable[Record], config: RunConfig, update: int) -> PastBatch:
-    """The batch of an update on the surviving line; UserError where there is none."""
+def past_batch(
+    records: Iterable[Record], config: RunConfig, update: int, ranks: Mapping[int, int]
+) -> PastBatch:
+    """The batch of an update on the surviving line; UserError where there is none. `ranks`: how
+    many learner ranks batches were for, by id, where those were not as many as configured."""
     state, rules = State(config), batch_rules(config)
     out: _Compiled | None = None
     found: PastBatch | None = None
     for record in records:
         match record:
             case BatchTaken() if record.update == update:
-                out = _compiled(record, state, rules, config)
+                out = _compiled(record, state, rules, config, ranks)
             case BatchReturned() if record.update == update:
                 out = None
             case UpdateCommitted() if record.update == update and out is not None:
@@ -107,7 +110,13 @@ class _Compiled(NamedTuple):
     after: int | None
 
 
-def _compiled(taken: BatchTaken, state: State, rules: BatchRules, config: RunConfig) -> _Compiled:
+def _compiled(
+    taken: BatchTaken,
+    state: State,
+    rules: BatchRules,
+    config: RunConfig,
+    ranks: Mapping[int, int],
+) -> _Compiled:
     """The batch from the state that it was taken from."""
     account, value = state.account, config.algorithm.value
     epochs = config.learner.value.epochs
@@ -122,7 +131,7 @@ def _compiled(taken: BatchTaken, state: State, rules: BatchRules, config: RunCon
         selection,
         state,
         rules,
-        ranks=config.learner.ranks,
+        ranks=ranks.get(taken.batch_id or 0, config.learner.ranks),
         max_bytes=config.transport.part_bytes,
         batch_id=taken.batch_id,
     )

@@ -1,30 +1,43 @@
 """An update, computed again with its models: forward passes, losses, gradients, optimizer steps.
 
-In: a run's configuration, the batch as one share, the checkpoint from before the update. Out: what
-a learner reports of it and the weights afterwards. Promises: the trainer of the run does it, on one
-rank, beside the run's folder: nothing in the run changes.
+In: a run's configuration, the batch as its ranks got it, the checkpoint from before the update.
+Out: what the learner reports of it and the weights afterwards. Promises: the trainer of the run
+does it, on as many ranks as then, each a process of its own (`learner.rerun_rank`), beside the
+run's folder: nothing in the run changes.
 """
 
 import os
-from collections.abc import Mapping
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import Tensor
 
 from headrace.config.run import RunConfig
+from headrace.errors import RunFailedError, UserError
 from headrace.hardware import free_port
+from headrace.install import ROOT
 from headrace.protocol.batches import Shard
-from headrace.protocol.messages import Batch, UpdateDone
+from headrace.protocol.messages import Batch, BatchPart, UpdateDone
 from learner.checkpoint import mismatch, read_manifest
-from learner.engines import join_ranks
-from learner.run import REPRODUCIBLE, choose_device, use_cores
-from learner.trainer import CRITIC, POLICY, Trainer
+from learner.message_file import read_messages, write_messages
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 """By model, by the tensor's name."""
+Share = Sequence[Shard]
+"""What a rank gets, in parts."""
+RESOLVED, SENT, REPORT, WEIGHTS = "resolved.json", "sent", "report", "weights"
+"""What is in the folder in which ranks compute: the configuration, the coordinator's messages to
+rank 0, and from rank 0 the report and the models' weights."""
+_POLICY, _CRITIC = "policy", "critic"
+_POLL_S = 0.05
 
 
 class Rerun(NamedTuple):
@@ -38,11 +51,11 @@ class Rerun(NamedTuple):
 def obstacle(config: RunConfig, run_dir: Path, update: int, after: int | None) -> str | None:
     """Why an update cannot be computed again with its models; None where it can. `after`: the batch
     that was the last one in the weights."""
-    learner = config.learner
-    if learner.ranks > 1 and (learner.zero_stage or learner.precision == "bfloat16"):
+    ranks, room = config.learner.ranks, _room_for_ranks(config)
+    if _is_cut(config) and ranks > room:
         return (
-            f"its optimizer state is cut for learner.ranks = {learner.ranks}, and a replay has one "
-            "rank"
+            f"its optimizer state is cut for learner.ranks = {ranks}, each with a GPU of its own, "
+            f"and this machine has {room}"
         )
     for start in _starting_models(config, update):
         if not Path(start).is_dir():
@@ -82,36 +95,86 @@ def weights_after(run_dir: Path, update: int, batch_id: int | None) -> Weights:
     if not path.is_dir() or mismatch(path) or read_manifest(path).get("batch_id") != batch_id:
         return {}
     found: dict[str, dict[str, Tensor]] = {}
-    for name in (POLICY, CRITIC):
+    for name in (_POLICY, _CRITIC):
         for file in sorted((path / name).glob("*.safetensors")):
             found.setdefault(name, {}).update(load_file(file))
     return found
 
 
-def rerun(config: RunConfig, run_dir: Path, batch: Batch, shard: Shard, beside: Path) -> Rerun:
-    """Compute an update again that has no `obstacle`, in the empty folder `beside`. UserError where
-    a model cannot be had."""
-    os.environ.update({k: v for k, v in REPRODUCIBLE.items() if k not in os.environ})
+def rerun(
+    config: RunConfig, run_dir: Path, batch: Batch, shares: Sequence[Share], beside: Path
+) -> Rerun:
+    """Compute an update again that has no `obstacle`, in the empty folder `beside`.
+
+    `shares` are those of all ranks. Where the machine has too few GPUs for them, one rank computes
+    everything. UserError where a model cannot be had, RunFailedError where a rank fails.
+    """
+    if len(shares) > _room_for_ranks(config):
+        shares = [[shard for share in shares for shard in share]]
     (beside / "checkpoints").mkdir()
     if batch.update > 1:
         checkpoint = checkpoint_before(run_dir, batch.update).resolve()
         (beside / "checkpoints" / checkpoint.name).symlink_to(checkpoint)
     changed: dict[str, Any] = {
-        "learner": config.learner.model_copy(update={"ranks": 1}),
+        "learner": config.learner.model_copy(update={"ranks": len(shares)}),
         "storage": config.storage.model_copy(update={"token_diagnostics": True}),
     }
     if not _starting_models(config, batch.update):
         # A copy of the run may have come without the model that it began with.
-        folder = str(beside / "checkpoints" / f"step_{batch.update - 1}" / POLICY)
+        folder = str(beside / "checkpoints" / f"step_{batch.update - 1}" / _POLICY)
         changed["model"] = config.model.model_copy(update={"path": folder})
-    config = config.model_copy(update=changed)
-    device = choose_device(config, 0)
-    if device.type == "cpu":
-        use_cores(config, None)
-    join_ranks(rank=0, world_size=1, port=free_port(), device=device)
-    try:
-        trainer = Trainer(config, beside, rank=0, device=device)
-        done = trainer.train(batch, shard, None)
-        return Rerun(done, trainer.whole_weights(), device.type)
-    finally:
-        torch.distributed.destroy_process_group()
+    (beside / RESOLVED).write_text(config.model_copy(update=changed).model_dump_json())
+    parts = [
+        BatchPart(batch_id=batch.batch_id, rank=rank, index=index, shard=shard)
+        for rank, share in enumerate(shares)
+        for index, shard in enumerate(share)
+    ]
+    batch = replace(batch, parts=[len(share) for share in shares])
+    write_messages(beside / SENT, [batch, *parts])
+    _run_ranks(beside, len(shares))
+    (done,) = read_messages(beside / REPORT)
+    assert isinstance(done, UpdateDone)
+    weights = {path.stem: load_file(path) for path in (beside / WEIGHTS).iterdir()}
+    return Rerun(done, weights, "cuda" if _on_gpus(config) else "cpu")
+
+
+def _is_cut(config: RunConfig) -> bool:
+    """Whether each rank has an optimizer state of its own."""
+    return bool(config.learner.zero_stage) or config.learner.precision == "bfloat16"
+
+
+def _on_gpus(config: RunConfig) -> bool:
+    return config.learner.device != "cpu" and torch.cuda.is_available()
+
+
+def _room_for_ranks(config: RunConfig) -> int:
+    """How many ranks this machine can have: two of them cannot share a GPU, and all share cores."""
+    return torch.cuda.device_count() if _on_gpus(config) else sys.maxsize
+
+
+def _run_ranks(folder: Path, ranks: int) -> None:
+    """Run all ranks to their end, or none any longer once one has failed."""
+    port = free_port()
+    logs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+    with ExitStack() as stack:
+        processes = []
+        for rank, log in enumerate(logs):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "learner.rerun_rank", str(folder), "--rank", str(rank),
+                 "--world-size", str(ranks), "--master-port", str(port)],
+                stdin=subprocess.DEVNULL, stdout=stack.enter_context(log.open("wb")),
+                stderr=subprocess.STDOUT, env=environment,
+            )  # fmt: skip
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            processes.append(process)
+        while None in (codes := [p.poll() for p in processes]) and not any(codes):
+            time.sleep(_POLL_S)
+    for rank, code in enumerate(codes):
+        if code:
+            said = logs[rank].read_text(errors="replace").strip().rpartition("\n")[2]
+            if code == 2:
+                raise UserError(said.removeprefix("error: "))
+            raise RunFailedError(f"learner rank {rank} of the replay ended with {code}: {said}")

@@ -102,7 +102,10 @@ def _connection(memory_mib: int) -> "Iterator[duckdb.DuckDBPyConnection]":
     import duckdb
 
     settings = {**_ALONE, "memory_limit": f"{memory_mib}MiB"}
-    connection = duckdb.connect(":memory:", config=settings)
+    try:
+        connection = duckdb.connect(":memory:", config=settings)
+    except duckdb.Error as error:
+        raise UserError(f"a memory limit of {memory_mib} MiB: {_line(error)}") from error
     try:
         yield connection
     finally:

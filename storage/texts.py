@@ -4,16 +4,18 @@ The `tokenizer.json` of the newest checkpoint, of the model's folder, or of the 
 read by the tokenizers library; nothing is downloaded. No such file: no text.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from headrace.protocol.streams import Int32
 from storage.reader import read_config
 
+Int64 = npt.NDArray[np.int64]
 _FILE = "tokenizer.json"
 
 
@@ -28,11 +30,12 @@ class TextDecoder:
         text: str = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
         return text
 
-    def texts(self, responses: Sequence[Int32]) -> list[str]:
-        """Responses as texts, without special tokens."""
-        texts: list[str] = self._tokenizer.decode_batch(
-            [token_ids.tolist() for token_ids in responses], skip_special_tokens=True
-        )
+    def texts(self, token_ids: Int32, borders: Int64) -> list[str]:
+        """Responses as texts, without special tokens: response i has the tokens from borders[i] to
+        borders[i + 1]."""
+        ids = token_ids.tolist()
+        responses = [ids[first:end] for first, end in pairwise(borders.tolist())]
+        texts: list[str] = self._tokenizer.decode_batch(responses, skip_special_tokens=True)
         return texts
 
     def pieces(self, token_ids: Int32) -> list[str]:

@@ -1,9 +1,10 @@
 """`headrace replay`: one update made again from what is stored, and where the numbers differ.
 
 In: a run, the number of an update. Out: a table of quantities, or JSON. From the journal and the
-token diagnostics alone: the batch, its masks, lambdas, advantages, returns and figures. Where the
-weights of the update's start are at hand also the update itself, with its models. Exit codes: 0 all
-that was compared agrees, 1 something differs, 2 there is no such run or update.
+token diagnostics alone: the batch, its shares, masks, lambdas, advantages, returns and figures.
+Where the weights of the update's start are at hand also the update itself, with its models, on as
+many learner ranks as then. Exit codes: 0 all that was compared agrees, 1 something differs, 2 there
+is no such run or update.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from headrace.commands.differences import (
     quantity,
     row_of,
 )
+from headrace.commands.shares import Written, rank_rows, written_shares
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.diagnostics import TokenDiagnostics
@@ -41,12 +43,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from coordinator.past_batch import PastBatch
-    from headrace.protocol.batches import Shard
     from headrace.protocol.streams import Float32
     from learner.recount import Recount
 
 STORE, MODELS = "store", "models"
-MASKS = "masks"
+MASKS, RANKS = "masks", "ranks"
 EXACT = 1e-5
 """How far a number that needs no model may lie from the stored one: both are float32."""
 OF_THE_CLOCK = ("timing_s/", "perf/tokens_per_s")
@@ -55,9 +56,11 @@ OF_THE_CLOCK = ("timing_s/", "perf/tokens_per_s")
 
 @dataclass
 class Replay:
-    """What came of it: quantities compared, and for what was not made again, why."""
+    """What came of it: quantities compared, and for what was not made again, why. `written`: what
+    the learner's ranks wrote down of the update."""
 
     past: "PastBatch"
+    written: Written
     quantities: list[Quantity] = field(default_factory=list)
     lacking: dict[str, str] = field(default_factory=dict)
     device: str | None = None
@@ -70,13 +73,18 @@ class Replay:
 
 def replay(arguments: argparse.Namespace) -> int:
     """Make an update again and say what differs."""
+    if not arguments.tolerance >= 0:
+        raise UserError("--tolerance is a number from 0 on")
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
     config = run_folder.read_config(run_dir)
     from coordinator.past_batch import past_batch
     from storage.journal import read_journal
 
     records = (record for batch in read_journal(run_dir / "journal") for _, record in batch)
-    found = Replay(past_batch(records, config, arguments.update))
+    shares = written_shares(run_dir, arguments.update)
+    ranks = {batch_id: 1 + max(written) for batch_id, written in shares.items()}
+    past = past_batch(records, config, arguments.update, ranks)
+    found = Replay(past, shares.get(past.recorded.batch_id or 0, {}))
     with _output_on_stderr():
         _from_store(found, run_dir, config, arguments)
     if arguments.json:
@@ -113,13 +121,22 @@ def _from_store(
     )  # fmt: skip
     made = recount(algorithm, shard, stored, version=past.recorded.version)
     found.lacking |= made.lacking
-    found.quantities += [_masks(past), *_columns(made, stored)]
+    found.quantities += [_ranks(found), _masks(past), *_columns(made, stored)]
     metrics = made.metrics | past.prepared.metrics
     found.quantities.append(_figures(found, metrics, STORE, EXACT))
     if arguments.store_only:
         found.lacking["logprobs, values, losses, gradients, weights"] = "--store-only was given"
     else:
-        _with_models(found, shard, stored, run_dir, config, arguments.tolerance)
+        _with_models(found, stored, run_dir, config, arguments.tolerance)
+
+
+def _ranks(found: Replay) -> Quantity:
+    """Which rank trained what, by what the ranks wrote down and by the rules."""
+    if not found.written:
+        found.lacking[RANKS] = "no rank wrote down what it trained"
+        return quantity(RANKS, (), source=STORE, tolerance=0.0)
+    rows = rank_rows(found.written, found.past.prepared.parts)
+    return quantity(RANKS, rows, source=STORE, tolerance=0.0)
 
 
 def _masks(past: "PastBatch") -> Quantity:
@@ -193,7 +210,6 @@ def _figures(
 
 def _with_models(
     found: Replay,
-    shard: "Shard",
     stored: dict[int, TokenDiagnostics],
     run_dir: Path,
     config: RunConfig,
@@ -207,7 +223,8 @@ def _with_models(
     if why is None:
         try:
             with tempfile.TemporaryDirectory(prefix="headrace-replay-") as beside:
-                again = rerun(config, run_dir, past.header(), shard, Path(beside))
+                parts = past.prepared.parts
+                again = rerun(config, run_dir, past.header(), parts, Path(beside))
         except UserError as error:
             why = str(error)
     if why is not None:

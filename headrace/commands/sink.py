@@ -53,7 +53,8 @@ class Teller:
     def __init__(
         self, target: Sink, run_dir: Path, folder: Path, *, sleep: Sleep = time.sleep
     ) -> None:
-        """`folder`: the sink's, where its position is kept as well."""
+        """`folder`: the sink's, where its position is kept as well. UserError: it was told of
+        another run."""
         self._sink, self._run_dir, self._folder, self._sleep = target, run_dir, folder, sleep
         self._place = folder / POSITION
         self._position = self._last_position()
@@ -92,7 +93,8 @@ class Teller:
         for item in found:
             self._sink.write(item.update, item.at, item.metrics)
             self._position = item.position
-            write_atomically(self._place, json.dumps(self._position._asdict()) + "\n")
+            kept = {"run": self._run_dir.name, **self._position._asdict()}
+            write_atomically(self._place, json.dumps(kept) + "\n")
             self._steps += 1
             if self._failures:
                 self._failures = 0
@@ -128,17 +130,21 @@ class Teller:
         return status not in ("finished", "failed", "interrupted", "stopped", "lost")
 
     def _facts(self) -> RunFacts:
-        from storage.queries import run_config
-
-        config = run_config(self._run_dir)
-        name = str(config.get("name", self._run_dir.name))
-        return RunFacts(self._run_dir.name, name, config, self._folder)
+        config = run_folder.read_config(self._run_dir).public()
+        plain = config.model_dump(mode="json")
+        return RunFacts(self._run_dir.name, config.name, plain, self._folder)
 
     def _last_position(self) -> "Position":
         """Where an earlier call came to."""
         from storage.queries import Position
 
+        own = self._run_dir.name
         try:
-            return Position(**json.loads(self._place.read_text()))
-        except (OSError, ValueError, TypeError):
+            kept = json.loads(self._place.read_text())
+            run = kept.pop("run", own)
+            position = Position(**kept)
+        except (OSError, ValueError, TypeError, AttributeError):
             return Position()
+        if run != own:
+            raise UserError(f"{self._folder} was told of the run {run}: name another --out")
+        return position

@@ -10,9 +10,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any
 
 from headrace import run_folder
+from headrace.errors import UserError
 
 CELL = 60
 """Characters of a table's cell at most."""
@@ -21,6 +23,10 @@ Row = Sequence[Any]
 
 def sql(arguments: argparse.Namespace) -> int:
     """Print the answer to a query."""
+    if arguments.limit < 0 or arguments.memory < 1:
+        raise UserError("--limit is at least 0, and --memory at least 1")
+    if not 0 <= arguments.seconds <= TIMEOUT_MAX:
+        raise UserError("--seconds is a number of seconds from 0 on")
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
     query = sys.stdin.read() if arguments.query == "-" else arguments.query
     from storage.queries import ask

@@ -113,9 +113,12 @@ def _has_value(column: pa.ListArray) -> npt.NDArray[np.bool_]:
     """Whether a list has an entry that is not null."""
     values = column.flatten()
     counts = column.value_lengths().fill_null(0).to_numpy()
+    if values.null_count == 0:
+        return np.asarray(counts > 0)
     ends = np.cumsum(counts)
-    valid = np.cumsum([0, *values.is_valid().to_numpy(zero_copy_only=False)])
-    return np.asarray(valid[ends] > valid[ends - counts])
+    known = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values.is_valid().to_numpy(zero_copy_only=False), out=known[1:])
+    return np.asarray(known[ends] > known[ends - counts])
 
 
 def _kinds_of_text(texts: pa.Array) -> Int8:

@@ -74,12 +74,11 @@ class MetricRows:
 
     def parts(self) -> Iterator[Part]:
         """Rows in batches of bounded size."""
-        for rows in self._reader.stream(self._single, SQL_ROWS):
-            columns: dict[str, Sequence[Any]] = dict(
-                zip(COLUMNS, zip(*rows, strict=True), strict=True)
-            )
-            columns["bin"] = (None,) * len(rows)
-            yield Part(len(rows), plain(self._batch(columns).select(self.schema.names)))
+        for found in self._reader.columns(self._single, SQL_ROWS):
+            columns = dict(zip(COLUMNS, found, strict=True))
+            count = len(columns["name"])
+            columns["bin"] = (None,) * count
+            yield Part(count, plain(self._batch(columns).select(self.schema.names)))
         for rows in self._reader.stream(self._arrays, SQL_ROWS):
             batch = self._batch(_by_bin(rows))
             if self._expression is not None:
@@ -92,7 +91,8 @@ class MetricRows:
         columns["source"] = [
             "sample" if lineage is None else "update" for lineage in columns["lineage"]
         ]
-        columns["unit"] = [_unit(name) for name in names]
+        units = {name: _unit(name) for name in set(names)}
+        columns["unit"] = [units[name] for name in names]
         arrays = [array_of(field, columns[field.name]) for field in _FIELDS]
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(_FIELDS))
 
@@ -113,11 +113,13 @@ def _joined(query: AnySelect, table: Any, *, isouter: bool = True) -> AnySelect:
 def _by_bin(rows: Sequence[Any]) -> dict[str, Sequence[Any]]:
     columns: dict[str, list[Any]] = {name: [] for name in (*COLUMNS, "bin")}
     for row in rows:
-        for label, value in zip(METRICS[row.name].bins, row.values, strict=True):
-            if value is not None:
-                known = {**row._mapping, "value": value, "bin": label}
-                for name, column in columns.items():
-                    column.append(known[name])
+        labels = zip(METRICS[row.name].bins, row.values, strict=True)
+        known = [(label, value) for label, value in labels if value is not None]
+        columns["bin"] += [label for label, _ in known]
+        columns["value"] += [value for _, value in known]
+        for name in COLUMNS:
+            if name != "value":
+                columns[name] += [row._mapping[name]] * len(known)
     return dict(columns)
 
 

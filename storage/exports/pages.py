@@ -75,10 +75,12 @@ def pages(
 def wanted_where(reader: RunReader, condition: Any) -> Wanted:
     """The trajectories for which a condition (None: always) holds. A last offset of -1: it has no
     tokens."""
-    chosen = select(Trajectory.trajectory_id, func.coalesce(Trajectory.last_offset, -1))
-    query = joined(chosen, reader.key).order_by(Trajectory.trajectory_id)
-    if condition is not None:
-        query = query.where(condition)
+    query = select(Trajectory.trajectory_id, func.coalesce(Trajectory.last_offset, -1))
+    if condition is None:
+        query = query.where(Trajectory.run == reader.key)
+    else:
+        query = joined(query, reader.key).where(condition)
+    query = query.order_by(Trajectory.trajectory_id)
     table = np.fromiter(chain.from_iterable(reader.tuples(query)), np.int64).reshape(-1, 2)
     return Wanted(table[:, 0].copy(), table[:, 1].copy())
 

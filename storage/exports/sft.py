@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from sqlalchemy import and_
 
@@ -111,6 +110,6 @@ class SftRows:
 
 def answers_of(page: Page, decoder: TextDecoder) -> Iterator[tuple[dict[str, Any], str]]:
     """The scalars of each trajectory of a page, and its response as text."""
-    texts = decoder.texts(np.split(page.tokens.token_ids, page.borders[1:-1]))
+    texts = decoder.texts(page.tokens.token_ids, page.borders)
     for row, text in enumerate(texts):
         yield {name: values[row] for name, values in page.scalars.items()}, text

@@ -1,8 +1,8 @@
-"""Rows kept on disk between being made and being written.
+"""Rows kept between being made and being written.
 
 What the first rows of a file must be, and which columns it has, is known when all rows have been
-seen. Making them is the larger part of the work, so they wait in two files beside the target, what
-neighbours share in one of them, and are not made twice.
+seen. Making them is the larger part of the work, so they wait and are not made twice: few of them
+in memory, more in two files beside the target, what neighbours share in one of them.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,19 @@ import pyarrow as pa
 
 from storage.exports.packed import Packed
 
+IN_MEMORY = 96 << 20
+"""Bytes of rows that need no files."""
+
 
 class Spool:
-    """Two files of batches; gone when the block ends. `schema`: of the rows."""
+    """Batches of rows; gone when the block ends. `schema`: of the rows."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._paths = (path.with_suffix(".own"), path.with_suffix(".shared"))
         self._schema = schema
         self._files: list[pa.ipc.RecordBatchStreamWriter] = []
+        self._waiting: list[Packed] = []
+        self._size = 0
         self._words: dict[str, list[pa.Array]] = {
             field.name: [] for field in schema if pa.types.is_dictionary(field.type)
         }
@@ -40,6 +45,18 @@ class Spool:
 
     def add(self, rows: Packed) -> None:
         """Some more rows."""
+        for name, known in self._words.items():
+            known.append(rows.kept(name).dictionary)
+            if len(known) > 64:
+                self._words[name] = [pa.concat_arrays(known).unique()]
+        self._waiting.append(rows)
+        self._size += rows.own.nbytes + rows.shared.nbytes
+        if self._size > IN_MEMORY:
+            for each in self._waiting:
+                self._write(each)
+            self._waiting = []
+
+    def _write(self, rows: Packed) -> None:
         sizes = pa.array(rows.sizes, type=pa.int64())
         names = [*rows.shared.schema.names, "sizes"]
         batches = (rows.own, pa.RecordBatch.from_arrays([*rows.shared.columns, sizes], names))
@@ -51,16 +68,13 @@ class Spool:
             ]
         for file, batch in zip(self._files, batches, strict=True):
             file.write_batch(batch)
-        for name, known in self._words.items():
-            known.append(rows.kept(name).dictionary)
-            if len(known) > 64:
-                self._words[name] = [pa.concat_arrays(known).unique()]
 
     def parts(self) -> Iterator[Packed]:
         """All rows in order; none can be added any more."""
         for file in self._files:
             file.close()
         if not self._files:
+            yield from self._waiting
             return
         with ExitStack() as stack:
             owned, shared = (

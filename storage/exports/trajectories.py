@@ -15,7 +15,7 @@ from storage.exports.columns import (
     field,
     scalar_field,
 )
-from storage.exports.packed import plain
+from storage.exports.packed import Int64, plain
 from storage.exports.pages import PROMPT_IDS, Page, pages, scalar_array, token_array, wanted_where
 from storage.exports.rows import Part
 from storage.filters import Filter, to_sql
@@ -75,14 +75,20 @@ class TrajectoryRows:
         if field.name == _RESPONSE:
             if self._decoder is None:
                 return pa.nulls(page.size, pa.string())
-            parts = np.split(page.tokens.token_ids, page.borders[1:-1])
-            return pa.array(self._decoder.texts(parts))
+            return pa.array(self._decoder.texts(page.tokens.token_ids, page.borders))
         if field.name == PROMPT_IDS:
-            ids = [np.frombuffer(blob, dtype="<i4") for blob in page.scalars[PROMPT_IDS]]
-            return pa.array(ids, type=field.type)
+            blobs = page.scalars[PROMPT_IDS]
+            ids = np.frombuffer(b"".join(blobs), dtype="<i4")
+            sizes = np.array([len(blob) for blob in blobs], np.int64)
+            return _lists(np.append(0, sizes.cumsum()) // ids.itemsize, pa.array(ids))
         if field.name in _LISTS:
             values = token_array(page.tokens, _LISTS[field.name])
             if pa.types.is_dictionary(values.type):
                 values = values.dictionary_decode()
-            return pa.ListArray.from_arrays(pa.array(page.borders.astype(np.int32)), values)
+            return _lists(page.borders, values)
         return scalar_array(page, field)
+
+
+def _lists(borders: Int64, values: pa.Array) -> pa.ListArray:
+    """List i has the values from borders[i] to borders[i + 1]."""
+    return pa.ListArray.from_arrays(pa.array(borders.astype(np.int32)), values)

@@ -74,8 +74,9 @@ class WindowRows:
 
     def parts(self) -> Iterator[Part]:
         """Rows in batches of bounded size."""
-        for rows in self._reader.stream(self._query.order_by(Window.window_id), SQL_ROWS):
-            columns = dict(zip(("id", *self._names), zip(*rows, strict=True), strict=True))
-            columns["run_id"] = (self._reader.run_id,) * len(rows)
+        ordered = self._query.order_by(Window.window_id)
+        for ids, *found in self._reader.columns(ordered, SQL_ROWS):
+            columns = dict(zip(self._names, found, strict=True))
+            columns["run_id"] = (self._reader.run_id,) * len(ids)
             arrays = [array_of(field, columns[field.name]) for field in self.schema]
-            yield Part(len(rows), plain(pa.RecordBatch.from_arrays(arrays, schema=self.schema)))
+            yield Part(len(ids), plain(pa.RecordBatch.from_arrays(arrays, schema=self.schema)))

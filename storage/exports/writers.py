@@ -23,7 +23,7 @@ FORMATS = ("parquet", "jsonl", "csv", "arrow", DATASETS)
 Dictionaries = Mapping[str, pa.Array]
 """All values of each dictionary column."""
 _BATCH_ROWS = 1 << 15
-_BATCH_BYTES = 1 << 25
+_BATCH_BYTES = 1 << 23
 _TEXT_BYTES = 1 << 22
 """As Arrow; as text rows are several times larger."""
 

@@ -1,8 +1,12 @@
 """A run that is interrupted after every update and resumed equals one that goes through, to the
 bit: models, optimizers and random numbers in its checkpoints, tokens, logprobs and rewards of its
-trajectories, what its batches held and what the learner said of each token."""
+trajectories, what its batches held and what the learner said of each token. A replay of its last
+update, on as many learner ranks, agrees with it."""
 
 import hashlib
+import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +23,7 @@ from headrace.protocol.records import (
     WindowsClosed,
 )
 from tests.integration.audit import assert_trained_once, records_of
-from tests.integration.runs import Run
+from tests.integration.runs import REPOSITORY, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 UPDATES = 4
@@ -148,3 +152,17 @@ def test_a_run_interrupted_after_every_update_is_the_run_that_was_not(
         assert found.diagnostics[update] == expected.diagnostics[update], update
     assert found.checkpoints == expected.checkpoints
     assert found.trajectories == expected.trajectories
+    assert_replay_agrees(run.run_dir)
+
+
+def assert_replay_agrees(run_dir: Path) -> None:
+    """Of the last update, with its models."""
+    command = [sys.executable, "-m", "headrace", "replay", str(run_dir), "--json"]
+    done = subprocess.run(
+        [*command, "--update", str(UPDATES)], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    quantities = json.loads(done.stdout)["quantities"]
+    compared = {q["name"]: q["compared"] for q in quantities if q["source"] == "models"}
+    assert min(compared[f"weights of the {name}"] for name in ("policy", "critic")) > 0
+    assert {q["name"] for q in quantities if q["differing"]} == set()

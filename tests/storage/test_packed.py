@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage.exports import spool as spool_module
 from storage.exports.columns import WORD
-from storage.exports.leading import Leading
+from storage.exports.leading import PLAIN, Leading, shown
 from storage.exports.packed import Packed, plain, repeated
 from storage.exports.spool import Spool
 
@@ -90,17 +91,23 @@ def test_a_condition_leaves_the_rows_that_it_holds_for(owners: Any) -> None:
     assert alone.num_rows == len(left)
 
 
+@pytest.mark.parametrize("in_memory", [0, 20, 1 << 20])
 @pytest.mark.parametrize("names", [["mark", "word"], ["word"], ["mark"]])
-def test_rows_come_out_of_the_spool_as_they_went_in(tmp_path: Path, names: list[str]) -> None:
+def test_rows_come_out_of_the_spool_as_they_went_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], in_memory: int
+) -> None:
+    """From memory, from files, and from files that began in memory."""
+    monkeypatch.setattr(spool_module, "IN_MEMORY", in_memory)
     schema = pa.schema([SCHEMA.field(name) for name in names])
     parts = [
         packed([(("a", 1.0), ["x", None]), (("b", None), [])])[0],
         packed([(("c", 1.0), []), ((None, None), ["y", "z"])])[0],
     ]
-    chosen = [part.select(schema) for part in parts]
+    chosen = [part.select(schema) for part in (*parts, *parts, *parts)]
     with Spool(tmp_path / "rows", schema) as spool:
         for part in chosen:
             spool.add(part)
+        assert bool(list(tmp_path.iterdir())) is (in_memory < 1 << 20)
         found = [part.batch().to_pylist() for part in spool.parts()]
         assert found == [part.batch().to_pylist() for part in chosen]
         words = spool.dictionaries()
@@ -121,6 +128,17 @@ def test_rows_that_show_a_shared_value_come_first() -> None:
     others = [row for batch in leading.others(iter([rows]), names) for row in batch.to_pylist()]
     assert [row["position"] for row in first] == [31]
     assert others == [{name: row[name] for name in names} for row in expected[:31]]
+
+
+@given(st.lists(st.none() | st.lists(st.none() | st.floats(), max_size=3)))
+def test_a_list_shows_a_value_where_an_entry_is_not_null(
+    lists: list[list[float | None] | None],
+) -> None:
+    column = pa.array([None, [1.0], *lists], pa.list_(pa.float32())).slice(2)
+    kinds = shown(column, by_text=False)
+    assert [kind == PLAIN for kind in kinds] == [
+        any(value is not None for value in each or ()) for each in lists
+    ]
 
 
 def test_rows_that_share_nothing() -> None:

@@ -19,8 +19,8 @@ SINKS = ("tensorboard", "trackio", "jsonl")
 
 
 class RunFacts(NamedTuple):
-    """The run that is told about. `config`: its resolved configuration. `folder`: where the sink
-    may write; what it wrote there in an earlier process is still there."""
+    """The run that is told about. `config`: its resolved configuration, without a password.
+    `folder`: where the sink may write; what it wrote there in an earlier process is still there."""
 
     run_id: str
     name: str
@@ -66,5 +66,9 @@ def _module_of(path: Path) -> ModuleType:
     if not path.is_file() or spec is None or spec.loader is None:
         raise UserError(f"no sink: there is no file {path}")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a sink is somebody else's code
+        line = " ".join(str(error).split())
+        raise UserError(f"{path} cannot be loaded: {type(error).__name__}: {line}") from error
     return module

@@ -111,6 +111,10 @@ def test_mistakes_of_a_query(run_dir: str, capsys: pytest.CaptureFixture[str]) -
     assert "write one SELECT" in fails(capsys, "sql", run_dir, "drop table tokens")
     line = fails(capsys, "sql", run_dir, "select * from '/etc/passwd.csv'")
     assert "disabled by configuration" in line
+    for limit in (("--limit", "-1"), ("--memory", "0"), ("--seconds", "nan")):
+        assert limit[0] in fails(capsys, "sql", run_dir, "select 1", *limit)
+    line = fails(capsys, "sql", run_dir, "select 1", "--memory", str(10**30))
+    assert "a memory limit of 1000000" in line
     assert "--seconds` allows more" in fails(
         capsys, "sql", run_dir, "select count(*) from range(100000000000)", "--seconds", "0.2"
     )

@@ -54,6 +54,12 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A T-PPO run of a learner with two ranks."""
+    return made(tmp_path_factory.mktemp("ranks"), learner={"ranks": 2})
+
+
 def told(
     capsys: pytest.CaptureFixture[str], run_dir: Path, *arguments: str, update: int = REPLAYED
 ) -> tuple[int, dict[str, Any]]:
@@ -95,6 +101,56 @@ def test_groups_agree_too(grouped: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert code == 0, said
     assert by_name(said)["advantages"]["compared"] > 0
     assert "critic/values/mean" not in str(said)
+
+
+def test_an_update_of_two_ranks_agrees(
+    of_two_ranks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = told(capsys, of_two_ranks, "--store-only")
+    assert code == 0, said
+    found = by_name(said)
+    trained = said["windows"] - _all_masked(of_two_ranks, REPLAYED)
+    assert found["ranks"]["compared"] == trained + said["value_trajectories"]
+    assert found["advantages"]["compared"] > 0
+    assert all(q["differing"] == 0 for q in found.values())
+
+
+def test_a_window_that_another_rank_trained_is_named(
+    of_two_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = changed(of_two_ranks, tmp_path, lambda record: record)
+    (copy / "applied").mkdir()
+    moved = 0
+    for rank in (0, 1):
+        path = of_two_ranks / "applied" / f"rank-{rank}.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        (own,) = (line for line in lines if line["update"] == REPLAYED)
+        if rank == 0:
+            moved = own["windows"].pop()
+        else:
+            own["windows"].append(moved)
+        (copy / "applied" / path.name).write_text("\n".join(map(json.dumps, lines)))
+    code, said = told(capsys, copy, "--store-only")
+    assert code == 1
+    ranks = by_name(said)["ranks"]
+    assert [(d["whose"], d["stored"], d["recomputed"]) for d in ranks["worst"]] == [
+        (f"window {moved}", 1, 0)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_two_ranks_come_to_the_same_weights(tmp_path: Path, stage: int) -> None:
+    """Each from its own part of the optimizer's state, where that is cut."""
+    run_dir = made(tmp_path, learner={"ranks": 2, "zero_stage": stage})
+    code, said = called(run_dir, UPDATES)
+    assert code == 0, said
+    found = by_name(said, "models")
+    assert found["learner_logprobs"]["compared"] == by_name(said)["advantages"]["compared"]
+    assert found["weights of the policy"]["compared"] > 10_000
+    assert found["weights of the critic"]["compared"] > 10_000
+    assert all(q["largest"] < 1e-6 for q in found.values())
+    assert said["not_recomputed"] == {}
 
 
 @pytest.mark.slow
@@ -327,6 +383,15 @@ def test_an_update_that_there_is_not_is_one_line(
     assert main(["replay", str(run_dir), "--update", update]) == 2
     line = capsys.readouterr().err
     assert line == (f"error: there is no update {update} in this run: its last one is {UPDATES}\n")
+
+
+@pytest.mark.parametrize("tolerance", ["-1", "nan"])
+def test_a_tolerance_that_is_none_is_one_line(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], tolerance: str
+) -> None:
+    command = ["replay", str(run_dir), "--update", "1", f"--tolerance={tolerance}"]
+    assert main(command) == 2
+    assert capsys.readouterr().err == "error: --tolerance is a number from 0 on\n"
 
 
 def test_a_run_that_there_is_not_is_one_line(

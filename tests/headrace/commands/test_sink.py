@@ -175,6 +175,42 @@ def test_a_sink_that_never_works_is_given_up_when_the_run_is_over(
     ]
 
 
+def test_a_folder_that_knows_another_run_is_not_gone_on_with(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write_run(tmp_path, "run-2", updates=3, roll_back_after=None)
+    out = ("jsonl", "--out", str(tmp_path / "board"))
+    assert main(["sink", str(other), *out]) == 0
+    told = lines_of(tmp_path / "board")
+    assert main(["sink", str(run_dir), *out]) == 2
+    line = capsys.readouterr().err
+    assert "was told of the run run-2: name another --out" in line
+    assert line.count("\n") == 1
+    assert lines_of(tmp_path / "board") == told
+
+
+def test_a_sink_does_not_see_a_password(run_dir: Path, tmp_path: Path) -> None:
+    resolved = json.loads((run_dir / "resolved.json").read_text())
+    resolved["storage"]["database"] = "postgresql://me:secret@nowhere/runs"
+    copy = tmp_path / "run-1"
+    copy.mkdir()
+    (copy / "resolved.json").write_text(json.dumps(resolved))
+    config = Teller(Kept(), copy, tmp_path)._facts().config
+    assert config["storage"]["database"] == "postgresql://me:***@nowhere/runs"
+
+
+def test_a_sink_that_cannot_be_loaded_is_one_line(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in ("import nothing_of_this_name", "class Sink:\n"):
+        (tmp_path / "mine.py").write_text(text)
+        command = ["sink", str(run_dir), str(tmp_path / "mine.py"), "--out", str(tmp_path / "o")]
+        assert main(command) == 2
+        line = capsys.readouterr().err
+        assert line.startswith(f"error: {tmp_path / 'mine.py'} cannot be loaded: ")
+        assert line.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", ["nothing", "nowhere.py"])
 def test_a_sink_that_there_is_not_is_one_line(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str

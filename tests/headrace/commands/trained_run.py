@@ -2,15 +2,17 @@
 
 In: a folder, sections of the configuration. Out: ROOT/run-1 with journal, diagnostics, SQL and
 checkpoints. A script generates and scores, the coordinator's own state and scheduler make batches,
-and the run's trainer trains a tiny model on them.
+and the run's trainer trains a tiny model on them, on as many ranks as configured: the first one is
+this process, and it starts the others (`... ROOT JSON RANK PORT`).
 """
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from msgspec.structs import replace
@@ -18,9 +20,12 @@ from msgspec.structs import replace
 from coordinator.batches import Prepared
 from headrace.config.run import RunConfig
 from headrace.hardware import free_port
-from headrace.protocol.messages import Batch
+from headrace.protocol.messages import Batch, BatchPart, Shutdown, UpdateDone
 from headrace.protocol.records import CheckpointWritten, UpdateCommitted
+from headrace.run_folder import read_config
 from learner.engines import join_ranks
+from learner.loop import run_loop
+from learner.relay import Relay
 from learner.shards import merged
 from learner.trainer import Trainer
 from storage.run_store import RunStore
@@ -70,20 +75,29 @@ def generate(world: World) -> None:
             world.chunk(trajectory, 0, "held")
 
 
-def train(world: World, trainer: Trainer, prepared: Prepared) -> None:
+def train(world: World, relay: Relay, trainer: Trainer, prepared: Prepared) -> None:
     """One update, and what the coordinator notes of it."""
-    taken, parts = prepared.taken, [shard for shards in prepared.parts for shard in shards]
+    taken = prepared.taken
     batch = Batch(
         batch_id=taken.batch_id or 0,
         update=taken.update,
         lineage=taken.lineage,
         version=taken.version,
         publish_as=taken.version + 1,
-        parts=[len(parts)],
+        parts=[len(shards) for shards in prepared.parts],
         value_epochs=world.config.learner.value.epochs,
         checkpoint=True,
     )
-    done = trainer.train(batch, merged(parts), None)
+    parts = (
+        BatchPart(batch_id=batch.batch_id, rank=rank, index=index, shard=shard)
+        for rank, shards in enumerate(prepared.parts)
+        for index, shard in enumerate(shards)
+    )
+    relay.share(batch)
+    own = relay.deliver(batch, parts.__next__)
+    assert isinstance(own, list)
+    reports = relay.collect(trainer.train(batch, merged(own), None))
+    done = trainer.report(cast(list[UpdateDone], reports))
     world.commit(skipped=done.skipped)
     place = max(i for i, x in enumerate(world.records) if isinstance(x, UpdateCommitted))
     record = world.records[place]
@@ -99,23 +113,51 @@ def train(world: World, trainer: Trainer, prepared: Prepared) -> None:
     )
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Make the run."""
-    root = Path(arguments[0])
-    config = configured(save_tiny_model(root / "model"), **json.loads(arguments[1]))
+def joined(config: RunConfig, run_dir: Path, *, rank: int, port: int) -> tuple[Relay, Trainer]:
+    """A rank among the others."""
     torch.set_num_threads(config.learner.threads)
-    run_dir = root / "run-1"
+    join_ranks(rank=rank, world_size=config.learner.ranks, port=port, device=CPU)
+    relay = Relay(rank=rank, world=config.learner.ranks)
+    return relay, Trainer(config, run_dir, rank=rank, device=CPU)
+
+
+def make(root: Path, sections: str) -> None:
+    """The run, as the first rank."""
+    config = configured(save_tiny_model(root / "model"), **json.loads(sections))
+    run_dir, port = root / "run-1", free_port()
     store = RunStore.create(run_dir, run_dir.name, config)
+    command = [sys.executable, "-m", "tests.headrace.commands.trained_run", str(root), sections]
+    others = [
+        subprocess.Popen([*command, str(rank), str(port)])
+        for rank in range(1, config.learner.ranks)
+    ]
     world = World(config)
-    join_ranks(rank=0, world_size=1, port=free_port(), device=CPU)
-    trainer = Trainer(config, run_dir, rank=0, device=CPU)
+    relay, trainer = joined(config, run_dir, rank=0, port=port)
     while world.state.committed < UPDATES:
         generate(world)
-        if (prepared := world.take()) is not None:
-            train(world, trainer, prepared)
-    torch.distributed.destroy_process_group()
+        rules = {"ranks": config.learner.ranks, "max_bytes": config.transport.part_bytes}
+        if (prepared := world.take(**rules)) is not None:
+            train(world, relay, trainer, prepared)
+    relay.share(Shutdown(reason="enough"))
+    assert all(other.wait() == 0 for other in others)
     store.append(world.records)
     store.close()
+
+
+def follow(run_dir: Path, rank: int, port: int) -> None:
+    """Another rank, to the end of the run."""
+    relay, trainer = joined(read_config(run_dir), run_dir, rank=rank, port=port)
+    run_loop(None, None, relay, trainer)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make the run, or be a rank of it."""
+    root, sections, *place = arguments
+    if place:
+        follow(Path(root) / "run-1", *map(int, place))
+    else:
+        make(Path(root), sections)
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
