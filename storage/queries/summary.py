@@ -1,9 +1,9 @@
 """One run in one dict: what `headrace show RUN --json` prints."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, case, func, literal, select
 
 from headrace.bands import sentence
 from headrace.run_folder import is_reward_model, read_config
@@ -24,6 +24,9 @@ from storage.tables import (
     WeightVersion,
     Window,
 )
+
+if TYPE_CHECKING:
+    from headrace.config.run import RunConfig
 
 _DROPPED = "ledger/dropped/"
 _TOKENS = (
@@ -48,28 +51,14 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     if is_reward_model(run_dir):
         return reward_model_summary(run_dir)
     reader = open_run(run_dir)
-    state = run_state(reader)
-    config = read_config(run_dir)
-    latest = latest_values(reader)
-    updates = _updates(reader, state.started_at)
+    config, latest = read_config(run_dir), latest_values(reader)
     evaluations = _evaluations(reader)
     by_label = {row["label"]: row for row in evaluations}
     before, after = by_label.get("before", {}), by_label.get("after", {})
-    rewards = _per_update(reader, "reward/mean")
-    staleness = _per_update(reader, "staleness/mean")
-    oldest = _per_update(reader, "staleness/max")
+    rewards = _per_update(reader, "reward/mean")["reward/mean"]
     left = alerts_of(reader)
     return {
-        "run_id": reader.run_id,
-        "status": state.status,
-        "detail": state.detail,
-        "ended": state.ended,
-        "recipe": config.name,
-        "seed": config.seed,
-        "mode": config.schedule.mode,
-        "lineage": state.lineage,
-        **updates,
-        "wall_s": (state.last_at or 0.0) - (state.started_at or 0.0),
+        **_standing(reader, config),
         "eval": {"before": before.get("accuracy"), "after": after.get("accuracy")},
         "evaluations": evaluations,
         "reward": {
@@ -88,29 +77,73 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "first": before.get("response_length"),
             "last": after.get("response_length"),
         },
-        "tokens": {
-            **{name: _count(latest, f"ledger/{name}") for name in _TOKENS},
-            **_outside(reader, latest),
-            "dropped": {
-                name.removeprefix(_DROPPED): int(value or 0)
-                for name, value in sorted(latest.items())
-                if name.startswith(_DROPPED)
-            },
-        },
+        "tokens": _tokens(reader, latest),
         "trajectories": _trajectories(reader),
-        "weight_version": reader.rows(
-            select(func.max(WeightVersion.version)).where(WeightVersion.run == reader.key)
-        )[0][0],
-        "staleness": {
-            "mean": sum(staleness) / len(staleness) if staleness else None,
-            "max": max(oldest, default=None),
-        },
+        **_ages(reader),
         "idle_share": {
             "learner": latest.get("idle/learner"),
             "generator": latest.get("idle/generator"),
         },
         "checkpoints": _checkpoints(reader),
         "judges": {name: _lives(run_dir, name) for name in config.reward.judges},
+    }
+
+
+def run_figures(run_dir: Path) -> dict[str, Any]:
+    """Those of `run_summary` for which neither answers nor windows have to be counted: what a page
+    can ask for at every record of a long run. Of a reward model's run all of them."""
+    if is_reward_model(run_dir):
+        return reward_model_summary(run_dir)
+    reader = open_run(run_dir)
+    return {
+        **_standing(reader, read_config(run_dir)),
+        "evaluations": _evaluations(reader),
+        "tokens": _tokens(reader, latest_values(reader, "ledger/")),
+        **_ages(reader),
+    }
+
+
+def _standing(reader: RunReader, config: "RunConfig") -> dict[str, Any]:
+    """What run it is, and how far it has come."""
+    state = run_state(reader)
+    return {
+        "run_id": reader.run_id,
+        "status": state.status,
+        "detail": state.detail,
+        "ended": state.ended,
+        "recipe": config.name,
+        "seed": config.seed,
+        "mode": config.schedule.mode,
+        "lineage": state.lineage,
+        **_updates(reader, state.started_at),
+        "wall_s": (state.last_at or 0.0) - (state.started_at or 0.0),
+    }
+
+
+def _tokens(reader: RunReader, latest: dict[str, float | None]) -> dict[str, Any]:
+    """The ledger, and what is not in its balance."""
+    return {
+        **{name: _count(latest, f"ledger/{name}") for name in _TOKENS},
+        **_outside(reader, latest),
+        "dropped": {
+            name.removeprefix(_DROPPED): int(value or 0)
+            for name, value in sorted(latest.items())
+            if name.startswith(_DROPPED)
+        },
+    }
+
+
+def _ages(reader: RunReader) -> dict[str, Any]:
+    """The newest weights, and how old tokens were when they were trained."""
+    found = _per_update(reader, "staleness/mean", "staleness/max")
+    mean, largest = found["staleness/mean"], found["staleness/max"]
+    query = select(func.max(WeightVersion.version)).where(WeightVersion.run == reader.key)
+    return {
+        "weight_version": reader.rows(query)[0][0],
+        "staleness": {
+            "mean": sum(mean) / len(mean) if mean else None,
+            "max": max(largest, default=None),
+        },
     }
 
 
@@ -143,7 +176,9 @@ def _outside(reader: RunReader, latest: dict[str, float | None]) -> dict[str, in
     """Tokens that are not in the balance: inserted by others than the policy, thrown away at a
     hold, lost on the way."""
     inserted = select(func.sum(Trajectory.inserted)).where(
-        Trajectory.run == reader.key, Trajectory.purpose == "train"
+        Trajectory.run == reader.key,
+        Trajectory.purpose == "train",
+        Trajectory.inserted > literal(0, literal_execute=True),  # they have an index
     )
     losses = dict(
         (reason, int(tokens))
@@ -173,18 +208,15 @@ def _surviving(reader: RunReader) -> list[ColumnElement[bool]]:
 
 def _updates(reader: RunReader, started_at: float | None) -> dict[str, Any]:
     """Numbers of updates, and clocks."""
-    (policy,) = reader.rows(
-        select(func.min(Update.committed_at)).where(
-            *_surviving(reader), Update.state == "committed", Update.num_windows > 0
-        )
-    )[0]
-    count, first, train_time = reader.rows(
+    of_policy = (Update.state == "committed") & (Update.num_windows > 0)
+    count, first, policy, train_time, skipped = reader.rows(
         select(
-            func.max(Update.update), func.min(Update.committed_at), func.max(Update.train_time_s)
+            func.max(Update.update),
+            func.min(Update.committed_at),
+            func.min(case((of_policy, Update.committed_at))),
+            func.max(Update.train_time_s),
+            func.count(case((Update.state == "skipped", 1))),
         ).where(*_surviving(reader))
-    )[0]
-    (skipped,) = reader.rows(
-        select(func.count()).where(*_surviving(reader), Update.state == "skipped")
     )[0]
     begun = started_at or 0.0
     return {
@@ -196,20 +228,23 @@ def _updates(reader: RunReader, started_at: float | None) -> dict[str, Any]:
     }
 
 
-def _per_update(reader: RunReader, name: str) -> list[float]:
-    """Values of one metric in the surviving updates, in order."""
+def _per_update(reader: RunReader, *names: str) -> dict[str, list[float]]:
+    """Values of metrics in the surviving updates, in order, by name."""
     query = (
-        select(Metric.value)
+        select(Metric.name, Metric.value)
         .join(
             Update,
             (Update.run == Metric.run)
             & (Update.lineage == Metric.lineage)
             & (Update.update == Metric.update),
         )
-        .where(*_surviving(reader), Metric.name == name, Metric.value.is_not(None))
+        .where(*_surviving(reader), Metric.name.in_(names), Metric.value.is_not(None))
         .order_by(Update.update)
     )
-    return [value for (value,) in reader.rows(query)]
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for name, value in reader.tuples(query):
+        found[name].append(value)
+    return found
 
 
 def _trajectories(reader: RunReader) -> dict[str, int]:
