@@ -224,14 +224,11 @@ class RunData:
         kept = f"{self.line.status} {self.line.lineage}"
         return _critic(self._at[0], kept, first, last)
 
-    def page(self, **wanted: Any) -> TrajectoryPage:
-        """A page of trajectories, see `storage.queries.trajectory_page`."""
-        return _page(*self._at, wanted)
-
-    def search(self, text: str) -> list[int]:
-        """Training trajectories whose response contains a text; of a live run, as of its last
-        update, because reading all responses again for every token takes long."""
-        return _search(self._at[0], f"{self.line.status} {self.line.updates}", text)
+    def page(self, *, response: str = "", **wanted: Any) -> TrajectoryPage:
+        """A page of trajectories, see `storage.queries.trajectory_page`; with `response`, of those
+        training trajectories whose response contains that text. Of a live run these are as of its
+        last update, because reading all responses again for every token takes long."""
+        return _page(*self._at, f"{self.line.status} {self.line.updates}", response, wanted)
 
     def trajectory(self, trajectory_id: int) -> TrajectoryDetail:
         """One trajectory with every token; UserError where there is none."""
@@ -323,8 +320,14 @@ def _critic(run_dir: str, stamp: str, first: int, last: int) -> CriticReport | N
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _page(run_dir: str, stamp: str, wanted: dict[str, Any]) -> TrajectoryPage:
-    return queries.trajectory_page(Path(run_dir), **wanted)
+def _page(
+    run_dir: str, stamp: str, searched: str, response: str, wanted: dict[str, Any]
+) -> TrajectoryPage:
+    # Those that were found are looked up here: as a part of what is asked for, a million numbers
+    # would have to be hashed to find the page.
+    found = {"trajectory_id": _search(run_dir, searched, response)} if response else {}
+    filters = {**wanted.get("filters", {}), **found}
+    return queries.trajectory_page(Path(run_dir), **{**wanted, "filters": filters})
 
 
 @st.cache_data(max_entries=8, show_spinner="reading all responses")

@@ -79,8 +79,7 @@ def trajectory_id(text: str) -> int | None:
 
 
 def _wanted(run: RunData) -> dict[str, Any]:
-    """The filter bar: what of `queries.trajectory_page` is asked for. All of it is in the
-    address."""
+    """The filter bar: what `RunData.page` is asked for. All of it is in the address."""
     bound: dict[str, Any] = {"bind": "query-params"}
     with panels.filters():
         top = st.columns([3, 1.3, 2.4, 1.3, 1.2])
@@ -109,13 +108,12 @@ def _wanted(run: RunData) -> dict[str, Any]:
     filters: dict[str, Any] = dict(TRAINED)
     if statuses:
         filters["status"] = statuses
-    if text and place == "response":
-        filters["trajectory_id"] = run.search(text)
     column, descending = SORTS[sort or "newest"]
     return {
         "where": " and ".join(where) or None,
         "filters": filters,
         "search": text if text and place == "prompt" else None,
+        "response": text if text and place == "response" else "",
         "update": None if update is None else int(update),
         "sort": column,
         "descending": descending,
