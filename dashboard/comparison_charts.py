@@ -43,7 +43,7 @@ def comparison_chart(
     here = [label for label in labels if label in set(frame["label"])]
     scale = alt.Scale(domain=here, range=[_colour(labels, label) for label in here])
     dashes = alt.Scale(domain=here, range=[list(_dash(labels, label)) for label in here])
-    shown = legend(here) if len(labels) > 1 else None
+    shown = legend(here, symbol="stroke") if len(labels) > 1 else None
     percent = unit == "share"
     across = alt.X(
         "x:Q",
