@@ -1,7 +1,7 @@
 """One run in one dict: what `headrace show RUN --json` prints."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import ColumnElement, case, func, literal, select
 
@@ -14,6 +14,7 @@ from storage.queries.reward_models import reward_model_summary
 from storage.queries.rewards import ALERT, alert_texts, source_rows
 from storage.queries.runs import run_state
 from storage.reader import RunReader, open_run
+from storage.reader import read_config as read_resolved
 from storage.tables import (
     Checkpoint,
     Evaluation,
@@ -24,9 +25,6 @@ from storage.tables import (
     WeightVersion,
     Window,
 )
-
-if TYPE_CHECKING:
-    from headrace.config.run import RunConfig
 
 _DROPPED = "ledger/dropped/"
 _TOKENS = (
@@ -58,7 +56,7 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     rewards = _per_update(reader, "reward/mean")["reward/mean"]
     left = alerts_of(reader)
     return {
-        **_standing(reader, config),
+        **_standing(reader, config.name, config.seed, config.schedule.mode),
         "eval": {"before": before.get("accuracy"), "after": after.get("accuracy")},
         "evaluations": evaluations,
         "reward": {
@@ -95,15 +93,20 @@ def run_figures(run_dir: Path) -> dict[str, Any]:
     if is_reward_model(run_dir):
         return reward_model_summary(run_dir)
     reader = open_run(run_dir)
+    # As it was written: to check it takes the first visitor of a page seconds.
+    config = read_resolved(run_dir)
+    mode = config.get("schedule", {}).get("mode")
     return {
-        **_standing(reader, read_config(run_dir)),
+        **_standing(reader, config.get("name"), config.get("seed"), mode),
         "evaluations": _evaluations(reader),
         "tokens": _tokens(reader, latest_values(reader, "ledger/")),
         **_ages(reader),
     }
 
 
-def _standing(reader: RunReader, config: "RunConfig") -> dict[str, Any]:
+def _standing(
+    reader: RunReader, recipe: str | None, seed: int | None, mode: str | None
+) -> dict[str, Any]:
     """What run it is, and how far it has come."""
     state = run_state(reader)
     return {
@@ -111,9 +114,9 @@ def _standing(reader: RunReader, config: "RunConfig") -> dict[str, Any]:
         "status": state.status,
         "detail": state.detail,
         "ended": state.ended,
-        "recipe": config.name,
-        "seed": config.seed,
-        "mode": config.schedule.mode,
+        "recipe": recipe,
+        "seed": seed,
+        "mode": mode,
         "lineage": state.lineage,
         **_updates(reader, state.started_at),
         "wall_s": (state.last_at or 0.0) - (state.started_at or 0.0),

@@ -2,6 +2,8 @@
 are sent."""
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -133,6 +135,18 @@ def test_figures_of_a_page_are_those_of_the_summary(run_dir: Path) -> None:
     figures = queries.run_figures(run_dir)
     assert figures == {name: summary[name] for name in figures}
     assert {"updates", "tokens", "staleness", "weight_version", "evaluations"} <= set(figures)
+
+
+def test_figures_of_a_page_need_no_check_of_the_configuration(run_dir: Path) -> None:
+    """Its models are seconds of imports."""
+    script = (
+        "import sys; from pathlib import Path; from storage import queries; "
+        "print(queries.run_figures(Path(sys.argv[1]))['mode'], 'headrace.config.run' in sys.modules)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(run_dir)], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["streaming", "False"]
 
 
 def test_a_run_of_the_version_before_gets_the_indexes_when_it_is_opened(tmp_path: Path) -> None:
