@@ -57,7 +57,7 @@ def kept(make: Callable[P, Chart], *parts: P.args, **options: P.kwargs) -> Spec:
     return _kept(f"{make.__module__}.{make.__qualname__}", parts, options, make)
 
 
-@st.cache_data(max_entries=512, show_spinner=False)
+@st.cache_data(max_entries=128, show_spinner=False)
 def _kept(name: str, parts: tuple[Any, ...], options: dict[str, Any], _make: Any) -> Spec:
     return spec_of(_make(*parts, **options))
 
