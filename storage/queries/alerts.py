@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlalchemy import func, select
 
 from headrace.bands import Alert, alerts, band_of
-from storage.queries.metrics import names_of
+from storage.queries.metrics import names_of, same_update
 from storage.reader import RunReader, open_run
 from storage.tables import Metric, Update
 
@@ -32,12 +32,7 @@ def alerts_of(reader: RunReader, updates: int = MOST_UPDATES) -> list[Alert]:
         return []
     query = (
         select(Metric.name, Update.update, Metric.value)
-        .join(
-            Update,
-            (Update.run == Metric.run)
-            & (Update.lineage == Metric.lineage)
-            & (Update.update == Metric.update),
-        )
+        .join(Update, same_update())
         .where(*newest, Metric.run == reader.key, Metric.name.in_(names), Metric.offset >= offset)
         .order_by(Update.update)
     )

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, case, func, literal, select
 from headrace.bands import sentence
 from headrace.run_folder import is_reward_model, read_config
 from storage.queries.alerts import alerts_of
-from storage.queries.metrics import latest_values
+from storage.queries.metrics import latest_values, same_update
 from storage.queries.processes import supervisor_events
 from storage.queries.reward_models import reward_model_summary
 from storage.queries.rewards import ALERT, alert_texts, source_rows
@@ -235,12 +235,7 @@ def _per_update(reader: RunReader, *names: str) -> dict[str, list[float]]:
     """Values of metrics in the surviving updates, in order, by name."""
     query = (
         select(Metric.name, Metric.value)
-        .join(
-            Update,
-            (Update.run == Metric.run)
-            & (Update.lineage == Metric.lineage)
-            & (Update.update == Metric.update),
-        )
+        .join(Update, same_update())
         .where(*_surviving(reader), Metric.name.in_(names), Metric.value.is_not(None))
         .order_by(Update.update)
     )

@@ -125,6 +125,26 @@ def test_the_newest_error_of_a_source_is_found_among_errors(run_dir: Path) -> No
     assert "ix_trajectories_audit_error" in of_errors[1]
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        queries.band_alerts,
+        queries.run_figures,
+        lambda run_dir: queries.metric_series(run_dir, ("reward/mean", "actor/entropy")),
+        lambda run_dir: queries.metric_series(run_dir, ("reward/mean",), "tokens", points=3),
+        lambda run_dir: queries.metric_series(run_dir, ("reward/mean",), "cpu"),
+    ],
+)
+def test_metrics_of_updates_are_found_by_their_names(
+    run_dir: Path, ask: Callable[[Path], object]
+) -> None:
+    found = plans(run_dir, lambda: ask(run_dir), "metrics")
+    assert found
+    for plan in found:
+        assert "ix_metrics_run_update" not in plan
+        assert "SCAN metrics" not in plan
+
+
 def test_an_evaluation_looks_up_its_own_update(run_dir: Path) -> None:
     (plan,) = plans(run_dir, lambda: queries.evaluations(run_dir), "updates")
     assert "ix_updates_run_update (run=? AND update=?)" in plan
