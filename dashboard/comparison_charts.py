@@ -66,17 +66,21 @@ def comparison_chart(
     form = ".2%" if percent else ",.4~g"
     near = alt.selection_point(fields=["x", "label"], nearest=True, on="pointermove", empty=False)
     few = len(frame) <= _FEW * len(here)
-    dots = alt.Chart(_dots(frame, len(here))).mark_point(filled=True, size=46).encode(
-        x=across,
-        color=colour,
-        y=alt.Y("smooth:Q", **up),
-        opacity=alt.value(1) if few else alt.condition(near, alt.value(1), alt.value(0)),
-        tooltip=[
-            alt.Tooltip("label:N", title="line"),
-            alt.Tooltip("x:Q", title=title, format=",.6~g"),
-            alt.Tooltip("smooth:Q", title="value", format=form),
-            *_band_tips(frame, form),
-        ],
+    dots = (
+        alt.Chart(_dots(frame, len(here)))
+        .mark_point(filled=True, size=46)
+        .encode(
+            x=across,
+            color=colour,
+            y=alt.Y("smooth:Q", **up),
+            opacity=alt.value(1) if few else alt.condition(near, alt.value(1), alt.value(0)),
+            tooltip=[
+                alt.Tooltip("label:N", title="line"),
+                alt.Tooltip("x:Q", title=title, format=",.6~g"),
+                alt.Tooltip("smooth:Q", title="value", format=form),
+                *_band_tips(frame, form),
+            ],
+        )
     )
     layers.append(dots.add_params(near))
     if marks := [(label, since[label]) for label in here if label in since]:

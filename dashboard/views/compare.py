@@ -205,7 +205,9 @@ def _frame(runs: dict[str, RunData], metric: str, wanted: Wanted) -> pd.DataFram
     something more to see; evaluations are few."""
     if metric in EVALUATED:
         return metric_lines(wanted.lines, lambda name: _evaluated(runs[name], metric, wanted.axis))
-    members = tuple((line.label, *(member.name for member in line.members)) for line in wanted.lines)
+    members = tuple(
+        (line.label, *(member.name for member in line.members)) for line in wanted.lines
+    )
     pictures = tuple(run.picture() for run in runs.values())
     return _lines(pictures, members, metric, wanted.axis, wanted.smoothing, runs, wanted.lines)
 
@@ -227,9 +229,7 @@ def _lines(
     _runs: dict[str, RunData],
     _of: tuple[Line, ...],
 ) -> pd.DataFrame:
-    return metric_lines(
-        _of, lambda name: _runs[name].series((metric,), axis), smoothing=smoothing
-    )
+    return metric_lines(_of, lambda name: _runs[name].series((metric,), axis), smoothing=smoothing)
 
 
 def _apart(metric: str, frame: pd.DataFrame, wanted: Wanted) -> dict[str, Divergence | None]:

@@ -201,9 +201,7 @@ def _lives(reader: RunReader, span: Span) -> dict[str, list[Span]]:
     mine = (Trajectory.run == reader.key, Trajectory.generator.is_not(None), begun <= span.end)
     ended = Trajectory.finished_at
     each = (
-        select(
-            Trajectory.generator, func.min(begun), func.max(func.coalesce(ended, span.end))
-        )
+        select(Trajectory.generator, func.min(begun), func.max(func.coalesce(ended, span.end)))
         .where(*mine)
         .group_by(Trajectory.generator, place)
     )

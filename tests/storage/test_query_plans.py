@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,16 @@ def plans(run_dir: Path, ask: Callable[[], object], table: str) -> list[str]:
     """How each statement about a table finds its rows."""
     with sent() as statements:
         ask()
-    with closing(sqlite3.connect(run_dir / SQLITE_NAME)) as base:
-        steps = [
-            [row[3] for row in base.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
-            for statement, values in statements
-        ]
+    steps = [steps_of(run_dir, statement) for statement in statements]
     said = [" ; ".join(step for step in each if f" {table}" in step) for each in steps]
     return [each for each in said if each]
+
+
+def steps_of(run_dir: Path, statement: Statement) -> list[str]:
+    """SQLite's plan of a statement."""
+    text, values = statement
+    with closing(sqlite3.connect(run_dir / SQLITE_NAME)) as base:
+        return [row[3] for row in base.execute(f"EXPLAIN QUERY PLAN {text}", values)]
 
 
 def newest(run_dir: Path) -> float:
@@ -101,13 +105,7 @@ def test_windows_that_lost_tokens_are_found_without_the_others(
 def test_the_newest_lost_windows_are_read_in_their_order(run_dir: Path) -> None:
     with sent() as statements:
         queries.dropped_windows(run_dir, limit=3)
-    with closing(sqlite3.connect(run_dir / SQLITE_NAME)) as base:
-        steps = [
-            row[3]
-            for statement, values in statements
-            for row in base.execute(f"EXPLAIN QUERY PLAN {statement}", values)
-            if "windows" in statement
-        ]
+    (steps,) = [steps_of(run_dir, each) for each in statements if "windows" in each[0]]
     assert not [step for step in steps if step == "USE TEMP B-TREE FOR ORDER BY"]
 
 
@@ -138,11 +136,22 @@ def test_the_newest_error_of_a_source_is_found_among_errors(run_dir: Path) -> No
 def test_metrics_of_updates_are_found_by_their_names(
     run_dir: Path, ask: Callable[[Path], object]
 ) -> None:
-    found = plans(run_dir, lambda: ask(run_dir), "metrics")
-    assert found
-    for plan in found:
-        assert "ix_metrics_run_update" not in plan
-        assert "SCAN metrics" not in plan
+    with sent() as statements:
+        ask(run_dir)
+    plans = [steps for steps in map(partial(steps_of, run_dir), statements) if _tables(steps)]
+    assert plans
+    for steps in plans:
+        metrics, *updates = [step for step in steps if step.split()[1] in ("metrics", "updates")]
+        assert metrics.startswith("SEARCH metrics"), "before any update"
+        assert "(run=? AND name=?" in metrics
+        assert all("(run=? AND lineage=? AND update=?)" in step for step in updates)
+
+
+def _tables(steps: list[str]) -> bool:
+    """Whether values of metrics are read."""
+    return any(step.startswith(("SEARCH metrics", "SCAN metrics")) for step in steps) and not any(
+        "names" in step for step in steps
+    )
 
 
 def test_an_evaluation_looks_up_its_own_update(run_dir: Path) -> None:
@@ -161,7 +170,8 @@ def test_figures_of_a_page_need_no_check_of_the_configuration(run_dir: Path) -> 
     """Its models are seconds of imports."""
     script = (
         "import sys; from pathlib import Path; from storage import queries; "
-        "print(queries.run_figures(Path(sys.argv[1]))['mode'], 'headrace.config.run' in sys.modules)"
+        "mode = queries.run_figures(Path(sys.argv[1]))['mode']; "
+        "print(mode, 'headrace.config.run' in sys.modules)"
     )
     found = subprocess.run(
         [sys.executable, "-c", script, str(run_dir)], capture_output=True, text=True, check=True
