@@ -86,7 +86,7 @@ _LEGENDS = """() => [...document.querySelectorAll("[data-testid='stVegaLiteChart
     }
 )"""
 """Labels of legends, and how many pixels are left of them and right of them in their charts."""
-WITH_LEGENDS = ("Learning", "Critic", "Rewards", "Pipeline", "Dropped", "Compare")
+WITH_LEGENDS = ("Learning", "Critic", "Rewards", "Pipeline", "Compare")
 
 
 def look_at(page: Page, address: str, title: str) -> None:
