@@ -30,7 +30,7 @@ LINES = 2
 FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
 _FRESH_S = 1.0
 PACED = Paced()
-REDRAWN_S = 8.0
+REDRAWN_S = 10.0
 """A chart of a live run is not drawn anew more often than that: each costs some thousand bytes, and
 its newest value stands beside its title."""
 FEW = 40
