@@ -1,14 +1,15 @@
 """Charts as the browser gets them: few bytes, and nothing that has to be made again.
 
-In: an Altair chart. Out: its Vega-Lite specification with the tables it draws, which can be kept
-and drawn again. Numbers are of single precision where that is finer than any screen, texts
-that repeat are written once, and columns that the chart does not read are left out.
+In: an Altair chart, or what makes one. Out: its Vega-Lite specification with the tables it draws,
+which can be kept and drawn again. Numbers are of single precision where that is finer than any
+screen, texts that repeat are written once, and columns that the chart does not read are left out.
 """
 
 import json
 import re
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import altair as alt
 import numpy as np
@@ -18,6 +19,7 @@ import streamlit as st
 from dashboard.figures import Chart
 
 Spec = dict[str, Any]
+P = ParamSpec("P")
 SINGLE = 1000.0
 """A number up to so many times as large as the range of its column is kept in single precision:
 what is lost then is less than a tenth of a thousandth of the range."""
@@ -46,6 +48,18 @@ def spec_of(chart: Chart) -> Spec:
     text = json.dumps(spec)
     spec["datasets"] = {name: compact(frame, text) for name, frame in tables.items()}
     return spec
+
+
+def kept(make: Callable[P, Chart], *parts: P.args, **options: P.kwargs) -> Spec:
+    """The specification of the chart that `make` makes of these rows. The same rows give the same
+    one, which is made once, whoever looks: to make a chart takes some ten times as long as to see
+    that its rows are those it was made of."""
+    return _kept(f"{make.__module__}.{make.__qualname__}", parts, options, make)
+
+
+@st.cache_data(max_entries=128, show_spinner=False)
+def _kept(name: str, parts: tuple[Any, ...], options: dict[str, Any], _make: Any) -> Spec:
+    return spec_of(_make(*parts, **options))
 
 
 def draw(chart: Chart | Spec) -> None:

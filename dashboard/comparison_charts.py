@@ -12,14 +12,15 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from dashboard.figures import HEIGHT, Chart, value_range
+from dashboard.figures import HEIGHT, POINTED, Chart, thinned, value_range
+from dashboard.legends import legend
 from dashboard.palette import SERIES
 from dashboard.words import number, share
 
 DASHES = ((1, 0), (7, 4), (2, 3))
 NOWHERE: Mapping[str, float] = MappingProxyType({})
 _LEGEND_COLUMNS, _LEGEND_ROW = 2, 24
-"""Of a legend above a chart; the height of a row in pixels."""
+"""As many as a legend has on most screens; the height of a row in pixels."""
 _FEW = 12
 """Points of a line that are drawn as dots, too."""
 
@@ -42,9 +43,7 @@ def comparison_chart(
     here = [label for label in labels if label in set(frame["label"])]
     scale = alt.Scale(domain=here, range=[_colour(labels, label) for label in here])
     dashes = alt.Scale(domain=here, range=[list(_dash(labels, label)) for label in here])
-    legend = alt.Legend(orient="top", title=None, symbolOpacity=1, labelLimit=330,
-                        columns=_LEGEND_COLUMNS)  # fmt: skip
-    shown = legend if len(labels) > 1 else None
+    shown = legend(here, symbol="stroke") if len(labels) > 1 else None
     percent = unit == "share"
     across = alt.X(
         "x:Q",
@@ -67,21 +66,34 @@ def comparison_chart(
     form = ".2%" if percent else ",.4~g"
     near = alt.selection_point(fields=["x", "label"], nearest=True, on="pointermove", empty=False)
     few = len(frame) <= _FEW * len(here)
-    dots = base.mark_point(filled=True, size=46).encode(
-        y=alt.Y("smooth:Q", **up),
-        opacity=alt.value(1) if few else alt.condition(near, alt.value(1), alt.value(0)),
-        tooltip=[
-            alt.Tooltip("label:N", title="line"),
-            alt.Tooltip("x:Q", title=title, format=",.6~g"),
-            alt.Tooltip("smooth:Q", title="value", format=form),
-            *_band_tips(frame, form),
-        ],
+    dots = (
+        alt.Chart(_dots(frame, len(here)))
+        .mark_point(filled=True, size=46)
+        .encode(
+            x=across,
+            color=colour,
+            y=alt.Y("smooth:Q", **up),
+            opacity=alt.value(1) if few else alt.condition(near, alt.value(1), alt.value(0)),
+            tooltip=[
+                alt.Tooltip("label:N", title="line"),
+                alt.Tooltip("x:Q", title=title, format=",.6~g"),
+                alt.Tooltip("smooth:Q", title="value", format=form),
+                *_band_tips(frame, form),
+            ],
+        )
     )
     layers.append(dots.add_params(near))
     if marks := [(label, since[label]) for label in here if label in since]:
         layers += _marks(marks, across, scale, middle=sum(span) / 2)
     rows = -(-len(here) // _LEGEND_COLUMNS) if shown else 0
     return alt.LayerChart(layer=layers).properties(height=height + _LEGEND_ROW * rows)
+
+
+def _dots(frame: pd.DataFrame, lines: int) -> pd.DataFrame:
+    """The points that the pointer can choose."""
+    most = 2 * POINTED // lines
+    parts = [thinned(rows, ["smooth"], most) for _, rows in frame.groupby("label", sort=False)]
+    return pd.concat(parts)[["label", "x", "smooth", "low", "high", "runs"]]
 
 
 def _band_tips(frame: pd.DataFrame, form: str) -> list[alt.Tooltip]:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from dashboard.critic import ALL, LESS, MORE, distance_order
 from dashboard.figures import HEIGHT, Chart
+from dashboard.legends import legend
 from dashboard.palette import BLUE, GREY, ORANGE, TEAL
 
 _OUTCOMES = {MORE: BLUE, LESS: ORANGE, ALL: TEAL}
@@ -118,7 +119,7 @@ def numbers_chart(frame: pd.DataFrame, height: int = HEIGHT) -> Chart:
             x=across,
             y=_up("value"),
             color=_colour("name", [_ASSUMED, _CAME], [ORANGE, BLUE]),
-            shape=alt.Shape("name:N", scale=which, legend=_legend()),
+            shape=alt.Shape("name:N", scale=which, legend=legend([_ASSUMED, _CAME])),
             tooltip=[*tooltip[:1], alt.Tooltip("name:N"), alt.Tooltip("value:Q", format=".4~g")],
         )
     )
@@ -149,7 +150,7 @@ def _lines(
     base = alt.Chart(data).encode(
         x=alt.X(f"{key}:O", sort=list(sort) or None, title=title, axis=_categories()),
         y=_up("value", zero=True),
-        color=_colour("name", names, [BLUE, ORANGE, GREY][: len(names)], legend=len(names) > 1),
+        color=_colour("name", names, [BLUE, ORANGE, GREY][: len(names)], named=len(names) > 1),
         tooltip=[
             alt.Tooltip(f"{key}:O", title=title),
             alt.Tooltip("name:N", title="what"),
@@ -192,14 +193,10 @@ def _colour(
     names: Sequence[str],
     colours: Sequence[str],
     *,
-    legend: bool = True,
+    named: bool = True,
 ) -> alt.Color:
     return alt.Color(
         f"{field}:N",
         scale=alt.Scale(domain=list(names), range=list(colours)),
-        legend=_legend() if legend else None,
+        legend=legend(names) if named else None,
     )
-
-
-def _legend() -> alt.Legend:
-    return alt.Legend(orient="top", title=None, symbolOpacity=1, labelLimit=260, offset=4)

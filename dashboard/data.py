@@ -16,6 +16,7 @@ import streamlit as st
 
 from dashboard.critic import CriticReport, report
 from dashboard.paced import Paced
+from dashboard.scorings import Scorings, scorings
 from headrace.bands import Alert
 from headrace.metrics import METRICS, pattern_of
 from storage import queries
@@ -29,7 +30,7 @@ LINES = 2
 FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
 _FRESH_S = 1.0
 PACED = Paced()
-REDRAWN_S = 8.0
+REDRAWN_S = 10.0
 """A chart of a live run is not drawn anew more often than that: each costs some thousand bytes, and
 its newest value stands beside its title."""
 FEW = 40
@@ -111,8 +112,8 @@ class RunData:
         return PACED.read(key, stamp or newest, status, lambda: ask(Path(folder), *wanted))
 
     def summary(self) -> dict[str, Any]:
-        """`storage.queries.run_summary`."""
-        found: dict[str, Any] = self._paced(queries.run_summary)
+        """`storage.queries.run_figures`."""
+        found: dict[str, Any] = self._paced(queries.run_figures)
         return found
 
     def config(self) -> dict[str, Any]:
@@ -135,7 +136,8 @@ class RunData:
 
     def latest(self, prefix: str) -> dict[str, float | None]:
         """Newest values of the metrics whose name begins so."""
-        return _latest(*self._at, prefix)
+        found = _latest(*self._at)
+        return {name: value for name, value in found.items() if name.startswith(prefix)}
 
     def reward_model_curves(self) -> pd.DataFrame:
         """`storage.queries.reward_model_curves`, at most POINTS a name."""
@@ -155,12 +157,14 @@ class RunData:
         return found
 
     def reward_lengths(self) -> pd.DataFrame:
-        """Lengths and rewards of the newest answers."""
-        return _reward_lengths(*self._at)
+        """Lengths and rewards of the newest answers, of a live run as of the newest picture."""
+        return _reward_lengths(*self.picture())
 
-    def reward_sample(self) -> pd.DataFrame:
-        """Scorings over the whole run, see `storage.queries.reward_sample`."""
-        found: pd.DataFrame = self._paced(queries.reward_sample)
+    def scorings(self, sources: tuple[str, ...]) -> Scorings:
+        """Scorings over the whole run by these sources; of a live run they change when there is
+        something more to see."""
+        stamp = self.picture(samples=True)[1]
+        found: Scorings = self._paced(_scorings, sources, stamp=stamp)
         return found
 
     def alerts(self) -> list[Alert]:
@@ -217,17 +221,14 @@ class RunData:
     def critic(self, first: int, last: int) -> CriticReport | None:
         """What the value model said in these updates; None where no values were recorded. It is not
         read again for every token of a live run: what an update trained stays as it is."""
-        kept = f"{self.line.status} {self.summary()['lineage']}"
+        kept = f"{self.line.status} {self.line.lineage}"
         return _critic(self._at[0], kept, first, last)
 
-    def page(self, **wanted: Any) -> TrajectoryPage:
-        """A page of trajectories, see `storage.queries.trajectory_page`."""
-        return _page(*self._at, wanted)
-
-    def search(self, text: str) -> list[int]:
-        """Training trajectories whose response contains a text; of a live run, as of its last
-        update, because reading all responses again for every token takes long."""
-        return _search(self._at[0], f"{self.line.status} {self.line.updates}", text)
+    def page(self, *, response: str = "", **wanted: Any) -> TrajectoryPage:
+        """A page of trajectories, see `storage.queries.trajectory_page`; with `response`, of those
+        training trajectories whose response contains that text. Of a live run these are as of its
+        last update, because reading all responses again for every token takes long."""
+        return _page(*self._at, f"{self.line.status} {self.line.updates}", response, wanted)
 
     def trajectory(self, trajectory_id: int) -> TrajectoryDetail:
         """One trajectory with every token; UserError where there is none."""
@@ -260,8 +261,8 @@ def _charted(run_dir: str, stamp: str) -> list[str]:
 
 
 @st.cache_data(max_entries=32, show_spinner=False)
-def _latest(run_dir: str, stamp: str, prefix: str) -> dict[str, float | None]:
-    return queries.latest_metrics(Path(run_dir), prefix)
+def _latest(run_dir: str, stamp: str) -> dict[str, float | None]:
+    return queries.latest_metrics(Path(run_dir))
 
 
 @st.cache_data(max_entries=16, show_spinner=False)
@@ -282,6 +283,10 @@ def _stacks(run_dir: str) -> dict[str, Stack]:
 @st.cache_data(max_entries=64, show_spinner=False)
 def _evaluations(run_dir: str, stamp: str) -> pd.DataFrame:
     return queries.evaluations(Path(run_dir))
+
+
+def _scorings(run_dir: Path, sources: tuple[str, ...]) -> Scorings:
+    return scorings(queries.reward_sample(run_dir), sources)
 
 
 def _activity(run_dir: Path, seconds: float | None) -> pd.DataFrame:
@@ -315,8 +320,14 @@ def _critic(run_dir: str, stamp: str, first: int, last: int) -> CriticReport | N
 
 
 @st.cache_data(max_entries=64, show_spinner=False)
-def _page(run_dir: str, stamp: str, wanted: dict[str, Any]) -> TrajectoryPage:
-    return queries.trajectory_page(Path(run_dir), **wanted)
+def _page(
+    run_dir: str, stamp: str, searched: str, response: str, wanted: dict[str, Any]
+) -> TrajectoryPage:
+    # Those that were found are looked up here: as a part of what is asked for, a million numbers
+    # would have to be hashed to find the page.
+    found = {"trajectory_id": _search(run_dir, searched, response)} if response else {}
+    filters = {**wanted.get("filters", {}), **found}
+    return queries.trajectory_page(Path(run_dir), **{**wanted, "filters": filters})
 
 
 @st.cache_data(max_entries=8, show_spinner="reading all responses")

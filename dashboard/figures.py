@@ -9,9 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from dashboard.healthy import band_layers, ends_crossed
+from dashboard.legends import legend
 from dashboard.palette import BLUE, FAINT, GREY, ORANGE, SERIES, TEAL
 from dashboard.words import metric_label, number, share
 from headrace.bands import Limits
@@ -27,6 +29,9 @@ AXES = {
 }
 TIMES = ("train_time", "wall", "cpu")
 """Axes that are seconds."""
+POINTED = 160
+"""Places of a chart that the pointer can choose. Each is two shapes of the page, so that many of
+them take the browser longer than the lines do."""
 
 
 def series_chart(
@@ -54,7 +59,7 @@ def series_chart(
     colour = alt.Color(
         "label:N",
         scale=alt.Scale(domain=labels, range=[colours[name] for name in order]),
-        legend=_legend() if len(order) > 1 else None,
+        legend=legend(labels, symbol="stroke") if len(order) > 1 else None,
     )
     across = alt.X("x:Q", title=title, axis=_x_axis(x), scale=alt.Scale(nice=False))
     percent = unit == "share"
@@ -265,9 +270,10 @@ def _with_pointer(
     title: str,
     percent: bool,
 ) -> alt.LayerChart:
-    """A rule at the nearest x whose tooltip lists every series."""
+    """A rule at the nearest of about POINTED places, whose tooltip lists every series."""
     nearest = alt.selection_point(fields=["x"], nearest=True, on="pointermove", empty=False)
     wide = data.pivot_table(index="x", columns="label", values="value").reset_index()
+    wide = thinned(wide, [label for label in labels if label in wide], POINTED)
     # Vega reads dots and brackets in a field's name as a path.
     fields: Mapping[str, str] = {label: f"v{i}" for i, label in enumerate(labels)}
     rule = (
@@ -289,15 +295,23 @@ def _with_pointer(
     return _layered(*layers, rule)
 
 
+def thinned(rows: pd.DataFrame, columns: Sequence[str], most: int) -> pd.DataFrame:
+    """Of more rows than `most`: the first, the last, and of each stretch of rows those with the
+    least and the largest value of each of these columns."""
+    if len(rows) <= most:
+        return rows
+    stretch = np.arange(len(rows)) // -(-len(rows) * 2 * len(columns) // most)
+    places = {0, len(rows) - 1}
+    for column in columns:
+        values = rows[column].reset_index(drop=True).dropna()
+        groups = values.groupby(stretch[values.index])
+        places |= {*groups.idxmin(), *groups.idxmax()}
+    return rows.iloc[sorted(places)]
+
+
 def _colours(order: Sequence[str], bounds: Sequence[str]) -> list[str]:
     free = iter(SERIES)
     return [GREY if name in bounds else next(free, GREY) for name in order]
-
-
-def _legend(shape: str = "stroke") -> alt.Legend:
-    return alt.Legend(
-        orient="top", title=None, symbolType=shape, symbolOpacity=1, labelLimit=220, offset=4
-    )
 
 
 def _x_axis(x: str) -> alt.Axis:

@@ -10,6 +10,7 @@ import altair as alt
 import pandas as pd
 
 from dashboard.figures import Chart, scaled_axis
+from dashboard.legends import legend
 from dashboard.palette import ACTIVITIES
 
 _GAP = 0.09
@@ -57,9 +58,7 @@ def lanes_chart(frame: pd.DataFrame, *, start: float) -> Chart:
             color=alt.Color(
                 "kind:N",
                 scale=scale,
-                legend=alt.Legend(
-                    orient="top", title=None, symbolType="square", symbolOpacity=1, offset=4
-                ),
+                legend=legend(kinds, symbol="square"),
             ),
             stroke=alt.Stroke("kind:N", scale=scale, legend=None),
             tooltip=[

@@ -10,6 +10,7 @@ import altair as alt
 import pandas as pd
 
 from dashboard.figures import HEIGHT, Chart
+from dashboard.legends import legend
 from dashboard.palette import GREY, SERIES
 from dashboard.words import count, reason_name
 
@@ -35,7 +36,6 @@ def losses_chart(frame: pd.DataFrame, reasons: Sequence[str], *, height: int = H
     data = pd.DataFrame(rows)
     names = list(dict.fromkeys(data["reason"]))
     colours = [GREY if name == _OTHER else SERIES[i] for i, name in enumerate(names)]
-    legend = alt.Legend(orient="top", title=None, symbolOpacity=1, labelLimit=220, offset=4)
     chart: alt.Chart = (
         alt.Chart(data)
         .mark_bar(cornerRadiusEnd=2)
@@ -48,7 +48,7 @@ def losses_chart(frame: pd.DataFrame, reasons: Sequence[str], *, height: int = H
             ),
             y=alt.Y("share:Q", stack="zero", title=None, axis=alt.Axis(format=".2~%", tickCount=4)),
             color=alt.Color(
-                "reason:N", scale=alt.Scale(domain=names, range=colours), legend=legend
+                "reason:N", scale=alt.Scale(domain=names, range=colours), legend=legend(names)
             ),
             order=alt.Order("place:Q"),
             tooltip=[

@@ -30,11 +30,12 @@ _AWAITED = {
 }
 
 
-def live(run: RunData, body: Callable[[RunData], None]) -> None:
-    """Draw `body` and draw it again while the run goes on; at its end the page is made anew."""
+def live(run: RunData, body: Callable[[RunData], None], *, follows: bool = True) -> None:
+    """Draw `body` and, where it `follows`, draw it again while the run goes on; at its end the page
+    is made anew. What is chosen in it draws it again, and not the page around it."""
     was_live = data.is_live(run.line)
 
-    @st.fragment(run_every=REFRESH_S if was_live else None)
+    @st.fragment(run_every=REFRESH_S if was_live and follows else None)
     def section() -> None:
         line = data.run_line(str(run.line.run_dir))
         if was_live and not data.is_live(line):

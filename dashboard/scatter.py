@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from dashboard.figures import HEIGHT, Chart
+from dashboard.legends import legend
 from dashboard.palette import SERIES
 
 _GOLDEN = 0.6180339887498949
@@ -24,8 +25,7 @@ def scatter_chart(frame: pd.DataFrame, *, height: int = HEIGHT) -> Chart:
     moves = 2 * (np.arange(len(frame)) * _GOLDEN % 1) - 1
     data = frame.assign(shown=frame["reward"] + moves * _NUDGE * reach)
     colours = [SERIES[i % len(SERIES)] for i in range(len(sources))]
-    legend = alt.Legend(orient="top", title=None, symbolOpacity=1, labelLimit=220, offset=4)
-    shown = legend if len(sources) > 1 else None
+    shown = legend(sources) if len(sources) > 1 else None
     chart: alt.Chart = (
         alt.Chart(data)
         .mark_point(size=26, filled=True, opacity=0.55)

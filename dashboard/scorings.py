@@ -5,12 +5,14 @@ frames by stretch of time, and charts of them. Pure, like `figures`.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import altair as alt
 import numpy as np
 import pandas as pd
 
 from dashboard.figures import HEIGHT, Chart, scaled_axis
+from dashboard.legends import legend
 from dashboard.palette import BLUE, FAINT, GREY, ORANGE, PURPLE, SERIES
 
 STRETCHES = 48
@@ -20,6 +22,42 @@ BINS = 12
 MOST_PARTS = 5
 FAILURES = {"timeout": ORANGE, "crashed": PURPLE, "invalid": BLUE}
 """Kinds of failures with their colours."""
+
+
+@dataclass(frozen=True)
+class Scorings:
+    """What is shown of a sample of so many scorings; frames without rows where there is nothing.
+
+    Attributes:
+        seconds: median and 99th percentile of a scoring's seconds by source.
+        sources, failures: shares over time of the sources, and of kinds of failures.
+        scores, parts, latencies: see `score_bins`, `part_means` and the function of that name.
+    """
+
+    number: int
+    seconds: dict[str, tuple[float, float]]
+    sources: pd.DataFrame
+    failures: pd.DataFrame
+    scores: pd.DataFrame
+    parts: pd.DataFrame
+    latencies: pd.DataFrame
+
+
+def scorings(sample: pd.DataFrame, sources: Sequence[str]) -> Scorings:
+    """Everything that the page shows of a sample; `sources` are all of the run."""
+    nothing = pd.DataFrame()
+    if sample.empty:
+        return Scorings(0, {}, *[nothing] * 5)
+    cut, kinds = cut_time(sample), list(FAILURES)
+    return Scorings(
+        number=len(sample),
+        seconds=source_latencies(sample),
+        sources=shares(cut, "source", sources),
+        failures=shares(cut, "status", kinds) if cut["status"].isin(kinds).any() else nothing,
+        scores=score_bins(cut) if cut["reward"].notna().any() else nothing,
+        parts=part_means(cut),
+        latencies=latencies(cut),
+    )
 
 
 def cut_time(sample: pd.DataFrame, most: int = STRETCHES) -> pd.DataFrame:
@@ -115,7 +153,7 @@ def share_chart(frame: pd.DataFrame, colours: Mapping[str, str]) -> Chart:
         color=alt.Color(
             "kind:N",
             scale=alt.Scale(domain=list(colours), range=list(colours.values())),
-            legend=alt.Legend(orient="top", title=None, symbolType="square", offset=4),
+            legend=legend(list(colours), symbol="square"),
         ),
         tooltip=[alt.Tooltip("kind:N", title="who"), alt.Tooltip("share:Q", format=".1%")],
     )

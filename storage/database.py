@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 from headrace.errors import UserError
 
 SQLITE_NAME = "headrace.sqlite"
-DATABASE_VERSION = "0005"
+DATABASE_VERSION = "0006"
 """The newest migration."""
 _BUSY_TIMEOUT_S = 30
 SERVER_PATIENCE = {

@@ -20,6 +20,7 @@ from sqlalchemy import (
     MetaData,
     Select,
     Text,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -32,6 +33,12 @@ AnySelect = Select[*tuple[Any, ...]]
 RunKey = Annotated[int, mapped_column(_BIG, ForeignKey("runs.id"), primary_key=True)]
 Key = Annotated[int, mapped_column(_BIG, primary_key=True, autoincrement=False)]
 TextKey = Annotated[str, mapped_column(Text, primary_key=True)]
+
+
+def _few(name: str, column: str, where: str) -> Index:
+    """An index of those rows alone that meet a condition. It serves queries that have the condition
+    as it stands here, with its values written out."""
+    return Index(name, "run", column, sqlite_where=text(where), postgresql_where=text(where))
 
 
 class Base(DeclarativeBase):
@@ -104,6 +111,7 @@ class Update(Base):
     after the point to which a later lineage went back."""
 
     __tablename__ = "updates"
+    __table_args__ = (Index(None, "run", "update"),)
     run: Mapped[RunKey]
     lineage: Mapped[Key]
     update: Mapped[Key]
@@ -195,7 +203,12 @@ class Trajectory(Base):
     tokens are in the journal records from `first_offset` to `last_offset`."""
 
     __tablename__ = "trajectories"
-    __table_args__ = (Index(None, "run", "group_id"), Index(None, "run", "status"))
+    __table_args__ = (
+        *(Index(None, "run", column) for column in ("group_id", "status", "finished_at")),
+        _few("ix_trajectories_inserted", "inserted", "inserted > 0"),
+        _few("ix_trajectories_reward_error", "rewarded_at", "reward_error IS NOT NULL"),
+        _few("ix_trajectories_audit_error", "rewarded_at", "audit_error IS NOT NULL"),
+    )
     run: Mapped[RunKey]
     trajectory_id: Mapped[Key]
     group_id: Mapped[int]
@@ -264,7 +277,10 @@ class Window(Base):
     taken) are those of the update that has it, and null where none has."""
 
     __tablename__ = "windows"
-    __table_args__ = (Index(None, "run", "trajectory_id"), Index(None, "run", "update"))
+    __table_args__ = (
+        *(Index(None, "run", column) for column in ("trajectory_id", "update")),
+        _few("ix_windows_lost", "at", "state = 'dropped' OR masked_tokens > 0"),
+    )
     run: Mapped[RunKey]
     window_id: Mapped[Key]
     trajectory_id: Mapped[int]

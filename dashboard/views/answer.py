@@ -8,8 +8,9 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import panels
+from dashboard.chart_spec import kept
 from dashboard.data import RunData
-from dashboard.figures import token_chart
+from dashboard.figures import thinned, token_chart
 from dashboard.token_block import token_block
 from dashboard.token_diff import Difference, difference, difference_text
 from dashboard.token_facts import answer_data, answer_json
@@ -34,6 +35,8 @@ BESIDE = "beside"
 """The same of the one that is read beside it."""
 SIBLINGS = 8
 """Buttons in a row."""
+POINTS = 1500
+"""Most of a quantity along the response."""
 _HELP = (
     "Pink marks begin a window, green ones a turn, blue ones tokens of newer weights; dotted "
     "tokens were left out of the loss. Choose a token by click, touch or arrow keys for its "
@@ -199,11 +202,10 @@ def _chart(detail: TrajectoryDetail, by: str) -> None:
     values = colour_values(detail, by)
     frame = pd.DataFrame({"position": range(len(values)), by: values}).dropna()
     if len(frame) > 1:
-        step = -(-len(frame) // 1500)
         cuts = [cut.position for cut in window_cuts(detail) if cut.position]
         line = frame.rename(columns={"position": "x", by: "value"}).assign(name=by)
         panels.draw(
-            token_chart(frame.iloc[::step], by, cuts),
+            kept(token_chart, thinned(frame, [by], POINTS), by, cuts),
             f"Trajectory {detail.row['trajectory_id']}, {by} along the response",
             f"{series_words(line, 'position', '')}; {len(cuts)} windows begin inside it.",
         )

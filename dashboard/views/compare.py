@@ -15,6 +15,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import data, panels
+from dashboard.chart_spec import kept
 from dashboard.comparison import (
     LASTS,
     Line,
@@ -117,6 +118,7 @@ def render(root: Path, choice: Choice) -> None:
             panels.empty(str(error))
 
     section()
+    _differences(wanted)
 
 
 def _wanted(runs: dict[str, RunData]) -> Wanted:
@@ -196,23 +198,38 @@ def _section(lines: Sequence[RunLine], wanted: Wanted) -> None:
         span = (float(min(map(min, known))), float(max(map(max, known)))) if known else (0.0, 1.0)
         panels.grid([partial(_card, name, frame, span, wanted) for name, frame in drawn.items()])
     _accuracies(runs, wanted)
-    _differences(wanted)
 
 
 def _frame(runs: dict[str, RunData], metric: str, wanted: Wanted) -> pd.DataFrame:
-    """All lines of one metric."""
-    names = tuple(name for name in wanted.metrics if name not in EVALUATED)
+    """All lines of one metric. Those of updates are put together again when one of the runs has
+    something more to see; evaluations are few."""
+    if metric in EVALUATED:
+        return metric_lines(wanted.lines, lambda name: _evaluated(runs[name], metric, wanted.axis))
+    members = tuple(
+        (line.label, *(member.name for member in line.members)) for line in wanted.lines
+    )
+    pictures = tuple(run.picture() for run in runs.values())
+    return _lines(pictures, members, metric, wanted.axis, wanted.smoothing, runs, wanted.lines)
 
-    def read(name: str) -> pd.DataFrame:
-        if metric in EVALUATED:
-            rows = runs[name].evaluations()
-            curve = pd.DataFrame({"x": rows[PLACES[wanted.axis]], "value": rows[EVALUATED[metric]]})
-            return curve.dropna(subset=["x"])
-        series = runs[name].series(names, wanted.axis)
-        return series[series["name"] == metric]
 
-    smoothing = 0.0 if metric in EVALUATED else wanted.smoothing
-    return metric_lines(wanted.lines, read, smoothing=smoothing)
+def _evaluated(run: RunData, metric: str, axis: Axis) -> pd.DataFrame:
+    """A figure of a run's evaluations over an axis."""
+    rows = run.evaluations()
+    curve = pd.DataFrame({"x": rows[PLACES[axis]], "value": rows[EVALUATED[metric]]})
+    return curve.dropna(subset=["x"])
+
+
+@st.cache_data(max_entries=128, show_spinner=False)
+def _lines(
+    pictures: tuple[tuple[str, str], ...],
+    members: tuple[tuple[str, ...], ...],
+    metric: str,
+    axis: Axis,
+    smoothing: float,
+    _runs: dict[str, RunData],
+    _of: tuple[Line, ...],
+) -> pd.DataFrame:
+    return metric_lines(_of, lambda name: _runs[name].series((metric,), axis), smoothing=smoothing)
 
 
 def _apart(metric: str, frame: pd.DataFrame, wanted: Wanted) -> dict[str, Divergence | None]:
@@ -266,7 +283,8 @@ def _card(metric: str, frame: pd.DataFrame, span: tuple[float, float], wanted: W
             scaled, across = scaled_axis(pd.DataFrame({"x": [span[1]]}), wanted.axis)
             unit = span[1] / float(scaled["x"].iloc[0]) if span[1] else 1.0
             unit_of = _UNITS.get(metric) or info_of(metric).unit
-            chart = comparison_chart(
+            chart = kept(
+                comparison_chart,
                 frame.assign(x=frame["x"] / unit),
                 labels=[line.label for line in wanted.lines],
                 title=across,

@@ -13,6 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import panels
+from dashboard.chart_spec import kept
 from dashboard.critic import CriticReport, Mean
 from dashboard.critic_figures import (
     along_chart,
@@ -182,7 +183,7 @@ def _card(title: str, draw: Callable[[], Any], frame: pd.DataFrame, caption: str
 def _along(found: CriticReport) -> None:
     _card(
         "Value along the answer",
-        lambda: along_chart(found.along),
+        lambda: kept(along_chart, found.along),
         found.along,
         "Mean value before each token, answers that earned more than the mean apart from those "
         "that earned less; the band holds the middle half, dashed is what came. Healthy: the two "
@@ -194,7 +195,7 @@ def _along(found: CriticReport) -> None:
 def _calibration(found: CriticReport) -> None:
     _card(
         "Value against what came",
-        lambda: calibration_chart(found.calibration),
+        lambda: kept(calibration_chart, found.calibration),
         found.calibration,
         "Tokens by their value: what came, on average, with one standard error over answers. "
         "Healthy: on the line. Flatter than the line: the critic is surer than it may be.",
@@ -204,7 +205,7 @@ def _calibration(found: CriticReport) -> None:
 def _numbers(found: CriticReport, boundary: str) -> None:
     _card(
         "What was assumed, and what came",
-        lambda: numbers_chart(found.numbers),
+        lambda: kept(numbers_chart, found.numbers),
         found.numbers,
         f'At a cut the rule "{boundary}" takes {TAKES[boundary]} for all that follows; what the '
         "answer then got is known by now. Means by the cut's number, with one standard error. "
@@ -220,7 +221,7 @@ def _costs(found: CriticReport) -> None:
     }
     _card(
         "What the assumption costs",
-        lambda: before_ends_chart(found.costs, names),
+        lambda: kept(before_ends_chart, found.costs, names),
         found.costs,
         "How much higher an advantage is than with the return that came in the place of what was "
         "assumed, before whitening: gamma (gamma lambda)^k (assumed - return), k tokens before the "
@@ -253,7 +254,7 @@ def _rules(found: CriticReport, boundary: str) -> None:
 def _explained(found: CriticReport) -> None:
     panels.card(
         "Explained variance by position",
-        tenths_chart(found.tenths, {"explained": "explained variance"})
+        kept(tenths_chart, found.tenths, {"explained": "explained variance"})
         if found.tenths["explained"].notna().any()
         else None,
         "1 - Var(R - V) / Var(R) in each tenth of the answer: how early the critic knows how it "
@@ -266,7 +267,7 @@ def _errors(found: CriticReport) -> None:
     names = {"bias": "mean of V - R", "rmse": "its root mean square"}
     _card(
         "Error by position",
-        lambda: tenths_chart(found.tenths, names),
+        lambda: kept(tenths_chart, found.tenths, names),
         found.tenths,
         "Value less return in each tenth of the answer. Healthy: a mean near 0, a root mean square "
         "that falls towards the end.",
@@ -277,7 +278,7 @@ def _advantages(found: CriticReport) -> None:
     names = {"advantage": "mean", "strength": "mean of the absolute value"}
     _card(
         "Advantage by position",
-        lambda: tenths_chart(found.tenths, names),
+        lambda: kept(tenths_chart, found.tenths, names),
         found.tenths,
         "As the policy's loss reads it, in each tenth of the answer. Healthy: a mean near 0 "
         "everywhere. A mean that falls or rises along the answer teaches length.",
@@ -287,7 +288,7 @@ def _advantages(found: CriticReport) -> None:
 def _ends(found: CriticReport) -> None:
     _card(
         "Advantage before a window's end",
-        lambda: ends_chart(found.ends),
+        lambda: kept(ends_chart, found.ends),
         found.ends,
         "Mean absolute advantage by the tokens left in the window. Under copy it shrinks towards a "
         "cut, for all it holds there is the critic's change of mind; what stands out at the very "

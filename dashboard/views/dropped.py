@@ -13,6 +13,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import panels
+from dashboard.chart_spec import kept
 from dashboard.data import RunData, is_live
 from dashboard.losses import losses_chart
 from dashboard.palette import ORANGE
@@ -44,7 +45,7 @@ def render(run: RunData, root: Path) -> None:
     place; the rest is."""
     panels.live(run, _body)
     if run.dropped():
-        _rows(run)
+        panels.live(run, _rows, follows=False)
 
 
 def _body(run: RunData) -> None:
@@ -80,7 +81,7 @@ def _by_length(run: RunData) -> None:
     reasons = [name for name in frame.columns if name not in ("longest", "tokens")]
     panels.card(
         "Losses by length of the answer",
-        losses_chart(frame, reasons) if len(frame) and reasons else None,
+        kept(losses_chart, frame, reasons) if len(frame) and reasons else None,
         "Answers that ended, in ten parts of as many each, the shortest first; answers of the "
         "value model's warm-up apart. Share of their tokens that was not trained, by reason. "
         "Healthy: long answers lose no larger share than short ones, or the policy learns to be "
@@ -162,11 +163,11 @@ def _rows(run: RunData) -> None:
             "lengths": (None if least is None else int(least), None if most is None else int(most)),
         }
         table, foot = st.container(), st.container(horizontal=True, horizontal_alignment="right")
-        total = run.dropped_page(**wanted, limit=1).total
-        pages = max(1, -(-total // ROWS))
+        top = run.dropped_page(**wanted, limit=ROWS)
+        total, pages = top.total, max(1, -(-top.total // ROWS))
         page = foot.pagination(pages, key="rows_page", **bound) if pages > 1 else 1
         first = (page - 1) * ROWS
-        rows = run.dropped_page(**wanted, limit=ROWS, offset=first).rows
+        rows = run.dropped_page(**wanted, limit=ROWS, offset=first).rows if first else top.rows
         if not total:
             table.caption("Nothing matches.")
             return

@@ -8,6 +8,7 @@ import streamlit as st
 
 from dashboard import panels
 from dashboard.alert_list import CHART
+from dashboard.chart_spec import kept
 from dashboard.data import RunData
 from dashboard.figures import AXES, accuracy_chart
 from dashboard.words import metric_label
@@ -101,7 +102,7 @@ def _accuracy(run: RunData, x: Axis) -> None:
     rows = run.evaluations()
     panels.card(
         "Held-out accuracy",
-        None if rows.empty else accuracy_chart(rows, x=x, height=240),
+        None if rows.empty else kept(accuracy_chart, rows, x=x, height=240),
         "Share of held-out prompts answered correctly, by update or by training time; the band is "
         "one standard error. Healthy: rising.",
         wait=panels.awaited(run, "the first evaluation"),

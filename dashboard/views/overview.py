@@ -11,6 +11,7 @@ import streamlit as st
 
 from dashboard import data, panels
 from dashboard.alert_list import CAPTION, alerts_html
+from dashboard.chart_spec import kept
 from dashboard.data import RunData
 from dashboard.events import event_html
 from dashboard.figures import accuracy_chart
@@ -137,7 +138,7 @@ def _accuracy(run: RunData) -> None:
     rows = run.evaluations()
     panels.card(
         "Held-out accuracy",
-        None if rows.empty else accuracy_chart(rows, height=240),
+        None if rows.empty else kept(accuracy_chart, rows, height=240),
         "Share of held-out prompts answered correctly, over training time (evaluations stop that "
         "clock). The band is one standard error. Healthy: rising.",
         note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",

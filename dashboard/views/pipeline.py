@@ -7,6 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import panels
+from dashboard.chart_spec import kept
 from dashboard.data import RunData, is_live
 from dashboard.lanes import lane_order, lanes_chart
 from dashboard.words import number, share, what_binds
@@ -111,7 +112,7 @@ def _sentence(run: RunData) -> None:
         learner,
         generators,
         over=over,
-        mode=run.summary()["mode"],
+        mode=run.line.mode,
         scoring=gauges.get("schedule/scoring") or 0.0,
         live=gauges.get("schedule/live") or 0.0,
     )
@@ -165,7 +166,7 @@ def _waits(run: RunData, frame: pd.DataFrame, span: str) -> None:
 def _timeline(run: RunData, frame: pd.DataFrame) -> None:
     panels.card(
         "Who works when",
-        None if frame.empty else lanes_chart(frame, start=run.line.started_at or 0.0),
+        None if frame.empty else kept(lanes_chart, frame, start=run.line.started_at or 0.0),
         "Each stretch of time is divided by what it was spent on. Working: the learner has a "
         "batch, a generator samples. Loading: a generator stands still for new weights. Held: "
         "what it has may not go on, because the staleness bound is reached. Waiting: nothing to "

@@ -10,6 +10,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard import panels
+from dashboard.chart_spec import kept
 from dashboard.data import RunData
 from dashboard.figures import reliability_chart, series_chart
 from dashboard.words import count, duration, number, share
@@ -95,14 +96,14 @@ def _card(
     run: RunData, curves: Any, title: str, names: tuple[str, ...], unit: str, caption: str
 ) -> None:
     found = curves[curves["name"].isin(names)].dropna(subset=["value"])
-    chart = None if found.empty else series_chart(found, x="step", names=names, unit=unit)
+    chart = None if found.empty else kept(series_chart, found, x="step", names=names, unit=unit)
     panels.card(title, chart, caption)
 
 
 def _reliability(bins: list[dict[str, Any]]) -> None:
     panels.card(
         "Calibration",
-        reliability_chart(bins) if bins else None,
+        kept(reliability_chart, bins) if bins else None,
         "What the model forecasts against the share that came true, on the held-out examples; the "
         "size of a dot is how many there are. Healthy: on the line.",
     )

@@ -2,7 +2,7 @@
 means what it should."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -11,10 +11,12 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import panels, scorings
+from dashboard.chart_spec import kept
 from dashboard.data import RunData, is_live
 from dashboard.events import WARNS
 from dashboard.figures import series_chart
 from dashboard.scatter import scatter_chart
+from dashboard.scorings import Scorings
 from dashboard.words import count, metric_caption, number, series_words, share
 from headrace.bands import BACK
 from storage.queries import ALERT
@@ -48,17 +50,16 @@ def _body(run: RunData) -> None:
         panels.empty(panels.awaited(run, "the first score"))
         return
     _alerts(run)
-    sample = run.reward_sample()
-    _sources(run, rows, sample)
     sources = list(rows["source"])
-    cut = scorings.cut_time(sample) if len(sample) else sample
+    found = run.scorings(tuple(sources))
+    _sources(run, rows, found)
     panels.grid(
         [
-            *([partial(_who, run, cut, sources)] if len(sources) > 1 else []),
-            partial(_scores, run, cut),
-            partial(_parts, run, cut),
-            partial(_latency, run, cut),
-            partial(_failures, run, cut),
+            *([partial(_who, found, sources)] if len(sources) > 1 else []),
+            partial(_scores, run, found),
+            partial(_parts, found),
+            partial(_latency, run, found),
+            partial(_failures, found),
             *(partial(_card, run, title, what, sources) for title, what in CHARTS),
             partial(_queues, run),
             partial(_scatter, run),
@@ -86,11 +87,11 @@ def _alert(at: float, text: str) -> str:
     )
 
 
-def _sources(run: RunData, rows: pd.DataFrame, sample: pd.DataFrame) -> None:
+def _sources(run: RunData, rows: pd.DataFrame, found: Scorings) -> None:
     with st.container(border=True):
         panels.card_title("Sources")
         queues = run.latest("rewards/") if is_live(run.line) else {}
-        table = source_table(rows, run.config()["reward"], sample, queues)
+        table = source_table(rows, run.config()["reward"], found.seconds, queues)
         st.dataframe(table, hide_index=True, width="stretch", alt="Sources")
         for column, what in (("error", "last failure"), ("audit_error", "last failed audit")):
             known = rows.dropna(subset=[column])
@@ -98,7 +99,7 @@ def _sources(run: RunData, rows: pd.DataFrame, sample: pd.DataFrame) -> None:
                 st.html(_failure(f"{what} of {source}", error))
         st.caption(
             "All training answers so far, by who scored them; median and 99 % are seconds of a "
-            f"scoring, of an even sample of {scorings_of(sample)}. Healthy: hardly any failures, "
+            f"scoring, of an even sample of {scorings_of(found)}. Healthy: hardly any failures, "
             "seconds far below the deadline, a gap that stays near what it was at first."
         )
 
@@ -107,23 +108,23 @@ def _failure(what: str, error: str) -> str:
     return f'<span class="hr-soft">{escape(what)}:</span> {escape(error[:LONGEST_ERROR])}'
 
 
-def scorings_of(sample: pd.DataFrame) -> str:
+def scorings_of(found: Scorings) -> str:
     """How many scorings the sample has, in words."""
-    return f"{count(len(sample))} scorings"
+    return f"{count(found.number)} scorings"
 
 
 def source_table(
     rows: pd.DataFrame,
     reward: dict[str, object],
-    sample: pd.DataFrame,
+    latency: Mapping[str, tuple[float, float]],
     queues: dict[str, float | None],
 ) -> pd.DataFrame:
-    """The table of sources as shown; `reward` is that section of the configuration, `queues` the
-    newest gauges of a run that goes on."""
+    """The table of sources as shown; `reward` is that section of the configuration, `latency` the
+    median and the 99th percentile by source, `queues` the newest gauges of a run that goes on."""
     settings = reward.get("sources") or {"default": reward}
     assert isinstance(settings, dict)
     kinds = {name: source["kind"] for name, source in settings.items()}
-    latency, everyone = scorings.source_latencies(sample), max(1, rows["answers"].sum())
+    everyone = max(1, rows["answers"].sum())
     shown = {
         "source": rows["source"],
         "kind": [kinds.get(name, "-") for name in rows["source"]],
@@ -157,41 +158,40 @@ def source_table(
 _UNKNOWN = (float("nan"), float("nan"))
 
 
-def _who(run: RunData, cut: pd.DataFrame, sources: Sequence[str]) -> None:
+def _who(found: Scorings, sources: Sequence[str]) -> None:
     colours = scorings.source_colours(sources)
     panels.card(
         "Share of each source",
-        scorings.share_chart(scorings.shares(cut, "source", sources), colours),
+        kept(scorings.share_chart, found.sources, colours) if len(found.sources) else None,
         "Of the training answers that were scored in a stretch of time, the share that each source "
         "scored: what the route sends it.",
     )
 
 
-def _scores(run: RunData, cut: pd.DataFrame) -> None:
-    known = not cut.empty and cut["reward"].notna().any()
+def _scores(run: RunData, found: Scorings) -> None:
     panels.card(
         "Scores over time",
-        scorings.score_chart(scorings.score_bins(cut)) if known else None,
+        kept(scorings.score_chart, found.scores) if len(found.scores) else None,
         "The distribution of rewards in each stretch of time: the stronger, the more answers have "
         "that score. Healthy: it moves up, and does not become a single line.",
         wait=panels.awaited(run, "the first reward"),
     )
 
 
-def _parts(run: RunData, cut: pd.DataFrame) -> None:
+def _parts(found: Scorings) -> None:
     _lines(
         "Parts of the score",
-        scorings.part_means(cut) if len(cut) else cut,
+        found.parts,
         "The mean of each part that a source says its score is made of. Healthy: the part that is "
         "meant rises, not only the one that is easy to earn.",
         wait="No source says what its scores are made of.",
     )
 
 
-def _latency(run: RunData, cut: pd.DataFrame) -> None:
+def _latency(run: RunData, found: Scorings) -> None:
     _lines(
         "Latency",
-        scorings.latencies(cut) if len(cut) else cut,
+        found.latencies,
         "Seconds of a scoring: the median, and what 99 % of them stay below. Healthy: the latter "
         "far below the source's timeout_s.",
         wait=panels.awaited(run, "the first score"),
@@ -201,25 +201,23 @@ def _latency(run: RunData, cut: pd.DataFrame) -> None:
 def _lines(title: str, frame: pd.DataFrame, caption: str, *, wait: str) -> None:
     panels.card(
         title,
-        series_chart(frame, x="wall") if len(frame) else None,
+        kept(series_chart, frame, x="wall") if len(frame) else None,
         caption,
         wait=wait,
         words=series_words(frame, "wall", "") if len(frame) else "",
     )
 
 
-def _failures(run: RunData, cut: pd.DataFrame) -> None:
-    kinds = list(scorings.FAILURES)
-    failed = len(cut) and cut["status"].isin(kinds).any()
+def _failures(found: Scorings) -> None:
     panels.card(
         "Failures by kind",
-        scorings.share_chart(scorings.shares(cut, "status", kinds), scorings.FAILURES)
-        if failed
+        kept(scorings.share_chart, found.failures, scorings.FAILURES)
+        if len(found.failures)
         else None,
         "Share of the scorings in a stretch of time that gave no score. Timeout: none within the "
         "deadline. Crashed: the function raised, or its process died. Invalid: what came back was "
         "no score.",
-        wait=f"None of {scorings_of(cut)} failed.",
+        wait=f"None of {scorings_of(found)} failed.",
     )
 
 
@@ -260,7 +258,7 @@ def _scatter(run: RunData) -> None:
     rows = run.reward_lengths()
     panels.card(
         "Length against reward",
-        None if rows.empty else scatter_chart(rows),
+        None if rows.empty else kept(scatter_chart, rows),
         "Each point is one of the newest answers; equal rewards are spread a little. Healthy: no "
         "slope that grows while answers get longer.",
         note="" if rows.empty else f"{count(len(rows))} answers",

@@ -12,6 +12,7 @@ from dashboard import panels
 from dashboard.data import RunData, is_live
 from dashboard.views.answer import TRAJECTORY, read_or_say
 from dashboard.words import count
+from storage.queries import TrajectoryPage
 
 ROWS = 100
 COLUMNS = [
@@ -35,26 +36,32 @@ SORTS = {
     "best": ("reward", True),
     "worst": ("reward", False),
 }
+TRAINED = {"purpose": "train"}
+"""What every page of rows is of."""
 _LONGEST_ID = 18
 """Digits."""
 
 
 def render(run: RunData, root: Path) -> None:
     """Draw the page. It is not redrawn by itself, because the reader would lose the place."""
+    panels.live(run, _body, follows=False)
+
+
+def _body(run: RunData) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         panels.title(run, "Trajectories")
         if is_live(run.line):
             st.button("Refresh", icon=":material/refresh:")
     wanted = _wanted(run)
-    total = run.page(**wanted, limit=0).total
-    if not total:
-        if run.summary()["trajectories"]["issued"]:
+    top = run.page(**wanted, limit=ROWS)
+    if not top.total:
+        if run.page(filters=TRAINED, limit=0).total:
             panels.empty("No trajectory matches.")
         else:
             panels.empty(panels.awaited(run, "the first trajectory"))
             panels.wait_for_change(run)
             return
-    first = _rows(run, wanted, total) if total else None
+    first = _rows(run, wanted, top) if top.total else None
     asked = st.session_state.get(TRAJECTORY) or ""
     chosen = trajectory_id(asked) if asked else first
     if chosen is not None:
@@ -72,8 +79,7 @@ def trajectory_id(text: str) -> int | None:
 
 
 def _wanted(run: RunData) -> dict[str, Any]:
-    """The filter bar: what of `queries.trajectory_page` is asked for. All of it is in the
-    address."""
+    """The filter bar: what `RunData.page` is asked for. All of it is in the address."""
     bound: dict[str, Any] = {"bind": "query-params"}
     with panels.filters():
         top = st.columns([3, 1.3, 2.4, 1.3, 1.2])
@@ -99,16 +105,15 @@ def _wanted(run: RunData) -> dict[str, Any]:
     where = range_filter("reward", least_reward, most_reward) + range_filter(
         "length", least_length, most_length
     )
-    filters: dict[str, Any] = {"purpose": "train"}
+    filters: dict[str, Any] = dict(TRAINED)
     if statuses:
         filters["status"] = statuses
-    if text and place == "response":
-        filters["trajectory_id"] = run.search(text)
     column, descending = SORTS[sort or "newest"]
     return {
         "where": " and ".join(where) or None,
         "filters": filters,
         "search": text if text and place == "prompt" else None,
+        "response": text if text and place == "response" else "",
         "update": None if update is None else int(update),
         "sort": column,
         "descending": descending,
@@ -126,16 +131,17 @@ def _plain(value: float) -> str:
     return f"{value:.12f}".rstrip("0").rstrip(".")
 
 
-def _rows(run: RunData, wanted: dict[str, Any], total: int) -> int:
-    """The table, a page of it at a time; returns the trajectory to read where none is chosen."""
+def _rows(run: RunData, wanted: dict[str, Any], top: TrajectoryPage) -> int:
+    """The table, a page of it at a time, of which `top` is the first; returns the trajectory to
+    read where none is chosen."""
     table, foot = st.container(), st.container(horizontal=True, horizontal_alignment="right")
-    pages = -(-total // ROWS)
+    pages = -(-top.total // ROWS)
     page = foot.pagination(pages, key="page", bind="query-params") if pages > 1 else 1
     page = min(page, pages)
     first = (page - 1) * ROWS
-    rows = run.page(**wanted, limit=ROWS, offset=first).rows
+    rows = run.page(**wanted, limit=ROWS, offset=first).rows if first else top.rows
     ids = [int(key) for key in rows["trajectory_id"]]
-    shown = f"{count(first + 1)} to {count(first + len(ids))} of {count(total)} trajectories"
+    shown = f"{count(first + 1)} to {count(first + len(ids))} of {count(top.total)} trajectories"
     table.caption(
         f"{shown}. Choose a row to read it. Sort by orders all of them; a click on the head of a "
         "column orders only the rows shown."

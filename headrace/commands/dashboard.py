@@ -27,7 +27,7 @@ def dashboard(arguments: argparse.Namespace) -> int:
         raise UserError(f"--host {arguments.host}: no address of this machine ({error})") from error
     if not port_is_free(arguments.host, port):
         raise UserError(f"port {port} is in use; choose another with --port (0 takes a free one)")
-    argv = dashboard_argv(arguments.host, port, root.resolve())
+    argv = dashboard_argv(arguments.host, port, root.resolve(), ahead=True)
     print(f"dashboard  http://{arguments.host}:{port}  (Ctrl-C ends it)")
     sys.stdout.flush()
     os.execve(argv[0], argv, {**os.environ, **role_environment(threads=1)})

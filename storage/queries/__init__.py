@@ -44,8 +44,7 @@ from storage.queries.runs import (
     run_line,
 )
 from storage.queries.stacks import Stack, last_stacks
-from storage.queries.summary import run_summary
-from storage.queries.timeline import timeline, weight_versions
+from storage.queries.summary import run_figures, run_summary
 from storage.queries.trajectories import (
     TrajectoryDetail,
     TrajectoryPage,
@@ -54,6 +53,7 @@ from storage.queries.trajectories import (
     trajectory_detail,
     trajectory_page,
 )
+from storage.queries.weights import weight_versions
 from storage.sql import Answer, ask
 from storage.tokens import MARKS, REASONS, SOURCES
 
@@ -114,11 +114,11 @@ __all__ = [
     "reward_sample",
     "reward_sources",
     "run_config",
+    "run_figures",
     "run_line",
     "run_summary",
     "search_responses",
     "supervisor_events",
-    "timeline",
     "trajectory_columns",
     "trajectory_detail",
     "trajectory_page",

@@ -15,6 +15,7 @@ without a trajectory is known of each, and the rest is spread evenly over the ot
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,8 +37,8 @@ IDLE = ("held", "waiting")
 _PHASES = {"starting": "starting", "evaluating": "evaluation", "training": "training"}
 _LEAST_STRETCH_S = 2.0
 """Generators report about once a second."""
-_ROWS = 50_000
-"""Read at a time."""
+_SKEW_S = 60.0
+"""By which clocks of two hosts do not differ."""
 LEARNER = "learner"
 
 
@@ -197,30 +198,43 @@ def _lives(reader: RunReader, span: Span) -> dict[str, list[Span]]:
     width = max((span.end - span.start) / 1000, 1e-3)
     begun = Trajectory.first_token_at
     place = cast((begun - span.start) / width, Integer)
-    query = (
-        select(
-            Trajectory.generator,
-            func.min(begun),
-            func.max(func.coalesce(Trajectory.finished_at, span.end)),
-        )
-        .where(
-            Trajectory.run == reader.key,
-            Trajectory.generator.is_not(None),
-            begun <= span.end,
-            (Trajectory.finished_at >= span.start) | Trajectory.finished_at.is_(None),
-        )
+    mine = (Trajectory.run == reader.key, Trajectory.generator.is_not(None), begun <= span.end)
+    ended = Trajectory.finished_at
+    each = (
+        select(Trajectory.generator, func.min(begun), func.max(func.coalesce(ended, span.end)))
+        .where(*mine)
         .group_by(Trajectory.generator, place)
     )
+    # Of a part of the run, the two kinds have each their place in the index of ends.
+    whole = span.start <= (_started(reader) or 0.0)
+    queries = [each] if whole else [each.where(ended >= span.start), each.where(ended.is_(None))]
     found: dict[str, list[Span]] = {}
-    for name, first, last in reader.rows(query):
+    for name, first, last in chain.from_iterable(map(reader.rows, queries)):
         found.setdefault(name, []).append(Span(first, last))
     return found
+
+
+def _started(reader: RunReader) -> float | None:
+    (at,) = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0]
+    return None if at is None else float(at)
+
+
+def _written_before(reader: RunReader, at: float) -> int:
+    """The offset of a record that was written before a moment; 0 where none is known. Whatever came
+    after that moment has a larger one, so that what came long before need not be read."""
+    query = select(func.max(Update.offset)).where(
+        Update.run == reader.key, Update.committed_at <= at - _SKEW_S
+    )
+    return int(reader.rows(query)[0][0] or 0)
 
 
 def _loads(reader: RunReader, edges: Seconds) -> dict[str, Seconds]:
     """Seconds that each generator stood still for new weights, where each load ended."""
     query = select(VersionLoad.generator, VersionLoad.at, VersionLoad.gap_s).where(
-        VersionLoad.run == reader.key, VersionLoad.at >= edges[0], VersionLoad.at <= edges[-1]
+        VersionLoad.run == reader.key,
+        VersionLoad.offset >= _written_before(reader, edges[0]),
+        VersionLoad.at >= edges[0],
+        VersionLoad.at <= edges[-1],
     )
     found: dict[str, list[Span]] = {}
     for name, at, gap in reader.rows(query):
@@ -231,21 +245,24 @@ def _loads(reader: RunReader, edges: Seconds) -> dict[str, Seconds]:
 def _idle_share(reader: RunReader, edges: Seconds) -> Seconds:
     """The share of each stretch's training time in which generators had nothing to do. What they
     report is a share of all training so far; of two samples the difference counts."""
+    mine = (
+        Metric.run == reader.key,
+        Metric.name == "idle/generator",
+        Metric.lineage.is_(None),
+        Metric.value.is_not(None),
+    )
+    # From the last one before the first edge on: what came before that changes no difference.
+    earlier = select(Metric.offset).where(*mine, Metric.offset < _written_before(reader, edges[0]))
+    known = reader.rows(earlier.order_by(Metric.offset.desc()).limit(1))
     query = (
         select(Metric.wall_time, Metric.value)
-        .where(
-            Metric.run == reader.key,
-            Metric.name == "idle/generator",
-            Metric.lineage.is_(None),
-            Metric.value.is_not(None),
-        )
+        .where(*mine, Metric.offset >= (known[0][0] if known else 0))
         .order_by(Metric.offset)
     )
-    # There is about one a second: as objects those of days would fill the memory.
-    blocks = [np.array([tuple(row) for row in rows]) for rows in reader.stream(query, _ROWS)]
-    if not blocks:
+    found = np.fromiter(chain.from_iterable(reader.tuples(query)), dtype=np.float64)
+    if not len(found):
         return np.zeros(len(edges) - 1)
-    at, share = np.concatenate(blocks).astype(float).T
+    at, share = found.reshape(-1, 2).T
     phases = _phases(reader, Span(float(at[0]), float(at[-1])))
     begins = [piece.start for piece in phases["starting"]]
     trained = _clock(phases["training"], at)

@@ -30,18 +30,16 @@ def alerts_of(reader: RunReader, updates: int = MOST_UPDATES) -> list[Alert]:
     (offset,) = reader.rows(select(func.min(Update.offset)).where(*newest))[0]
     if offset is None or not names:
         return []
-    query = (
-        select(Metric.name, Update.update, Metric.value)
-        .join(
-            Update,
-            (Update.run == Metric.run)
-            & (Update.lineage == Metric.lineage)
-            & (Update.update == Metric.update),
-        )
-        .where(*newest, Metric.run == reader.key, Metric.name.in_(names), Metric.offset >= offset)
-        .order_by(Update.update)
+    # Joined here: a database that began with the updates would look for metrics once for each.
+    kept = set(reader.tuples(select(Update.lineage, Update.update).where(*newest)))
+    query = select(Metric.name, Metric.lineage, Metric.update, Metric.value).where(
+        Metric.run == reader.key,
+        Metric.name.in_(names),
+        Metric.offset >= offset,
+        Metric.lineage.is_not(None),
     )
+    rows = [row for row in reader.tuples(query) if row[1:3] in kept]
     series = defaultdict[str, list[tuple[int, float | None]]](list)
-    for name, update, value in reader.rows(query):
+    for name, _, update, value in sorted(rows, key=lambda row: row[2]):
         series[name].append((update, value))
     return alerts(series)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sqlalchemy import ColumnElement, Text, case, cast, func, or_, select
+from sqlalchemy import ColumnElement, Text, and_, case, cast, func, or_, select
 
-from storage.queries.drops import is_dropped, is_masked
+from storage.queries.drops import is_dropped, is_masked, lost_tokens
 from storage.reader import RunReader, open_run
 from storage.tables import Trajectory, Window
 
@@ -142,10 +142,11 @@ def _joined(query: Any) -> Any:
 
 def _for_any(reasons: Sequence[str]) -> ColumnElement[bool]:
     if not reasons:
-        return or_(is_dropped(), is_masked())
+        return lost_tokens()
     # A list of [reason, start, end, tokens] as JSON text, in whichever database.
     masked = or_(*(cast(Window.masked, Text).contains(f'"{reason}"') for reason in reasons))
-    return or_(is_dropped() & Window.reason.in_(reasons), is_masked() & masked)
+    why = or_(is_dropped() & Window.reason.in_(reasons), is_masked() & masked)
+    return and_(lost_tokens(), why)
 
 
 def _within(lengths: tuple[int | None, int | None]) -> list[ColumnElement[bool]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, literal, or_, select
 
 from storage.reader import RunReader, open_run
 from storage.tables import Trajectory, Window
@@ -34,7 +34,7 @@ def dropped_windows(run_dir: Path, *, limit: int = 1000, offset: int = 0) -> "pd
     most = offset + limit
     query = (
         select(Window.__table__)
-        .where(Window.run == reader.key, or_(is_dropped(), is_masked()))
+        .where(Window.run == reader.key, lost_tokens())
         .order_by(Window.at.desc(), Window.window_id)
         .limit(most)
     )
@@ -138,9 +138,20 @@ def _lost(reader: RunReader, ids: Ints) -> dict[str, Ints]:
 
 def is_dropped() -> ColumnElement[bool]:
     """A window that was dropped as a whole."""
-    return Window.state == "dropped"
+    # The values are written out: only so does the index of windows that lost tokens serve.
+    return Window.state == literal("dropped", literal_execute=True)
 
 
 def is_masked() -> ColumnElement[bool]:
     """A window that was trained without some of its tokens."""
-    return and_(Window.state == "trained", Window.masked_tokens > 0)
+    return and_(Window.state == "trained", has_masks())
+
+
+def has_masks() -> ColumnElement[bool]:
+    """A window some of whose tokens its update keeps, or would have kept, out of the loss."""
+    return Window.masked_tokens > literal(0, literal_execute=True)
+
+
+def lost_tokens() -> ColumnElement[bool]:
+    """A window that was dropped, or trained without some of its tokens."""
+    return and_(or_(is_dropped(), has_masks()), or_(is_dropped(), is_masked()))

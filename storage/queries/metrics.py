@@ -64,7 +64,7 @@ def metric_arrays(run_dir: Path, name: str, *, points: int | None = None) -> "pd
     reader = open_run(run_dir)
     query = (
         select(Update.update, MetricArray.values)
-        .join(Update, _same_update(MetricArray))
+        .join(Update, same_update(MetricArray))
         .where(Update.run == reader.key, Update.abandoned.is_(False), MetricArray.name == name)
         .order_by(Update.update)
     )
@@ -105,7 +105,7 @@ def _updates(
     query = (
         select(axes[x].label("x"), Metric.name, Metric.value)
         .select_from(Metric)
-        .join(Update, _same_update())
+        .join(Update, same_update())
         .where(Metric.run == reader.key, Metric.name.in_(names), *mine)
         .order_by(Update.update, Metric.name)
     )
@@ -229,9 +229,11 @@ def _start(reader: RunReader) -> float:
     return float(started_at or 0.0)
 
 
-def _same_update(table: type[Metric | MetricArray] = Metric) -> ColumnElement[bool]:
+def same_update(table: type[Metric | MetricArray] = Metric) -> ColumnElement[bool]:
+    """Joins rows of metrics to their updates. Metrics are to be found by their names: where SQLite
+    may begin with updates it reads all metrics of each, which the sum keeps it from."""
     return and_(
         Update.run == table.run,
         Update.lineage == table.lineage,
-        Update.update == table.update,
+        Update.update == table.update + 0,
     )

@@ -3,17 +3,18 @@
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, case, func, literal, select
 
 from headrace.bands import sentence
 from headrace.run_folder import is_reward_model, read_config
 from storage.queries.alerts import alerts_of
-from storage.queries.metrics import latest_values
+from storage.queries.metrics import latest_values, same_update
 from storage.queries.processes import supervisor_events
 from storage.queries.reward_models import reward_model_summary
 from storage.queries.rewards import ALERT, alert_texts, source_rows
 from storage.queries.runs import run_state
 from storage.reader import RunReader, open_run
+from storage.reader import read_config as read_resolved
 from storage.tables import (
     Checkpoint,
     Evaluation,
@@ -48,28 +49,14 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
     if is_reward_model(run_dir):
         return reward_model_summary(run_dir)
     reader = open_run(run_dir)
-    state = run_state(reader)
-    config = read_config(run_dir)
-    latest = latest_values(reader)
-    updates = _updates(reader, state.started_at)
+    config, latest = read_config(run_dir), latest_values(reader)
     evaluations = _evaluations(reader)
     by_label = {row["label"]: row for row in evaluations}
     before, after = by_label.get("before", {}), by_label.get("after", {})
-    rewards = _per_update(reader, "reward/mean")
-    staleness = _per_update(reader, "staleness/mean")
-    oldest = _per_update(reader, "staleness/max")
+    rewards = _per_update(reader, "reward/mean")["reward/mean"]
     left = alerts_of(reader)
     return {
-        "run_id": reader.run_id,
-        "status": state.status,
-        "detail": state.detail,
-        "ended": state.ended,
-        "recipe": config.name,
-        "seed": config.seed,
-        "mode": config.schedule.mode,
-        "lineage": state.lineage,
-        **updates,
-        "wall_s": (state.last_at or 0.0) - (state.started_at or 0.0),
+        **_standing(reader, config.name, config.seed, config.schedule.mode),
         "eval": {"before": before.get("accuracy"), "after": after.get("accuracy")},
         "evaluations": evaluations,
         "reward": {
@@ -88,29 +75,78 @@ def run_summary(run_dir: Path) -> dict[str, Any]:
             "first": before.get("response_length"),
             "last": after.get("response_length"),
         },
-        "tokens": {
-            **{name: _count(latest, f"ledger/{name}") for name in _TOKENS},
-            **_outside(reader, latest),
-            "dropped": {
-                name.removeprefix(_DROPPED): int(value or 0)
-                for name, value in sorted(latest.items())
-                if name.startswith(_DROPPED)
-            },
-        },
+        "tokens": _tokens(reader, latest),
         "trajectories": _trajectories(reader),
-        "weight_version": reader.rows(
-            select(func.max(WeightVersion.version)).where(WeightVersion.run == reader.key)
-        )[0][0],
-        "staleness": {
-            "mean": sum(staleness) / len(staleness) if staleness else None,
-            "max": max(oldest, default=None),
-        },
+        **_ages(reader),
         "idle_share": {
             "learner": latest.get("idle/learner"),
             "generator": latest.get("idle/generator"),
         },
         "checkpoints": _checkpoints(reader),
         "judges": {name: _lives(run_dir, name) for name in config.reward.judges},
+    }
+
+
+def run_figures(run_dir: Path) -> dict[str, Any]:
+    """Those of `run_summary` for which neither answers nor windows have to be counted: what a page
+    can ask for at every record of a long run. Of a reward model's run all of them."""
+    if is_reward_model(run_dir):
+        return reward_model_summary(run_dir)
+    reader = open_run(run_dir)
+    # As it was written: to check it takes the first visitor of a page seconds.
+    config = read_resolved(run_dir)
+    mode = config.get("schedule", {}).get("mode")
+    return {
+        **_standing(reader, config.get("name"), config.get("seed"), mode),
+        "evaluations": _evaluations(reader),
+        "tokens": _tokens(reader, latest_values(reader, "ledger/")),
+        **_ages(reader),
+    }
+
+
+def _standing(
+    reader: RunReader, recipe: str | None, seed: int | None, mode: str | None
+) -> dict[str, Any]:
+    """What run it is, and how far it has come."""
+    state = run_state(reader)
+    return {
+        "run_id": reader.run_id,
+        "status": state.status,
+        "detail": state.detail,
+        "ended": state.ended,
+        "recipe": recipe,
+        "seed": seed,
+        "mode": mode,
+        "lineage": state.lineage,
+        **_updates(reader, state.started_at),
+        "wall_s": (state.last_at or 0.0) - (state.started_at or 0.0),
+    }
+
+
+def _tokens(reader: RunReader, latest: dict[str, float | None]) -> dict[str, Any]:
+    """The ledger, and what is not in its balance."""
+    return {
+        **{name: _count(latest, f"ledger/{name}") for name in _TOKENS},
+        **_outside(reader, latest),
+        "dropped": {
+            name.removeprefix(_DROPPED): int(value or 0)
+            for name, value in sorted(latest.items())
+            if name.startswith(_DROPPED)
+        },
+    }
+
+
+def _ages(reader: RunReader) -> dict[str, Any]:
+    """The newest weights, and how old tokens were when they were trained."""
+    found = _per_update(reader, "staleness/mean", "staleness/max")
+    mean, largest = found["staleness/mean"], found["staleness/max"]
+    query = select(func.max(WeightVersion.version)).where(WeightVersion.run == reader.key)
+    return {
+        "weight_version": reader.rows(query)[0][0],
+        "staleness": {
+            "mean": sum(mean) / len(mean) if mean else None,
+            "max": max(largest, default=None),
+        },
     }
 
 
@@ -143,7 +179,9 @@ def _outside(reader: RunReader, latest: dict[str, float | None]) -> dict[str, in
     """Tokens that are not in the balance: inserted by others than the policy, thrown away at a
     hold, lost on the way."""
     inserted = select(func.sum(Trajectory.inserted)).where(
-        Trajectory.run == reader.key, Trajectory.purpose == "train"
+        Trajectory.run == reader.key,
+        Trajectory.purpose == "train",
+        Trajectory.inserted > literal(0, literal_execute=True),  # they have an index
     )
     losses = dict(
         (reason, int(tokens))
@@ -173,18 +211,15 @@ def _surviving(reader: RunReader) -> list[ColumnElement[bool]]:
 
 def _updates(reader: RunReader, started_at: float | None) -> dict[str, Any]:
     """Numbers of updates, and clocks."""
-    (policy,) = reader.rows(
-        select(func.min(Update.committed_at)).where(
-            *_surviving(reader), Update.state == "committed", Update.num_windows > 0
-        )
-    )[0]
-    count, first, train_time = reader.rows(
+    of_policy = (Update.state == "committed") & (Update.num_windows > 0)
+    count, first, policy, train_time, skipped = reader.rows(
         select(
-            func.max(Update.update), func.min(Update.committed_at), func.max(Update.train_time_s)
+            func.max(Update.update),
+            func.min(Update.committed_at),
+            func.min(case((of_policy, Update.committed_at))),
+            func.max(Update.train_time_s),
+            func.count(case((Update.state == "skipped", 1))),
         ).where(*_surviving(reader))
-    )[0]
-    (skipped,) = reader.rows(
-        select(func.count()).where(*_surviving(reader), Update.state == "skipped")
     )[0]
     begun = started_at or 0.0
     return {
@@ -196,20 +231,18 @@ def _updates(reader: RunReader, started_at: float | None) -> dict[str, Any]:
     }
 
 
-def _per_update(reader: RunReader, name: str) -> list[float]:
-    """Values of one metric in the surviving updates, in order."""
+def _per_update(reader: RunReader, *names: str) -> dict[str, list[float]]:
+    """Values of metrics in the surviving updates, in order, by name."""
     query = (
-        select(Metric.value)
-        .join(
-            Update,
-            (Update.run == Metric.run)
-            & (Update.lineage == Metric.lineage)
-            & (Update.update == Metric.update),
-        )
-        .where(*_surviving(reader), Metric.name == name, Metric.value.is_not(None))
+        select(Metric.name, Metric.value)
+        .join(Update, same_update())
+        .where(*_surviving(reader), Metric.name.in_(names), Metric.value.is_not(None))
         .order_by(Update.update)
     )
-    return [value for (value,) in reader.rows(query)]
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for name, value in reader.tuples(query):
+        found[name].append(value)
+    return found
 
 
 def _trajectories(reader: RunReader) -> dict[str, int]:

@@ -11,6 +11,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import islice
+from operator import and_
 from typing import Any
 
 import numpy as np
@@ -70,8 +73,8 @@ def matching(
     """(ids of some of the training trajectories that meet all conditions, how many do), sorted by a
     column and then by id, those without a value last."""
     found = _rows(reader)
-    for condition in conditions:
-        found = found.filter(condition)
+    if every := list(conditions):
+        found = found.filter(reduce(and_, every))  # each filter copies all columns
     first, end = offset, min(offset + limit, found.num_rows)
     if first >= end:
         return [], found.num_rows
@@ -138,7 +141,8 @@ def _read_on(reader: RunReader, known: _Known) -> None:
     tables = [known.rows.slice(0, kept)]
     first_open: int | None = None
     newest = int(ids[kept - 1]) if kept else -1
-    for rows in reader.stream(query, _ROWS):
+    found = reader.tuples(query)
+    while rows := list(islice(found, _ROWS)):
         columns: Sequence[Any] = list(zip(*rows, strict=True))
         arrays = [
             pa.array(values, kind.type) for values, kind in zip(columns, SCHEMA, strict=False)

@@ -61,7 +61,7 @@ def serving(root: Path) -> Iterator[tuple[str, int]]:
     RunFailedError where it does not begin to answer."""
     port = free_port(HOST)
     with subprocess.Popen(
-        dashboard_argv(HOST, port, root),
+        dashboard_argv(HOST, port, root, ahead=True),
         env={**os.environ, **role_environment(threads=1)},
         stdout=STDERR,
     ) as server:

@@ -76,6 +76,19 @@ def page(browser: Browser) -> Iterator[Page]:
     page.close()
 
 
+_LEGENDS = """() => [...document.querySelectorAll("[data-testid='stVegaLiteChart'] svg")].flatMap(
+    (svg) => {
+        const box = svg.getBoundingClientRect();
+        return [...svg.querySelectorAll(".role-legend-label text")].map((text) => {
+            const { left, right } = text.getBoundingClientRect();
+            return [text.textContent, left - box.left, box.right - right];
+        });
+    }
+)"""
+"""Labels of legends, and how many pixels are left of them and right of them in their charts."""
+WITH_LEGENDS = ("Learning", "Critic", "Rewards", "Pipeline", "Compare")
+
+
 def look_at(page: Page, address: str, title: str) -> None:
     """Open a page and wait until it is drawn."""
     page.set_viewport_size(DESK)
@@ -156,3 +169,15 @@ def test_what_has_the_focus_is_seen(page: Page, address: str) -> None:
     links.first.focus()
     page.keyboard.press("Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+
+
+@pytest.mark.parametrize("title", WITH_LEGENDS)
+def test_no_legend_is_cut_off_on_a_phone(page: Page, address: str, title: str) -> None:
+    page.set_viewport_size(PHONE)
+    page.goto(f"{address}/{ADDRESSES[title]}")
+    wait_until_drawn(page)
+    found = page.evaluate(_LEGENDS)
+    assert found
+    for label, left, right in found:
+        assert not label.endswith("\u2026"), "it is written in full"
+        assert min(left, right) >= -1, f"{label} is within its chart"

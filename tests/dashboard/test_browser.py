@@ -99,12 +99,16 @@ def test_the_chosen_run_survives_every_page_change(page: Page, two_runs: str) ->
     expect(page).to_have_url(re.compile(rf"run={YOUNGER}"))  # a link under `latest` names the run
     page.get_by_test_id("stSelectbox").first.click()
     page.get_by_role("option", name=OLDER).click()
-    for name in [*(title for title, _, _ in PAGES if title != "Overview"), "Overview"]:
+    # Links to other pages name the run, so that one is followed when they name the chosen one.
+    expect(page.get_by_role("link", name="Learning")).to_have_attribute("href", re.compile(OLDER))
+    names = [*(title for title, _, _ in PAGES if title != "Overview"), "Overview"]
+    for name in names:
         page.get_by_role("link", name=name).click()
         expect(page).to_have_title(f"{name} \u00b7 {OLDER} \u00b7 Headrace")
         expect(page).to_have_url(re.compile(rf"run={OLDER}"))
         expect(page.locator(".hr-line")).to_contain_text(OLDER)
     page.go_back()
+    expect(page).to_have_title(f"{names[-2]} \u00b7 {OLDER} \u00b7 Headrace")
     expect(page.locator(".hr-line")).to_contain_text(OLDER)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dashboard.chart_spec import compact, spec_of
-from dashboard.figures import array_chart, series_chart
+from dashboard.chart_spec import compact, kept, spec_of
+from dashboard.figures import Chart, array_chart, series_chart
 
 
 def frame(points: int, *names: str) -> pd.DataFrame:
@@ -68,3 +68,25 @@ def test_whole_numbers_and_truths_stay_what_they_are() -> None:
     found = compact(pd.DataFrame({"n": [1, 2**31], "few": [1, -2], "is": [True, False]}))
     assert found.to_dict("list") == {"n": [1, 2**31], "few": [1, -2], "is": [True, False]}
     assert found["few"].dtype == "int32"
+
+
+def test_a_chart_of_the_same_rows_is_made_once() -> None:
+    made: list[tuple[int, str]] = []
+
+    def make(rows: pd.DataFrame, *, unit: str = "") -> Chart:
+        made.append((len(rows), unit))
+        return series_chart(rows, unit=unit)
+
+    first = kept(make, frame(50, "reward/mean"))
+    assert made == [(50, "")]
+    again = kept(make, frame(50, "reward/mean"))
+    assert made == [(50, "")]
+    assert again["layer"] == first["layer"]
+    assert [t.to_dict() for t in again["datasets"].values()] == [
+        t.to_dict() for t in first["datasets"].values()
+    ]
+    kept(make, frame(50, "reward/mean"), unit="share")
+    kept(make, frame(50, "reward/mean").assign(value=1.0))
+    kept(make, frame(50, "reward/std"))
+    kept(make, frame(50, "reward/mean").rename(columns={"value": "other"}).assign(value=1.0))
+    assert len(made) == 5, "another option, another value, another name, another column"

@@ -8,6 +8,7 @@ import pytest
 
 from dashboard import figures
 from dashboard.lanes import lane_order, lanes_chart, stacked
+from dashboard.legends import legend
 from dashboard.palette import ACTIVITIES, GREY, SERIES
 from headrace.bands import Limits
 
@@ -262,3 +263,37 @@ def test_a_band_ends_where_the_axis_does(band: Limits, shown: tuple[float, float
     spec = figures.series_chart(frame, band=band).to_dict()
     ((row,),) = (rows for rows in spec["datasets"].values() if "top" in rows[0])
     assert (row["value"], row["top"]) == shown
+
+
+def test_the_pointer_has_few_places_and_the_extremes_of_every_line_are_among_them() -> None:
+    names = ("actor/grad_norm", "critic/grad_norm")
+    rows = series(1000, *names)
+    rows.loc[rows.index[777], "value"] = 500.0
+    rows.loc[rows.index[1234], "value"] = -500.0
+    layers = layers_of(figures.series_chart(rows, names=names))
+    spec = figures.series_chart(rows, names=names).to_dict()
+    pointer = spec["datasets"][layers[-1]["data"]["name"]]
+    assert 50 < len(pointer) <= figures.POINTED + 2
+    assert {row["x"] for row in pointer} >= {0.0, 388.0, 617.0, 999.0}
+    assert pointer[0]["v0"] == 0.0
+
+
+def test_thinned_rows_keep_least_and_largest_of_every_stretch() -> None:
+    values = np.random.default_rng(3).normal(size=1000)
+    values[412] = np.nan
+    rows = pd.DataFrame({"x": range(1000), "v": values}, index=range(5, 1005))
+    found = figures.thinned(rows, ["v"], 100)
+    assert len(found) <= 102
+    for first in range(0, 1000, 20):
+        part = rows["v"].iloc[first : first + 20]
+        assert {part.min(), part.max()} <= set(found["v"])
+    assert found["x"].is_monotonic_increasing
+    assert figures.thinned(rows, ["v"], 1000) is rows
+    assert len(figures.thinned(rows.assign(v=np.nan), ["v"], 100)) == 2
+
+
+def test_a_legend_has_room_for_its_longest_label() -> None:
+    found = legend(["a", "twelve chars"]).to_dict()
+    assert found["columns"] == {"expr": "max(1, floor(width / 118))"}
+    assert found["labelExpr"].startswith("width < 118 ?")
+    assert found["labelLimit"] == 0

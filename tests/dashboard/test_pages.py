@@ -1,6 +1,7 @@
 """Every page through Streamlit's own test harness: no exception, and the store's numbers."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 import dashboard
+from dashboard import chart_spec, data, metric_charts
+from dashboard.chart_spec import spec_of
 from dashboard.picker import LATEST
 from dashboard.tokens import COLOURINGS
 from dashboard.views.learning import ARRAYS, CHARTS
@@ -23,8 +26,10 @@ from dashboard.views.pipeline import idle_shares
 from dashboard.views.rewards import CHARTS as REWARD_CHARTS
 from dashboard.views.trajectories import ROWS, range_filter, worth_reading
 from dashboard.words import count, share
-from headrace.protocol.records import RunPhase
+from headrace.protocol.records import MetricsSampled, RunPhase
 from storage import queries
+from storage.queries import trajectory_index
+from storage.queries.trajectory_index import matching
 from storage.run_store import RunStore
 from tests.dashboard.scripted_run import EVALUATIONS, MARKUP, MARKUP_ID, make_config, write_run
 
@@ -474,3 +479,75 @@ def test_a_run_with_one_source_has_its_page_too(
     points = queries.reward_lengths(run_dir, newest=50)
     assert len(points) == 50
     assert set(points.columns) == {"source", "length", "reward", "correct"}
+
+
+@pytest.mark.parametrize("name", [*PAGE_NAMES, "critic"])
+def test_nothing_is_drawn_anew_where_nothing_has_changed(
+    open_page: Callable[..., AppTest], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second visit makes no chart, which is most of what a page costs."""
+    made: list[Any] = []
+
+    def counted(chart: Any) -> Any:
+        made.append(chart)
+        return spec_of(chart)
+
+    for module in (chart_spec, metric_charts):
+        monkeypatch.setattr(module, "spec_of", counted)
+    test = open_page(name).run()
+    assert not test.exception
+    assert made
+    made.clear()
+    test = open_page(name).run()
+    assert not test.exception
+    assert made == []
+
+
+def test_a_filter_is_evaluated_once(
+    open_page: Callable[..., AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def counted(*of: Any, **wanted: Any) -> Any:
+        asked.append(wanted)
+        return matching(*of, **wanted)
+
+    monkeypatch.setattr(trajectory_index, "matching", counted)
+    test = open_page("trajectories").run()
+    assert len(asked) == 1
+    test.number_input(key="length_from").set_value(60).run()
+    assert not test.exception
+    assert len(asked) == 2
+    assert (test.dataframe[0].value["length"] >= 60).all()
+
+
+def test_what_was_written_meanwhile_redraws_only_what_looks_otherwise(
+    open_page: Callable[..., AppTest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample of gauges within the same second draws no chart of updates anew."""
+    run = write_run(tmp_path, updates=4, roll_back_after=None, end=False)
+    (run / "coordinator.json").write_text(json.dumps({"pid": os.getpid()}))
+    made: list[Any] = []
+
+    def counted(chart: Any) -> Any:
+        made.append(chart)
+        return spec_of(chart)
+
+    for module in (chart_spec, metric_charts):
+        monkeypatch.setattr(module, "spec_of", counted)
+    for name in ("learning", "rewards"):
+        assert not open_page(name, run).run().exception
+    assert made
+    line = queries.run_line(run)
+    assert line.status == "training"
+    now = (line.started_at or 0.0) + line.wall_s
+    store = RunStore.open(run)
+    store.append([MetricsSampled(at=now + 1e-3, update=4, metrics={"ledger/generated": 1e6})])
+    store.close()
+    data.run_line.clear()
+    test = open_page("overview", run).run()
+    assert "1,000,000" in html_of(test)
+    made.clear()
+    for name in ("learning", "rewards"):
+        assert not open_page(name, run).run().exception
+    assert made == []

@@ -1,15 +1,19 @@
 """What generators and learner did with their time: every second is of one kind."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from headrace.protocol import records as r
 from headrace.protocol.streams import Span
-from storage.queries import activity, idle_of
+from storage.queries import activity, idle_of, run_line
+from storage.reader import open_run
 from storage.run_store import RunStore
+from tests.dashboard import scripted_run
 from tests.storage.samples import run_config
 
 # 0 to 10 s start, 10 to 20 evaluation, 20 to 100 training, 100 to 110 the end. The learner has
@@ -140,3 +144,20 @@ def test_a_run_that_has_only_begun_did_nothing_yet(tmp_path: Path) -> None:
     store.append([r.RunPhase(at=1.0, phase="starting")])
     assert activity(tmp_path / "run").empty
     store.close()
+
+
+@pytest.mark.parametrize("seconds", [3.0, 10.0])
+def test_what_came_long_before_a_span_changes_nothing_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """It is not read, which nobody can see."""
+    run_dir = scripted_run.write_run(tmp_path, updates=12)
+    line = run_line(run_dir)
+    since = (line.started_at or 0.0) + line.wall_s - seconds
+    module = importlib.import_module("storage.queries.activity")
+    monkeypatch.setattr(module, "_SKEW_S", 0.0)
+    assert module._written_before(open_run(run_dir), since) > 0
+    found = activity(run_dir, since=since)
+    monkeypatch.setattr(module, "_written_before", lambda reader, at: 0)
+    assert len(found) > 0
+    pd.testing.assert_frame_equal(found, activity(run_dir, since=since))

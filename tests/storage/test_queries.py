@@ -298,19 +298,6 @@ def test_processes_evaluations_versions(run_dir: Path) -> None:
     assert versions.load_s[0] == 0.1
 
 
-def test_timeline(run_dir: Path) -> None:
-    bars = queries.timeline(run_dir)
-    found = {(b.lane, b.kind, b.start, b.end) for b in bars.itertuples()}
-    assert {
-        ("learner", "update", 10.0, 11.0),
-        ("learner", "update", 30.0, 31.0),
-        ("evaluation", "evaluation", 38.0, 40.0),
-        ("generator-0", "generation", 2.0, 41.0),
-    } <= found
-    early = queries.timeline(run_dir, until=10.5)
-    assert early["end"].max() == 10.5
-
-
 def test_runs_under_a_root(tmp_path: Path) -> None:
     write_run(tmp_path / "alpha-1")
     other = write_run(tmp_path / "beta-2")
@@ -418,7 +405,7 @@ def test_queries_while_the_run_goes_on(tmp_path: Path) -> None:
         store.append(records)
         queries.run_summary(run_dir)
         assert queries.trajectory_detail(run_dir, 10).row["trajectory_id"] == 10
-        assert queries.timeline(run_dir) is not None
+        assert queries.activity(run_dir) is not None
     store.close()
 
 
