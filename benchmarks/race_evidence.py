@@ -20,6 +20,7 @@ from benchmarks.plots import COLOURS, Points, accuracy_over_seconds, against, cu
 from benchmarks.race import Race
 from benchmarks.race_figures import (
     SHARE_OF_FINAL,
+    ceiling_line,
     other_targets_line,
     race_path,
     ratio_line,
@@ -66,6 +67,8 @@ def race_table(name: str) -> str:
         lines += ["", ratio_line(result)]
         missing = _missing(result, setting.seeds)
         lines += ["", missing or other_targets_line(result)]
+    if near := ceiling_line(result):
+        lines += ["", near]
     lines += [
         "",
         "| arm | wall seconds of a run | CPU seconds of it, by role | idle generator, learner "

@@ -164,6 +164,7 @@ def ceiling_figures(race: Race, found: Arms) -> dict[str, float] | None:
     ppo = [row["train_time_s"] / row["tokens"]["trained_policy"] for row in found[PAIR[0]].values()]
     best = [max(row["generator_s"], row["learner_s"]) / row["trained"] for row in measured]
     return {
+        "runs": len(measured),
         "ceiling": statistics.median(ppo) / statistics.median(best),
         "share": statistics.median(ceiling.share(row) for row in measured),
         **{
@@ -227,3 +228,14 @@ def other_targets_line(result: Mapping[str, Any]) -> str:
         for one in result["other_targets"]
     ]
     return f"Of the same rows, {', '.join(parts)}."
+
+
+def ceiling_line(result: Mapping[str, Any]) -> str:
+    """How near the stream is to its slower half, in words; empty until that is measured."""
+    if not (found := result.get("ceiling")):
+        return ""
+    return (
+        f"For the stream's tokens its generator alone takes {found['generator']:.2f} of the "
+        f"stream's seconds, its learner alone {found['learner']:.2f}: the stream reached "
+        f"{found['share']:.2f} of its ceiling (`--ceiling`, {found['runs']} of its seeds)."
+    )

@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks import ceiling, tries
 from benchmarks.crossings import interval_text
 from benchmarks.race import Plan, Race, Track, listing
-from benchmarks.race_figures import factor_figures, race_path, ratio_line, summarise
+from benchmarks.race_figures import ceiling_line, factor_figures, race_path, ratio_line, summarise
 from benchmarks.race_settings import ARMS, PAIR, SETTINGS
 from benchmarks.rows import Rows, read_rows, result_line
 from benchmarks.study import key, spread, text
@@ -217,6 +217,8 @@ def show(result: Mapping[str, Any]) -> None:
     _print(shown)
     if result["ratio"] is not None:
         print(ratio_line(result))
+    if near := ceiling_line(result):
+        print(near)
 
 
 def show_factors(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:

@@ -10,7 +10,13 @@ import pytest
 from benchmarks import tppo_vs_ppo
 from benchmarks.ceiling import ALONE, UNSEEN, share
 from benchmarks.race import Race, Track, in_drawn_order
-from benchmarks.race_figures import ceiling_figures, factor_figures, ratio_line, summarise
+from benchmarks.race_figures import (
+    ceiling_figures,
+    ceiling_line,
+    factor_figures,
+    ratio_line,
+    summarise,
+)
 from benchmarks.race_settings import ARMS, ENGINES, GRIDS, LOCKSTEP, PAIR, SETTINGS, arm_of, factors
 from benchmarks.rows import Rows
 from benchmarks.study import Arm, key
@@ -183,7 +189,9 @@ def test_a_ceiling_is_the_slower_half_alone(tmp_path: Path) -> None:
     assert share(measured) == 0.8
     ppo = race_row("small/synchronous", 1, rising(0.1, until=40))
     found = ceiling_figures(race, {"synchronous": {1: ppo}, "streaming": {}})
-    assert found == {"ceiling": 2.5, "share": 0.8, "generator": 0.8, "learner": 0.5}
+    assert found == {"runs": 1, "ceiling": 2.5, "share": 0.8, "generator": 0.8, "learner": 0.5}
+    assert "reached 0.80 of its ceiling" in ceiling_line({"ceiling": found})
+    assert ceiling_line({"ceiling": None}) == ""
     assert ceiling_figures(small_race(tmp_path / "none"), {}) is None
 
 
