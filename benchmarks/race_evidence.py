@@ -65,8 +65,10 @@ def race_table(name: str) -> str:
         )
     if result["ratio"] is not None:
         lines += ["", ratio_line(result)]
-        missing = _missing(result, setting.seeds)
-        lines += ["", missing or other_targets_line(result)]
+    if missing := _missing(result, setting.seeds):
+        lines += ["", missing]
+    else:
+        lines += ["", other_targets_line(result)]
     if near := ceiling_line(result):
         lines += ["", near]
     lines += [

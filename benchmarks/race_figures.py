@@ -156,7 +156,8 @@ def tail(row: Row) -> float:
 
 def ceiling_figures(race: Race, found: Arms) -> dict[str, float] | None:
     """`ceiling`: PPO's seconds over those of a stream that loses nothing, for the same number of
-    trained tokens; `share`: how much of that the stream reached; None until it is measured."""
+    trained tokens; `share`: how much of that the stream reached, the median of so many `runs`;
+    None until it is measured."""
     rows = rows_of(race.arm("streaming"), race.known("ceiling"))
     if not rows:
         return None

@@ -11,13 +11,14 @@ from typing import BinaryIO
 from headrace.protocol.codec import message_codec
 from headrace.protocol.messages import Message
 
-_UNBOUNDED = 1 << 40
+UNBOUNDED = 1 << 40
+"""Bytes: a file that a process of ours wrote has no limit."""
 _SIZE_BYTES = 8
 
 
 def write_messages(path: Path, messages: Iterable[Message]) -> None:
     """A new file of messages."""
-    codec = message_codec(max_bytes=_UNBOUNDED)
+    codec = message_codec(max_bytes=UNBOUNDED)
     with path.open("wb") as file:
         for message in messages:
             for frame in codec.encode(message):
@@ -27,7 +28,7 @@ def write_messages(path: Path, messages: Iterable[Message]) -> None:
 
 def read_messages(path: Path) -> Iterator[Message]:
     """The messages of a file, one in memory at a time."""
-    codec = message_codec(max_bytes=_UNBOUNDED)
+    codec = message_codec(max_bytes=UNBOUNDED)
     with path.open("rb") as file:
         while header := _frame(file):
             yield codec.decode([header, _frame(file)])

@@ -20,14 +20,12 @@ from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import Batch, Message, UpdateDone
 from learner.engines import join_ranks
-from learner.message_file import read_messages, write_messages
+from learner.message_file import UNBOUNDED, read_messages, write_messages
 from learner.relay import Relay
 from learner.rerun import REPORT, RESOLVED, SENT, WEIGHTS
 from learner.run import REPRODUCIBLE, choose_device, use_cores
 from learner.shards import merged
 from learner.trainer import Trainer, joined
-
-_EVERYTHING = 1 << 40
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +58,7 @@ def _compute(folder: Path, rank: int, world: int, port: int) -> None:
         reports = _train(relay, trainer, folder / SENT if rank == 0 else None)
         weights = trainer.whole_weights()
         if rank == 0:
-            write_messages(folder / REPORT, [joined(reports, max_bytes=_EVERYTHING)])
+            write_messages(folder / REPORT, [joined(reports, max_bytes=UNBOUNDED)])
             (folder / WEIGHTS).mkdir()
             for name, tensors in weights.items():
                 save_file(tensors, folder / WEIGHTS / f"{name}.safetensors")

@@ -154,4 +154,5 @@ def has_masks() -> ColumnElement[bool]:
 
 def lost_tokens() -> ColumnElement[bool]:
     """A window that was dropped, or trained without some of its tokens."""
+    # The second part says it all; the first is the index's own condition, so that it serves.
     return and_(or_(is_dropped(), has_masks()), or_(is_dropped(), is_masked()))
