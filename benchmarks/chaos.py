@@ -23,13 +23,16 @@ A Ctrl-C ends the run, and then it is read:
                              weights, by whom it was done to
 
 Disk and network need root on Linux; without, those faults are left out and named. One run is a row
-(`--rows`), by engine and seed; runs that have a row are not made again. Exit code 1 where anything
-is lost, doubled, left behind, hung or unresumable.
+(`--rows`), by engine and seed; runs that have a row are not made again. Most of a fault is waiting,
+so `--jobs` runs share a machine well; how fast those recover says nothing, and is left out. Exit
+code 1 where anything is lost, doubled, left behind, hung or unresumable.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, get_args
 
@@ -74,18 +77,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", choices=("vllm", "torch", "fake"), default="fake")
     parser.add_argument("--generators", type=int, default=1, help="generators of a run (default 1)")
     parser.add_argument("--first-seed", type=int, default=0, help="of the first run (default 0)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
     parser.add_argument("--rows", type=Path, default=RESULTS / "chaos.jsonl")
     parser.add_argument("--json", action="store_true", help="the result as one line of JSON")
     args = parser.parse_args(argv)
-    rows, found = Rows(args.rows), []
+    rows, wanted = Rows(args.rows), {}
     for number in range(-(-args.kills // FAULTS_A_RUN)):
         seed = args.first_seed + number
         count = min(FAULTS_A_RUN, args.kills - number * FAULTS_A_RUN)
         key = f"{args.engine}/{args.generators}/{count}/{seed}"
-        row = rows.rows.get(key)
-        if row is None:
-            row = rows.add(key, one_run(args.engine, args.generators, seed, count))
-        found.append(row)
+        wanted[key] = (args.engine, args.generators, seed, count)
+    found = [rows.rows[key] for key in wanted if key in rows.rows]
+    lacking = {key: run for key, run in wanted.items() if key not in rows.rows}
+    for key, row in _runs(lacking, args.jobs):
+        found.append(rows.add(key, {**row, "jobs": args.jobs}))
         if not args.json:
             print(_line(row), flush=True)
     result = {"benchmark": "chaos", "engine": args.engine, **whole(found)}
@@ -96,6 +101,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, value in result.items():
             print(f"{name:>26}  {value}")
     return int(any(result[name] for name in BAD))
+
+
+def _runs(
+    wanted: dict[str, tuple[str, int, int, int]], jobs: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The row of each run as it ends, so many runs at a time."""
+    if jobs == 1:
+        yield from ((key, one_run(*run)) for key, run in wanted.items())
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        keys = {pool.submit(one_run, *run): key for key, run in wanted.items()}
+        try:
+            yield from ((keys[done], done.result()) for done in as_completed(keys))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def one_run(engine: str, generators: int, seed: int, count: int) -> dict[str, Any]:

@@ -124,10 +124,15 @@ def recoveries(
     return dict(found)
 
 
+def alone(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of runs beside which the benchmark made no other."""
+    return [row for row in rows if row.get("jobs", 1) == 1]
+
+
 def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
-    """The figures of all runs together."""
+    """The figures of all runs together. `recovery_s` is of those that had the machine alone."""
     recovery: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
+    for row in alone(rows):
         for role, seconds in row["recovery_s"].items():
             recovery[role] += seconds
 

@@ -79,8 +79,17 @@ class Job:
     # -- life ----------------------------------------------------------------------------------
 
     def play(self, faults: Sequence[Fault]) -> Course:
-        """Start, do every fault at its moment, and end by a Ctrl-C."""
-        self._start()
+        """Start, do every fault at its moment, and end by a Ctrl-C. Leaves nothing behind when it
+        is broken off."""
+        try:
+            self._start()
+            self._faults(faults)
+            self._finish()
+        finally:
+            self.end()
+        return self.course
+
+    def _faults(self, faults: Sequence[Fault]) -> None:
         over = time.time()
         for fault in faults:
             if fault.settled or not self.course.done:
@@ -94,8 +103,6 @@ class Job:
                 over = done.over
         if self.course.resumable:
             self._await_update(over)
-        self._finish()
-        return self.course
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "headrace", "train", "--plain"]
@@ -159,7 +166,8 @@ class Job:
 
     def end(self) -> None:
         """Whatever happened: leave nothing behind."""
-        assert self._process is not None
+        if self._process is None:
+            return
         self._look()
         if self._process.poll() is None:
             os.kill(self._process.pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
-from benchmarks.chaos_facts import whole
+from benchmarks.chaos_facts import alone, whole
 from benchmarks.chaos_faults import Kind
 from benchmarks.fuzz import TARGETS, summary
 from benchmarks.rows import RESULTS, read_rows
@@ -196,7 +196,8 @@ def _again(found: Mapping[str, Any]) -> str:
 
 def _recovery(found: Mapping[str, Any], role: str) -> str:
     """Kills alone, from the rows that tell them apart."""
-    seconds = [s for row in found["rows"] for s in row.get("recovery_kill_s", {}).get(role, [])]
+    rows = alone(found["rows"])
+    seconds = [s for row in rows for s in row.get("recovery_kill_s", {}).get(role, [])]
     told = "not measured apart from stops"
     if seconds:
         told = f"{_spread(seconds)} to the next update after {len(seconds)} kills"
