@@ -35,7 +35,7 @@ from headrace.config.run import RunConfig
 from headrace.disk import writing
 from headrace.errors import StorageBlockedError, UserError
 from headrace.protocol.messages import WeightNotice
-from headrace.protocol.records import Restarted, VersionPublished
+from headrace.protocol.records import Restarted, VersionIssued, VersionPublished
 from headrace.protocol.sockets import Router
 from storage.run_store import RunStore
 
@@ -146,7 +146,9 @@ def _serve_model_folder(coordinator: Coordinator, config: RunConfig) -> None:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     size = weights.stat().st_size
     hub = coordinator.hub
-    hub.note(VersionPublished(at=time.time(), version=0, lineage=0, update=0, num_bytes=size))
+    if hub.state.versions.issued < 0:  # Else a coordinator before this one wrote it down.
+        hub.note(VersionIssued(at=time.time(), version=0))
+        hub.note(VersionPublished(at=time.time(), version=0, lineage=0, update=0, num_bytes=size))
     coordinator.parts.generation.notice = WeightNotice(
         version=0, update=0, sha256=digest, num_bytes=size, sources=[f"file:{weights.resolve()}"]
     )

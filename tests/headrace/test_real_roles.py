@@ -46,6 +46,8 @@ def test_an_evaluation_without_a_learner(tmp_path: Path) -> None:
     shown = call("show", result["run_id"], "--json", "--root", str(tmp_path / "runs"))
     assert json.loads(shown.stdout)["run_id"] == result["run_id"]
     assert not (tmp_path / "runs" / "latest").exists()
+    audited = call("audit", str(run_dir), "--json")
+    assert audited.returncode == 0, audited.stdout + audited.stderr
 
 
 @pytest.mark.slow
