@@ -24,6 +24,8 @@ from headrace.errors import UserError
 
 MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
+POLICY, CRITIC, STATE = "policy", "critic", "state"
+"""The folders of a checkpoint; the first two are also what the models are called in memory."""
 FORMAT = 2
 _BLOCK = 4 << 20
 _LOG = logging.getLogger("headrace.learner")

@@ -26,7 +26,7 @@ from headrace.hardware import free_port
 from headrace.install import ROOT
 from headrace.protocol.batches import Shard
 from headrace.protocol.messages import Batch, BatchPart, UpdateDone
-from learner.checkpoint import mismatch, read_manifest
+from learner.checkpoint import CRITIC, POLICY, mismatch, read_manifest
 from learner.message_file import read_messages, write_messages
 
 Weights = Mapping[str, Mapping[str, Tensor]]
@@ -36,7 +36,6 @@ Share = Sequence[Shard]
 RESOLVED, SENT, REPORT, WEIGHTS = "resolved.json", "sent", "report", "weights"
 """What is in the folder in which ranks compute: the configuration, the coordinator's messages to
 rank 0, and from rank 0 the report and the models' weights."""
-_POLICY, _CRITIC = "policy", "critic"
 _POLL_S = 0.05
 
 
@@ -95,7 +94,7 @@ def weights_after(run_dir: Path, update: int, batch_id: int | None) -> Weights:
     if not path.is_dir() or mismatch(path) or read_manifest(path).get("batch_id") != batch_id:
         return {}
     found: dict[str, dict[str, Tensor]] = {}
-    for name in (_POLICY, _CRITIC):
+    for name in (POLICY, CRITIC):
         for file in sorted((path / name).glob("*.safetensors")):
             found.setdefault(name, {}).update(load_file(file))
     return found
@@ -121,7 +120,7 @@ def rerun(
     }
     if not _starting_models(config, batch.update):
         # A copy of the run may have come without the model that it began with.
-        folder = str(beside / "checkpoints" / f"step_{batch.update - 1}" / _POLICY)
+        folder = str(beside / "checkpoints" / f"step_{batch.update - 1}" / POLICY)
         changed["model"] = config.model.model_copy(update={"path": folder})
     (beside / RESOLVED).write_text(config.model_copy(update=changed).model_dump_json())
     parts = [

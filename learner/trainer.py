@@ -38,7 +38,7 @@ from headrace.protocol.messages import (
 )
 from learner.algorithm import build_algorithm
 from learner.applied import AppliedLog
-from learner.checkpoint import newest, read_manifest, write_checkpoint
+from learner.checkpoint import CRITIC, POLICY, STATE, newest, read_manifest, write_checkpoint
 from learner.engines import DeepSpeedEngine
 from learner.forward import PolicyNetwork, ValueNetwork
 from learner.models import has_flash, load_critic, load_policy
@@ -46,7 +46,6 @@ from learner.place import Place
 from learner.publishing import Publisher, bytes_of, weights_of
 from learner.update import Updater
 
-POLICY, CRITIC, STATE = "policy", "critic", "state"
 # More than a report takes besides its diagnostics, and a window's diagnostics besides their arrays.
 _REPORT_BYTES, _WINDOW_BYTES = 64 << 10, 512
 _LOG = logging.getLogger("headrace.learner")

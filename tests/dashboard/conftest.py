@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dashboard import data
+from dashboard import chart_spec, data, metric_charts
 from tests.dashboard.scripted_run import write_run
 
 
@@ -27,3 +28,18 @@ def _own_main_module() -> Iterator[None]:
     main = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = main
+
+
+@pytest.fixture
+def made_charts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every chart that pages make from now on, as they make it; what is kept is not made again."""
+    made: list[Any] = []
+    spec_of = chart_spec.spec_of
+
+    def noted(chart: Any) -> Any:
+        made.append(chart)
+        return spec_of(chart)
+
+    for module in (chart_spec, metric_charts):
+        monkeypatch.setattr(module, "spec_of", noted)
+    return made

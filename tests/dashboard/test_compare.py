@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard import chart_spec
-from dashboard.chart_spec import spec_of
 from dashboard.run_choice import suggested
 from dashboard.views.compare import ACCURACY, METRIC_NAMES, SHOWN
 from headrace.protocol.records import EvaluationDone, RunPhase
@@ -229,21 +227,14 @@ def test_what_is_suggested() -> None:
 
 
 def test_a_chart_whose_runs_have_not_changed_is_not_made_again(
-    open_page: Callable[..., AppTest], two_runs: Path, monkeypatch: pytest.MonkeyPatch
+    open_page: Callable[..., AppTest], two_runs: Path, made_charts: list[Any]
 ) -> None:
-    made: list[Any] = []
-
-    def counted(chart: Any) -> Any:
-        made.append(chart)
-        return spec_of(chart)
-
-    monkeypatch.setattr(chart_spec, "spec_of", counted)
     test = open_page(two_runs, FIRST, SECOND).run()
-    assert len(made) == len(SHOWN)
+    assert len(made_charts) == len(SHOWN)
     assert not open_page(two_runs, FIRST, SECOND).run().exception
-    assert len(made) == len(SHOWN)
+    assert len(made_charts) == len(SHOWN)
     test.multiselect(key="metrics").set_value([ACCURACY, "actor/grad_norm", SHOWN[1]]).run()
     assert not test.exception
-    assert len(made) == len(SHOWN) + 1
+    assert len(made_charts) == len(SHOWN) + 1
     test.toggle(key="seeds").set_value(False).run()
-    assert len(made) == len(SHOWN) + 1 + 3, "other lines are other charts"
+    assert len(made_charts) == len(SHOWN) + 1 + 3, "other lines are other charts"

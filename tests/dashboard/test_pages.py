@@ -16,8 +16,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 import dashboard
-from dashboard import chart_spec, data, metric_charts
-from dashboard.chart_spec import spec_of
+from dashboard import data
 from dashboard.picker import LATEST
 from dashboard.tokens import COLOURINGS
 from dashboard.views.learning import ARRAYS, CHARTS
@@ -483,24 +482,16 @@ def test_a_run_with_one_source_has_its_page_too(
 
 @pytest.mark.parametrize("name", [*PAGE_NAMES, "critic"])
 def test_nothing_is_drawn_anew_where_nothing_has_changed(
-    open_page: Callable[..., AppTest], name: str, monkeypatch: pytest.MonkeyPatch
+    open_page: Callable[..., AppTest], name: str, made_charts: list[Any]
 ) -> None:
     """A second visit makes no chart, which is most of what a page costs."""
-    made: list[Any] = []
-
-    def counted(chart: Any) -> Any:
-        made.append(chart)
-        return spec_of(chart)
-
-    for module in (chart_spec, metric_charts):
-        monkeypatch.setattr(module, "spec_of", counted)
     test = open_page(name).run()
     assert not test.exception
-    assert made
-    made.clear()
+    assert made_charts
+    made_charts.clear()
     test = open_page(name).run()
     assert not test.exception
-    assert made == []
+    assert made_charts == []
 
 
 def test_a_filter_is_evaluated_once(
@@ -522,22 +513,14 @@ def test_a_filter_is_evaluated_once(
 
 
 def test_what_was_written_meanwhile_redraws_only_what_looks_otherwise(
-    open_page: Callable[..., AppTest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_page: Callable[..., AppTest], tmp_path: Path, made_charts: list[Any]
 ) -> None:
     """A sample of gauges within the same second draws no chart of updates anew."""
     run = write_run(tmp_path, updates=4, roll_back_after=None, end=False)
     (run / "coordinator.json").write_text(json.dumps({"pid": os.getpid()}))
-    made: list[Any] = []
-
-    def counted(chart: Any) -> Any:
-        made.append(chart)
-        return spec_of(chart)
-
-    for module in (chart_spec, metric_charts):
-        monkeypatch.setattr(module, "spec_of", counted)
     for name in ("learning", "rewards"):
         assert not open_page(name, run).run().exception
-    assert made
+    assert made_charts
     line = queries.run_line(run)
     assert line.status == "training"
     now = (line.started_at or 0.0) + line.wall_s
@@ -547,7 +530,7 @@ def test_what_was_written_meanwhile_redraws_only_what_looks_otherwise(
     data.run_line.clear()
     test = open_page("overview", run).run()
     assert "1,000,000" in html_of(test)
-    made.clear()
+    made_charts.clear()
     for name in ("learning", "rewards"):
         assert not open_page(name, run).run().exception
-    assert made == []
+    assert made_charts == []
