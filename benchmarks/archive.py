@@ -8,7 +8,7 @@ in `benchmarks/results`.
 
 from benchmarks import tries
 from benchmarks.rows import RESULTS, Rows
-from benchmarks.study import Row, Study, key
+from benchmarks.study_plan import Row, Study, key
 
 MONTH = "2026-11"
 MEASURED = RESULTS / MONTH

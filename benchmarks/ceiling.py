@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.machine_state import Watch
 from benchmarks.runs import train
-from benchmarks.study import Arm, Row
+from benchmarks.study_plan import Arm, Row
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError
 from headrace.hardware import detect

@@ -30,7 +30,8 @@ from benchmarks.line_labels import HELD_OUT, SAMPLES, WRONG, K, labeler_figures,
 from benchmarks.line_labels import model_figures as figures_of_model
 from benchmarks.rows import RESULTS, result_line
 from benchmarks.seeds import rows_of
-from benchmarks.study import Arm, Column, Row, Study, main_of
+from benchmarks.study import main_of
+from benchmarks.study_plan import Arm, Column, Row, Study
 from headrace.install import ROOT
 from storage.queries import export
 

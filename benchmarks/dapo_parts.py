@@ -8,7 +8,9 @@ starting point. Eight responses to each of eight prompts in an update, eight opt
 them, so that the clip has something to hold; 48 updates.
 """
 
-from benchmarks.study import Arm, Column, Row, Study, main_of, metric_of
+from benchmarks.arm_run import metric_of
+from benchmarks.study import main_of
+from benchmarks.study_plan import Arm, Column, Row, Study
 from benchmarks.study_settings import GRAPH_WALK, RESOLVING, small
 
 LAST = 4

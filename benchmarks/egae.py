@@ -6,7 +6,8 @@ it. A shorter window means fewer tokens in an update of as many windows: compare
 beside the accuracies.
 """
 
-from benchmarks.study import Arm, Study, main_of
+from benchmarks.study import main_of
+from benchmarks.study_plan import Arm, Study
 from benchmarks.study_settings import PRETRAINING, small
 
 LONGEST = 240

@@ -9,7 +9,8 @@ import matplotlib.pyplot as plt
 from benchmarks import egae_bias
 from benchmarks.egae_estimates import BOUNDARIES, ESTIMATORS, WINDOWS, Estimator
 from benchmarks.plots import against, save
-from benchmarks.study import Row, spread, text
+from benchmarks.study_plan import Row
+from benchmarks.study_table import spread, text
 
 NO_CUT = Estimator(WINDOWS[-1], "copy", 0.95)
 

@@ -33,8 +33,9 @@ from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
 from benchmarks.plots import STYLE
 from benchmarks.race_settings import SETTINGS
 from benchmarks.rows import Rows, read_rows
-from benchmarks.study import Column, Row, Study, cells, lines_of, rows_of, table
+from benchmarks.study_plan import Column, Row, Study, rows_of
 from benchmarks.study_plots import PLOTS as STUDY_PLOTS
+from benchmarks.study_table import cells, lines_of, table
 from headrace.install import ROOT
 
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("evidence", "operations", "security"))

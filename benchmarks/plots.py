@@ -13,7 +13,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.typing import RcKeyType
 
-from benchmarks.study import Row, generated_at, metric_of
+from benchmarks.arm_run import generated_at, metric_of
+from benchmarks.study_plan import Row
 
 Points = list[tuple[float, float]]
 

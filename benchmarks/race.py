@@ -22,17 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tries
+from benchmarks.arm_run import run_arm
 from benchmarks.crossings import crossing, curve
 from benchmarks.race_settings import ENGINES, GRIDS, ONE, Point, Setting, arm_of, factors
 from benchmarks.rows import RESULTS, Rows, read_rows
-from benchmarks.study import Arm, Row, key, line_of, rows_of, run_arm
+from benchmarks.study_plan import Arm, Row, key, rows_of
+from benchmarks.study_table import line_of
 from benchmarks.tuning import Tuning, words
 from headrace.errors import RunFailedError
 
 Plan = list[tuple[Arm, int, int]]
 """(arm, seed, place in the seed's order)."""
 Measure = Callable[..., Row]
-"""Makes one run, as `benchmarks.study.run_arm` does."""
+"""Makes one run, as `benchmarks.arm_run.run_arm` does."""
 GENERATOR_REPEATS = 3
 FACTOR_SEEDS = 3
 

@@ -28,7 +28,8 @@ from benchmarks.race_figures import (
 )
 from benchmarks.race_settings import ARMS, PAIR, SETTINGS
 from benchmarks.rows import read_rows
-from benchmarks.study import Row, rows_of, text
+from benchmarks.study_plan import Row, rows_of
+from benchmarks.study_table import text
 from benchmarks.tuning import words
 
 POINTS = 60

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ceiling
+from benchmarks.arm_run import generated_at, warm_up_updates
 from benchmarks.crossings import (
     compared,
     crossing,
@@ -25,7 +26,8 @@ from benchmarks.crossings import (
 from benchmarks.race import Race
 from benchmarks.race_settings import PAIR
 from benchmarks.rows import RESULTS
-from benchmarks.study import Row, beside, generated_at, rows_of, spread, warm_up_updates
+from benchmarks.study_plan import Row, rows_of
+from benchmarks.study_table import beside, spread
 
 SHARE_OF_FINAL = 0.95
 OTHER_SHARES = (0.85, 0.90, 1.00)

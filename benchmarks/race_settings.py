@@ -17,7 +17,7 @@ Arms, on the same cores, with the same slots, window and number of trained token
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from benchmarks.study import Arm
+from benchmarks.study_plan import Arm
 
 Point = Mapping[str, float]
 """Where an arm stands in its grid: `steps` (of the optimizer in an update, policy and critic), and

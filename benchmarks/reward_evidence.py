@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from benchmarks import hacking, pairwise
 from benchmarks.plots import Points, curves, dots, save
 from benchmarks.rows import read_rows
-from benchmarks.study import spread, text
+from benchmarks.study_table import spread, text
 
 Row = dict[str, Any]
 EASY = "copy"

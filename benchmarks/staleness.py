@@ -12,7 +12,8 @@ A stream with a bound of 0 does the same; one with a bound of 1 is the least tha
 time: with generator and learner on one core each other's turn keeps tokens young.
 """
 
-from benchmarks.study import Arm, Column, Row, Study, main_of
+from benchmarks.study import main_of
+from benchmarks.study_plan import Arm, Column, Row, Study
 from benchmarks.study_settings import PRETRAINING, RESOLVING, small
 
 BATCH, UPDATES = 8, 256

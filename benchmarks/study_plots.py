@@ -22,7 +22,7 @@ from benchmarks.plots import (
     over_positions,
     save,
 )
-from benchmarks.study import Row
+from benchmarks.study_plan import Row
 
 Arms = Mapping[str, Sequence[Row]]
 

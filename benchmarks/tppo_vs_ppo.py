@@ -33,7 +33,8 @@ from benchmarks.race import Plan, Race, Track, listing
 from benchmarks.race_figures import ceiling_line, factor_figures, race_path, ratio_line, summarise
 from benchmarks.race_settings import ARMS, PAIR, SETTINGS
 from benchmarks.rows import Rows, read_rows, result_line
-from benchmarks.study import key, spread, text
+from benchmarks.study_plan import key
+from benchmarks.study_table import spread, text
 from benchmarks.tuning import words
 from headrace.config.load import read_toml
 from headrace.errors import RunFailedError

@@ -42,7 +42,8 @@ from benchmarks.crossings import (
 )
 from benchmarks.race import Plan, Track, in_drawn_order, listing, tune
 from benchmarks.rows import RESULTS, Rows, result_line
-from benchmarks.study import Row, beside, rows_of, spread, text
+from benchmarks.study_plan import Row, rows_of
+from benchmarks.study_table import beside, spread, text
 from benchmarks.trl_arms import run
 from benchmarks.trl_environment import trl_python
 from benchmarks.trl_settings import (

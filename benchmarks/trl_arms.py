@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from benchmarks.arm_run import learned, measured, run_arm
 from benchmarks.machine_state import Watch
 from benchmarks.race_settings import Point
-from benchmarks.study import Arm, Row, learned, measured, run_arm
+from benchmarks.study_plan import Arm, Row
 from benchmarks.trl_environment import trl_python
 from benchmarks.trl_job import Job
 from benchmarks.trl_settings import TRL, TrlArm

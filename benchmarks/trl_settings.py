@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.race_settings import Grid, Point
-from benchmarks.study import Arm
+from benchmarks.study_plan import Arm
 from benchmarks.trl_environment import LOCK
 from headrace.processes.launch import SPINS
 

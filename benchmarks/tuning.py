@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from benchmarks import tries
 from benchmarks.race_settings import Grid, Point
-from benchmarks.study import Arm, Row, key
+from benchmarks.study_plan import Arm, Row, key
 
 Score = tuple[float, ...]
 """Less is better, the first number before the second."""

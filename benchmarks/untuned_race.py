@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import censored
-from benchmarks.study import Arm, Row, Study, generated_at, rows_of, spread
+from benchmarks.arm_run import generated_at
+from benchmarks.study_plan import Arm, Row, Study, rows_of
+from benchmarks.study_table import spread
 
 RECIPE = "recipes/long-tail.toml"
 SHARE_OF_FINAL = 0.95

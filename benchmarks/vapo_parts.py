@@ -11,7 +11,8 @@ Not the paper's: alpha of the length-adaptive lambda is 0.5 where the paper has 
 of tokens, and the value model begins with a new head, not as a reward model.
 """
 
-from benchmarks.study import Arm, Study, main_of
+from benchmarks.study import main_of
+from benchmarks.study_plan import Arm, Study
 from benchmarks.study_settings import RESOLVING
 
 RECIPE = "recipes/long-answers.toml"

@@ -18,7 +18,8 @@ tenth of the answer over the policy's first updates (`benchmarks.positions`).
 
 from benchmarks.positions import early_positions
 from benchmarks.reward_model import MIN_TERMS, write_reward_model
-from benchmarks.study import Arm, Column, Row, Study, main_of
+from benchmarks.study import main_of
+from benchmarks.study_plan import Arm, Column, Row, Study
 from benchmarks.study_settings import PRETRAINING, small
 from headrace.install import ROOT
 

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.race import Race
 from benchmarks.race_settings import SETTINGS, Point, arm_of
 from benchmarks.rows import Rows
-from benchmarks.study import key
+from benchmarks.study_plan import key
 
 SMALL = replace(SETTINGS["short"], name="small", seeds=(1, 2, 3), tuning_seeds=(101,))
 Curve = list[tuple[int, float, float]]

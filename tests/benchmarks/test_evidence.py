@@ -8,7 +8,7 @@ from benchmarks import evidence, race_evidence
 from benchmarks.race import Race
 from benchmarks.race_settings import GRIDS
 from benchmarks.rows import Rows
-from benchmarks.study import Study, key
+from benchmarks.study_plan import Study, key
 from benchmarks.study_plots import PLOTS
 from tests.benchmarks.race_rows import SMALL, add, race_row, rising
 
@@ -63,7 +63,7 @@ def rows_for(study: Study, path: Path) -> None:
 def test_a_study_that_has_rows_has_its_plots_and_its_table(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.study.RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.study_plan.RESULTS", tmp_path)
     assert evidence.study_part(study) == f"Not measured yet: `headrace bench {study.name}`.\n"
     rows_for(study, study.rows_path)
     text = evidence.study_part(study)
@@ -79,7 +79,7 @@ def test_a_study_that_has_rows_has_its_plots_and_its_table(
 def test_the_page_counts_the_runs_that_others_disturbed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.study.RESULTS", tmp_path)
+    monkeypatch.setattr("benchmarks.study_plan.RESULTS", tmp_path)
     study = evidence.STUDIES[-1]
     rows = Rows(study.rows_path)
     for seed, disturbed in ((0, True), (1, False)):

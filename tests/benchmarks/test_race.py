@@ -19,7 +19,7 @@ from benchmarks.race_figures import (
 )
 from benchmarks.race_settings import ARMS, ENGINES, GRIDS, LOCKSTEP, PAIR, SETTINGS, arm_of, factors
 from benchmarks.rows import Rows
-from benchmarks.study import Arm, key
+from benchmarks.study_plan import Arm, key
 from benchmarks.tppo_vs_ppo import main
 from headrace.config.checks import problems
 from headrace.config.load import load_recipe

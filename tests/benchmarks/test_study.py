@@ -18,23 +18,12 @@ from benchmarks import (
     vcppo,
 )
 from benchmarks.archive import measured_arms, study_rows
+from benchmarks.arm_run import area, figures, metric_of
 from benchmarks.censored import at_least, exactly
 from benchmarks.rows import Rows
-from benchmarks.study import (
-    Arm,
-    Column,
-    Study,
-    area,
-    cells,
-    core_shares,
-    figures,
-    key,
-    main_of,
-    metric_of,
-    rows_of,
-    run_all,
-    table,
-)
+from benchmarks.study import core_shares, main_of, run_all
+from benchmarks.study_plan import Arm, Column, Study, key, rows_of
+from benchmarks.study_table import cells, table
 from benchmarks.untuned_race import (
     CURVE,
     MAIN,

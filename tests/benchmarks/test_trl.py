@@ -15,7 +15,7 @@ import pytest
 from benchmarks import trl, trl_arms, trl_environment
 from benchmarks.race_settings import Grid, Point
 from benchmarks.rows import Rows
-from benchmarks.study import Arm
+from benchmarks.study_plan import Arm
 from benchmarks.trl import score
 from benchmarks.trl_arms import job_of, listen, run, trl_command, trl_environment_of
 from benchmarks.trl_job import Job, is_correct, trainer_arguments

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.race import score, tuning_of
 from benchmarks.race_settings import ARMS, GRIDS, PAIR, Grid, Point, arm_of
 from benchmarks.rows import Rows
-from benchmarks.study import key
+from benchmarks.study_plan import key
 from benchmarks.tuning import Score, walk
 from tests.benchmarks.race_rows import SMALL, add, race_row, rising, small_race
 
