@@ -25,6 +25,7 @@ from benchmarks.race_figures import (
     race_path,
     ratio_line,
     summarise,
+    windows_line,
 )
 from benchmarks.race_settings import ARMS, PAIR, SETTINGS
 from benchmarks.rows import read_rows
@@ -39,7 +40,7 @@ POINTS = 60
 def part(name: str) -> str:
     """Markdown of the race in a setting: its plot, if the race is over, and its tables."""
     plot = f"![Accuracy over seconds of training, setting {name}](images/evidence/race-{name}.svg)"
-    return (f"{plot}\n\n" if rows_of_pair(name) else "") + race_table(name)
+    return (f"{plot}\n\n" if finished_arms(name) else "") + race_table(name)
 
 
 def race_table(name: str) -> str:
@@ -70,8 +71,8 @@ def race_table(name: str) -> str:
         lines += ["", missing]
     else:
         lines += ["", other_targets_line(result)]
-    if near := ceiling_line(result):
-        lines += ["", near]
+    for line in filter(None, (windows_line(result), ceiling_line(result))):
+        lines += ["", line]
     lines += [
         "",
         "| arm | wall seconds of a run | CPU seconds of it, by role | idle generator, learner "
@@ -128,20 +129,23 @@ def untuned_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def rows_of_pair(name: str) -> dict[str, list[Row]]:
-    """Rows of the two arms of the ratio in a setting, by arm; empty until all seeds were run."""
+def finished_arms(name: str) -> dict[str, list[Row]]:
+    """Rows of the arms in a setting whose seeds were all run, the two of the ratio first; empty
+    until those two are among them."""
     race, rows = Race(SETTINGS[name]), read_rows(race_path(name))
+    modes = [*PAIR, *(mode for mode in ARMS if mode not in PAIR)]
     found = {
-        mode: list(rows_of(race.arm(mode), rows, race.setting.seeds).values()) for mode in PAIR
+        mode: list(rows_of(race.arm(mode), rows, race.setting.seeds).values()) for mode in modes
     }
-    return found if min(map(len, found.values())) == len(race.setting.seeds) else {}
+    over = {mode: mine for mode, mine in found.items() if len(mine) == len(race.setting.seeds)}
+    return over if over.keys() >= set(PAIR) else {}
 
 
 def draw(folder: Path) -> list[Path]:
     """Every plot that there are rows for; the files."""
     drawn = []
     for name in SETTINGS:
-        if arms := rows_of_pair(name):
+        if arms := finished_arms(name):
             drawn.append(folder / f"race-{name}.svg")
             draw_race(arms, drawn[-1])
     drawn += [folder / "tppo-vs-ppo.svg", folder / "speed-ups.svg"]

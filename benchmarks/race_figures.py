@@ -233,6 +233,20 @@ def other_targets_line(result: Mapping[str, Any]) -> str:
     return f"Of the same rows, {', '.join(parts)}."
 
 
+def windows_line(result: Mapping[str, Any]) -> str:
+    """What windows bring a stream, in words; empty until whole answers were raced on all its
+    seeds."""
+    found = result.get("windows_over_whole")
+    if not found or result["arms"]["whole"]["seeds"] < result["arms"]["streaming"]["seeds"]:
+        return ""
+    return (
+        "The seconds of a stream of whole answers over those of a stream of windows: "
+        f"{found['ratio']:.2f} (seeds {found['ratio_min']:.2f} to {found['ratio_max']:.2f}; 95 % "
+        f"interval {interval_text(found['interval'])}; {found['censored']} of the runs never came "
+        "there)."
+    )
+
+
 def ceiling_line(result: Mapping[str, Any]) -> str:
     """How near the stream is to its slower half, in words; empty until that is measured."""
     if not (found := result.get("ceiling")):

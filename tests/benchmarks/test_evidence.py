@@ -112,6 +112,27 @@ def test_a_race_that_is_over_has_a_plot_with_both_arms_and_the_median_of_each(
     assert "to 0.900 it is" in race_evidence.part("small")
 
 
+def test_whole_answers_are_compared_and_drawn_once_all_seeds_were_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Rows(tmp_path / "race.jsonl")
+    monkeypatch.setattr(race_evidence, "SETTINGS", {"small": SMALL})
+    monkeypatch.setattr(race_evidence, "race_path", lambda name: rows.path)
+    monkeypatch.setattr(race_evidence, "Race", lambda setting: Race(setting, tmp_path))
+    for mode, slope in (("synchronous", 0.03), ("streaming", 0.06)):
+        for seed in SMALL.seeds:
+            add(rows, mode, GRIDS[mode].start, seed, rising(slope))
+    for seed in SMALL.seeds:
+        assert "whole answers over those" not in race_evidence.race_table("small")
+        assert list(race_evidence.finished_arms("small")) == ["synchronous", "streaming"]
+        add(rows, "whole", GRIDS["whole"].start, seed, rising(0.09))
+    text = race_evidence.race_table("small")
+    # Windows come there in 14.4 seconds, whole answers in 9.75.
+    assert "of a stream of windows: 0.68 (seeds 0.68 to 0.68; 95 % interval 0.68 to 0.68" in text
+    assert list(race_evidence.finished_arms("small")) == ["synchronous", "streaming", "whole"]
+    assert tmp_path / "race-small.svg" in race_evidence.draw(tmp_path)
+
+
 def test_a_median_of_lines_is_taken_where_all_of_them_are() -> None:
     lines = [
         [(0.0, 0.0), (10.0, 1.0)],
