@@ -74,16 +74,21 @@ def summarise(
     for mode in found:
         result["arms"][mode]["against_ppo"] = compare(found, PAIR[0], mode, target)
     if PAIR[1] in found:
-        result |= compare(found, *PAIR, target)
-        others = [share / SHARE_OF_FINAL * target for share in OTHER_SHARES]
-        result["other_targets"] = [
-            {"target": other, **compare(found, *PAIR, other)} for other in others
-        ]
+        result |= _at_all_targets(found, *PAIR, target)
     if {"whole", "streaming"} <= set(found):
-        result["windows_over_whole"] = compare(found, "whole", "streaming", target)
+        result["windows_over_whole"] = _at_all_targets(found, "whole", "streaming", target)
     if found.keys() & {"streaming"}:
         result["ceiling"] = ceiling_figures(race, found)
     return result
+
+
+def _at_all_targets(found: Arms, over: str, under: str, target: float) -> dict[str, Any]:
+    """`compare` at the race's target, and in `other_targets` at the others."""
+    others = [share / SHARE_OF_FINAL * target for share in OTHER_SHARES]
+    return {
+        **compare(found, over, under, target),
+        "other_targets": [{"target": t, **compare(found, over, under, t)} for t in others],
+    }
 
 
 def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]:
@@ -243,7 +248,7 @@ def windows_line(result: Mapping[str, Any]) -> str:
         "The seconds of a stream of whole answers over those of a stream of windows: "
         f"{found['ratio']:.2f} (seeds {found['ratio_min']:.2f} to {found['ratio_max']:.2f}; 95 % "
         f"interval {interval_text(found['interval'])}; {found['censored']} of the runs never came "
-        "there)."
+        f"there). {other_targets_line(found)}"
     )
 
 

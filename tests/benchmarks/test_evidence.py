@@ -129,6 +129,7 @@ def test_whole_answers_are_compared_and_drawn_once_all_seeds_were_run(
     text = race_evidence.race_table("small")
     # Windows come there in 14.4 seconds, whole answers in 9.75.
     assert "of a stream of windows: 0.68 (seeds 0.68 to 0.68; 95 % interval 0.68 to 0.68" in text
+    assert text.count("to 0.900 it is") == 2
     assert list(race_evidence.finished_arms("small")) == ["synchronous", "streaming", "whole"]
     assert tmp_path / "race-small.svg" in race_evidence.draw(tmp_path)
 
