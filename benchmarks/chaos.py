@@ -110,12 +110,12 @@ def _runs(
     if jobs == 1:
         yield from ((key, one_run(*run)) for key, run in wanted.items())
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        keys = {pool.submit(one_run, *run): key for key, run in wanted.items()}
-        try:
-            yield from ((keys[done], done.result()) for done in as_completed(keys))
-        finally:
-            pool.shutdown(cancel_futures=True)
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    keys = {pool.submit(one_run, *run): key for key, run in wanted.items()}
+    try:
+        yield from ((keys[done], done.result()) for done in as_completed(keys))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def one_run(engine: str, generators: int, seed: int, count: int) -> dict[str, Any]:

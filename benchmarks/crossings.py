@@ -179,6 +179,14 @@ def interval_text(bounds: Sequence[float] | None) -> str:
     return f"{bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else "-"
 
 
+def ratio_text(compared: Mapping[str, Any]) -> str:
+    """The ratio of two arms (`compared`), what it is seed by seed, and its interval."""
+    return (
+        f"{compared['ratio']:.2f} (seeds {compared['ratio_min']:.2f} to "
+        f"{compared['ratio_max']:.2f}; 95 % interval {interval_text(compared['interval'])})"
+    )
+
+
 def resolvable(accuracy: float, prompts: int, *, seeds: int = 1) -> float:
     """The smallest difference of two accuracies near `accuracy` that evaluations of `prompts`
     prompts tell from none at 95 %, each arm averaged over `seeds` runs. Answers are taken as

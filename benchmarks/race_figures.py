@@ -16,8 +16,8 @@ from benchmarks.crossings import (
     compared,
     crossing,
     curve,
-    interval_text,
     median,
+    ratio_text,
     resolvable,
     restricted_mean,
     spent_at,
@@ -211,9 +211,7 @@ def ratio_line(result: Mapping[str, Any]) -> str:
     never = result["censored"]
     parts = [
         f"Setting `{result['setting']}`: PPO's seconds to {result['target']:.3f} over those of "
-        f"streaming T-PPO: {result['ratio']:.2f} "
-        f"(seeds {result['ratio_min']:.2f} to {result['ratio_max']:.2f}; "
-        f"95 % interval {interval_text(result['interval'])})",
+        f"streaming T-PPO: {ratio_text(result)}",
         f"{never} of these runs never came there" if never else "every run came there",
         "both sides tuned alike" if result["tuned"] else "not tuned alike",
         f"evaluations tell differences of {result['resolvable']:.3f} and more",
@@ -246,9 +244,8 @@ def windows_line(result: Mapping[str, Any]) -> str:
         return ""
     return (
         "The seconds of a stream of whole answers over those of a stream of windows: "
-        f"{found['ratio']:.2f} (seeds {found['ratio_min']:.2f} to {found['ratio_max']:.2f}; 95 % "
-        f"interval {interval_text(found['interval'])}; {found['censored']} of the runs never came "
-        f"there). {other_targets_line(found)}"
+        f"{ratio_text(found)}; {found['censored']} of the runs never came there. "
+        f"{other_targets_line(found)}"
     )
 
 

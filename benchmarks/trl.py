@@ -35,7 +35,7 @@ from benchmarks.crossings import (
     compared,
     crossing,
     curve,
-    interval_text,
+    ratio_text,
     restricted_mean,
     spent_at,
     time_to,
@@ -225,9 +225,7 @@ def show(result: Mapping[str, Any]) -> None:
 def ratio_line(result: Mapping[str, Any]) -> str:
     """The ratio in words, with what it rests on."""
     parts = [
-        f"Streaming's completion tokens a second over TRL's: {result['ratio']:.2f} (seeds "
-        f"{result['ratio_min']:.2f} to {result['ratio_max']:.2f}; 95 % interval "
-        f"{interval_text(result['interval'])})",
+        f"Streaming's completion tokens a second over TRL's: {ratio_text(result)}",
         "all tuned alike" if result["tuned"] else "not tuned alike",
     ]
     arms = result["arms"].values()

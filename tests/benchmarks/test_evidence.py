@@ -25,15 +25,18 @@ def test_every_table_has_its_place_on_a_page() -> None:
     assert sorted(names) == sorted(evidence.tables())
 
 
-def test_a_race_that_has_rows_has_a_line_for_each_arm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
+    """The rows of a small race, none yet, in place of those that are checked in."""
     rows = Rows(tmp_path / "race.jsonl")
     monkeypatch.setattr(race_evidence, "SETTINGS", {"small": SMALL})
-    monkeypatch.setattr(race_evidence, "race_path", lambda name: tmp_path / f"{name}.jsonl")
-    monkeypatch.setattr(race_evidence, "Race", lambda setting: Race(setting, tmp_path))
-    assert race_evidence.race_table("small").startswith("Not measured yet")
     monkeypatch.setattr(race_evidence, "race_path", lambda name: rows.path)
+    monkeypatch.setattr(race_evidence, "Race", lambda setting: Race(setting, tmp_path))
+    return rows
+
+
+def test_a_race_that_has_rows_has_a_line_for_each_arm(rows: Rows) -> None:
+    assert race_evidence.race_table("small").startswith("Not measured yet")
     for seed in SMALL.seeds:
         for mode, slope in (("synchronous", 0.03), ("streaming", 0.06)):
             text = race_evidence.race_table("small") if rows.rows else ""
@@ -97,12 +100,8 @@ def test_plots_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
 
 
 def test_a_race_that_is_over_has_a_plot_with_both_arms_and_the_median_of_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: Rows, tmp_path: Path
 ) -> None:
-    rows = Rows(tmp_path / "race.jsonl")
-    monkeypatch.setattr(race_evidence, "SETTINGS", {"small": SMALL})
-    monkeypatch.setattr(race_evidence, "race_path", lambda name: rows.path)
-    monkeypatch.setattr(race_evidence, "Race", lambda setting: Race(setting, tmp_path))
     for seed in SMALL.seeds:
         assert "race-small.svg" not in race_evidence.part("small")
         for mode, slope in (("synchronous", 0.03), ("streaming", 0.06)):
@@ -113,12 +112,8 @@ def test_a_race_that_is_over_has_a_plot_with_both_arms_and_the_median_of_each(
 
 
 def test_whole_answers_are_compared_and_drawn_once_all_seeds_were_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: Rows, tmp_path: Path
 ) -> None:
-    rows = Rows(tmp_path / "race.jsonl")
-    monkeypatch.setattr(race_evidence, "SETTINGS", {"small": SMALL})
-    monkeypatch.setattr(race_evidence, "race_path", lambda name: rows.path)
-    monkeypatch.setattr(race_evidence, "Race", lambda setting: Race(setting, tmp_path))
     for mode, slope in (("synchronous", 0.03), ("streaming", 0.06)):
         for seed in SMALL.seeds:
             add(rows, mode, GRIDS[mode].start, seed, rising(slope))
