@@ -81,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=Path, default=RESULTS / "chaos.jsonl")
     parser.add_argument("--json", action="store_true", help="the result as one line of JSON")
     args = parser.parse_args(argv)
+    if args.jobs < 1:
+        parser.error("--jobs takes 1 or more")
     rows, wanted = Rows(args.rows), {}
     for number in range(-(-args.kills // FAULTS_A_RUN)):
         seed = args.first_seed + number

@@ -24,6 +24,7 @@ from benchmarks import (
     race_evidence,
     reward_evidence,
     staleness,
+    trl_evidence,
     untuned_race,
     vapo_parts,
     vcppo,
@@ -112,6 +113,7 @@ def tables() -> dict[str, str]:
         egae.STUDY.name: study_table(egae.STUDY, study_rows(egae.STUDY)),
         "egae-bias": bias_table(rows_in(egae_bias.ROWS.name)),
         "code-prm-parts": code_prm.parts_table(read_rows(code_prm.PARTS_ROWS)),
+        "trl": trl_evidence.part(),
         "faults": fault_evidence.figures_table(),
         "chaos": fault_evidence.chaos_table(),
         "fuzz": fault_evidence.fuzz_table(),
@@ -139,6 +141,7 @@ def draw(folder: Path) -> list[Path]:
                 drawn.append(folder / f"{name}.svg")
                 plot.draw(arms, drawn[-1])
         drawn += reward_evidence.draw(folder)
+        drawn += trl_evidence.draw(folder)
     return drawn
 
 

@@ -7,7 +7,6 @@ of the page in Markdown, and SVG files. A race that is not over says so, and has
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,12 +19,9 @@ from benchmarks.plots import COLOURS, Points, accuracy_over_seconds, against, cu
 from benchmarks.race import Race
 from benchmarks.race_figures import (
     SHARE_OF_FINAL,
-    ceiling_line,
-    other_targets_line,
+    in_words,
     race_path,
-    ratio_line,
     summarise,
-    windows_line,
 )
 from benchmarks.race_settings import ARMS, PAIR, SETTINGS
 from benchmarks.rows import read_rows
@@ -65,13 +61,7 @@ def race_table(name: str) -> str:
             f"| {text(arm['final'], '.3f')} | {text(arm['final_on_long_prompts'], '.3f')} "
             f"| {arm['context_share']:.2f} | {words(arm['point'])} |"
         )
-    if result["ratio"] is not None:
-        lines += ["", ratio_line(result)]
-    if missing := _missing(result, setting.seeds):
-        lines += ["", missing]
-    else:
-        lines += ["", other_targets_line(result)]
-    for line in filter(None, (windows_line(result), ceiling_line(result))):
+    for line in in_words(result, setting.seeds):
         lines += ["", line]
     lines += [
         "",
@@ -88,17 +78,6 @@ def race_table(name: str) -> str:
             f"{idle['learner']:.2f} | {arm['staleness']:.2f} | {stale} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _missing(result: Mapping[str, Any], seeds: Sequence[int]) -> str:
-    """What an unfinished race has not run yet of the two arms of the ratio; empty where it has."""
-    found = {mode: result.get("arms", {}).get(mode, {}).get("seeds", 0) for mode in PAIR}
-    if min(found.values()) >= len(seeds):
-        return ""
-    parts = " and ".join(
-        f"{count} of {len(seeds)} seeds of {mode}" for mode, count in found.items()
-    )
-    return f"**The race is under way:** {parts} have been run. Nothing is claimed yet."
 
 
 def untuned_table() -> str:

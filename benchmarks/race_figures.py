@@ -1,8 +1,8 @@
 """The figures of the race: what its rows say of each arm, and of one arm against another.
 
 In: rows by arm and seed, and the race they are of. Out: `summarise`, the result as
-`headrace bench tppo-vs-ppo --json` prints it; `factor_figures`, what drives it; `ratio_line`, the
-ratio in words. Nothing is run.
+`headrace bench tppo-vs-ppo --json` prints it; `factor_figures`, what drives it; `in_words`, what
+the result says. Nothing is run.
 """
 
 import statistics
@@ -204,6 +204,25 @@ def factor_figures(
                 line["against_ppo"] = compare(pair, *PAIR, own)
             figures.setdefault(factor, {})[name] = line
     return figures
+
+
+def in_words(result: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
+    """What the result says, a paragraph each: the ratio, that runs of these seeds are missing or
+    else the ratio to other targets, what windows bring, how near the ceiling is."""
+    lines = [] if result["ratio"] is None else [ratio_line(result)]
+    lines.append(missing_line(result, seeds) or other_targets_line(result))
+    return [line for line in (*lines, windows_line(result), ceiling_line(result)) if line]
+
+
+def missing_line(result: Mapping[str, Any], seeds: Sequence[int]) -> str:
+    """What an unfinished race has not run yet of the two arms of the ratio; empty where it has."""
+    found = {mode: result.get("arms", {}).get(mode, {}).get("seeds", 0) for mode in PAIR}
+    if min(found.values()) >= len(seeds):
+        return ""
+    parts = " and ".join(
+        f"{count} of {len(seeds)} seeds of {mode}" for mode, count in found.items()
+    )
+    return f"**The race is under way:** {parts} have been run. Nothing is claimed yet."
 
 
 def ratio_line(result: Mapping[str, Any]) -> str:

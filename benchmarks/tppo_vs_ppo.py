@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks import ceiling, tries
 from benchmarks.crossings import interval_text
 from benchmarks.race import Plan, Race, Track, listing
-from benchmarks.race_figures import ceiling_line, factor_figures, race_path, ratio_line, summarise
+from benchmarks.race_figures import factor_figures, in_words, race_path, summarise
 from benchmarks.race_settings import ARMS, PAIR, SETTINGS
 from benchmarks.rows import Rows, read_rows, result_line
 from benchmarks.study_plan import key
@@ -69,7 +69,7 @@ def main(argv: list[str]) -> int:
         is_race = not (options.factors or options.ceiling)
         own = rows.rows if is_race else read_rows(race_path(setting.name))
         result = summarise(race, own, modes, seeds)
-        show(result)
+        show(result, seeds)
     if options.factors and "target" in result:
         result["factors"] = factor_figures(race, rows.rows, result["target"])
         show_factors(result["factors"])
@@ -191,8 +191,8 @@ def show_tuning(race: Race, modes: Sequence[str]) -> None:
     _print(shown)
 
 
-def show(result: Mapping[str, Any]) -> None:
-    """The table and the line of the ratio."""
+def show(result: Mapping[str, Any], seeds: Sequence[int]) -> None:
+    """The table, and what the result says of a race of these seeds."""
     shown = Table(title=f"tppo-vs-ppo, {result['setting']}", title_justify="left")
     for column in (
         "arm", "seeds", "never crossed", "seconds", "CPU seconds", "tokens", "PPO's seconds over",
@@ -216,10 +216,7 @@ def show(result: Mapping[str, Any]) -> None:
             f"{arm['others_cpu_share']:.2f}",
         )
     _print(shown)
-    if result["ratio"] is not None:
-        print(ratio_line(result))
-    if near := ceiling_line(result):
-        print(near)
+    print("\n\n".join(in_words(result, seeds)).replace("**", ""))
 
 
 def show_factors(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:

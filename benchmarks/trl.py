@@ -64,6 +64,7 @@ from benchmarks.tuning import Score, Tuning, words
 CORES = 2
 TUNING_SEEDS = (100,)
 SEEDS, REDUCED_SEEDS = 5, 2
+ROWS = RESULTS / "trl.jsonl"
 COSTS: Mapping[str, tuple[str, Callable[[Row], Time]]] = {
     "s_per_token": (SPEED, lambda row: Time(row["train_time_s"] / _tokens(row), True)),
     "cpu_s_per_token": (SPEED, lambda row: Time(row["evaluation_cpu_s"][-1] / _tokens(row), True)),
@@ -112,7 +113,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help=f"seeds that are shown (default: {SEEDS})")
     parser.add_argument("--updates", type=int, default=UPDATES, help="of a run of its speed")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
-    parser.add_argument("--rows", type=Path, default=RESULTS / "trl.jsonl")
+    parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     return parser.parse_args(argv)
 
@@ -147,13 +148,7 @@ def _tokens(row: Row) -> int:
 def summarise(tuning: Tuning, seeds: Sequence[int], updates: int) -> dict[str, Any]:
     """The result: figures of the ratio at the top, each arm below. A ratio is None until both of
     its arms have a run."""
-    found = {
-        (part, mode): rows_of(
-            arm_of(part, mode, tuning.best(mode), updates=updates), tuning.rows, seeds
-        )
-        for part in PARTS
-        for mode in MODES
-    }
+    found = shown_rows(tuning, seeds, updates)
     arms = {mode: arm_figures({part: found[part, mode] for part in PARTS}) for mode in MODES}
     for mode, arm in arms.items():
         arm["point"] = dict(tuning.best(mode))
@@ -172,6 +167,19 @@ def summarise(tuning: Tuning, seeds: Sequence[int], updates: int) -> dict[str, A
         "updates": updates,
         "accuracy": ACCURACY,
         "arms": arms,
+    }
+
+
+def shown_rows(
+    tuning: Tuning, seeds: Sequence[int], updates: int
+) -> dict[tuple[str, str], dict[int, Row]]:
+    """By part and mode: the rows of the arm at its best point, by seed."""
+    return {
+        (part, mode): rows_of(
+            arm_of(part, mode, tuning.best(mode), updates=updates), tuning.rows, seeds
+        )
+        for part in PARTS
+        for mode in MODES
     }
 
 
@@ -228,6 +236,9 @@ def ratio_line(result: Mapping[str, Any]) -> str:
         f"Streaming's completion tokens a second over TRL's: {ratio_text(result)}",
         "all tuned alike" if result["tuned"] else "not tuned alike",
     ]
+    if result["cpu_ratio"] is not None:
+        of = "TRL's processor seconds a token over those of our synchronous mode"
+        parts.insert(1, f"{of}: {result['cpu_ratio']:.2f}")
     arms = result["arms"].values()
     if not all(arm.get("dense", True) for arm in arms):
         parts.append("evaluations lie more than a tenth of a crossing time apart")

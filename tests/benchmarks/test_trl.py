@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import trl, trl_arms, trl_environment
+from benchmarks import trl, trl_arms, trl_environment, trl_evidence
 from benchmarks.race_settings import Grid, Point
 from benchmarks.rows import Rows
 from benchmarks.study_plan import Arm
@@ -429,6 +429,27 @@ def test_a_whole_bench_and_its_result(bench: Bench, tmp_path: Path) -> None:
     assert {row["study"] for row in rows} == {"trl"}
     # Both parts of all arms in an order drawn for the seed.
     assert sorted(row["place"] for row in rows if row["seed"] == 0) == list(range(6))
+
+
+def test_the_page_has_a_line_for_each_arm_the_ratio_and_a_plot(
+    bench: Bench, tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    assert trl_evidence.part(rows).startswith("Not measured yet")
+    assert trl_evidence.draw(tmp_path, rows) == []
+    bench(Measured(), "--seeds", "2")
+    text = trl_evidence.part(rows)
+    assert "| trl | 2, 2 | 100 | 20.01 | 30.0 | 60.0 | 1.00 (1.00 to 1.00) | 1.00 (" in text
+    assert "| streaming | 2, 2 | 250 (249 to 250) | 8.01 | 10.0 | 20.0 | 3.00 (3.00 to" in text
+    assert "over TRL's: 2.50 (seeds 2.50 to 2.50" in text
+    assert "over those of our synchronous mode: 1.67; all tuned alike" in text
+    (plot,) = trl_evidence.draw(tmp_path, rows)
+    assert plot.name in text
+
+
+def test_the_page_says_who_never_got_there(bench: Bench, tmp_path: Path) -> None:
+    bench(Measured(top=0.7), "--reduced")
+    assert "| trl | 2, 2 (0 crossed) |" in trl_evidence.part(tmp_path / "rows.jsonl")
 
 
 def test_what_is_there_is_not_run_again(bench: Bench) -> None:
