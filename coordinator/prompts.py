@@ -22,6 +22,7 @@ from headrace.errors import UserError
 from headrace.protocol.messages import Purpose
 from headrace.protocol.records import GroupIssued
 from headrace.protocol.streams import Int32
+from headrace.tokenizer import load_tokenizer, vocabulary_size
 from tasks.rows import Row, other_than_text
 from tasks.source import PROCEDURAL_TASKS, PromptSource, build_source
 
@@ -46,10 +47,8 @@ class Prompts:
     """Rows to groups, text to ids and back."""
 
     def __init__(self, config: RunConfig) -> None:
-        from transformers import AutoTokenizer
-
         self._config = config
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(
+        self._tokenizer: Any = load_tokenizer(
             config.model.path, trust_remote_code=config.model.trust_remote_code
         )
         self.vocabulary = _vocabulary(config, len(self._tokenizer))
@@ -168,12 +167,8 @@ class Prompts:
 
 def _vocabulary(config: RunConfig, known: int) -> int:
     """How many token ids the model knows: often more than its tokenizer names."""
-    from transformers import AutoConfig
-
-    model: Any = AutoConfig.from_pretrained(
-        config.model.path, trust_remote_code=config.model.trust_remote_code
-    )
-    return max(known, int(getattr(model.get_text_config(), "vocab_size", 0)))
+    trust = config.model.trust_remote_code
+    return max(known, vocabulary_size(config.model.path, trust_remote_code=trust))
 
 
 def _ids(tokens: list[int]) -> Int32:

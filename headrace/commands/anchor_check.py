@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.anchors import read_anchors
-from headrace.commands.answers import load_tokenizer
+from headrace.commands.answers import policy_tokenizer
 from headrace.config.reward import SourceConfig
 from headrace.config.run import RunConfig
 from headrace.config.task import DatasetConfig
@@ -44,7 +44,7 @@ def _scores(config: RunConfig, name: str, row: Any) -> bool:
 def _check(config: RunConfig, source: SourceConfig, key: str, rows: list[Any]) -> None:
     from reward_models.encoding import prompt_ids, shown
 
-    tokenizer, mode = load_tokenizer(config), config.model.chat_template
+    tokenizer, mode = policy_tokenizer(config), config.model.chat_template
     file, column = source.options.get("anchors"), source.options.get("column")
     anchors = read_anchors(Path(str(file)).expanduser()) if file else None
 

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from headrace.commands.anchor_judges import Candidate, Judges
-from headrace.commands.answers import load_tokenizer
+from headrace.commands.answers import policy_tokenizer
 from headrace.commands.judges import serving_judges
 from headrace.commands.row_file import RowFile
 from headrace.commands.sampling import (
@@ -85,7 +85,7 @@ class Work:
         """`count`: answers of a prompt; `by`: the source that picks, where it is not the prompt's
         own. UserError where a source cannot pick."""
         self._config, self._count, self._by = config, count, by
-        self._tokenizer = load_tokenizer(config)
+        self._tokenizer = policy_tokenizer(config)
         self._judges = Judges(config, by)
         self.failures: list[str] = []
         """Prompts that have no anchor, in words."""

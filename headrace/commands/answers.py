@@ -16,16 +16,13 @@ from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from headrace.protocol.streams import Int32
+from headrace.tokenizer import load_tokenizer
 
 
-def load_tokenizer(config: RunConfig) -> Any:
+def policy_tokenizer(config: RunConfig) -> Any:
     """The policy's tokenizer; UserError where there is none."""
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(
-            config.model.path, trust_remote_code=config.model.trust_remote_code
-        )
+        return load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(f"model.path = {config.model.path!r}: no tokenizer: {error}") from error
 
@@ -35,7 +32,7 @@ def items_of(config: RunConfig, rows: Sequence[Any]) -> list[ScoreItem]:
 
     @cache
     def tokenizer() -> Any:
-        return load_tokenizer(config)
+        return policy_tokenizer(config)
 
     def text_of(prompt: Any) -> str:
         if isinstance(prompt, str):

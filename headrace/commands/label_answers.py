@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from headrace.commands.answers import items_of, load_tokenizer
+from headrace.commands.answers import items_of, policy_tokenizer
 from headrace.commands.sampling import draw_seed, training_prompts
 from headrace.config.run import RunConfig
 from headrace.config.task import DatasetConfig
@@ -37,7 +37,7 @@ def answers_of(config: RunConfig, arguments: argparse.Namespace) -> Iterator[Ans
     from reward_models.encoding import prompt_ids
     from tasks.answers import read_answers
 
-    tokenizer, task = load_tokenizer(config), config.task
+    tokenizer, task = policy_tokenizer(config), config.task
     sampled = arguments.answers is None
     if sampled:
         rows = list(_unanswered(config, tokenizer, arguments.samples))

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from headrace.commands.answers import load_tokenizer
+from headrace.commands.answers import policy_tokenizer
 from headrace.commands.judges import serving_judges
 from headrace.commands.label_answers import Answer, answers_of
 from headrace.commands.reward import check_reward
@@ -114,7 +114,7 @@ class Work:
     ) -> None:
         """`find`: another way to look for the boundary than by halves."""
         self._config, self._k, self._fenced, self._find = config, k, fenced, find
-        self._tokenizer = load_tokenizer(config)
+        self._tokenizer = policy_tokenizer(config)
         self._special = frozenset(self._tokenizer.all_special_ids)
         self.failures: list[str] = []
         """Answers that could not be labelled, in words."""

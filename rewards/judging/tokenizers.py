@@ -6,19 +6,16 @@ its words for yes and no are several tokens, or it cannot be asked by chat.
 
 from headrace.config.judge import JudgeConfig
 from headrace.errors import UserError
+from headrace.tokenizer import load_tokenizer
 from rewards.judging.options import Options
 from rewards.judging.selftest import refuse_long
 
 
 def check_tokenizer(options: Options, judge: JudgeConfig) -> None:
     """UserError where the judge cannot do what the options ask of it."""
-    from transformers import AutoTokenizer
-
     name = str(options.judge)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            judge.path, trust_remote_code=judge.trust_remote_code
-        )
+        tokenizer = load_tokenizer(judge.path, trust_remote_code=judge.trust_remote_code)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"reward.judges.{name}.path: no tokenizer: {reason}") from error

@@ -97,7 +97,7 @@ def test_a_chat_is_handed_over_as_messages(
     recipe: Path, tmp_path: Path, functions: Path, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("headrace.commands.answers.load_tokenizer", lambda config: Tokenizer())
+    monkeypatch.setattr("headrace.commands.answers.policy_tokenizer", lambda config: Tokenizer())
     row = {
         "messages": [{"role": "user", "content": "3+4"}],
         "completion": [{"role": "assistant", "content": "7"}],

@@ -1,0 +1,63 @@
+"""A model's tokenizer and vocabulary, without what it takes to load a model.
+
+In: a model's folder or hub name. Out: the tokenizer that `AutoTokenizer` of transformers gives, and
+the size of the vocabulary that `AutoConfig` says. Promises: where the folder's own files say all of
+it, nothing but the tokenizer is imported. The Auto classes bring torch and those of all models,
+five to nine seconds of a core, which every coordinator would spend before it can answer anybody.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+GENERIC = "TokenizersBackend"
+"""The class of a tokenizer that its `tokenizer.json` describes completely."""
+TAKEN_AT_ITS_WORD = ("llama",)
+"""Types of models whose folder's class transformers takes as it stands. Of some others, `qwen2`
+among them, it knows better; those go by `AutoTokenizer`."""
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder or hub name. OSError or ValueError where there is none."""
+    if describes_itself(Path(path)):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(path)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+
+
+def vocabulary_size(path: str, *, trust_remote_code: bool = False) -> int:
+    """How many token ids the model knows; 0 where its configuration does not say. OSError or
+    ValueError where there is no model."""
+    said = _read(Path(path) / "config.json")
+    parts = [part for part in said.values() if isinstance(part, dict)]
+    if isinstance(size := said.get("vocab_size"), int) and not any(
+        "vocab_size" in p for p in parts
+    ):
+        return size
+    from transformers import AutoConfig
+
+    model: Any = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return int(getattr(model.get_text_config(), "vocab_size", 0))
+
+
+def describes_itself(folder: Path) -> bool:
+    """Whether nothing but the folder's `tokenizer.json` says how text becomes ids."""
+    said, model = (_read(folder / name) for name in ("tokenizer_config.json", "config.json"))
+    return (
+        said.get("tokenizer_class") == GENERIC
+        and "auto_map" not in said
+        and model.get("model_type") in TAKEN_AT_ITS_WORD
+        and (folder / "tokenizer.json").is_file()
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """An object of a JSON file; empty where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
