@@ -24,6 +24,8 @@ from learner.applied import AppliedLog
 from learner.shards import merged
 
 _PIDS = itertools.count(1)
+_PATIENCE_S = 0.5
+"""Between two Hellos."""
 MODEL = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
 
 
@@ -49,6 +51,11 @@ class CoordinatorProcess:
                 return str(said["address"])
             time.sleep(0.05)
 
+    def interrupt(self) -> None:
+        """SIGINT: the run ends in order."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+
     def kill(self) -> None:
         """SIGKILL."""
         assert self.process is not None
@@ -72,6 +79,8 @@ class ScriptedPeer:
     role: m.Role
     awaits_answer = False
     """To a Hello."""
+    greeted = 0.0
+    """When it last said Hello, on the monotonic clock."""
 
     def __init__(
         self,
@@ -94,7 +103,7 @@ class ScriptedPeer:
 
     async def hello(self) -> None:
         """Join."""
-        self.awaits_answer = True
+        self.awaits_answer, self.greeted = True, time.monotonic()
         await self.dealer.send(self.greeting())
 
     def greeting(self) -> m.Hello:
@@ -110,15 +119,17 @@ class ScriptedPeer:
         )
 
     async def run(self) -> None:
-        """Answer until told to shut down; say Hello until there is an answer."""
+        """Answer until told to shut down; say Hello until there is an answer, whatever else is
+        heard."""
         await self.hello()
-        welcomed = False
         while True:
-            message = await self.dealer.receive_within(None if welcomed else 0.5)
-            if message is None:
+            patience = self.greeted + _PATIENCE_S - time.monotonic()
+            if self.awaits_answer and patience <= 0:
                 await self.hello()
                 continue
-            welcomed = True
+            message = await self.dealer.receive_within(patience if self.awaits_answer else None)
+            if message is None:
+                continue
             if isinstance(message, m.Heartbeat):
                 await self.dealer.send(m.Heartbeat())
                 continue
@@ -126,7 +137,7 @@ class ScriptedPeer:
                 if not self.awaits_answer:
                     await self.hello()
                 continue
-            if isinstance(message, m.Welcome | m.Restore):
+            if isinstance(message, m.Welcome | m.Restore | m.Refused):
                 self.awaits_answer = False
             self.seen.append(message)
             if isinstance(message, m.Shutdown):

@@ -182,7 +182,7 @@ async def test_a_killed_coordinator_is_resumed_from_its_journal(tmp_path: Path) 
         ScriptedGenerator(address, "generator-0", capacity=8),
         ScriptedReward(address, "reward-0"),
     ]
-    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 240)
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
     assert coordinator.wait() == 0
     records = records_of(coordinator.run_dir)
     assert_balanced(records)

@@ -105,7 +105,7 @@ async def test_each_kind_of_message_is_lost_once_and_the_run_goes_on(tmp_path: P
             reward = ScriptedReward(broken["reward"].address, "reward-0")
             tasks += [asyncio.create_task(beating(peer)) for peer in (learner, reward)]
             async with generating(broken["generator"].address, tmp_path) as (_, generator):
-                await until(lambda: learner.update >= UPDATES, 180.0)
+                await until(lambda: learner.update >= UPDATES, 60.0)
                 stopping = asyncio.to_thread(watch_and_stop, coordinator, broken["monitor"].address)
                 await asyncio.wait_for(asyncio.gather(stopping, generator, *tasks), 60)
             assert coordinator.wait() == 0
