@@ -51,7 +51,8 @@ def _built(folder: Path, lock: Path, run: Run) -> Path:
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]
     (torch,) = (f"{pin}+cpu" for pin in pins if pin.startswith("torch=="))
     others = [pin for pin in pins if not pin.startswith("torch==")]
-    pip = [str(python), "-m", "pip", "install", "--no-deps", "--no-input"]
+    # Bytecode of what is used is made at the first import; all of it would take longer than the rest.
+    pip = [str(python), "-m", "pip", "install", "--no-deps", "--no-input", "--no-compile"]
     elsewhere = ["--extra-index-url", TORCH_CPU_INDEX]
     made = (
         run([sys.executable, "-m", "venv", "--clear", str(folder)], log)

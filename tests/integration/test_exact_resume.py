@@ -26,7 +26,7 @@ from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import REPOSITORY, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-UPDATES = 4
+UPDATES = 3
 EXACT = (
     "generator.engine=torch", "generator.batch_invariant=true", f"stop.updates={UPDATES}",
     "evaluation.before=false", "evaluation.after=false", "evaluation.every_updates=null",

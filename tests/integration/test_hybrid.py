@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage import queries
-from tests.integration.runs import Run, headrace
+from tests.integration.runs import PLAIN, Run, headrace
 from tests.integration.test_judges import ASKS, MODEL
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     run = Run(
         tmp_path_factory.mktemp("hybrid") / "runs",
+        *PLAIN,
         "stop.updates=4",
         "schedule.num_generations=4",
         "reward.answer_marker=null",
@@ -77,7 +78,8 @@ def test_a_run_goes_on_without_a_judge_that_only_audits(tmp_path: Path) -> None:
     judge = f'path="{MODEL}",kv_cache_gib=0.25,max_model_len=1000000'
     run = Run(
         tmp_path / "runs",
-        "stop.updates=12",
+        *PLAIN,
+        "stop.updates=100000",
         "reward.answer_marker=null",
         f"reward.judges.fair={{{judge}}}",
         'reward.sources.verifier={kind="math",answer_marker="#"}',
@@ -87,7 +89,10 @@ def test_a_run_goes_on_without_a_judge_that_only_audits(tmp_path: Path) -> None:
     )
     try:
         run.until(lambda: "judge-fair stays away and the run goes on" in run.text())
-        assert run.wait() == 0, run.text()
+        until = run.applied() + 2
+        run.until(lambda: run.applied() >= until)
+        run.interrupt()
+        assert run.wait(120) == 130, run.text()
         shown = run.show()
     finally:
         run.end()

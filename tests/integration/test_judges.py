@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
-from tests.integration.runs import QUICKSTART, REPOSITORY, Run, headrace
+from tests.integration.runs import PLAIN, QUICKSTART, REPOSITORY, Run, headrace
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -40,6 +40,7 @@ def judged(run: Run) -> list[tuple[str, str | None]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     run = Run(
         tmp_path_factory.mktemp("judges"),
+        *PLAIN,
         "stop.updates=12",
         "reward.answer_marker=null",
         f'reward.judges.fair={{path="{MODEL}",kv_cache_gib=0.25}}',

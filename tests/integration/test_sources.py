@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.integration.runs import Run, headrace
+from tests.integration.runs import PLAIN, Run, headrace
 
-pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MINE = """\
 import time
@@ -28,6 +28,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     mine.write_text(MINE)
     run = Run(
         root / "runs",
+        *PLAIN,
         "stop.updates=4",
         "schedule.mode=streaming",
         "reward.answer_marker=null",

@@ -8,17 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.applied import compare, read_applied
+from headrace.applied import compare
 from headrace.protocol.records import LineageBegan, ProcessChanged, TokensLost
 from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-def applied(run: Run) -> int:
-    """Updates that the learner wrote down."""
-    return sum(1 for _ in read_applied(run.run_dir))
 
 
 def test_what_the_weights_hold_is_what_the_journal_says(tmp_path: Path) -> None:
@@ -28,14 +23,14 @@ def test_what_the_weights_hold_is_what_the_journal_says(tmp_path: Path) -> None:
     )  # fmt: skip
     try:
         run.until(lambda: run.root.is_dir() and any(p.is_dir() for p in run.root.iterdir()))
-        run.until(lambda: applied(run) >= 2)
+        run.until(lambda: run.applied() >= 2)
         coordinator = run.supervised("coordinator")
         os.kill(coordinator, signal.SIGSTOP)
         time.sleep(5)
         os.kill(coordinator, signal.SIGCONT)
-        run.until(lambda: applied(run) >= 5)
+        run.until(lambda: run.applied() >= 5)
         os.kill(run.supervised("coordinator"), signal.SIGKILL)
-        run.until(lambda: applied(run) >= 8)
+        run.until(lambda: run.applied() >= 8)
         os.kill(run.supervised("learner-0"), signal.SIGKILL)
         assert run.wait() == 0, run.text()
     finally:
