@@ -51,7 +51,7 @@ def _built(folder: Path, lock: Path, run: Run) -> Path:
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]
     (torch,) = (f"{pin}+cpu" for pin in pins if pin.startswith("torch=="))
     others = [pin for pin in pins if not pin.startswith("torch==")]
-    # Bytecode of what is used is made at the first import; all of it would take longer than the rest.
+    # Bytecode of what is used comes with the first import; all of it would take longest of all.
     pip = [str(python), "-m", "pip", "install", "--no-deps", "--no-input", "--no-compile"]
     elsewhere = ["--extra-index-url", TORCH_CPU_INDEX]
     made = (
