@@ -24,7 +24,7 @@ from headrace.protocol.messages import (
 from headrace.protocol.sockets import Dealer
 from rewards.pool import Pool
 
-GATHER_S = 0.02
+GATHER_S = 0.05
 """A message costs more than the plain answers in it; so long nobody minds to wait."""
 MOST_SCORES = 256
 
