@@ -135,6 +135,7 @@ async def test_lines_in_time_late_and_in_vain(tmp_path: Path, unit: str) -> None
         coordinator.end()
         worker.kill()
         worker.wait()
+    assert unseen(coordinator, learner) == []
     records = records_of(coordinator.run_dir)
     assert_balanced(records)
     figures = [r.metrics for r in records if isinstance(r, UpdateCommitted)]

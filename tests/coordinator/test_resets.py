@@ -70,7 +70,7 @@ def watch_and_stop(coordinator: CoordinatorProcess, address: str) -> None:
     monitor = Monitor(config := run_config(), address)
     assert config.transport.curve_keys is None
     try:
-        deadline = time.monotonic() + 60.0
+        deadline = time.monotonic() + 30.0
         for _ in range(2):
             monitor.ask()
             while monitor.answer(1.0) is None:

@@ -23,13 +23,13 @@ from headrace.protocol.records import (
     WindowsClosed,
 )
 from tests.integration.audit import assert_trained_once, records_of
-from tests.integration.runs import REPOSITORY, Run
+from tests.integration.runs import PLAIN, REPOSITORY, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 UPDATES = 3
 EXACT = (
-    "generator.engine=torch", "generator.batch_invariant=true", f"stop.updates={UPDATES}",
-    "evaluation.before=false", "evaluation.after=false", "evaluation.every_updates=null",
+    *PLAIN, "generator.batch_invariant=true", f"stop.updates={UPDATES}",
+    "evaluation.every_updates=null",
     "checkpoint.every_updates=1", f"checkpoint.keep_last={UPDATES}",
 )  # fmt: skip
 SETTINGS = {

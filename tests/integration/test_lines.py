@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.integration.runs import REPOSITORY, Run, headrace
+from tests.integration.runs import PLAIN, REPOSITORY, Run, headrace
 from tests.lined_model import lined_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -48,15 +48,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     run = Run(
         root / "runs",
         f"model.path={model}",
-        "generator.engine=torch",
+        *PLAIN,
         "generator.max_num_seqs=16",
         "schedule.window=12",
         "schedule.max_staleness=2",
         "task.max_terms=12",
         "task.max_response_length=120",
         "algorithm.value.warmup_updates=1",
-        "evaluation.before=false",
-        "evaluation.after=false",
         "stop.updates=8",
         "reward.answer_marker=null",
         "reward.kind=math",

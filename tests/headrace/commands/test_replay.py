@@ -142,8 +142,9 @@ def test_a_window_that_another_rank_trained_is_named(
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_two_ranks_come_to_the_same_weights(of_two_ranks: Path, tmp_path: Path, stage: int) -> None:
     """Each from its own part of the optimizer's state, where that is cut."""
-    cut = made(tmp_path, learner={"ranks": 2, "zero_stage": stage}) if stage else None
-    code, said = called(cut or of_two_ranks, UPDATES)
+    cut = {"ranks": 2, "zero_stage": stage}
+    run_dir = made(tmp_path, learner=cut) if stage else of_two_ranks
+    code, said = called(run_dir, UPDATES)
     assert code == 0, said
     found = by_name(said, "models")
     assert found["learner_logprobs"]["compared"] == by_name(said)["advantages"]["compared"]
