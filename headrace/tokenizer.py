@@ -1,9 +1,10 @@
-"""A model's tokenizer and vocabulary, without what it takes to load a model.
+"""A model's tokenizer, vocabulary and chat template, without what it takes to load a model.
 
 In: a model's folder or hub name. Out: the tokenizer that `AutoTokenizer` of transformers gives, and
-the size of the vocabulary that `AutoConfig` says. Promises: where the folder's own files say all of
-it, nothing but the tokenizer is imported. The Auto classes bring torch and those of all models,
-five to nine seconds of a core, which every coordinator would spend before it can answer anybody.
+the size of the vocabulary that `AutoConfig` says, whether there is a chat template. Promises: where
+the folder's own files say all of it, nothing but the tokenizer is imported. The Auto classes bring
+torch and those of all models, five to nine seconds of a core, which every coordinator would spend
+before it can answer anybody.
 """
 
 import json
@@ -52,6 +53,14 @@ def describes_itself(folder: Path) -> bool:
         and model.get("model_type") in TAKEN_AT_ITS_WORD
         and (folder / "tokenizer.json").is_file()
     )
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether a model folder brings a chat template, in any of the files that transformers
+    reads."""
+    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    return bool(_read(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ A mistake is a UserError of one line; `headrace config check` collects them all,
 and `headrace eval` stop at the first.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from headrace.config.task import DatasetConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware
 from headrace.processes.launch import plan_processes
+from headrace.tokenizer import has_chat_template
 
 
 def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
@@ -74,18 +74,6 @@ def _need_template(config: RunConfig, why: str) -> None:
             f"model.path = {config.model.path!r}: its tokenizer has no chat template, but {why}; "
             "put a chat_template.jinja into the folder, or take prompts that are plain text"
         )
-
-
-def has_chat_template(folder: Path) -> bool:
-    """Whether a model folder brings a chat template, in any of the files that transformers
-    reads."""
-    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
-        return True
-    try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(settings, dict) and bool(settings.get("chat_template"))
 
 
 def check_database(config: RunConfig) -> None:

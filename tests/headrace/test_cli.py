@@ -14,10 +14,10 @@ import pytest
 from headrace import run_folder
 from headrace.cli import action, main, parse
 from headrace.commands import roles
-from headrace.commands.preflight import has_chat_template
 from headrace.commands.roles import await_listener
 from headrace.config.load import load_recipe
 from headrace.errors import UserError
+from headrace.tokenizer import has_chat_template
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
