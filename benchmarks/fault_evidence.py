@@ -1,9 +1,9 @@
 """Tables of `docs/operations.md` and `docs/security.md`: what faults did, how often they were
 tried, what the fuzzer found.
 
-In: the rows of chaos, elastic, journal, restart, soak and fuzz that are checked in. Out: Markdown.
-What has no row says so; nothing is reckoned from anything but rows. `benchmarks.evidence` puts the
-tables into the pages.
+In: the rows of chaos, elastic, journal, restart, soak, fuzz and suite that are checked in. Out:
+Markdown. What has no row says so; nothing is reckoned from anything but rows.
+`benchmarks.evidence` puts the tables into the pages.
 """
 
 import statistics
@@ -102,7 +102,7 @@ def figures_table() -> str:
         (f"restart at {WHOLE_RUN:,} trajectories", "30 s", _restart()),
         (f"growth of the coordinator's memory over {WHOLE_RUN:,} trajectories", "5 %", _soak()),
         (f"{WHOLE_RUN:,} inputs of the fuzzer", "no finding open", _fuzzed()),
-        ("the test suite on two quiet cores", "25 minutes", "not measured: no row"),
+        ("the test suite on two quiet cores", "25 minutes", _suite()),
     ]
     return markdown(("figure", "promised", "found"), lines)
 
@@ -276,6 +276,20 @@ def _fuzzed() -> str:
     return (
         f"{len(found['findings'])} open in {found['inputs']:,} inputs; the fewest of a target: "
         f"{inputs:,} (`{least}`)"
+    )
+
+
+def _suite() -> str:
+    """Of the last row of a whole suite."""
+    rows = [row for row in rows_of("suite") if not row["arguments"]]
+    if not rows:
+        return missing("suite")
+    last = rows[-1]
+    tests = ", ".join(f"{count:,} {name}" for name, count in last["tests"].items())
+    beside = "; others were busy beside it" if last["disturbed"] else ""
+    return (
+        f"{last['steps'].get('tests', 0) / 60:.1f} minutes of tests, {last['seconds'] / 60:.1f} "
+        f"with checks ({tests}){beside}"
     )
 
 

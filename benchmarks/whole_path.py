@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import result_line
+from benchmarks.rows import keep, result_line
 from benchmarks.runs import train
 from generators.engine import GenerationRequest
 from generators.policy_files import end_token_ids, read_config, weight_layout
@@ -93,7 +93,7 @@ def measure(recipe: str, overrides: list[str], repeats: int) -> dict[str, Any]:
             print(f"raw {raw[-1]:8.0f}  whole path {ours[-1]:8.0f}  ratio {ratio:.3f}", flush=True)
     ratios = [mine / theirs for mine, theirs in zip(ours, raw, strict=True)]
     return {
-        "name": "whole_path",
+        "benchmark": "whole_path",
         "ratio": round(statistics.median(ratios), 4),
         "ratio_min": round(min(ratios), 4),
         "ratio_max": round(max(ratios), 4),
@@ -109,9 +109,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", help="key=value, e.g. model.path=FOLDER")
     parser.add_argument("--recipe", default="recipes/quickstart.toml")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rows", type=Path, help="a JSONL file that gets the result as a row")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args(argv)
     result = measure(arguments.recipe, arguments.overrides, arguments.repeats)
+    keep(arguments.rows, result)
     if arguments.json:
         print(result_line(result))
     return 0

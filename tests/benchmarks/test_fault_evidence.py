@@ -52,6 +52,9 @@ def test_figures_are_those_of_the_rows(results: Path) -> None:
         sizes = [{"trajectories": size, "restart_s": 3.0, "memory_mb": 500}]
         add(results, "restart", sizes=sizes)
     add(results, "soak", trajectories=5_000, growth=0.01, growth_of_run=0.02, restarts=3)
+    suite = {"arguments": [], "tests": {"passed": 6795}, "steps": {"tests": 1500}, "seconds": 1545}
+    add(results, "suite", **suite, disturbed=True)
+    add(results, "suite", **suite | {"arguments": ["tests/learner"]}, disturbed=False)
     for target in ("codec", "intake"):
         row = {"target": target, "inputs": 10, "outcomes": {"taken": 4, "refused": 6}}
         add(results, "fuzz", **row, findings=[{"what": "KeyError", "inputs": [3]}])
@@ -68,6 +71,7 @@ def test_figures_are_those_of_the_rows(results: Path) -> None:
         "of a core; others were busy beside it |",
         "| 3.0 s and 500 MB at 1,000,000 trajectories |",
         "| 1.0% within a stretch, 2.0% over 5,000 trajectories and 3 kills; more not measured",
+        "| 25.0 minutes of tests, 25.8 with checks (6,795 passed); others were busy beside it |",
         "| 2 open in 20 inputs; the fewest of a target: 0 (`config`) |",
     ):
         assert text in table
