@@ -16,6 +16,7 @@ goes on where it was; `--again` runs them.
 
 import argparse
 import json
+import logging
 import sys
 import time
 import traceback
@@ -136,6 +137,8 @@ def main(argv: Sequence[str]) -> int:
     names = options.target or list(TARGETS)
     if strangers := set(names) - set(TARGETS):
         raise UserError(f"no target {sorted(strangers)[0]!r}; there are: {', '.join(TARGETS)}")
+    # Thousands of journals are cut off on purpose, and each warns.
+    logging.getLogger("storage").setLevel(logging.ERROR)
     rows, began = Rows(options.rows), time.monotonic()
     seen: dict[str, Row] = {}
     for name in names:

@@ -5,8 +5,10 @@ It is killed (SIGKILL) and started again `--restarts` times, at equal distances.
 Out: progress; with --json, as the last line, one JSON object. `trajectories_per_s`: over the whole
 run; `growth`: how much more memory the coordinator holds at the end of a stretch between two kills
 than in its second third, the most of all stretches; `growth_of_run`: the last stretch's end over
-the first one's; `restart_s`: from each kill to the next answer that is scored; `journal_mb`,
-`sql_mb`; `findings`: what `headrace audit` finds in the run afterwards (0).
+the first one's; `memory` has each stretch, and what was held in each tenth of it; `restart_s`: from
+each kill to the next answer that is scored; `journal_mb`, `sql_mb`; `findings`: what `headrace
+audit` finds in the run afterwards (0), and `texts`, the first of them; `torn`: 1 where the last
+kill, which ends the run, cut a write of the journal off.
 """
 
 import argparse
@@ -30,6 +32,8 @@ from storage.audit import audit_run
 EVERY_S = 1.0
 """Between two looks at the coordinator's memory."""
 MIB = 1 << 20
+MOST_TEXTS = 10
+"""Findings that are written out."""
 
 
 class Look(NamedTuple):
@@ -68,6 +72,7 @@ async def run(
     finally:
         fleet.kill()
     audit = await asyncio.to_thread(audit_run, folder)
+    found = [one for one in audit.findings if one.kind != "torn"]
     return {
         "benchmark": "soak",
         "trajectories": trajectories,
@@ -77,7 +82,9 @@ async def run(
         "restart_s": [round(seconds, 2) for seconds in restart_s],
         "journal_mb": round(_bytes(folder / "journal") / MIB, 1),
         "sql_mb": round(sum(p.stat().st_size for p in folder.glob("*.sqlite*")) / MIB, 1),
-        "findings": len(audit.findings),
+        "torn": len(audit.findings) - len(found),
+        "findings": len(found),
+        "texts": [f"{one.kind} {one.where}: {one.text}" for one in audit.findings[:MOST_TEXTS]],
         "balanced": audit.balanced,
     }
 
@@ -114,6 +121,7 @@ def growth(stretches: Sequence[Stretch]) -> dict[str, Any]:
                 "to": looks[-1].scored,
                 "warm_mb": round(warm, 1),
                 "end_mb": round(end, 1),
+                "tenths_mb": [round(_held(looks, n / 10, (n + 1) / 10)) for n in range(10)],
             }
         )
     return {

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Literal
 
 from coordinator.hub import Hub
-from coordinator.peers import GeneratorPeer
 from coordinator.prompts import Prompts
 from coordinator.roll_call import RollCall
 from headrace.protocol.messages import (
@@ -61,13 +60,13 @@ class Generation:
         between; a different process under the same name starts without any."""
         known = self._hub.peers.generators.get(hello.name)
         if known is not None and known.hello.pid == hello.pid:
-            known.hello = hello
+            known.says(hello)
         else:
             self.lose(hello.name, died=True)
             # Who has heard of leases in a run that trains has been tested.
             comes_back = hello.leases_until >= 0 and self._hub.state.given > 0
             tested = comes_back or not self._hub.config.self_tests
-            self._hub.peers.generators[hello.name] = GeneratorPeer(hello, tested=tested)
+            self._hub.peers.join(hello, tested=tested)
             await self.roll_call.agree(hello)
         if self.notice is not None:
             self._notify(hello.name, self.notice)
@@ -93,7 +92,7 @@ class Generation:
     def lose(self, name: str, *, died: bool) -> None:
         """A generator is gone: its leases return. One that `died` took with it what it had not
         sent; one that left has sent all it had."""
-        generator = self._hub.peers.generators.pop(name, None)
+        generator = self._hub.peers.leave(name)
         if generator is None:
             return
         self._hub.leases.lose(name)
@@ -182,7 +181,7 @@ class Generation:
         """Fill free slots: unfinished trajectories first, then new groups."""
         if self.draining or self.notice is None or self._hub.scheduler.is_behind():
             return
-        free = sum(g.free for g in self._hub.peers.generators.values())
+        free = self._hub.peers.room.total
         if free == 0:
             return
         chosen, groups = self._hub.scheduler.next_leases(free)
@@ -200,7 +199,7 @@ class Generation:
 
     async def lease_evaluation(self) -> None:
         """Fill free slots with evaluation trajectories that have no lease."""
-        free = sum(g.free for g in self._hub.peers.generators.values())
+        free = self._hub.peers.room.total
         chosen: list[Trajectory] = []
         while len(chosen) < free and (key := self._hub.leases.next_evaluation()) is not None:
             chosen.append(self._hub.account.trajectories[key])
@@ -208,11 +207,12 @@ class Generation:
 
     async def _lease(self, trajectories: list[Trajectory]) -> None:
         by_generator: dict[str, list[Lease]] = {}
-        idle = any(not generator.live for generator in self._hub.peers.generators.values())
+        room = self._hub.peers.room
+        idle = room.any_idle
         self._all_held = self._all_held and not trajectories
         for trajectory in trajectories:
-            name, generator = max(self._hub.peers.generators.items(), key=lambda item: item[1].free)
-            generator.live.add(trajectory.trajectory_id)
+            name = room.most()
+            self._hub.peers.generators[name].take(trajectory.trajectory_id)
             lease = self._make_lease(trajectory)
             by_generator.setdefault(name, []).append(lease)
             self._hub.note(

@@ -85,7 +85,7 @@ class Intake:
                 self._refuse(sender, chunk, problem)
                 generator = self._hub.peers.generators.get(sender)
                 if generator is not None:
-                    generator.live.discard(chunk.trajectory_id)
+                    generator.release(chunk.trajectory_id)
                 await self._hub.send(sender, Hold(leases=[(lease_id, -1)]))
 
     def _refuse(self, sender: str, chunk: TrajectoryChunk, problem: str) -> None:
@@ -122,7 +122,7 @@ class Intake:
     def _release(self, sender: str, chunk: TrajectoryChunk) -> None:
         generator = self._hub.peers.generators.get(sender)
         if generator and chunk.finish is not None:
-            generator.live.discard(chunk.trajectory_id)
+            generator.release(chunk.trajectory_id)
 
     def _end_if_over(self, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
         status = {"stop": "finished", "length": "truncated"}.get(chunk.finish or "")

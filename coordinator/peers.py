@@ -1,7 +1,7 @@
 """Who is connected: generators, reward workers, the learner, monitors.
 
-Pure bookkeeping: last sign of life, what each generator holds and has loaded, what each worker is
-scoring, and the seconds each said it worked and waited.
+Pure bookkeeping: last sign of life, what each generator holds and has loaded, and how much room it
+has, what each worker is scoring, and the seconds each said it worked and waited.
 """
 
 import math
@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from coordinator.room import Room
 from headrace.protocol.messages import GeneratorReport, Hello
 
 
@@ -28,8 +29,15 @@ class Peer:
 
 @dataclass
 class GeneratorPeer(Peer):
-    """A generator: the leases it holds, the version it samples from."""
+    """A generator: the leases it holds, the version it samples from.
 
+    What changes how many trajectories it could take goes through its methods, so that `room`, which
+    all generators share, always knows.
+    """
+
+    tested: bool = True
+    """It has passed its self-test, or has none to pass."""
+    room: Room = field(default_factory=Room)
     live: set[int] = field(default_factory=set)
     """Trajectory ids."""
     loaded: int = -1
@@ -40,8 +48,6 @@ class GeneratorPeer(Peer):
     report: GeneratorReport | None = None
     leases_until: int = -1
     """Its leases below this id have been sent to it, or never will be."""
-    tested: bool = True
-    """It has passed its self-test, or has none to pass."""
     moved: set[int] = field(default_factory=set)
     """Leases that it had and that were given to others while it was silent."""
 
@@ -54,6 +60,29 @@ class GeneratorPeer(Peer):
     def free(self) -> int:
         """Trajectories it could take now."""
         return max(0, self.hello.capacity - len(self.live)) if self.tested else 0
+
+    def says(self, hello: Hello) -> None:
+        """It said Hello again."""
+        self.hello = hello
+        self._tell()
+
+    def passed(self) -> None:
+        """It has passed its self-test."""
+        self.tested = True
+        self._tell()
+
+    def take(self, trajectory_id: int) -> None:
+        """It has a lease on a trajectory."""
+        self.live.add(trajectory_id)
+        self._tell()
+
+    def release(self, trajectory_id: int) -> None:
+        """It has none any more, if it had one."""
+        self.live.discard(trajectory_id)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.room.set(self.hello.name, self.free, idle=not self.live)
 
 
 class Ask(NamedTuple):
@@ -82,6 +111,22 @@ class Peers:
     monitors: dict[str, Peer] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
     """By name, the identity of the socket that speaks for the process."""
+    room: Room = field(default_factory=Room)
+    """Of the generators."""
+
+    def join(self, hello: Hello, *, tested: bool) -> None:
+        """A generator is new."""
+        generator = GeneratorPeer(hello, tested=tested, room=self.room)
+        self.generators[hello.name] = generator
+        generator.says(hello)
+
+    def leave(self, name: str) -> GeneratorPeer | None:
+        """A generator is gone, if it was there."""
+        generator = self.generators.pop(name, None)
+        if generator is not None:
+            self.room.remove(name)
+            generator.room = Room()  # Whoever still knows it says nothing of the others' room.
+        return generator
 
     def of(self, name: str, identity: str) -> Peer | None:
         """The peer of that name, if this is its socket."""

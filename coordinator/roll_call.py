@@ -31,7 +31,7 @@ class RollCall:
             if lease_id in theirs or 0 <= hello.leases_until <= lease_id:
                 if hub.leases.of(key) is None:
                     hub.leases.give(key, lease_id, name)
-                generator.live.add(key)
+                generator.take(key)
             elif hub.leases.of(key) is not None:
                 hub.leases.end(key)
         generator.moved = theirs - known.keys()
@@ -67,4 +67,4 @@ class RollCall:
             assert lease is not None
             if lease.lease_id < report.leases_until and lease.lease_id not in theirs:
                 leases.end(key)
-                self._hub.peers.generators[name].live.discard(key)
+                self._hub.peers.generators[name].release(key)

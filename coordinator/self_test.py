@@ -181,7 +181,7 @@ class SelfTest:
                 )
             )
             del self._checks[name]
-            check.generator.tested = True
+            check.generator.passed()
             self._answered = self._answered or check
 
     # -- the reward -------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ def test_growth_is_the_end_of_a_stretch_over_its_second_third() -> None:
     flat = [Look(n, 100.0 if n < 30 else 200.0) for n in range(101)]
     growing = [Look(n, 100.0 + n) for n in range(100, 201)]
     found = growth([flat, growing])
-    assert found["memory"][0] == {"from": 0, "to": 100, "warm_mb": 200.0, "end_mb": 200.0}
+    first = found["memory"][0]
+    assert (first["from"], first["to"], first["warm_mb"], first["end_mb"]) == (0, 100, 200.0, 200.0)
+    assert first["tenths_mb"] == [100, 100, 100, *[200] * 7]
     # Answers 100 to 200: 250 MiB half-way, 295 in the last tenth.
     assert found["memory"][1]["warm_mb"] == pytest.approx(250, abs=1)
     assert found["growth"] == pytest.approx(295 / 250 - 1, abs=0.01)
@@ -23,7 +25,7 @@ def test_growth_is_the_end_of_a_stretch_over_its_second_third() -> None:
 
 def test_a_stretch_that_was_over_at_once_has_its_end() -> None:
     (line,) = growth([[Look(7, 50.0)]])["memory"]
-    assert line == {"from": 7, "to": 7, "warm_mb": 50.0, "end_mb": 50.0}
+    assert (line["from"], line["to"], line["warm_mb"], line["end_mb"]) == (7, 7, 50.0, 50.0)
 
 
 def test_a_fleet_ends_where_it_brings_less_than_half_or_loses_a_peer() -> None:
