@@ -1,8 +1,8 @@
 """Tables of `docs/operations.md` and `docs/security.md`: what faults did, how often they were
 tried, what the fuzzer found.
 
-In: the rows of chaos, elastic, journal, restart, soak, fuzz and suite that are checked in. Out:
-Markdown. What has no row says so; nothing is reckoned from anything but rows.
+In: the rows of chaos, elastic, journal, restart, soak, fleet, fuzz and suite that are checked in.
+Out: Markdown. What has no row says so; nothing is reckoned from anything but rows.
 `benchmarks.evidence` puts the tables into the pages.
 """
 
@@ -101,6 +101,7 @@ def figures_table() -> str:
         ("the journal's cost", "2 % of generation, side by side", _journal()),
         (f"restart at {WHOLE_RUN:,} trajectories", "30 s", _restart()),
         (f"growth of the coordinator's memory over {WHOLE_RUN:,} trajectories", "5 %", _soak()),
+        ("one coordinator with 1,000 generators and 64 ranks", "it goes on", _fleet()),
         (f"{WHOLE_RUN:,} inputs of the fuzzer", "no finding open", _fuzzed()),
         ("the test suite on two quiet cores", "25 minutes", _suite()),
     ]
@@ -258,6 +259,22 @@ def _soak() -> str:
         largest["trajectories"],
         f"{largest['growth']:.1%} within a stretch, {largest['growth_of_run']:.1%} over "
         f"{largest['trajectories']:,} trajectories and {largest['restarts']} kills",
+    )
+
+
+def _fleet() -> str:
+    rows = rows_of("fleet")
+    if not rows:
+        return missing("fleet")
+    last = rows[-1]
+    rates = [
+        f"{one['trajectories_per_s']:,.0f} with {int(size):,}"
+        for size, one in last["sizes"].items()
+    ]
+    largest = list(last["sizes"].values())[-1]
+    return (
+        f"answers a second: {', '.join(rates)} generators; then its core is "
+        f"{largest['coordinator_busy']:.0%} busy, and {largest['lost']:g} peers were given up"
     )
 
 

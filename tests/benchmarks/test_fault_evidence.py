@@ -32,7 +32,7 @@ def add(results: Path, benchmark: str, **row: Any) -> None:
 
 def test_what_has_no_row_says_so(results: Path) -> None:
     lines = fault_evidence.figures_table().splitlines()[2:]
-    assert len(lines) == 10
+    assert len(lines) == 11
     assert all("not measured" in line for line in lines)
     assert fault_evidence.chaos_table() == "Not measured: `headrace bench chaos`.\n"
     assert "0 inputs in the checked-in rows, 0 findings open" in fault_evidence.fuzz_table()
@@ -52,6 +52,11 @@ def test_figures_are_those_of_the_rows(results: Path) -> None:
         sizes = [{"trajectories": size, "restart_s": 3.0, "memory_mb": 500}]
         add(results, "restart", sizes=sizes)
     add(results, "soak", trajectories=5_000, growth=0.01, growth_of_run=0.02, restarts=3)
+    sizes = {
+        "16": {"trajectories_per_s": 1930.4, "coordinator_busy": 0.99, "lost": 0},
+        "1000": {"trajectories_per_s": 818.0, "coordinator_busy": 0.9, "lost": 0.0},
+    }
+    add(results, "fleet", sizes=sizes)
     suite = {"arguments": [], "tests": {"passed": 6795}, "steps": {"tests": 1500}, "seconds": 1545}
     add(results, "suite", **suite, disturbed=True)
     add(results, "suite", **suite | {"arguments": ["tests/learner"]}, disturbed=False)
@@ -71,6 +76,8 @@ def test_figures_are_those_of_the_rows(results: Path) -> None:
         "of a core; others were busy beside it |",
         "| 3.0 s and 500 MB at 1,000,000 trajectories |",
         "| 1.0% within a stretch, 2.0% over 5,000 trajectories and 3 kills; more not measured",
+        "| answers a second: 1,930 with 16, 818 with 1,000 generators; then its core is 90% busy, "
+        "and 0 peers were given up |",
         "| 25.0 minutes of tests, 25.8 with checks (6,795 passed); others were busy beside it |",
         "| 2 open in 20 inputs; the fewest of a target: 0 (`config`) |",
     ):
