@@ -98,6 +98,7 @@ def measure(recipe: str, overrides: list[str], repeats: int) -> dict[str, Any]:
         "ratio_min": round(min(ratios), 4),
         "ratio_max": round(max(ratios), 4),
         "repeats": repeats,
+        "overrides": overrides,
         "raw_tokens_per_s": round(statistics.median(raw), 1),
         "path_tokens_per_s": round(statistics.median(ours), 1),
     }

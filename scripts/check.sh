@@ -26,4 +26,4 @@ step "ruff format" "$bin/ruff" format --check .
 step "types" "$bin/mypy"
 step "import fences" "$bin/lint-imports" --no-logo
 step "documentation" "$bin/python" scripts/docs.py
-step "tests" "$bin/pytest" -q -rs --durations=15 -n 2 --dist worksteal "$@"
+step "tests" "$bin/pytest" -q -rs --durations=40 -n 2 --dist worksteal "$@"
