@@ -7,13 +7,16 @@ a slow wire, at moments and in an order that a seed draws; the run has one gener
 between 1 and `--most` are there. At the end the run is stopped by Ctrl-C and audited. In: seeds.
 Out: a line a trial; with --json, as the last line, one JSON object: `updates`; `most`, generators
 at once; `events` by kind; `lost`, tokens that a generator had journaled and that are gone (0);
-`drained_lost`, tokens that a drain did not hand back (0); `elsewhere_s`, from each kill until all
-answers of the killed were leased to others (median, largest; goal: the heartbeat deadline and two
-seconds); `findings` of the audit (0); `exit_code` of the run (130: Ctrl-C).
+`drained_lost`, tokens that a drain did not hand back (0); `losses`, all tokens that the journal
+never got, by reason (`moved`: sampled twice, as a generator was silent for too long);
+`elsewhere_s`, from each kill until all answers of the killed were leased to others (median,
+largest; goal: the heartbeat deadline and two seconds); `findings` of the audit (0); `exit_code` of
+the run (130: Ctrl-C).
 """
 
 import argparse
 import contextlib
+import math
 import os
 import random
 import shutil
@@ -147,7 +150,8 @@ class Trial:
     most: int = 1
     killed: dict[str, float] = field(default_factory=dict)
     """By name, when (seconds since 1970)."""
-    drained: list[str] = field(default_factory=list)
+    drained: dict[str, float] = field(default_factory=dict)
+    """By name, when."""
     _count: int = 0
 
     def play(self, events: int, most: int) -> dict[str, Any]:
@@ -197,7 +201,7 @@ class Trial:
                     self.killed[guest.name] = time.time()
                     guest.process.kill()
                 else:
-                    self.drained.append(guest.name)
+                    self.drained[guest.name] = time.time()
                     guest.process.send_signal(signal.SIGINT)
                 guest.process.wait(END_S)
         self.most = max(self.most, 1 + len(self.guests))
@@ -245,7 +249,8 @@ class Trial:
         for record in records:
             if isinstance(record, TokensLost):
                 lost[record.reason] += record.tokens
-                drained += record.tokens if record.generator in self.drained else 0
+                if record.at >= self.drained.get(record.generator, math.inf):
+                    drained += record.tokens
         report = audit_run(self.run_dir)
         waits = elsewhere(records, self.killed)
         return {
@@ -257,6 +262,7 @@ class Trial:
             "lost": lost["refused"],
             "died": lost["died"],
             "drained_lost": drained,
+            "losses": dict(lost),
             "elsewhere_s": [round(seconds, 2) for seconds in waits],
             "findings": len(report.findings),
             "texts": [f"{f.kind} {f.where}: {f.text}" for f in report.findings][:3],
