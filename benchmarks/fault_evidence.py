@@ -253,12 +253,14 @@ def _soak() -> str:
     rows = rows_of("soak")
     if not rows:
         return missing("soak")
-    largest = max(rows, key=lambda row: int(row["trajectories"]))
+    largest = max(int(row["trajectories"]) for row in rows)
+    runs = [row for row in rows if row["trajectories"] == largest]
+    told = [f"{row['growth']:.1%} and {row['growth_of_run']:.1%}" for row in runs]
     return _so_far(
         "soak",
-        largest["trajectories"],
-        f"{largest['growth']:.1%} within a stretch, {largest['growth_of_run']:.1%} over "
-        f"{largest['trajectories']:,} trajectories and {largest['restarts']} kills",
+        largest,
+        f"within a stretch and over the run: {'; '.join(told)} ({_runs(len(runs))} of {largest:,} "
+        f"trajectories and {runs[-1]['restarts']} kills)",
     )
 
 
