@@ -300,7 +300,7 @@ def _fuzzed() -> str:
 
 def _suite() -> str:
     """Of the last row of a whole suite."""
-    rows = [row for row in rows_of("suite") if not row["arguments"]]
+    rows = [row for row in rows_of("suite") if row["tests"] and not row["arguments"]]
     if not rows:
         return missing("suite")
     last = rows[-1]

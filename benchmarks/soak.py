@@ -114,7 +114,7 @@ async def _killed(fleet: Fleet, core: int) -> float:
 
 def growth(stretches: Sequence[Stretch]) -> dict[str, Any]:
     """What grew, from the looks of each stretch: its second third against its last tenth."""
-    lines = []
+    lines: list[dict[str, Any]] = []
     for looks in stretches:
         warm, end = _held(looks, 1 / 3, 2 / 3), _held(looks, 0.9, 1.0)
         lines.append(

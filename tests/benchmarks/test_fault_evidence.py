@@ -54,11 +54,11 @@ def test_figures_are_those_of_the_rows(results: Path) -> None:
     add(results, "soak", trajectories=1_000, growth=0.5, growth_of_run=0.5, restarts=3)
     for growth in (0.01, 0.03):
         add(results, "soak", trajectories=5_000, growth=growth, growth_of_run=0.02, restarts=3)
-    sizes = {
+    fleet = {
         "16": {"trajectories_per_s": 1930.4, "coordinator_busy": 0.99, "lost": 0},
         "1000": {"trajectories_per_s": 818.0, "coordinator_busy": 0.9, "lost": 0.0},
     }
-    add(results, "fleet", sizes=sizes)
+    add(results, "fleet", sizes=fleet)
     suite = {"arguments": [], "tests": {"passed": 6795}, "steps": {"tests": 1500}, "seconds": 1545}
     add(results, "suite", **suite, disturbed=True)
     add(results, "suite", **suite | {"arguments": ["tests/learner"]}, disturbed=False)
