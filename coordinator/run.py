@@ -32,11 +32,12 @@ from coordinator.stream import Stream
 from headrace import stacks
 from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
-from headrace.disk import writing
+from headrace.disk import RETRY_S, WAITS, lack_of_room, writing
 from headrace.errors import StorageBlockedError, UserError
 from headrace.protocol.messages import WeightNotice
 from headrace.protocol.records import Restarted, VersionIssued, VersionPublished
 from headrace.protocol.sockets import Router
+from headrace.run_folder import ANNOUNCED
 from storage.run_store import RunStore
 
 START_BYTES = 1 << 20
@@ -111,10 +112,19 @@ def build(
     return coordinator, store
 
 
+def _wait_for_room(run_dir: Path, problem: str) -> None:
+    """Until the disk may take what a start writes; says for what it waits, and when it goes on."""
+    print(f"{WAITS}{problem}", file=sys.stderr, flush=True)
+    time.sleep(RETRY_S)
+    while lack_of_room(run_dir, START_BYTES):
+        time.sleep(RETRY_S)
+    print("goes on", file=sys.stderr, flush=True)
+
+
 def _last_port(run_dir: Path) -> int:
     """The port of the coordinator that died. Processes that are still there look for the new
     coordinator at the same port."""
-    announced = run_dir / "coordinator.json"
+    announced = run_dir / ANNOUNCED
     if not announced.exists():
         return 0
     return int(json.loads(announced.read_text())["address"].rsplit(":", 1)[1])
@@ -163,7 +173,8 @@ async def _main(
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, coordinator.phases.stop, "stopped")
     loop.add_signal_handler(signal.SIGINT, coordinator.phases.stop, "interrupted")
-    _announce(run_dir, hub.router.address, hub.run_id, host)
+    with writing(run_dir, START_BYTES):
+        _announce(run_dir, hub.router.address, hub.run_id, host)
     try:
         await coordinator.run()
     finally:
@@ -180,7 +191,7 @@ def _announce(run_dir: Path, address: str, run_id: str, host: str | None = None)
     one by, where the address binds all of its interfaces."""
     if host is not None:
         address = f"tcp://{host}:{address.rsplit(':', 1)[1]}"
-    path = run_dir / "coordinator.json"
+    path = run_dir / ANNOUNCED
     partial = path.with_suffix(".partial")
     told = {"address": address, "host": socket.gethostname(), "pid": os.getpid(), "run_id": run_id}
     partial.write_text(json.dumps(told))
@@ -192,12 +203,15 @@ def main(argv: list[str] | None = None, *, create: Create = RunStore.create) -> 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder")
     parser.add_argument("--resume", action="store_true", help="go on with what the folder holds")
+    parser.add_argument("--patient", action="store_true", help="wait for a disk that is full")
     parser.add_argument("--announce", metavar="HOST", help="this host's name for the other hosts")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     stacks.listen()
     try:
         config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
+        if arguments.patient and (problem := lack_of_room(arguments.run_dir, START_BYTES)):
+            _wait_for_room(arguments.run_dir, problem)
         running = _main(
             config,
             arguments.run_dir,
@@ -210,6 +224,9 @@ def main(argv: list[str] | None = None, *, create: Create = RunStore.create) -> 
         print(f"error: {error}", file=sys.stderr)
         return 2
     except StorageBlockedError as error:
+        if arguments.patient:  # The room was taken in between: from the beginning.
+            _wait_for_room(arguments.run_dir, str(error))
+            os.execv(sys.executable, sys.orig_argv)
         print(f"error: to start, the run needs {error}", file=sys.stderr)
         return 2
 

@@ -25,6 +25,8 @@ SLOW_S = 60.0
 ANYWAY_S = 60.0
 """So often a write is tried although there seems to be no room: some file systems do not say."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+WAITS = "waits: "
+"""How the line begins in which a process that is being started says that it waits for a disk."""
 _CLOSED = {
     errno.EROFS: "is read-only",
     errno.EACCES: "may not be written",

@@ -33,6 +33,8 @@ REWARD_MODEL = "reward-model.json"
 NOW = "now.json"
 """How a run is at the moment, as its coordinator last said: `at`, `phase`, `waits` (each with `for`
 and `age_s`), and `heard`, the seconds since each process was."""
+ANNOUNCED = "coordinator.json"
+"""Where a run's coordinator is reached: `address`, `host`, `pid`, `run_id`."""
 LOCK, WRITER = ".lock", ".writer"
 NOTES = "notes.json"
 """What people noted on the run, see `headrace.run_notes`."""

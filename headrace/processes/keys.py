@@ -14,7 +14,7 @@ from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.curve import has_keys, make_keys
 from headrace.protocol.sockets import Link, is_loopback
-from headrace.run_folder import is_running, read_config, write_config
+from headrace.run_folder import ANNOUNCED, is_running, read_config, write_config
 
 KEYS = "keys"
 
@@ -47,7 +47,7 @@ def link_of(run_dir: Path) -> Link:
     from this machine."""
     here = socket.gethostname()
     try:
-        announced = json.loads((run_dir / "coordinator.json").read_text())
+        announced = json.loads((run_dir / ANNOUNCED).read_text())
         address, host = str(announced["address"]), str(announced.get("host", here))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(

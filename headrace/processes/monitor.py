@@ -16,10 +16,10 @@ from headrace.config.run import RunConfig
 from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import Command, Hello, Refused, Status, StatusRequest
 from headrace.protocol.sockets import BlockingDealer, Link
+from headrace.run_folder import ANNOUNCED
 
 ANSWER_S = 5.0
 """How long a coordinator that is busy may take to answer."""
-ANNOUNCED = "coordinator.json"
 
 
 def coordinator_of(run_dir: Path) -> tuple[str, int] | None:

@@ -24,11 +24,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from headrace.disk import WAITS
 from headrace.hardware import free_port
 from headrace.processes.children import Child, Nursery, describe_exit
 from headrace.processes.launch import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
 from headrace.processes.logs import append_some, first_cause
-from headrace.processes.monitor import ANNOUNCED, coordinator_of
+from headrace.processes.monitor import coordinator_of
+from headrace.run_folder import ANNOUNCED
 
 DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
 _CAUSE_LINES = 400
@@ -249,11 +251,12 @@ class Supervisor:
 
     def _start_coordinator(self, *extra: str) -> None:
         """Start it and wait until it says under which address it can be reached, as long as it says
-        anything. One that is killed while it takes a run over is followed by another."""
+        anything or waits for a disk. One that is killed while it takes a run over is followed by
+        another."""
         child = self._coordinator
         before = _stamp(self._run_dir)
         self._start(child, *extra)
-        heard, said = time.monotonic(), ""
+        heard, said, waited = time.monotonic(), "", False
         while True:
             found = coordinator_of(self._run_dir)
             # Hosts give the same process ids: the file of the one before may have this one's.
@@ -270,6 +273,11 @@ class Supervisor:
                 return self._start_coordinator(*extra)
             if (line := child.tail(1)) != said:
                 heard, said = time.monotonic(), line
+                if line.startswith(WAITS):
+                    self._steering.note(f"coordinator {line}")
+                    waited = True
+            if said.startswith(WAITS):
+                heard = time.monotonic()
             if time.monotonic() - heard > self._deadlines.start_s:
                 silent = f"has no address, and said nothing for {self._deadlines.start_s:.0f} s"
                 self._cause = Outcome(OURS, f"coordinator {silent}", child.tail())
@@ -277,6 +285,8 @@ class Supervisor:
             self._check_interrupt()
             self._steering.tick()
             time.sleep(self._deadlines.poll_s)
+        if waited:
+            self._steering.note("coordinator goes on")
         self._address = found[0]
         self._steering.connect(self._address)
 
@@ -286,7 +296,7 @@ class Supervisor:
     def _restart_coordinator(self, detail: str) -> None:
         before = self._address
         self._note_restart(detail)
-        self._start_coordinator("--resume")
+        self._start_coordinator("--resume", "--patient")
         if self._stop_asked_at is not None:
             self._steering.request_stop()  # The one that was asked is gone.
         if self._address == before:

@@ -1,6 +1,8 @@
 """Whole runs on disks that fill up, close, and lose what was written."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -69,6 +71,34 @@ def test_a_full_disk_pauses_a_run_and_room_lets_it_go_on(tmp_path: Path) -> None
             assert_sound(run.run_dir)
             kinds = [row["event"] for row in events(run.run_dir)]
             assert "died" not in kinds
+        finally:
+            run.end()
+
+
+def test_a_coordinator_that_is_killed_on_a_full_disk_is_followed_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk", "96m") as disk:
+        run = Run(disk.path / "runs", *FAKE, "stop.updates=100000", shown=tmp_path)
+        try:
+            run.until(lambda: bool(checkpoints(run)))
+            disk.fill()
+            run.until(lambda: "the journal waits: room for" in run.text())
+            os.kill(run.supervised("coordinator"), signal.SIGKILL)
+            run.until(lambda: "coordinator waits: room for" in run.text())
+            line = next(x for x in run.text().splitlines() if "coordinator waits: room for" in x)
+            assert f"bytes in {run.run_dir}, and 0 are free" in line
+            time.sleep(5)
+            assert run.process.poll() is None, run.text()
+            seen = checkpoints(run)
+            disk.free()
+            run.until(lambda: "coordinator goes on" in run.text())
+            run.until(lambda: bool(set(checkpoints(run)) - set(seen)))
+            run.interrupt()
+            assert run.wait(120) == 130, run.text()
+            assert_sound(run.run_dir)
+            deaths = [row["name"] for row in events(run.run_dir) if row["event"] == "died"]
+            assert deaths == ["coordinator"]
         finally:
             run.end()
 

@@ -3,6 +3,7 @@
 python scripted_role.py coordinator RUN_DIR STOP_FILE     has an address until STOP_FILE exists
 python scripted_role.py coordinator RUN_DIR STOP_FILE N   the same; killed N times as it takes over
 python scripted_role.py reads RUN_DIR STOP_FILE LINES     the same, after so many lines of its log
+python scripted_role.py waits RUN_DIR STOP_FILE SECONDS   the same, after it waited for a disk
 python scripted_role.py die CODE [DELAY]                  prints a line and ends
 python scripted_role.py die-once MARK CODE                dies the first time, then stays
 python scripted_role.py stay [PID_FILE]                   until SIGTERM
@@ -41,13 +42,18 @@ def coordinator(run_dir: Path, stop_file: Path, deaths: int = 0) -> None:
 
 
 def main() -> None:
-    life, *words = (word for word in sys.argv[1:] if word != "--resume")
+    life, *words = (word for word in sys.argv[1:] if word not in ("--resume", "--patient"))
     if life == "coordinator":
         coordinator(Path(words[0]), Path(words[1]), *map(int, words[2:]))
     elif life == "reads":
         for number in range(int(words[2])):
             print(number, flush=True)
             time.sleep(0.2)
+        coordinator(Path(words[0]), Path(words[1]))
+    elif life == "waits":
+        print("waits: room for 1,024 bytes in /some/where, and 0 are free", flush=True)
+        time.sleep(float(words[2]))
+        print("goes on", flush=True)
         coordinator(Path(words[0]), Path(words[1]))
     elif life == "die":
         time.sleep(float(words[1]) if len(words) > 1 else 0.0)

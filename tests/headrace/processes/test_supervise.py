@@ -312,6 +312,17 @@ def test_a_coordinator_that_reads_for_long_and_says_so_is_waited_for(script: Scr
     assert Supervisor(script.run_dir, [reads], script, deadlines=brief).run() == Outcome(0)
 
 
+def test_a_coordinator_that_waits_for_a_disk_is_waited_for(script: Script) -> None:
+    words = ("waits", script.run_dir, script.stop_file, 2)
+    waits = spec(script, "coordinator", "coordinator", *words)
+    script.when(lambda: bool(script.addresses), script.finish)
+    brief = Deadlines(start_s=1.0, kill_s=1.0, poll_s=0.01)
+    assert Supervisor(script.run_dir, [waits], script, deadlines=brief).run() == Outcome(0)
+    room = "room for 1,024 bytes in /some/where, and 0 are free"
+    assert script.notes == [f"coordinator waits: {room}", "coordinator goes on"]
+    assert [note for note in script.notes if not is_documented(note)] == []
+
+
 def test_a_killed_coordinator_resumes_and_the_others_follow_to_its_new_address(
     script: Script,
 ) -> None:
