@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
+from benchmarks import made_runs
 from benchmarks.rows import result_line
 from headrace.config.run import RunConfig
 from headrace.protocol.identity import identity_of
@@ -51,7 +52,6 @@ from headrace.protocol.streams import Span
 M = TypeVar("M", bound=Message)
 CHUNK = 128
 WINDOW = 2 * CHUNK
-MODEL = Path("recipes/models/chain-sums-cold")
 IN_FLIGHT = 128
 """Messages sent and not acknowledged: some commits' worth, as from busy generators."""
 PATIENCE_S = 120.0
@@ -59,23 +59,11 @@ PATIENCE_S = 120.0
 
 def config() -> RunConfig:
     """A stream in which nobody ever has to wait, and no batch is ever full: chunks alone count."""
-    return RunConfig.model_validate(
-        {
-            "model": {"path": str(MODEL.resolve())},
-            "task": {
-                "kind": "chain_sums",
-                "max_prompt_length": 64,
-                "max_response_length": WINDOW << 15,
-            },
-            "algorithm": {"advantages": {"kind": "egae"}, "value": {}},
-            "schedule": {"mode": "streaming", "window": WINDOW, "batch_windows": 10**7},
-            "evaluation": {"before": False, "after": False},
-            "transport": {
-                "heartbeat_timeout_s": 3600.0,
-                "stall_timeout_s": 3600.0,
-                "self_test_s": None,
-            },
-        }
+    return made_runs.stream(
+        task={"max_prompt_length": 64, "max_response_length": WINDOW << 15},
+        schedule={"window": WINDOW, "batch_windows": 10**7},
+        evaluation={"before": False, "after": False},
+        transport={"heartbeat_timeout_s": 3600.0, "stall_timeout_s": 3600.0, "self_test_s": None},
     )
 
 

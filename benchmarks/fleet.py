@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 import zmq.asyncio
 
+from benchmarks import made_runs
 from benchmarks.coordinator import cpu_seconds, on_core
 from benchmarks.rows import keep, result_line
 from headrace.config.run import RunConfig
@@ -35,7 +36,6 @@ from headrace.protocol import messages as m
 from headrace.protocol.records import ProcessChanged
 from storage.journal import read_journal
 from tests.coordinator.peers import (
-    MODEL,
     CoordinatorProcess,
     ScriptedGenerator,
     ScriptedLearner,
@@ -64,21 +64,16 @@ class CountingReward(ScriptedReward):
 def config(*, generators: int, ranks: int, capacity: int, every_updates: int) -> RunConfig:
     """A stream of short answers in which every generator always has something to do."""
     batch = max(256, generators * capacity // 4)
-    return RunConfig.model_validate(
-        {
-            "model": {"path": str(MODEL)},
-            "task": {"kind": "chain_sums", "max_prompt_length": 80, "max_response_length": 12},
-            "algorithm": {"advantages": {"kind": "egae"}, "value": {"warmup_updates": 0}},
-            "schedule": {
-                "mode": "streaming", "window": 8, "batch_windows": batch, "max_staleness": 8,
-            },
-            "learner": {"ranks": ranks},
-            "evaluation": {"before": False, "after": False},
-            "checkpoint": {"every_updates": every_updates},
-            "storage": {"token_diagnostics": False},
-            "transport": {"heartbeat_timeout_s": 60.0, "stall_timeout_s": 600.0},
-        }
-    )  # fmt: skip
+    return made_runs.stream(
+        task={"max_prompt_length": 80, "max_response_length": 12},
+        algorithm={"value": {"warmup_updates": 0}},
+        schedule={"window": 8, "batch_windows": batch, "max_staleness": 8},
+        learner={"ranks": ranks},
+        evaluation={"before": False, "after": False},
+        checkpoint={"every_updates": every_updates},
+        storage={"token_diagnostics": False},
+        transport={"heartbeat_timeout_s": 60.0, "stall_timeout_s": 600.0},
+    )
 
 
 class Fleet:

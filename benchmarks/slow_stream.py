@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from benchmarks import made_runs
+from benchmarks.made_runs import MODEL
 from benchmarks.slow_source import SECONDS, TURN_S
 from benchmarks.slow_turns import Stream, read_turns
 from generators.fake_engine import FakeEngine
@@ -56,7 +58,6 @@ STEP_S = 0.02
 WINDOW = 30
 UPDATE_S = 0.2
 LOAD = 0.8
-MODEL = ROOT / "recipes" / "models" / "chain-sums-cold"
 PATIENCE_S = 60.0
 
 
@@ -77,24 +78,17 @@ def config(kind: Kind, pairs: int) -> RunConfig:
         "function": f"{ROOT / 'benchmarks' / 'slow_source.py'}:{kind}",
     }
     reward |= {"concurrency": IN_FLIGHT} if kind == "coroutine" else {"children": CHILDREN}
-    return RunConfig.model_validate(
-        {
-            "model": {"path": str(MODEL)},
-            # So long that no answer meets the limit: such a one would not be scored.
-            "task": {
-                "kind": "chain_sums",
-                "max_prompt_length": 80,
-                "max_response_length": round(20 * mean_length(kind)),
-            },
-            "algorithm": {"advantages": {"kind": "egae"}, "value": {"warmup_updates": 0}},
-            "schedule": {"mode": "streaming", "window": WINDOW},
-            "generator": {"max_num_seqs": SLOTS, "ahead": 0},
-            "reward": reward,
-            "evaluation": {"before": False, "after": False},
-            "storage": {"token_diagnostics": False},
-            "transport": {"heartbeat_timeout_s": 60.0, "stall_timeout_s": 60.0},
-            "stop": {"train_time_s": (2 * pairs + 2) * TURN_S},
-        }
+    # Answers may be so long that none meets the limit: such a one would not be scored.
+    return made_runs.stream(
+        task={"max_prompt_length": 80, "max_response_length": round(20 * mean_length(kind))},
+        algorithm={"value": {"warmup_updates": 0}},
+        schedule={"window": WINDOW},
+        generator={"max_num_seqs": SLOTS, "ahead": 0},
+        reward=reward,
+        evaluation={"before": False, "after": False},
+        storage={"token_diagnostics": False},
+        transport={"heartbeat_timeout_s": 60.0, "stall_timeout_s": 60.0},
+        stop={"train_time_s": (2 * pairs + 2) * TURN_S},
     )
 
 
