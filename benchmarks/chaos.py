@@ -56,6 +56,7 @@ OVERRIDES = (
     "checkpoint.every_updates=4",
     "dashboard.enabled=false",
     "stop.updates=null",
+    "stop.train_time_s=null",
     "stop.tokens=100000000",
     f"transport.heartbeat_timeout_s={HEARTBEAT_S:g}",
     "transport.heartbeat_s=1",

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.chaos_place import network_problem
-from benchmarks.rows import keep, result_line
+from benchmarks.rows import Rows, keep, result_line
 from headrace.applied import read_applied
 from headrace.install import ROOT
 from headrace.protocol.records import LeaseIssued, ProcessChanged, Record, TokensLost
@@ -334,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=16, help="generators at once")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--trials", type=int, default=3)
-    parser.add_argument("--rows", type=Path, help="a JSONL file that gets the result as a row")
+    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args(argv)
     if reason := problem():

@@ -101,7 +101,7 @@ def figures_table() -> str:
         ("the journal's cost", "2 % of generation, side by side", _journal()),
         (f"restart at {WHOLE_RUN:,} trajectories", "30 s", _restart()),
         (f"growth of the coordinator's memory over {WHOLE_RUN:,} trajectories", "5 %", _soak()),
-        ("one coordinator with 1,000 generators and 64 ranks", "it goes on", _fleet()),
+        ("where one coordinator ends, with more and more generators", "said, and why", _fleet()),
         (f"{WHOLE_RUN:,} inputs of the fuzzer", "no finding open", _fuzzed()),
         ("the test suite on two quiet cores", "25 minutes", _suite()),
     ]
@@ -274,9 +274,13 @@ def _fleet() -> str:
         for size, one in last["sizes"].items()
     ]
     largest = list(last["sizes"].values())[-1]
+    ends = "at none of these sizes"
+    if last["ends_at"] is not None:
+        ends = f"at {last['ends_at']:,}: less than half of the first, or peers lost"
     return (
-        f"answers a second: {', '.join(rates)} generators; then its core is "
-        f"{largest['coordinator_busy']:.0%} busy, and {largest['lost']:g} peers were given up"
+        f"answers a second: {', '.join(rates)} generators ({largest['ranks']:g} ranks); it ends "
+        f"{ends}. Then its core is {largest['coordinator_busy']:.0%} busy, and "
+        f"{largest['lost']:g} peers were given up"
     )
 
 
@@ -300,7 +304,7 @@ def _fuzzed() -> str:
 
 def _suite() -> str:
     """Of the last row of a whole suite."""
-    rows = [row for row in rows_of("suite") if row["tests"] and not row["arguments"]]
+    rows = [row for row in rows_of("suite") if row["exit_code"] == 0 and not row["arguments"]]
     if not rows:
         return missing("suite")
     last = rows[-1]

@@ -30,7 +30,7 @@ import zmq.asyncio
 
 from benchmarks import made_runs
 from benchmarks.coordinator import cpu_seconds, on_core
-from benchmarks.rows import keep, result_line
+from benchmarks.rows import Rows, keep, result_line
 from headrace.config.run import RunConfig
 from headrace.protocol import messages as m
 from headrace.protocol.records import ProcessChanged
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=64, help="of the learner")
     parser.add_argument("--trajectories", type=int, default=200_000, help="a measurement")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rows", type=Path, help="a JSONL file that gets the result as a row")
+    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))

@@ -45,7 +45,7 @@ from rich.console import Console
 from benchmarks.crossings import Time, compared
 from benchmarks.journal_turns import KINDS, Kind, Plan, Turn, Work, options_of, read_turns
 from benchmarks.machine_state import Watch, roles_in
-from benchmarks.rows import keep, result_line
+from benchmarks.rows import Rows, keep, result_line
 from headrace.commands.preflight import check_start
 from headrace.commands.training import supervise
 from headrace.config.checks import check_recipe
@@ -318,7 +318,7 @@ def options_from(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--settle-s", type=float, default=1.0, help="seconds before each turn")
     parser.add_argument("--parts", action="store_true", help="also turns without a part of it")
     parser.add_argument("--root", type=Path, help="where runs are written (a temporary folder)")
-    parser.add_argument("--rows", type=Path, help="a JSONL file that gets the result as a row")
+    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     return parser.parse_args(argv)
 

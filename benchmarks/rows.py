@@ -67,13 +67,6 @@ def stamped(values: Mapping[str, Any], *, began_at: str | None = None) -> dict[s
     }
 
 
-def keep(path: Path | None, result: Mapping[str, Any]) -> None:
-    """Add the result of a benchmark to a file of rows, where there is one, under its name and the
-    time."""
-    if path is not None:
-        Rows(path).add(f"{result['benchmark']}/{round(time.time())}", result)
-
-
 def result_line(result: Mapping[str, Any]) -> str:
     """One JSON object on one line: the result of a benchmark as `--json` prints it."""
     return json.dumps(stamped(result))
@@ -107,9 +100,10 @@ def read_rows(path: Path) -> dict[str, dict[str, Any]]:
 class Rows:
     """Finished runs of a study, by key, in a JSONL file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows = read_rows(path)
+    def __init__(self, path: Path | str) -> None:
+        """To be made before the measurement, whose commit the rows name."""
+        self.path = Path(path)
+        self.rows = read_rows(self.path)
         self._began_at = commit()
 
     def add(self, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,3 +114,10 @@ class Rows:
             file.write(json.dumps(row) + "\n")
         self.rows[key] = row
         return row
+
+
+def keep(rows: Rows | None, result: Mapping[str, Any]) -> None:
+    """Add the result of a benchmark to a file of rows, where there is one, under its name and the
+    time."""
+    if rows is not None:
+        rows.add(f"{result['benchmark']}/{round(time.time())}", result)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import keep, result_line
+from benchmarks.rows import Rows, keep, result_line
 from benchmarks.runs import train
 from generators.engine import GenerationRequest
 from generators.policy_files import end_token_ids, read_config, weight_layout
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("overrides", nargs="*", help="key=value, e.g. model.path=FOLDER")
     parser.add_argument("--recipe", default="recipes/quickstart.toml")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rows", type=Path, help="a JSONL file that gets the result as a row")
+    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args(argv)
     result = measure(arguments.recipe, arguments.overrides, arguments.repeats)

@@ -32,7 +32,7 @@ from coordinator.stream import Stream
 from headrace import stacks
 from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
-from headrace.disk import RETRY_S, WAITS, lack_of_room, writing
+from headrace.disk import ANYWAY_S, RETRY_S, WAITS, lack_of_room, writing
 from headrace.errors import StorageBlockedError, UserError
 from headrace.protocol.messages import WeightNotice
 from headrace.protocol.records import Restarted, VersionIssued, VersionPublished
@@ -113,12 +113,14 @@ def build(
 
 
 def _wait_for_room(run_dir: Path, problem: str) -> None:
-    """Until the disk may take what a start writes; says for what it waits, and when it goes on."""
+    """Say for what a start waits, until the disk seems to have room; after ANYWAY_S in any case,
+    for some file systems do not say."""
     print(f"{WAITS}{problem}", file=sys.stderr, flush=True)
+    until = time.monotonic() + ANYWAY_S
     time.sleep(RETRY_S)
-    while lack_of_room(run_dir, START_BYTES):
+    while lack_of_room(run_dir, START_BYTES) and time.monotonic() < until:
         time.sleep(RETRY_S)
-    print("goes on", file=sys.stderr, flush=True)
+    print("tries again", file=sys.stderr, flush=True)
 
 
 def _last_port(run_dir: Path) -> int:
@@ -224,7 +226,7 @@ def main(argv: list[str] | None = None, *, create: Create = RunStore.create) -> 
         print(f"error: {error}", file=sys.stderr)
         return 2
     except StorageBlockedError as error:
-        if arguments.patient:  # The room was taken in between: from the beginning.
+        if arguments.patient:  # From the beginning, as another process.
             _wait_for_room(arguments.run_dir, str(error))
             os.execv(sys.executable, sys.orig_argv)
         print(f"error: to start, the run needs {error}", file=sys.stderr)

@@ -32,6 +32,15 @@ def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
     return address.replace("//0.0.0.0:", "//127.0.0.1:"), pid
 
 
+def announced_at(run_dir: Path) -> tuple[int, int] | None:
+    """What changes whenever a coordinator announces itself; None where none ever did."""
+    try:
+        found = (run_dir / ANNOUNCED).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
 class Monitor:
     """One connection to a coordinator. One thread only."""
 

@@ -29,8 +29,7 @@ from headrace.hardware import free_port
 from headrace.processes.children import Child, Nursery, describe_exit
 from headrace.processes.launch import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
 from headrace.processes.logs import append_some, first_cause
-from headrace.processes.monitor import coordinator_of
-from headrace.run_folder import ANNOUNCED
+from headrace.processes.monitor import announced_at, coordinator_of
 
 DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
 _CAUSE_LINES = 400
@@ -179,8 +178,7 @@ class Supervisor:
             return
         detail = describe_exit(code)
         self._event("died", name, code=code, detail=detail)
-        lived = time.monotonic() - child.started_at
-        child.deaths = 1 if lived > spec.restarts.forgive_s else child.deaths + 1
+        _count_death(child)
         if self._stop_asked_at is not None and child is not self._coordinator:
             return
         if self._may_take_over(child, code):
@@ -254,35 +252,38 @@ class Supervisor:
         anything or waits for a disk. One that is killed while it takes a run over is followed by
         another."""
         child = self._coordinator
-        before = _stamp(self._run_dir)
+        before, said = announced_at(self._run_dir), child.tail(1)
         self._start(child, *extra)
-        heard, said, waited = time.monotonic(), "", False
+        heard, waits, waited = time.monotonic(), False, False
         while True:
             found = coordinator_of(self._run_dir)
             # Hosts give the same process ids: the file of the one before may have this one's.
-            if found and found[1] == self._nursery.pid(child) and _stamp(self._run_dir) != before:
+            if (
+                found
+                and found[1] == self._nursery.pid(child)
+                and announced_at(self._run_dir) != before
+            ):
                 break
             code = self._nursery.bury(child)
             if code is not None:
                 detail = describe_exit(code)
                 self._event("died", child.spec.name, code=code, detail=detail)
-                child.deaths += 1
+                _count_death(child)
                 if not (extra and self._may_take_over(child, code)):
                     self._give_up(child, code, detail)
                 self._note_restart(detail)
                 return self._start_coordinator(*extra)
             if (line := child.tail(1)) != said:
-                heard, said = time.monotonic(), line
-                if line.startswith(WAITS):
+                heard, said, waits = time.monotonic(), line, line.startswith(WAITS)
+                if waits and not waited:
                     self._steering.note(f"coordinator {line}")
                     waited = True
-            if said.startswith(WAITS):
-                heard = time.monotonic()
-            if time.monotonic() - heard > self._deadlines.start_s:
+            if not waits and time.monotonic() - heard > self._deadlines.start_s:
                 silent = f"has no address, and said nothing for {self._deadlines.start_s:.0f} s"
                 self._cause = Outcome(OURS, f"coordinator {silent}", child.tail())
                 raise _EndedError
             self._check_interrupt()
+            self._nursery.renew_reaper()
             self._steering.tick()
             time.sleep(self._deadlines.poll_s)
         if waited:
@@ -386,13 +387,9 @@ class Supervisor:
             self._unwritten = append_some(self._run_dir / "supervisor.jsonl", self._unwritten)
 
 
-def _stamp(run_dir: Path) -> tuple[int, int] | None:
-    """What changes whenever a coordinator announces itself; None where none ever did."""
-    try:
-        found = (run_dir / ANNOUNCED).stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino
+def _count_death(child: Child) -> None:
+    lived = time.monotonic() - child.started_at
+    child.deaths = 1 if lived > child.spec.restarts.forgive_s else child.deaths + 1
 
 
 class _EndedError(Exception):

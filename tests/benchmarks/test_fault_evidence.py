@@ -55,13 +55,20 @@ def test_figures_are_those_of_the_rows(results: Path) -> None:
     for growth in (0.01, 0.03):
         add(results, "soak", trajectories=5_000, growth=growth, growth_of_run=0.02, restarts=3)
     fleet = {
-        "16": {"trajectories_per_s": 1930.4, "coordinator_busy": 0.99, "lost": 0},
-        "1000": {"trajectories_per_s": 818.0, "coordinator_busy": 0.9, "lost": 0.0},
+        "16": {"trajectories_per_s": 1930.4, "coordinator_busy": 0.99, "lost": 0, "ranks": 64},
+        "1000": {"trajectories_per_s": 818.0, "coordinator_busy": 0.9, "lost": 0.0, "ranks": 64},
     }
-    add(results, "fleet", sizes=fleet)
-    suite = {"arguments": [], "tests": {"passed": 6795}, "steps": {"tests": 1500}, "seconds": 1545}
+    add(results, "fleet", sizes=fleet, ends_at=1000)
+    suite = {
+        "exit_code": 0,
+        "arguments": [],
+        "tests": {"passed": 6795},
+        "steps": {"tests": 1500},
+        "seconds": 1545,
+    }
     add(results, "suite", **suite, disturbed=True)
     add(results, "suite", **suite | {"arguments": ["tests/learner"]}, disturbed=False)
+    add(results, "suite", **suite | {"exit_code": 2, "steps": {}}, disturbed=False)
     for target in ("codec", "intake"):
         row = {"target": target, "inputs": 10, "outcomes": {"taken": 4, "refused": 6}}
         add(results, "fuzz", **row, findings=[{"what": "KeyError", "inputs": [3]}])
@@ -79,8 +86,9 @@ def test_figures_are_those_of_the_rows(results: Path) -> None:
         "| 3.0 s and 500 MB at 1,000,000 trajectories |",
         "| within a stretch and over the run: 1.0% and 2.0%; 3.0% and 2.0% (2 runs of 5,000 "
         "trajectories and 3 kills); more not measured",
-        "| answers a second: 1,930 with 16, 818 with 1,000 generators; then its core is 90% busy, "
-        "and 0 peers were given up |",
+        "| answers a second: 1,930 with 16, 818 with 1,000 generators (64 ranks); it ends at "
+        "1,000: less than half of the first, or peers lost. Then its core is 90% busy, and 0 peers were "
+        "given up |",
         "| 25.0 minutes of tests, 25.8 with checks (6,795 passed); others were busy beside it |",
         "| 2 open in 20 inputs; the fewest of a target: 0 (`config`) |",
     ):

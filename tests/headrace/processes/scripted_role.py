@@ -53,7 +53,7 @@ def main() -> None:
     elif life == "waits":
         print("waits: room for 1,024 bytes in /some/where, and 0 are free", flush=True)
         time.sleep(float(words[2]))
-        print("goes on", flush=True)
+        print("tries again", flush=True)
         coordinator(Path(words[0]), Path(words[1]))
     elif life == "die":
         time.sleep(float(words[1]) if len(words) > 1 else 0.0)
