@@ -87,8 +87,8 @@ def test_figures_are_those_of_the_rows(results: Path) -> None:
         "| within a stretch and over the run: 1.0% and 2.0%; 3.0% and 2.0% (2 runs of 5,000 "
         "trajectories and 3 kills); more not measured",
         "| answers a second: 1,930 with 16, 818 with 1,000 generators (64 ranks); it ends at "
-        "1,000: less than half of the first, or peers lost. Then its core is 90% busy, and 0 peers were "
-        "given up |",
+        "1,000: less than half of the first, or peers lost. Then its core is 90% busy, and 0 "
+        "peers were given up |",
         "| 25.0 minutes of tests, 25.8 with checks (6,795 passed); others were busy beside it |",
         "| 2 open in 20 inputs; the fewest of a target: 0 (`config`) |",
     ):
