@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 from benchmarks import (
     code_prm,
     dapo_parts,
+    dashboard_evidence,
     egae,
     egae_bias,
     fault_evidence,
@@ -117,6 +118,7 @@ def tables() -> dict[str, str]:
         "faults": fault_evidence.figures_table(),
         "chaos": fault_evidence.chaos_table(),
         "fuzz": fault_evidence.fuzz_table(),
+        "dashboard": dashboard_evidence.pages_table(),
         **{name: reward_evidence.part(name) for name in reward_evidence.STUDIES},
     }
 
