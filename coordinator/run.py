@@ -29,7 +29,7 @@ from coordinator.settle import Settlement
 from coordinator.snapshots import restored
 from coordinator.state import State
 from coordinator.stream import Stream
-from headrace import stacks
+from headrace import heap, stacks
 from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
 from headrace.disk import ANYWAY_S, RETRY_S, WAITS, lack_of_room, writing
@@ -208,6 +208,7 @@ def main(argv: list[str] | None = None, *, create: Create = RunStore.create) -> 
     parser.add_argument("--patient", action="store_true", help="wait for a disk that is full")
     parser.add_argument("--announce", metavar="HOST", help="this host's name for the other hosts")
     arguments = parser.parse_args(argv)
+    heap.give_back()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     stacks.listen()
     try:
