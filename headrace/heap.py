@@ -1,25 +1,30 @@
 """Memory that a process has freed and that the system may have back.
 
 Promise: a process that now and then needs many megabytes for a moment holds, after it, about what
-it held before. glibc alone; elsewhere nothing happens.
+it held before. glibc alone; elsewhere nothing happens. Left alone, glibc raises the size from which
+on a block has a map of its own with what is freed, up to 32 MiB, and keeps a heap for each thread;
+a heap is as long as its last piece, however little is left of it, and before version 2.38 it does
+not find a block of the right size again.
 """
 
 import ctypes
+import os
 import platform
 
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 OWN_MAP_BYTES = 1 << 20
-"""What is as large lies in a map of its own, which goes back when it is freed."""
+"""A block of this size has a map of its own, which goes back when it is freed. New pages take time,
+so that it is only for who holds too much without."""
 ARENAS = 2
+OWN_MAP, ARENA_MAX = "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX"
+"""By these names glibc takes both from the environment of a process; what stands there counts."""
+_MALLOPT = {OWN_MAP: (-3, OWN_MAP_BYTES), ARENA_MAX: (-8, ARENAS)}
 
 
 def give_back() -> None:
-    """Call it when the process begins, before it has threads.
-
-    Left alone, glibc raises that size with what is freed, up to 32 MiB, and keeps a heap for each
-    thread; a heap is as long as its last piece, however little is left of it.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        heap = ctypes.CDLL(None)
-        heap.mallopt(_M_MMAP_THRESHOLD, OWN_MAP_BYTES)
-        heap.mallopt(_M_ARENA_MAX, ARENAS)
+    """Call it when the process begins, before it has threads."""
+    if platform.libc_ver()[0] != "glibc":
+        return
+    heap = ctypes.CDLL(None)
+    for name, (option, value) in _MALLOPT.items():
+        if name not in os.environ:
+            heap.mallopt(option, value)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from headrace import heap
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware
@@ -257,20 +258,14 @@ millisecond. Threads that spin for milliseconds, as they do when nothing is said
 seconds where anything else uses their cores; those that sleep at once are no faster than one."""
 
 
-RETURNED_BLOCK = 2**20
-"""Bytes of a freed block that goes back to the system at once, where a learner on a CPU is to save
-memory. By default glibc keeps blocks of up to 32 MiB, and before version 2.38 it does not find one
-of the right size again: what checkpointing frees stays resident. New pages take time (a third more
-in the layers of 4,096 tokens of width 128), so that nobody else gives back."""
-
-
 def learner_environment(config: RunConfig, hardware: Hardware) -> dict[str, str]:
-    """Further variables of a learner rank."""
+    """Further variables of a learner rank. On a CPU, where it is to save memory, it gives back what
+    checkpointing frees, as `headrace.heap` says; it takes a third more time in the layers of 4,096
+    tokens of width 128, so that no other rank does."""
     on_cpu = not hardware.gpus or config.learner.device == "cpu"
-    name = "MALLOC_MMAP_THRESHOLD_"
-    if not on_cpu or not config.learner.gradient_checkpointing or name in os.environ:
+    if not on_cpu or not config.learner.gradient_checkpointing or heap.OWN_MAP in os.environ:
         return {}
-    return {name: str(RETURNED_BLOCK)}
+    return {heap.OWN_MAP: str(heap.OWN_MAP_BYTES)}
 
 
 def role_environment(threads: int, gpus: tuple[int, ...] | None = None) -> dict[str, str]:

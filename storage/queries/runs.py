@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from headrace.errors import UserError
 from headrace.run_folder import (
+    ANNOUNCED,
     NOTES,
     find_run,
     is_evaluation,
@@ -88,7 +89,7 @@ _ENDED: dict[Path, tuple[tuple[float, ...], RunLine]] = {}
 """Lines of runs that have ended, each with the times of its files when it was read."""
 _MOST_ENDED = 10_000
 _WRITTEN = (
-    *("resolved.json", "headrace.sqlite", "coordinator.json"),
+    *("resolved.json", "headrace.sqlite", ANNOUNCED),
     *("supervisor.jsonl", "reward-model.json", "status.json", "journal", NOTES),
 )
 """What a run writes to whatever it does, beside the WAL: readers make that anew, but empty."""
@@ -187,7 +188,7 @@ def _is_gone(run_dir: Path, last_at: float | None) -> bool:
     if last_at is not None and time.time() - last_at < _SILENCE_S:
         return False
     try:
-        pid = int(json.loads((run_dir / "coordinator.json").read_text())["pid"])
+        pid = int(json.loads((run_dir / ANNOUNCED).read_text())["pid"])
         os.kill(pid, 0)
     except PermissionError:
         return False

@@ -1,5 +1,6 @@
 """What a process has freed goes back to the system."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 SCRIPT = """
-import ctypes, threading
+import ctypes
 from pathlib import Path
 from headrace.heap import give_back
 
@@ -36,9 +37,11 @@ print(held() - before)
 """
 
 
-def left(gives_back: bool) -> int:
+def left(gives_back: bool, **said: str) -> int:
     script = SCRIPT.format(gives_back=gives_back)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**os.environ, **said}
+    )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
@@ -47,3 +50,4 @@ def left(gives_back: bool) -> int:
 def test_what_is_freed_between_pieces_that_stay_goes_back() -> None:
     assert left(False) > 40 << 20  # Else this test shows nothing.
     assert left(True) < 4 << 20
+    assert left(True, MALLOC_MMAP_THRESHOLD_=str(32 << 20)) > 40 << 20  # as the user said
