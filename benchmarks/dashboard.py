@@ -4,9 +4,9 @@ Makes a run of so many metric rows and trajectories by the writers of storage (o
 `.cache/dashboard` or --root, and one that is half made goes on), and one a tenth as large to
 compare it with. Then serves both with `headrace dashboard` and opens every page in Chromium. Out:
 with --json, as the last line, one JSON object: `first_paint_s` (until all charts and tables on the
-screen are drawn; both ends have seen the page before), `whole_s` (until those below the screen are,
-too), `cpu_s` (the server's, for that), `filter_s` (from a
-filter's change on Trajectories to its rows), `memory_mb` (the server's, resident, at most),
+screen are drawn; both ends have seen the page before, the browser three times), `whole_s` (until
+those below the screen are, too), `cpu_s` (the server's, for that), `filter_s` (from a filter's
+change on Trajectories to its rows), `memory_mb` (the server's, resident, at most),
 `bytes_per_paint` (over the websocket), `bytes_per_refresh` and `refresh_cpu_s` (of a run that goes
 on while the page is open). These are of the worst page; `pages` and `filters` have each.
 """
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import BrowserContext, Page
 
 from benchmarks.dashboard_living import Living
 from benchmarks.dashboard_pages import Served, first_paints, painted, refreshes, served, timed
@@ -32,10 +32,12 @@ from benchmarks.rows import RESULTS, Rows
 from headrace.errors import UserError
 from headrace.install import ROOT
 from storage.database import SQLITE_NAME
-from tests.dashboard.chromium import open_chromium
+from tests.dashboard.chromium import open_window
 from tests.services import find_chromium
 
 NAME, OTHER = "large", "other"
+WINDOW = (1440, 1200)
+"""Pixels across and down."""
 RUN_PAGES = (
     *("overview", "learning", "critic", "rewards", "pipeline", "trajectories", "dropped"),
     *("health", "query"),
@@ -54,7 +56,7 @@ def path_of(page: str) -> str:
     return f"{page}?run={NAME}" + (f"&runs={NAME}&runs={OTHER}" if page == "compare" else "")
 
 
-def filters(browser: Browser, server: Served, updates: int, times: int) -> dict[str, Any]:
+def filters(window: BrowserContext, server: Served, updates: int, times: int) -> dict[str, Any]:
     """By filter of the page Trajectories: seconds to its rows, and to the whole page with the
     trajectory below them, medians. No filter is asked for twice, so that nothing is known of it."""
     found: dict[str, list[tuple[float, float]]] = {}
@@ -71,12 +73,12 @@ def filters(browser: Browser, server: Served, updates: int, times: int) -> dict[
         return timed(page, wanted.click)
 
     for turn in range(times):
-        with painted(browser, server, path_of("trajectories")) as (page, _, _):
+        with painted(window, server, path_of("trajectories")) as (page, _, _):
             reward = number(page, "Reward from", 0.3 + 0.1 * turn / times)
             length = number(page, "Length from", 60 + 5 * turn)
             status = choice(page, "Status", ("truncated", "failed", "truncated")[turn % 3])
             sort = choice(page, "Sort by", ("worst", "oldest", "best")[turn % 3])
-        with painted(browser, server, path_of("trajectories")) as (page, _, _):
+        with painted(window, server, path_of("trajectories")) as (page, _, _):
             update = number(page, "Trained at update", max(1, updates // (turn + 2)))
         took = {"reward": reward, "length": length, "status": status, "sort": sort}
         for name, seconds in (took | {"update": update}).items():
@@ -112,18 +114,22 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     print(f"{counts['metric_rows']:,} metric rows, {counts['trajectories']:,} trajectories")
     pages: dict[str, Any] = {}
     chosen = options.pages or list(PAGES)
-    with Watch() as watch, open_chromium() as browser, served(root) as server:
-        by_path = first_paints(browser, server, [path_of(page) for page in chosen], options.times)
+    with (
+        Watch() as watch,
+        open_window(*WINDOW, private=options.private) as window,
+        served(root) as server,
+    ):
+        by_path = first_paints(window, server, [path_of(page) for page in chosen], options.times)
         pages = {page: by_path[path_of(page)] for page in chosen}
         by_filter = {}
         if "trajectories" in chosen:
-            by_filter = filters(browser, server, size.updates, options.times)
+            by_filter = filters(window, server, size.updates, options.times)
             print(f"filters        {by_filter}", flush=True)
         memory = server.memory_mb()
         if options.live_s:
             with Living(run_dir, size):
                 for page in chosen:
-                    live = refreshes(browser, server, path_of(page), options.live_s)
+                    live = refreshes(window, server, path_of(page), options.live_s)
                     print(f"{page:<14} {live}", flush=True)
                     pages[page] |= live
                     memory = max(memory, server.memory_mb())
@@ -134,6 +140,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
     return {
         **worst,
+        "private": options.private,
         "filter_s": max((found["rows_s"] for found in by_filter.values()), default=None),
         "memory_mb": round(memory, 1),
         **counts,
@@ -154,7 +161,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--trajectories", type=int, default=1_000_000)
     parser.add_argument("--root", type=Path, default=ROOT / ".cache" / "dashboard")
     parser.add_argument("--pages", nargs="+", choices=PAGES, help="these alone")
-    parser.add_argument("--times", type=int, default=3, help="warm paints of each page")
+    parser.add_argument("--times", type=int, default=5, help="warm paints of each page")
+    parser.add_argument(
+        "--private", action="store_true", help="in a window that keeps no compiled code"
+    )
     parser.add_argument("--live-s", type=float, default=10.0, help="of each page; 0: not at all")
     parser.add_argument("--rows", type=Path, default=RESULTS / "dashboard.jsonl")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")

@@ -4,7 +4,7 @@ Every colour keeps a contrast of 3 to 1 against both backgrounds, and those that
 are told apart with any of the common colour deficiencies (a test computes both). They are for
 marks; text has the theme's colour and a contrast of 4.5 to 1, on charts too. Nothing is told by
 colour alone: a word or a position says it too. Nothing greys out while a page refreshes: what is
-drawn stays until the new is there.
+drawn stays until the new is there. Charts are drawn from the top of a page to its end.
 """
 
 LIGHT_BACKGROUND = "#FFFFFF"
@@ -50,7 +50,26 @@ def tint(colour: str, alpha: float) -> str:
     return f"rgba({red},{green},{blue},{alpha:.2f})"
 
 
+TURN_MS = 100
+"""After how long a page's third row of charts is drawn; each further row so much later."""
+_LAST_ROW = 9
+
+
+def _in_turn() -> str:
+    """Charts from the top of a page to its end. The browser takes most of a second for twenty
+    charts, and shows none of them before it has drawn them all, unless the lower ones have no width
+    yet: without one Streamlit does not begin to draw them. Their height is kept free."""
+    row = '[data-testid="stLayoutWrapper"]:has(> [data-testid="stHorizontalBlock"])'
+    rows = "\n".join(
+        f':nth-child(n + {n} of {row}) [data-testid="stVegaLiteChart"] '
+        f"{{animation:hr-turn {TURN_MS * (n - 2)}ms step-end}}"
+        for n in range(3, _LAST_ROW + 1)
+    )
+    return f"@keyframes hr-turn {{from {{width:0;min-height:15rem}}}}\n{rows}"
+
+
 STYLE = f"""<style>
+{_in_turn()}
 .hr-line {{display:flex;flex-wrap:wrap;align-items:center;gap:.35rem .8rem;
   font-variant-numeric:tabular-nums}}
 .hr-line h1 {{font-size:1.7rem;font-weight:650;padding:0;margin:0;letter-spacing:-.01em}}

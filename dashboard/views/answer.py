@@ -62,17 +62,24 @@ def _read(run: RunData, detail: TrajectoryDetail) -> None:
         _siblings(detail)
         st.html(prompt_html(row["prompt"]))
         _tokens(run, detail)
-        with st.expander("Windows, reward parts and times"):
-            st.dataframe(detail.windows, hide_index=True, width="stretch", alt="Windows")
-            times = {key: value for key, value in row.items() if key not in ("prompt", "info")}
-            rewards = [{"value": value, "position": at} for value, at in detail.rewards]
-            told = {
-                "row": times,
-                "parts": detail.reward_parts,
-                "rewards": rewards,
-                "info": _json(row["info"]),
-            }
-            st.code(json.dumps(told, indent=1, default=str), language=None)
+        # What is folded is drawn when somebody opens it: what shows the code is a large program.
+        folded = st.expander("Windows, reward parts and times", on_change="rerun")
+        if folded.open:
+            with folded:
+                _all_known(detail)
+
+
+def _all_known(detail: TrajectoryDetail) -> None:
+    """The windows, and the rest of what is known as JSON."""
+    st.dataframe(detail.windows, hide_index=True, width="stretch", alt="Windows")
+    row = detail.row
+    told = {
+        "row": {key: value for key, value in row.items() if key not in ("prompt", "info")},
+        "parts": detail.reward_parts,
+        "rewards": [{"value": value, "position": at} for value, at in detail.rewards],
+        "info": _json(row["info"]),
+    }
+    st.code(json.dumps(told, indent=1, default=str), language=None)
 
 
 def _facts(detail: TrajectoryDetail) -> None:

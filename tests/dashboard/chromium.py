@@ -5,13 +5,14 @@
 import contextlib
 import os
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, sync_playwright
 
 from headrace.errors import RunFailedError
 from headrace.hardware import free_port
@@ -48,6 +49,23 @@ def open_chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=ARGUMENTS)
         yield browser
         browser.close()
+
+
+@contextlib.contextmanager
+def open_window(width: int, height: int, *, private: bool = False) -> Iterator[BrowserContext]:
+    """A window of the system's Chromium that keeps what it has seen while it is open, and, as
+    people's do, the code that it has compiled. A `private` one keeps no code."""
+    size: ViewportSize = {"width": width, "height": height}
+    if private:
+        with open_chromium() as browser:
+            yield browser.new_context(viewport=size)
+        return
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
+        window = playwright.chromium.launch_persistent_context(
+            profile, executable_path=find_chromium(), args=ARGUMENTS, viewport=size
+        )
+        yield window
+        window.close()
 
 
 def wait_until_drawn(page: Page) -> None:

@@ -17,7 +17,7 @@ from dashboard.words import count
 from headrace.protocol.records import MetricsSampled, RunPhase
 from storage import queries
 from storage.run_store import RunStore
-from tests.dashboard.chromium import open_chromium, served
+from tests.dashboard.chromium import open_chromium, served, wait_until_drawn
 from tests.dashboard.scripted_run import MARKUP, MARKUP_ID, write_run
 from tests.services import cannot_have, find_chromium
 
@@ -76,6 +76,25 @@ def test_pages_are_reached_from_the_left_and_draw_charts(page: Page, address: st
     expect(page.get_by_test_id("stException")).to_have_count(0)
 
 
+TURNS = """charts => charts.map(chart => {
+    const style = getComputedStyle(chart);
+    return style.animationName === 'hr-turn' ? parseFloat(style.animationDuration) : 0;
+})"""
+"""By chart, seconds that it waits for those above it."""
+
+
+def test_charts_are_drawn_from_the_top_of_a_page(page: Page, address: str) -> None:
+    page.goto(f"{address}/learning")
+    charts = page.get_by_test_id("stVegaLiteChart")
+    expect(charts).to_have_count(len(CHARTS) + len(ARRAYS) + 1)
+    waits = charts.evaluate_all(TURNS)
+    assert waits[:4] == [0, 0, 0, 0]
+    assert waits == sorted(waits)
+    assert len(set(waits)) == len(waits) // 2 - 1  # a row at a time
+    wait_until_drawn(page)
+    assert charts.evaluate_all("charts => Math.min(...charts.map(c => c.offsetWidth))") > 100
+
+
 def test_markup_in_a_response_is_shown_as_text(page: Page, address: str) -> None:
     alerts: list[str] = []
 
@@ -91,6 +110,17 @@ def test_markup_in_a_response_is_shown_as_text(page: Page, address: str) -> None
     assert "".join(pieces) == f"{MARKUP}<eos>"
     assert tokens.locator("img, b").count() == 0
     assert alerts == []
+
+
+def test_what_is_folded_is_drawn_when_it_is_opened(page: Page, address: str) -> None:
+    page.goto(f"{address}/trajectories?trajectory=3")
+    folded = page.get_by_text("Windows, reward parts and times")
+    expect(folded).to_be_visible()
+    code = page.get_by_test_id("stCode")
+    expect(code).to_have_count(0)
+    folded.click()
+    expect(code).to_contain_text('"trajectory_id": 3,')
+    expect(page.get_by_test_id("stDataFrame")).to_have_count(2)
 
 
 def test_the_chosen_run_survives_every_page_change(page: Page, two_runs: str) -> None:
