@@ -108,6 +108,7 @@ def tables() -> dict[str, str]:
     """Every part of the pages that is made, by name."""
     return {
         **{f"race-{name}": race_evidence.part(name) for name in SETTINGS},
+        **{f"old-data-{name}": race_evidence.old_data_part(name) for name in SETTINGS},
         untuned_race.STUDY.name: race_evidence.untuned_table(),
         **{study.name: study_part(study) for study in (*STUDIES, *NEW_STUDIES)},
         **{f"{study.name}-{MONTH}": table_then(study) for study in STUDIES},

@@ -154,7 +154,7 @@ class Race:
     folder: Path = RESULTS
 
     def rows(self, part: str) -> Rows:
-        """The checked-in rows of `tuning`, `generators`, `factors` or `ceiling`."""
+        """The checked-in rows of `tuning`, `generators`, `factors`, `old_data` or `ceiling`."""
         return Rows(self._path(part))
 
     def known(self, part: str) -> dict[str, Row]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import untuned_race
+from benchmarks import old_data, untuned_race
 from benchmarks.archive import study_rows
 from benchmarks.censored import spread_text
 from benchmarks.crossings import curve, interval_text, smoothed
@@ -78,6 +78,12 @@ def race_table(name: str) -> str:
             f"{idle['learner']:.2f} | {arm['staleness']:.2f} | {stale} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def old_data_part(name: str) -> str:
+    """Markdown of what the age of a stream's data costs in a setting."""
+    race = Race(SETTINGS[name])
+    return old_data.table(race, race.known("old_data"))
 
 
 def untuned_table() -> str:

@@ -205,19 +205,6 @@ GRIDS: Mapping[str, Grid] = {
 no critic, a count of steps, a learning rate and a batch more those of its own."""
 
 
-_RATIO = ("algorithm.ratio=null",)
-REMEDIES: Mapping[str, tuple[str, ...]] = {
-    "one step of the value model": ("learner.value.minibatches=1",),
-    "one step of the policy": ("learner.policy.minibatches=1",),
-    "decoupled ratio": (*_RATIO, "algorithm.ratio.kind=decoupled"),
-    "truncated weights": (*_RATIO, "algorithm.ratio.kind=tis"),
-    "masked weights": (*_RATIO, "algorithm.ratio.kind=tis", "algorithm.ratio.over_cap=mask"),
-}
-"""Of several optimizer steps an update on data of a stream: whose steps they are, and what the
-field does about the age of the data."""
-MANY_STEPS = 4
-
-
 def overrides(
     setting: Setting, mode: str, point: Point, *, count: int = 1, tuning: bool = False
 ) -> tuple[str, ...]:
@@ -293,9 +280,6 @@ def factors(
     for room in (0.5, 0.75, 1.5):
         point = {**best["streaming"], "room": room}
         add("staleness", f"room {room:g}", "streaming", point)
-    many: Point = {**best["streaming"], "steps": MANY_STEPS}
-    for label, changes in REMEDIES.items():
-        add("remedies", f"{MANY_STEPS} steps, {label}", "streaming", many, *changes)
     for mode in PAIR:
         for steps in (1, 2, 4):
             add("steps", f"steps {steps}", mode, {**best[mode], "steps": steps})

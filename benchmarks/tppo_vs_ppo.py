@@ -14,6 +14,7 @@ In this order, each going on where it stopped:
   --tune        the runs that tuning lacks
   (nothing)     the race
   --factors     what drives it: one thing of the best settings changed at a time
+  --old-data    what it costs the stream that its data is old, and what helps
   --ceiling     generator and learner each alone, for the stream's tokens
 """
 
@@ -27,7 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import ceiling, tries
+from benchmarks import ceiling, old_data, tries
 from benchmarks.crossings import interval_text
 from benchmarks.race import Plan, Race, Track, listing
 from benchmarks.race_figures import factor_figures, in_words, race_path, summarise
@@ -41,6 +42,14 @@ from headrace.errors import RunFailedError
 from headrace.install import ROOT
 
 REDUCED_SEEDS = 3
+PARTS = (
+    ("generators", "compare how PPO may generate"),
+    ("tune", "run what tuning lacks"),
+    ("factors", "run what drives the ratio"),
+    ("old-data", "run what the age of a stream's data costs"),
+    ("ceiling", "measure generator and learner alone"),
+)
+"""What is run but the race: options and their meaning."""
 
 
 def main(argv: list[str]) -> int:
@@ -65,6 +74,10 @@ def main(argv: list[str]) -> int:
         result = {"name": "tppo-vs-ppo", "setting": setting.name, "engine": race.engine}
         result["tokens_per_s"] = {name: spread(r) for name, r in race.engine_rates().items()}
         print(json.dumps(result, indent=2))
+    elif options.old_data:
+        result = {"name": "tppo-vs-ppo", "setting": setting.name}
+        result["old_data"] = old_data.figures(race, rows.rows)
+        show_old_data(result["old_data"])
     else:
         is_race = not (options.factors or options.ceiling)
         own = rows.rows if is_race else read_rows(race_path(setting.name))
@@ -108,24 +121,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     part = parser.add_mutually_exclusive_group()
-    for name, meaning in (
-        ("generators", "compare how PPO may generate"),
-        ("tune", "run what tuning lacks"),
-        ("factors", "run what drives the ratio"),
-        ("ceiling", "measure generator and learner alone"),
-    ):
+    for name, meaning in PARTS:
         part.add_argument(f"--{name}", action="store_true", help=meaning)
     options = parser.parse_args(argv)
     if options.seed_list and options.rows is None:
         parser.error("--seed-list needs --rows FILE, a file of one's own")
-    if options.rows and (options.generators or options.tune or options.factors or options.ceiling):
+    if options.rows and any(getattr(options, name.replace("-", "_")) for name, _ in PARTS):
         parser.error("--rows is for the race itself; this part has a file of its own")
     return options
 
 
 def rows_for(options: argparse.Namespace, race: Race) -> Rows:
     """The file that the runs go to."""
-    for part in ("generators", "factors", "tuning"):
+    for part in ("generators", "factors", "old_data", "tuning"):
         if getattr(options, "tune" if part == "tuning" else part):
             return race.rows(part)
     return Rows(options.rows or race_path(race.setting.name))
@@ -141,6 +149,8 @@ def plan_for(
         return race.engine_plan()
     if options.factors:
         return race.factor_plan()
+    if options.old_data:
+        return old_data.plan(race)
     return race.plan(modes, seeds)
 
 
@@ -234,6 +244,16 @@ def show_factors(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None
                 f"{arm['seconds']:.1f}",
                 text(arm["final"], ".3f"),
             )
+    _print(shown)
+
+
+def show_old_data(figures: Mapping[str, Mapping[str, Any]]) -> None:
+    """One line an arm."""
+    shown = Table(title="old data", title_justify="left")
+    for column in ("arm", "seeds", "seconds", "seed by seed", "over those as tuned", "fall"):
+        shown.add_column(column, no_wrap=True)
+    for label, one in figures.items():
+        shown.add_row(*old_data.cells(label, one))
     _print(shown)
 
 
