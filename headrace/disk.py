@@ -9,6 +9,7 @@ what, and that it goes on.
 import errno
 import os
 import re
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -104,6 +105,9 @@ def _after(seconds: float, action: Callable[[], None]) -> Iterator[None]:
 def _number(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return error.errno
+    driver = getattr(error, "orig", error)  # what SQLAlchemy's errors are made from
+    if getattr(driver, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        return errno.ENOSPC
     found = _FOREIGN.search(str(error))
     return int(found[1]) if found else None
 

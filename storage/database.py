@@ -6,10 +6,12 @@ WAL is not fsynced at each commit (synchronous NORMAL): the journal is, and SQL 
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.pool import NullPool
 
@@ -72,15 +74,32 @@ def read_file(path: Path) -> Engine:
 
 
 def upgrade(engine: Engine) -> None:
-    """Run the migrations that the database lacks."""
+    """Run the migrations that the database lacks: all of them, or none where one fails."""
     from alembic import command  # only a writer pays for it
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    with engine.connect() as connection:
+    with engine.connect() as connection, _one_transaction(connection):
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+@contextmanager
+def _one_transaction(connection: Connection) -> Iterator[None]:
+    """Let migrations happen as a whole or not at all. PostgreSQL does that by itself; for SQLite,
+    Python's driver begins a transaction before rows are changed, and not before tables are."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.dbapi_connection
+    usual, driver.isolation_level = driver.isolation_level, None
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        yield
+    finally:
+        connection.rollback()  # what Alembic did not commit
+        driver.isolation_level = usual
 
 
 def _server_engine(url: str, **options: Any) -> Engine:

@@ -23,6 +23,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import OperationalError
 
 from headrace.config.run import RunConfig
+from headrace.disk import writing
 from headrace.errors import UserError
 from headrace.protocol.messages import JournalEnd
 from headrace.protocol.records import Record, UpdateCommitted
@@ -48,6 +49,8 @@ LITTLE = 2_000
 """When so few are left, the run does the rest itself."""
 CLOSING_S = 60.0
 """How long the end of a run waits for SQL that is being brought up beside it."""
+SQL_BYTES = 1 << 20
+"""Room in which a database without rows can be made."""
 
 
 class RunStore:
@@ -66,14 +69,15 @@ class RunStore:
     def _open(self, run_id: str, config: RunConfig) -> None:
         run_dir, segment_mib = self._run_dir, config.storage.segment_mib
         check_history(run_dir)
-        if config.storage.database is None:
-            keep_old_file(run_dir)
         try:
-            self._engine = open_writer(run_dir, config.storage.database)
-            with self._engine.begin() as connection:
-                values = json.loads(config.model_dump_json())
-                self._run = register(connection, run_id, values)
-                seen = projection.next_offset(connection, self._run)
+            with writing(run_dir, SQL_BYTES):
+                if config.storage.database is None:
+                    keep_old_file(run_dir)
+                self._engine = open_writer(run_dir, config.storage.database)
+                with self._engine.begin() as connection:
+                    values = json.loads(config.model_dump_json())
+                    self._run = register(connection, run_id, values)
+                    seen = projection.next_offset(connection, self._run)
         except OperationalError as error:
             raise UserError(
                 f"SQL in {self._database(config)} cannot be written ({error.orig}): make room "

@@ -7,7 +7,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Connection, Engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 import storage
@@ -29,6 +29,28 @@ def test_migrations_make_the_models_on_sqlite(tmp_path: Path) -> None:
     with engine.connect() as connection:
         assert connection.execute(text("pragma journal_mode")).scalar() == "wal"
         assert connection.execute(text("pragma foreign_keys")).scalar() == 1
+    engine.dispose()
+
+
+@pytest.mark.parametrize("last", [1, 5, 20, 40, 60])
+def test_migrations_that_end_in_the_middle_leave_nothing(tmp_path: Path, last: int) -> None:
+    """A writer that dies while it makes its tables does not make the file one that no later writer
+    can open."""
+    begun: list[str] = []
+
+    def die(connection: Connection, cursor: object, statement: str, *_: object) -> None:
+        begun.append(statement)
+        if len(begun) == last:
+            raise KeyboardInterrupt
+
+    event.listen(Engine, "before_cursor_execute", die)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            open_writer(tmp_path, None)
+    finally:
+        event.remove(Engine, "before_cursor_execute", die)
+    engine = open_writer(tmp_path, None)
+    assert differences(engine) == []
     engine.dispose()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import StorageBlockedError, UserError
+from headrace.errors import StorageBlockedError
 from headrace.protocol.records import Incident, Record
 from storage import run_store
 from storage.frames import Walk
@@ -183,8 +183,12 @@ def test_another_error_of_the_disk_is_not_waited_for(
     assert len(everything(tmp_path)) == 1
 
 
-def test_a_store_is_not_opened_where_sql_has_no_room(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "64k") as disk:
+@pytest.mark.parametrize("kib", [16, 128, 256])
+def test_a_store_that_sql_has_no_room_for_is_opened_later(tmp_path: Path, kib: int) -> None:
+    """Wherever in the making of its tables the disk was full."""
+    with small_disk(tmp_path / "disk", f"{kib}k") as disk:
         run_dir = disk.path / "run"
-        with pytest.raises((UserError, StorageBlockedError), match=str(run_dir)):
+        with pytest.raises(StorageBlockedError, match=f"room for .* bytes in {run_dir}"):
             RunStore.create(run_dir, "run", run_config())
+        disk.change("size=8m")
+        RunStore.create(run_dir, "run", run_config()).close()
