@@ -32,6 +32,24 @@ from benchmarks.study_table import beside, spread
 SHARE_OF_FINAL = 0.95
 OTHER_SHARES = (0.85, 0.90, 1.00)
 """Of PPO's final accuracy: would another target have told something else?"""
+PARTS: Mapping[str, tuple[str, str, str]] = {
+    "windowed_over_synchronous": (
+        "synchronous",
+        "windowed",
+        "PPO's seconds over those of T-PPO in turns",
+    ),
+    "streaming_over_windowed": (
+        "windowed",
+        "streaming",
+        "The seconds of T-PPO in turns over those of its stream",
+    ),
+    "streaming_over_whole": (
+        "whole",
+        "streaming",
+        "The seconds of a stream of whole answers over those of a stream of windows",
+    ),
+}
+"""What the ratio is made of: two arms that differ in one thing, and the quotient in words."""
 LEAST_PROMPTS = 1024
 Arms = Mapping[str, Mapping[int, Row]]
 """Rows by arm and seed."""
@@ -75,8 +93,9 @@ def summarise(
         result["arms"][mode]["against_ppo"] = compare(found, PAIR[0], mode, target)
     if PAIR[1] in found:
         result |= _at_all_targets(found, *PAIR, target)
-    if {"whole", "streaming"} <= set(found):
-        result["windows_over_whole"] = _at_all_targets(found, "whole", "streaming", target)
+    for name, (over, under, _) in PARTS.items():
+        if {over, under} <= set(found):
+            result[name] = _at_all_targets(found, over, under, target)
     if found.keys() & {"streaming"}:
         result["ceiling"] = ceiling_figures(race, found)
     return result
@@ -208,10 +227,11 @@ def factor_figures(
 
 def in_words(result: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
     """What the result says, a paragraph each: the ratio, that runs of these seeds are missing or
-    else the ratio to other targets, what windows bring, how near the ceiling is."""
+    else the ratio to other targets, what it is made of, how near the ceiling is."""
     lines = [] if result["ratio"] is None else [ratio_line(result)]
     lines.append(missing_line(result, seeds) or other_targets_line(result))
-    return [line for line in (*lines, windows_line(result), ceiling_line(result)) if line]
+    parts = [part_line(result, name) for name in PARTS]
+    return [line for line in (*lines, *parts, ceiling_line(result)) if line]
 
 
 def missing_line(result: Mapping[str, Any], seeds: Sequence[int]) -> str:
@@ -255,15 +275,14 @@ def other_targets_line(result: Mapping[str, Any]) -> str:
     return f"Of the same rows, {', '.join(parts)}."
 
 
-def windows_line(result: Mapping[str, Any]) -> str:
-    """What windows bring a stream, in words; empty until whole answers were raced on all its
-    seeds."""
-    found = result.get("windows_over_whole")
-    if not found or result["arms"]["whole"]["seeds"] < result["arms"]["streaming"]["seeds"]:
+def part_line(result: Mapping[str, Any], name: str) -> str:
+    """One of `PARTS` in words; empty until both of its arms have all seeds of the race."""
+    *_, text = PARTS[name]
+    found = result.get(name)
+    if not found or len(found["ratio_of_seed"]) < result["arms"][PAIR[0]]["seeds"]:
         return ""
     return (
-        "The seconds of a stream of whole answers over those of a stream of windows: "
-        f"{ratio_text(found)}; {found['censored']} of the runs never came there. "
+        f"{text}: {ratio_text(found)}; {found['censored']} of the runs never came there. "
         f"{other_targets_line(found)}"
     )
 
