@@ -27,9 +27,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from benchmarks.command_line import command_line
 from benchmarks.learner import POLICY_LR, VALUE_LR
 from benchmarks.learner_load import MODEL, VOCABULARY
-from benchmarks.rows import result_line
+from benchmarks.rows import Rows, keep, result_line
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
@@ -224,14 +225,20 @@ def _standing_still(learner: Learner, shard: Shard, window: int) -> Learner:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(prog="headrace bench carried")
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--window", type=int, default=128)
-    parser.add_argument("--trajectories", type=int, default=8)
-    parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
+    parser = command_line("carried", __doc__)
+    parser.add_argument("--tokens", type=int, default=2048, help="of an answer")
+    parser.add_argument("--window", type=int, default=128, help="tokens of a window")
+    parser.add_argument("--trajectories", type=int, default=8, help="answers of an update")
+    parser.add_argument(
+        "--lags",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2, 4],
+        help="updates between two windows of an answer, each counted",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of all contexts")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
+    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
     return parser.parse_args(argv)
 
 
@@ -256,7 +263,7 @@ def main(argv: Sequence[str]) -> int:
     ratios = [r["full"]["seconds"] / r["carried"]["seconds"] for r in rounds]
     bias = [row for lag in options.lags for row in bias_of(lag, answers, others, **size)]
     result = {
-        "name": "carried",
+        "benchmark": "carried",
         "ratio": statistics.median(ratios),
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
@@ -271,6 +278,7 @@ def main(argv: Sequence[str]) -> int:
         "trajectories": options.trajectories,
         "threads": options.threads,
     }
+    keep(options.rows, result)
     if not options.json:
         for context in CONTEXTS:
             print(

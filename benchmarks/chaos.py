@@ -28,7 +28,6 @@ so `--jobs` runs share a machine well; how fast those recover says nothing, and 
 code 1 where anything is lost, doubled, left behind, hung or unresumable.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -40,6 +39,7 @@ from benchmarks.chaos_facts import facts, whole
 from benchmarks.chaos_faults import HEARTBEAT_S, KILLS, STOPS, WITH_CHILDREN, Kind, draw
 from benchmarks.chaos_job import Job
 from benchmarks.chaos_place import open_place
+from benchmarks.command_line import command_line
 from benchmarks.rows import RESULTS, Rows, result_line
 
 FAULTS_A_RUN = 20
@@ -69,18 +69,23 @@ BAD = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench chaos",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_line("chaos", __doc__)
+    parser.add_argument("--kills", type=int, default=40, help="faults in all")
+    parser.add_argument(
+        "--engine",
+        choices=("vllm", "torch", "fake"),
+        default="fake",
+        help="what samples; fake: scripted, with no model",
     )
-    parser.add_argument("--kills", type=int, default=40, help="faults in all (default 40)")
-    parser.add_argument("--engine", choices=("vllm", "torch", "fake"), default="fake")
-    parser.add_argument("--generators", type=int, default=1, help="generators of a run (default 1)")
-    parser.add_argument("--first-seed", type=int, default=0, help="of the first run (default 0)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default 1)")
-    parser.add_argument("--rows", type=Path, default=RESULTS / "chaos.jsonl")
-    parser.add_argument("--json", action="store_true", help="the result as one line of JSON")
+    parser.add_argument("--generators", type=int, default=1, help="generators of a run")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        default=RESULTS / "chaos.jsonl",
+        help="JSONL file that gets the rows, gone on with",
+    )
     args = parser.parse_args(argv)
     if args.jobs < 1:
         parser.error("--jobs takes 1 or more")

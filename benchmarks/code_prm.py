@@ -16,7 +16,6 @@ and what a policy might do instead of getting lines right: lines of an answer, s
 seeds each, with rows in a file of their own.
 """
 
-import argparse
 import hashlib
 import json
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.line_labels import HELD_OUT, SAMPLES, WRONG, K, labeler_figures, make_model
 from benchmarks.line_labels import model_figures as figures_of_model
 from benchmarks.rows import RESULTS, result_line
@@ -167,11 +167,12 @@ def figure_names(row: Row) -> list[str]:
 
 def parts(argv: Sequence[str]) -> int:
     """Make the rows of test A or B that are missing, and print them."""
-    parser = argparse.ArgumentParser(prog="headrace bench code-prm", allow_abbrev=False)
-    parser.add_argument("--part", choices=("labels", "model"), required=True)
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser = command_line("code-prm", __doc__)
+    parser.add_argument(
+        "--part", choices=("labels", "model"), required=True, help="test A (labels) or B (model)"
+    )
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many, from 0")
     parser.add_argument("--rows", type=Path, default=PARTS_ROWS, help="JSONL file, gone on with")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
     wanted = {
         part_key(options.part, seed): partial(part_row, options.part, seed)

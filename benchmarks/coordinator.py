@@ -30,6 +30,7 @@ import numpy as np
 import psutil
 
 from benchmarks import made_runs
+from benchmarks.command_line import command_line
 from benchmarks.rows import result_line
 from headrace.config.run import RunConfig
 from headrace.protocol.identity import identity_of
@@ -227,14 +228,15 @@ def _wait(dealer: BlockingDealer, kind: type[M]) -> M:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, end."""
-    parser = argparse.ArgumentParser(prog="headrace bench coordinator", description=__doc__)
+    parser = command_line("coordinator", __doc__)
     parser.add_argument("--few", type=int, default=64, help="active trajectories of one side")
     parser.add_argument("--many", type=int, default=16384, help="and of the other")
     parser.add_argument("--chunks", type=int, default=32768, help="chunks a measurement")
     parser.add_argument("--message", type=int, default=64, help="chunks a message")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="measurements of each side, in turns"
+    )
     parser.add_argument("--stages", action="store_true", help="also say what binds, stage by stage")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

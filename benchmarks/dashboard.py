@@ -24,6 +24,7 @@ from typing import Any
 
 from playwright.sync_api import BrowserContext, Page
 
+from benchmarks.command_line import command_line
 from benchmarks.dashboard_living import Living
 from benchmarks.dashboard_pages import Served, first_paints, painted, refreshes, served, timed
 from benchmarks.dashboard_run import BATCH, Size, make_run
@@ -152,22 +153,29 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench dashboard",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_line("dashboard", __doc__)
+    parser.add_argument(
+        "--metric-rows", type=int, default=10_000_000, help="of the run that is looked at"
     )
-    parser.add_argument("--metric-rows", type=int, default=10_000_000)
-    parser.add_argument("--trajectories", type=int, default=1_000_000)
-    parser.add_argument("--root", type=Path, default=ROOT / ".cache" / "dashboard")
+    parser.add_argument("--trajectories", type=int, default=1_000_000, help="of that run")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=ROOT / ".cache" / "dashboard",
+        help="where the run is made once and kept",
+    )
     parser.add_argument("--pages", nargs="+", choices=PAGES, help="these alone")
     parser.add_argument("--times", type=int, default=5, help="warm paints of each page")
     parser.add_argument(
         "--private", action="store_true", help="in a window that keeps no compiled code"
     )
     parser.add_argument("--live-s", type=float, default=10.0, help="of each page; 0: not at all")
-    parser.add_argument("--rows", type=Path, default=RESULTS / "dashboard.jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        default=RESULTS / "dashboard.jsonl",
+        help="JSONL file that gets the rows",
+    )
     options = parser.parse_args(argv)
     if find_chromium() is None:
         raise UserError("no Chromium on this machine: install the package chromium")

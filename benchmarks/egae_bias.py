@@ -43,6 +43,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.command_line import command_line
 from benchmarks.egae_estimates import ESTIMATORS, Estimator, Sampled, is_near, state_terms
 from benchmarks.estimator_error import summary
 from benchmarks.frozen_policy import LEAST_ENTROPY, STRATA, TERMS, Critic, FrozenPolicy
@@ -228,18 +229,13 @@ def show(rows: Sequence[Row]) -> None:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench egae-bias",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("egae-bias", __doc__)
     parser.add_argument("--reduced", action="store_true", help="fewer states and continuations")
     parser.add_argument("--seeds", type=int, help="seeds of training and sampling (3; reduced: 1)")
     parser.add_argument("--states", type=int, help="states of each policy, instead of the study's")
     parser.add_argument("--continuations", type=int, help="2 or more from each state, twice")
     parser.add_argument("--rows", type=Path, default=ROWS, help="JSONL file, gone on with")
     parser.add_argument("--keep", type=Path, help="keep the run folders here, and use those here")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     return parser.parse_args(argv)
 
 

@@ -14,7 +14,6 @@ largest; goal: the heartbeat deadline and two seconds); `findings` of the audit 
 the run (130: Ctrl-C).
 """
 
-import argparse
 import contextlib
 import math
 import os
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.chaos_place import network_problem
+from benchmarks.command_line import command_line
 from benchmarks.rows import Rows, keep, result_line
 from headrace.applied import read_applied
 from headrace.install import ROOT
@@ -329,13 +329,14 @@ def open_network(hosts: int = HOSTS) -> Iterator[Network]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Play, print, end."""
-    parser = argparse.ArgumentParser(prog="headrace bench elastic", description=__doc__)
+    parser = command_line("elastic", __doc__)
     parser.add_argument("--events", type=int, default=30, help="of a trial")
     parser.add_argument("--most", type=int, default=16, help="generators at once")
-    parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=1, help="of the first trial")
+    parser.add_argument(
+        "--trials", type=int, default=3, help="one after the other, each with its seed"
+    )
     parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args(argv)
     if reason := problem():
         parser.error(reason)

@@ -7,7 +7,6 @@ Nothing is run; a study without rows says how to get them. `--check` writes noth
 a page is not what the rows say.
 """
 
-import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,6 +30,7 @@ from benchmarks import (
     vcppo,
 )
 from benchmarks.archive import MONTH, measured_arms, rows_in, study_rows
+from benchmarks.command_line import command_line
 from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
 from benchmarks.plots import STYLE
 from benchmarks.race_settings import SETTINGS
@@ -150,7 +150,7 @@ def draw(folder: Path) -> list[Path]:
 
 def main(argv: list[str]) -> int:
     """Write the pages' parts and the plots, or check the pages."""
-    parser = argparse.ArgumentParser(prog="headrace bench evidence", description=__doc__)
+    parser = command_line("evidence", __doc__, json=False)
     parser.add_argument("--check", action="store_true", help="write nothing, compare the pages")
     options = parser.parse_args(argv)
     parts, stale = tables(), []

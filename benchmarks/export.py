@@ -14,7 +14,6 @@ rewrite's over the export's in the same turn, median with least and largest (goa
 to `--rows`, with the state of the machine meanwhile.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.export_run import write_run
 from benchmarks.machine_state import Watch
 from benchmarks.rows import RESULTS, Rows, result_line
@@ -124,11 +124,7 @@ def line(row: Mapping[str, Any]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("export", __doc__)
     parser.add_argument(
         "--tokens", type=int, nargs="+", default=[1_000_000, 10_000_000], help="sizes of the run"
     )
@@ -139,10 +135,11 @@ def main(argv: Sequence[str]) -> int:
         default=[512, 32],
         help="tokens of a response, each counted",
     )
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=5, help="measurements of each size, in turns")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
-    parser.add_argument("--rows", type=Path, default=RESULTS / "export.jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument(
+        "--rows", type=Path, default=RESULTS / "export.jsonl", help="JSONL file that gets the rows"
+    )
     options = parser.parse_args(argv)
     rows, began, found = Rows(options.rows), round(time.time()), []
     for tokens in options.tokens:

@@ -11,7 +11,6 @@ seconds per 1,000 trajectories. `ends_at`: the first size at which it brings les
 the smallest brings, or a peer is lost; None: it was not reached.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -29,6 +28,7 @@ import psutil
 import zmq.asyncio
 
 from benchmarks import made_runs
+from benchmarks.command_line import command_line
 from benchmarks.coordinator import cpu_seconds, on_core
 from benchmarks.rows import Rows, keep, result_line
 from headrace.config.run import RunConfig
@@ -208,13 +208,18 @@ async def measure(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, end."""
-    parser = argparse.ArgumentParser(prog="headrace bench fleet", description=__doc__)
-    parser.add_argument("--generators", type=int, nargs="+", default=[16, 64, 256, 1000])
+    parser = command_line("fleet", __doc__)
+    parser.add_argument(
+        "--generators",
+        type=int,
+        nargs="+",
+        default=[16, 64, 256, 1000],
+        help="how many at once, each counted",
+    )
     parser.add_argument("--ranks", type=int, default=64, help="of the learner")
     parser.add_argument("--trajectories", type=int, default=200_000, help="a measurement")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
     parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

@@ -14,7 +14,6 @@ Inputs are counted in pieces of 10,000: each is a row of the file `--rows`, by d
 goes on where it was; `--again` runs them.
 """
 
-import argparse
 import json
 import logging
 import sys
@@ -26,6 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.fuzz_runs import IntakeTarget, JournalTarget
 from benchmarks.fuzz_targets import CodecTarget, ConfigTarget, FilterTarget, Target
 from benchmarks.rows import RESULTS, Rows
@@ -121,18 +121,18 @@ def summary(rows: Iterable[Row]) -> Row:
 
 def main(argv: Sequence[str]) -> int:
     """Run and print; 1 where something was found."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench fuzz",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("fuzz", __doc__)
     parser.add_argument("--target", action="append", help="one of them, or several (all)")
     parser.add_argument("--from", type=int, default=0, dest="first", help="first input")
     parser.add_argument("--inputs", type=int, default=PIECE, help="inputs of each target")
     parser.add_argument("--seconds", type=float, help="begin no piece after so long")
     parser.add_argument("--again", action="store_true", help="also pieces that have a row")
-    parser.add_argument("--rows", type=Path, default=RESULTS / "fuzz.jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        default=RESULTS / "fuzz.jsonl",
+        help="JSONL file that gets the rows, gone on with",
+    )
     options = parser.parse_args(argv)
     names = options.target or list(TARGETS)
     if strangers := set(names) - set(TARGETS):

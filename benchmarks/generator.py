@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.command_line import command_line
 from benchmarks.rows import result_line
 from generators.engine import NO_VERSION
 from generators.loop import GeneratorLoop
@@ -329,7 +330,7 @@ def random_model(folder: Path) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the exit code."""
-    parser = argparse.ArgumentParser(prog="headrace bench generator", description=__doc__)
+    parser = command_line("generator", __doc__)
     parser.add_argument("--model", type=Path, help=f"a model folder ({DEMO_MODEL} where it exists)")
     parser.add_argument("--in-flight", type=int, default=64, help="responses at once")
     parser.add_argument("--tokens", type=int, default=256, help="length of every response")
@@ -339,7 +340,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--stream-interval", type=int, default=8, help="tokens vLLM gathers before it hands over"
     )
     parser.add_argument("--dtype", default="float32", help="the engine's precision")
-    parser.add_argument("--json", action="store_true", help="a JSON object as the last line")
     args = parser.parse_args(argv)
     cpus = os.sched_getaffinity(0)
     pin(None)

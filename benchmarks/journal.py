@@ -42,6 +42,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
+from benchmarks.command_line import command_line
 from benchmarks.crossings import Time, compared
 from benchmarks.journal_turns import KINDS, Kind, Plan, Turn, Work, options_of, read_turns
 from benchmarks.machine_state import Watch, roles_in
@@ -304,14 +305,15 @@ def filesystem_of(folder: Path) -> str:
 
 def options_from(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench journal",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("journal", __doc__)
     parser.add_argument("overrides", nargs="*", help="key=value, e.g. model.path=FOLDER")
     parser.add_argument("--recipe", default=str(RECIPE), help="whose generator and prompts")
-    parser.add_argument("--engine", choices=("vllm", "torch", "fake"), default="vllm")
+    parser.add_argument(
+        "--engine",
+        choices=("vllm", "torch", "fake"),
+        default="vllm",
+        help="what samples; fake: scripted, with no model",
+    )
     parser.add_argument("--prompts", type=int, default=24576, help="held-out prompts of a run")
     parser.add_argument("--repeats", type=int, default=5, help="runs")
     parser.add_argument("--turn-s", type=float, default=4.0, help="seconds of a turn")
@@ -319,7 +321,6 @@ def options_from(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--parts", action="store_true", help="also turns without a part of it")
     parser.add_argument("--root", type=Path, help="where runs are written (a temporary folder)")
     parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     return parser.parse_args(argv)
 
 

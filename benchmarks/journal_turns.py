@@ -255,10 +255,10 @@ def options_of(plan: Plan) -> list[str]:
 def serve(argv: Sequence[str]) -> int:
     """Run a coordinator."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--kinds", required=True)
-    parser.add_argument("--turn-s", type=float, required=True)
-    parser.add_argument("--settle-s", type=float, required=True)
-    parser.add_argument("--draw", type=int, required=True)
+    parser.add_argument("--kinds", required=True, help="kinds of turns, with commas")
+    parser.add_argument("--turn-s", type=float, required=True, help="seconds of a turn")
+    parser.add_argument("--settle-s", type=float, required=True, help="seconds before each turn")
+    parser.add_argument("--draw", type=int, required=True, help="seed of their order")
     options, rest = parser.parse_known_args(argv)
     kinds = tuple(kind for kind in KINDS if kind in options.kinds.split(","))
     plan = Plan(kinds, options.turn_s, options.settle_s, options.draw)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.command_line import command_line
 from benchmarks.learner_load import MODEL, demo_batch
 from benchmarks.padded_loop import PaddedLoop
 from benchmarks.rows import result_line
@@ -110,21 +111,20 @@ def compare(*, repeats: int, trajectories: int, window: int, budget: int) -> dic
     }
 
 
-def parse(argv: Sequence[str], name: str) -> argparse.Namespace:
+def parse(argv: Sequence[str], name: str, text: str | None) -> argparse.Namespace:
     """Options that the learner's benchmarks share."""
-    parser = argparse.ArgumentParser(prog=f"headrace bench {name}")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--trajectories", type=int, default=256)
-    parser.add_argument("--window", type=int, default=240)
-    parser.add_argument("--budget", type=int, default=4096)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
+    parser = command_line(name, text)
+    parser.add_argument("--repeats", type=int, default=7, help="turns of both sides")
+    parser.add_argument("--trajectories", type=int, default=256, help="of an update")
+    parser.add_argument("--window", type=int, default=240, help="tokens of a window")
+    parser.add_argument("--budget", type=int, default=4096, help="tokens of a micro-batch")
+    parser.add_argument("--threads", type=int, default=1, help="torch's threads")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    options = parse(argv, "learner")
+    options = parse(argv, "learner", __doc__)
     torch.set_num_threads(options.threads)
     result = compare(
         repeats=options.repeats,

@@ -9,7 +9,6 @@ ours that math-verify alone would have rejected is counted apart: there should b
 measurement is a row of `benchmarks/results/math_verifier.jsonl`, or of the file `--rows`.
 """
 
-import argparse
 import json
 import logging
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.command_line import command_line
 from benchmarks.rows import RESULTS, Rows
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
@@ -148,14 +148,24 @@ def _label(name: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="headrace bench math-verifier")
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.jsonl")
+    parser = command_line("math-verifier", __doc__)
+    parser.add_argument(
+        "files",
+        nargs="*",
+        type=Path,
+        metavar="FILE.jsonl",
+        help="cases, one object a line; none: the golden cases of the tests",
+    )
     parser.add_argument(
         "--scorer", action="append", default=[], metavar="FILE.py:NAME",
         help="a reward function to compare with; repeat for more",
     )  # fmt: skip
-    parser.add_argument("--rows", type=Path, default=RESULTS / "math_verifier.jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        default=RESULTS / "math_verifier.jsonl",
+        help="JSONL file that gets the rows",
+    )
     options = parser.parse_args(list(argv))
     others = {_label(name): scorer(name) for name in options.scorer}
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)

@@ -71,7 +71,7 @@ def attention_speeds(*, repeats: int, trajectories: int, budget: int) -> dict[st
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    options = parse(argv, "packing")
+    options = parse(argv, "packing", __doc__)
     torch.set_num_threads(options.threads)
     attention = attention_speeds(
         repeats=options.repeats, trajectories=options.trajectories, budget=options.budget

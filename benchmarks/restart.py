@@ -10,7 +10,6 @@ have to read; `restart_without_sql_s`: where the database is gone; `sql_s`: unti
 made from the journal beside the run (the last 2,000 records may follow with the next commit).
 """
 
-import argparse
 import asyncio
 import contextlib
 import sqlite3
@@ -26,6 +25,7 @@ import numpy as np
 import psutil
 
 from benchmarks import made_runs
+from benchmarks.command_line import command_line
 from benchmarks.rows import Rows, keep, result_line
 from coordinator.hub import Hub
 from coordinator.run import build
@@ -280,16 +280,11 @@ def _peak_kib(pid: int) -> int:
 
 def main(argv: list[str]) -> int:
     """Command line of the benchmark."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench restart",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("restart", __doc__)
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of the largest size")
     parser.add_argument("--tokens", type=int, default=64, help="at most, of a chunk")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
     parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args(argv)
     rows = []
     with tempfile.TemporaryDirectory(prefix="headrace-restart-", dir=arguments.root) as folder:

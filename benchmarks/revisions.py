@@ -9,7 +9,6 @@ the last commit's accuracy after training less the first's, seed by seed. The qu
 five minutes a run on two calm cores.
 """
 
-import argparse
 import json
 import os
 import random
@@ -18,6 +17,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.rows import RESULTS, Rows, result_line
 from benchmarks.runs import train
 from headrace.errors import UserError
@@ -103,13 +103,26 @@ def measure(
 
 def main(argv: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="headrace bench revisions", description=__doc__)
+    parser = command_line("revisions", __doc__)
     parser.add_argument("revisions", nargs="+", help="commits, the one to compare against first")
-    parser.add_argument("--recipe", default="recipes/quickstart.toml")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--rows", type=Path, default=RESULTS / "revisions.jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--recipe", default="recipes/quickstart.toml", help="what is trained")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of each revision"
+    )
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="changes of the recipe",
+    )
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        default=RESULTS / "revisions.jsonl",
+        help="JSONL file that gets the rows, gone on with",
+    )
     arguments = parser.parse_args(argv)
     result = measure(
         arguments.recipe,

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.machine_state import Watch
 from benchmarks.reward_cost import Answers, Cost, cost, generate
 from benchmarks.rows import RESULTS, Rows
@@ -115,17 +116,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench rewards",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("rewards", __doc__)
     parser.add_argument("overrides", nargs="*", help="key=value, e.g. model.path=FOLDER")
     parser.add_argument("--recipe", default=RECIPE, help="whose generator and rewards")
     parser.add_argument("--prompts", type=int, default=2048, help="answers of the generator")
     parser.add_argument("--pairs", type=int, default=3, help="turns of a stream, slow and instant")
-    parser.add_argument("--rows", type=Path, default=RESULTS / "rewards.jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument(
+        "--rows", type=Path, default=RESULTS / "rewards.jsonl", help="JSONL file that gets the rows"
+    )
     options = parser.parse_args(argv)
     # Made before the measurement, so that it knows the commit that is measured.
     rows, at = Rows(options.rows), round(time.time())

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.rows import RESULTS, Rows
 from headrace.errors import RunFailedError
 from rewards.kinds.program import program_of
@@ -108,17 +109,21 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench sandbox",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("sandbox", __doc__)
     parser.add_argument("--programs", type=int, default=200, help="short programs to time")
     parser.add_argument("--seconds", type=float, default=10.0, help="deadline of a solution")
-    parser.add_argument("--humaneval", type=Path, default=Path("data/humaneval.jsonl"))
-    parser.add_argument("--mbpp", type=Path, default=Path("data/mbpp.jsonl"))
-    parser.add_argument("--rows", type=Path, default=RESULTS / "sandbox.jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument(
+        "--humaneval",
+        type=Path,
+        default=Path("data/humaneval.jsonl"),
+        help="its problems; left out where there is no such file",
+    )
+    parser.add_argument(
+        "--mbpp", type=Path, default=Path("data/mbpp.jsonl"), help="the same of MBPP"
+    )
+    parser.add_argument(
+        "--rows", type=Path, default=RESULTS / "sandbox.jsonl", help="JSONL file that gets the rows"
+    )
     options = parser.parse_args(argv)
     rows, at = Rows(options.rows), round(time.time())
     row = rows.add(f"sandbox/{at}", {"name": "sandbox", **asyncio.run(measure(options))})

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.censored import Bounds, at_least, exactly, quotient
+from benchmarks.command_line import command_line
 from benchmarks.rows import Rows, result_line
 from benchmarks.runs import seconds_to, train
 
@@ -22,14 +23,15 @@ MODES = ("streaming", "synchronous")
 
 def main(argv: list[str]) -> int:
     """Run what is missing, print a table and the result."""
-    parser = argparse.ArgumentParser(prog="headrace bench schedule", description=__doc__)
-    parser.add_argument("--recipe", default="recipes/quickstart.toml")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--accuracy", type=float, default=0.75)
+    parser = command_line("schedule", __doc__)
+    parser.add_argument("--recipe", default="recipes/quickstart.toml", help="what is trained")
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
+    parser.add_argument(
+        "--accuracy", type=float, default=0.75, help="the target that seconds are counted to"
+    )
     parser.add_argument("--every", type=int, default=4, help="updates between evaluations")
     parser.add_argument("--limit-s", type=float, default=240.0, help="most training seconds")
     parser.add_argument("--rows", type=Path, help="JSONL file of finished runs, gone on with")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         rows = Rows(arguments.rows or Path(folder) / "rows.jsonl")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.rows import Rows
 
 Row = dict[str, Any]
@@ -18,14 +19,9 @@ def parser(
     name: str, description: str | None, rows: Path, *, seeds: int
 ) -> argparse.ArgumentParser:
     """`--seeds`, `--rows` and `--json` of `headrace bench NAME`."""
-    made = argparse.ArgumentParser(
-        prog=f"headrace bench {name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument("--seeds", type=int, default=seeds, help=f"models and samplings ({seeds})")
+    made = command_line(name, description)
+    made.add_argument("--seeds", type=int, default=seeds, help="models and samplings")
     made.add_argument("--rows", type=Path, default=rows, help="JSONL file, gone on with")
-    made.add_argument("--json", action="store_true", help="one JSON object as the last line")
     return made
 
 

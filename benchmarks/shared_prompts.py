@@ -6,7 +6,6 @@ For each length of prompt: updates of groups of eight responses of the demonstra
 seconds with, `tokens` the share of tokens that still go through the models. One thread.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.command_line import command_line
 from benchmarks.learner import build_updater
 from benchmarks.learner_load import demo_batch
 from benchmarks.rows import result_line
@@ -65,11 +65,10 @@ def measure(*, repeats: int, trajectories: int, budget: int) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="headrace bench shared-prompts", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--trajectories", type=int, default=128)
-    parser.add_argument("--budget", type=int, default=4096)
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser = command_line("shared-prompts", __doc__)
+    parser.add_argument("--repeats", type=int, default=7, help="turns with and without sharing")
+    parser.add_argument("--trajectories", type=int, default=128, help="of an update")
+    parser.add_argument("--budget", type=int, default=4096, help="tokens of a micro-batch")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     result = measure(

@@ -11,7 +11,6 @@ audit` finds in the run afterwards (0; the checkpoints that the scripted learner
 what the kill cuts off that ends the run, do not count), and `texts`, the first of them.
 """
 
-import argparse
 import asyncio
 import os
 import statistics
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
+from benchmarks.command_line import command_line
 from benchmarks.coordinator import on_core
 from benchmarks.fleet import FILES, Fleet, allow_files, config
 from benchmarks.rows import Rows, keep, result_line
@@ -156,13 +156,12 @@ def _bytes(folder: Path) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, end."""
-    parser = argparse.ArgumentParser(prog="headrace bench soak", description=__doc__)
-    parser.add_argument("--trajectories", type=int, default=1_000_000)
+    parser = command_line("soak", __doc__)
+    parser.add_argument("--trajectories", type=int, default=1_000_000, help="of the run")
     parser.add_argument("--restarts", type=int, default=3, help="kills of the coordinator")
-    parser.add_argument("--generators", type=int, default=8)
+    parser.add_argument("--generators", type=int, default=8, help="how many at once")
     parser.add_argument("--keep", type=Path, help="a folder for the run, which then stays")
     parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

@@ -9,7 +9,6 @@ Needs about a minute. Each measurement is a row of the file `--rows`, by default
 `benchmarks/results/sockets.jsonl`.
 """
 
-import argparse
 import json
 import multiprocessing
 import sys
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command_line import command_line
 from benchmarks.rows import RESULTS, Rows
 from headrace.errors import RunFailedError
 from headrace.protocol import messages as m
@@ -108,14 +108,11 @@ def measure(name: str, keys: str | None) -> Row:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench sockets",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_line("sockets", __doc__)
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each kind")
+    parser.add_argument(
+        "--rows", type=Path, default=RESULTS / "sockets.jsonl", help="JSONL file that gets the rows"
     )
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rows", type=Path, default=RESULTS / "sockets.jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args(argv)
     rows, at = Rows(options.rows), round(time.time())
     measured: list[Row] = []

@@ -26,6 +26,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 
 from benchmarks import tries
 from benchmarks.arm_run import run_arm
+from benchmarks.command_line import command_line
 from benchmarks.rows import Rows, result_line
 from benchmarks.study_plan import Arm, Row, Study, key
 from benchmarks.study_table import line_of, show, table
@@ -35,11 +36,7 @@ from headrace.hardware import detect
 
 def parser_of(study: Study, description: str | None) -> argparse.ArgumentParser:
     """The options that all studies have."""
-    parser = argparse.ArgumentParser(
-        prog=f"headrace bench {study.name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line(study.name, description)
     parser.add_argument("--reduced", action="store_true", help="fewer arms and seeds")
     parser.add_argument("--seeds", type=int, help="seeds of each arm, instead of the study's")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
@@ -47,7 +44,6 @@ def parser_of(study: Study, description: str | None) -> argparse.ArgumentParser:
         "--rows", type=Path, default=study.rows_path, help="JSONL file of runs, gone on with"
     )
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     return parser
 
 
@@ -59,7 +55,7 @@ def main_of(study: Study, description: str | None, argv: Sequence[str]) -> int:
         "--jobs",
         type=int,
         default=study.jobs or len(detect().cores),
-        help="runs at a time, each on its share of the cores (default: %(default)s)",
+        help="runs at a time, each on its share of the cores",
     )
     options = parser.parse_args(argv)
     plan = [

@@ -8,7 +8,6 @@ suite. A measurement is a row of the file `--rows`, by default `benchmarks/resul
 beside which others took more than a twentieth of a core is marked.
 """
 
-import argparse
 import json
 import re
 import subprocess
@@ -18,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.machine_state import Watch
 from benchmarks.rows import RESULTS, Rows
 from headrace.install import ROOT
@@ -67,10 +67,11 @@ def measure(arguments: Sequence[str]) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """Measure; the suite's exit code."""
-    parser = argparse.ArgumentParser(prog="headrace bench suite", description=__doc__)
+    parser = command_line("suite", __doc__)
     parser.add_argument("arguments", nargs="*", help="for pytest, after --: -- tests/learner")
-    parser.add_argument("--rows", type=Path, default=RESULTS / "suite.jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument(
+        "--rows", type=Path, default=RESULTS / "suite.jsonl", help="JSONL file that gets the rows"
+    )
     options = parser.parse_args(argv)
     rows = Rows(options.rows)
     row = rows.add(f"suite/{round(time.time())}", measure(options.arguments))

@@ -20,7 +20,6 @@ ratio far above 1 beside the busy process; one that loses nothing has none on th
 Rows are appended to `--rows`. Takes some ten minutes on two calm cores, up to an hour on busy ones.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -34,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.learner_load import MODEL
 from benchmarks.rows import RESULTS, Rows, result_line
 from benchmarks.runs import train
@@ -195,18 +195,15 @@ def large_model(folder: Path) -> Path:
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench threads",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("threads", __doc__)
     parser.add_argument("--repeats", type=int, default=7, help="turns of the learner's update")
     parser.add_argument("--runs", type=int, default=3, help="turns of whole runs; 0: none")
     parser.add_argument(
         "--busy", type=int, nargs="+", default=[0, 1], help="busy processes beside it, each counted"
     )
-    parser.add_argument("--rows", type=Path, default=RESULTS / "threads.jsonl")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument(
+        "--rows", type=Path, default=RESULTS / "threads.jsonl", help="JSONL file that gets the rows"
+    )
     options = parser.parse_args(argv)
     rows, began = Rows(options.rows), round(time.time())
     # How busy the machine was without us; the `load` of a row has our own processes in it.

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import ceiling, old_data, tries
+from benchmarks.command_line import command_line
 from benchmarks.crossings import interval_text
 from benchmarks.race import Plan, Race, Track, listing
 from benchmarks.race_figures import factor_figures, in_words, race_path, summarise
@@ -105,12 +106,8 @@ def carry_out(
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench tppo-vs-ppo",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--setting", choices=SETTINGS, default="long", help="which task (long)")
+    parser = command_line("tppo-vs-ppo", __doc__)
+    parser.add_argument("--setting", choices=SETTINGS, default="long", help="which task")
     parser.add_argument("--reduced", action="store_true", help="the ratio's two arms, three seeds")
     parser.add_argument("--arms", nargs="+", choices=ARMS, metavar="ARM", help="these arms only")
     parser.add_argument(
@@ -119,7 +116,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=Path, help="JSONL file of runs of one's own, gone on with")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     part = parser.add_mutually_exclusive_group()
     for name, meaning in PARTS:
         part.add_argument(f"--{name}", action="store_true", help=meaning)

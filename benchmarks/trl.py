@@ -30,6 +30,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.crossings import (
     Time,
     compared,
@@ -104,17 +105,12 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench trl",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line("trl", __doc__)
     parser.add_argument("--reduced", action="store_true", help="fewer seeds, no tuning")
     parser.add_argument("--seeds", type=int, help=f"seeds that are shown (default: {SEEDS})")
     parser.add_argument("--updates", type=int, default=UPDATES, help="of a run of its speed")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
-    parser.add_argument("--rows", type=Path, default=ROWS)
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="JSONL file of runs, gone on with")
     return parser.parse_args(argv)
 
 

@@ -8,7 +8,6 @@ A thousand answers take two seconds, in which a machine's noise is a tenth and m
 `prompts` is large enough for sixteen. What the first and the last leases cost weighs less then.
 """
 
-import argparse
 import asyncio
 import statistics
 import tempfile
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import command_line
 from benchmarks.rows import Rows, keep, result_line
 from benchmarks.runs import train
 from generators.engine import GenerationRequest
@@ -109,13 +109,14 @@ def measure(recipe: str, overrides: list[str], repeats: int, prompts: int) -> di
 
 def main(argv: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="headrace bench whole-path", description=__doc__)
+    parser = command_line("whole-path", __doc__)
     parser.add_argument("overrides", nargs="*", help="key=value, e.g. model.path=FOLDER")
-    parser.add_argument("--recipe", default="recipes/quickstart.toml")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--recipe", default="recipes/quickstart.toml", help="whose generator, prompts and rewards"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=8192, help="answers of a side and repeat")
     parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     arguments = parser.parse_args(argv)
     result = measure(arguments.recipe, arguments.overrides, arguments.repeats, arguments.prompts)
     keep(arguments.rows, result)

@@ -128,7 +128,9 @@ def _training(command: Maker) -> None:
         "headrace eval runs/RUN/checkpoints/step_60/policy --task recipes/quickstart.toml --json",
     )  # fmt: skip
     evaluate.add_argument("model", metavar="MODEL", help="a model folder")
-    evaluate.add_argument("--task", required=True, metavar="RECIPE", dest="recipe")
+    evaluate.add_argument(
+        "--task", required=True, metavar="RECIPE", dest="recipe", help="whose held-out prompts"
+    )
     take_overrides(evaluate)
     offer_json(evaluate)
     take_root(evaluate)
@@ -140,8 +142,8 @@ def _looking(command: Maker) -> None:
     )
     page.add_argument("folder", nargs="?", metavar="ROOT", help="folder of the runs (runs)")
     take_root(page)
-    page.add_argument("--host", default="127.0.0.1")
-    page.add_argument("--port", type=int, default=8501, help="0 takes a free one")
+    page.add_argument("--host", default="127.0.0.1", help="where it listens (127.0.0.1)")
+    page.add_argument("--port", type=int, default=8501, help="0 takes a free one (8501)")
 
     runs = command("runs", "list what ran", "headrace runs --json")
     runs.add_argument("--archived", action="store_true", help="list archived runs, too")
@@ -180,7 +182,7 @@ def _checking(command: Maker) -> None:
         ("explain", "what a recipe means: batch arithmetic, staleness, memory, processes"),
     ):
         made = command(name, text, f"headrace config {name} recipes/quickstart.toml", within=inner)
-        made.add_argument("recipe", metavar="RECIPE")
+        made.add_argument("recipe", metavar="RECIPE", help="a TOML file")
         take_overrides(made)
         offer_json(made)
         take_root(made)
@@ -199,7 +201,7 @@ def _checking(command: Maker) -> None:
         "run", "one Python file, with what came of it", "headrace sandbox run program.py",
         within=within,
     )  # fmt: skip
-    made.add_argument("file", type=Path, metavar="FILE.py")
+    made.add_argument("file", type=Path, metavar="FILE.py", help="the program")
     made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="deadline (10)")
     made.add_argument(
         "--python", metavar="PROGRAM", help="another environment's Python, with its packages"
@@ -211,13 +213,15 @@ def _checking(command: Maker) -> None:
     offer_json(made)
 
     keys = command("keys", "make key files for connections off this machine", "headrace keys k/")
-    keys.add_argument("folder", type=Path, metavar="DIR")
+    keys.add_argument("folder", type=Path, metavar="DIR", help="a folder that is made for them")
 
     bench = command(
         "bench", "run a benchmark; options are its own", "headrace bench generator --json"
     )
     bench.add_argument("name", nargs="?", metavar="NAME", help="none: list them")
-    bench.add_argument("options", nargs=argparse.REMAINDER, metavar="...")
+    bench.add_argument(
+        "options", nargs=argparse.REMAINDER, metavar="...", help="--help: its options"
+    )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

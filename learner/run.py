@@ -61,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="learner.run")
-    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder")
     parser.add_argument("--connect", required=True, help="the coordinator's address")
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--world-size", type=int)
+    parser.add_argument("--rank", type=int, help="of this process; torchrun's where it is left out")
+    parser.add_argument("--world-size", type=int, help="ranks in all")
     parser.add_argument("--master-address", default="127.0.0.1", help="rank 0's host")
-    parser.add_argument("--master-port", type=int)
+    parser.add_argument("--master-port", type=int, help="rank 0's port")
     parser.add_argument("--cpus", type=_cores, help="cores to run on, such as 1,2")
     options = parser.parse_args(argv)
     options.local_rank = options.rank

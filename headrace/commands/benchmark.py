@@ -5,6 +5,7 @@ found as a file of the source tree, so that a new one needs no entry here.
 """
 
 import argparse
+import ast
 import importlib
 import sys
 from collections.abc import Callable
@@ -23,8 +24,15 @@ def available(folder: Path = ROOT / "benchmarks") -> list[str]:
     )
 
 
+def about(name: str, folder: Path = ROOT / "benchmarks") -> str:
+    """The first paragraph of what a benchmark says of itself, without its own name."""
+    text = (folder / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
+    first = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
+    return " ".join(first.split()).replace(f": `headrace bench {name}`.", ".")
+
+
 def bench(arguments: argparse.Namespace) -> int:
-    """Run one benchmark; without a name, list them."""
+    """Run one benchmark; without a name, list them with what each is about."""
     names = available()
     if not names:
         raise UserError(
@@ -32,7 +40,9 @@ def bench(arguments: argparse.Namespace) -> int:
             "clone of the repository"
         )
     if not arguments.name:
-        print("\n".join(names))
+        width = max(map(len, names))
+        for name in names:
+            print(f"{name:<{width}}  {about(name)}")
         return 0
     name = arguments.name.replace("_", "-")
     if name not in names:

@@ -1,5 +1,6 @@
 """The command line as a user meets it: help, exit codes, one line for a mistake."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -12,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from headrace import run_folder
-from headrace.cli import action, main, parse
+from headrace.cli import action, main, parse, parser
 from headrace.commands import roles
 from headrace.commands.roles import await_listener
 from headrace.config.load import load_recipe
@@ -55,6 +56,18 @@ def test_help_teaches_and_is_light() -> None:
     for command in COMMANDS:
         assert any(line.strip().startswith(command) for line in text)
     assert "headrace train recipes/quickstart.toml" in done.stdout
+
+
+def test_every_option_says_what_it_is() -> None:
+    silent, left = [], [parser()]
+    while left:
+        one = left.pop()
+        for option in one._actions:
+            if isinstance(option, argparse._SubParsersAction):
+                left += option.choices.values()
+            elif not option.help:
+                silent.append(f"{one.prog} {option.dest}")
+    assert silent == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -405,9 +418,10 @@ def test_benchmarks_are_named_with_hyphens_or_underscores(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["bench"]) == 0
-    names = capsys.readouterr().out.split()
-    assert "whole-path" in names
-    assert not any("_" in name for name in names)
+    about = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert "against raw vLLM" in about["whole-path"]
+    assert about["learner"].endswith("in loss tokens a second.")
+    assert not any("_" in name for name in about)
     called: list[list[str]] = []
 
     def benchmark(options: list[str]) -> int:
