@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, offer_row
 from benchmarks.learner import POLICY_LR, VALUE_LR
 from benchmarks.learner_load import MODEL, VOCABULARY
-from benchmarks.rows import Rows, keep, result_line
+from benchmarks.rows import keep, result_line
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
@@ -238,7 +238,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=3, help="rounds of all contexts")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
-    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+    offer_row(parser)
     return parser.parse_args(argv)
 
 

@@ -32,14 +32,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.chaos_facts import facts, whole
 from benchmarks.chaos_faults import HEARTBEAT_S, KILLS, STOPS, WITH_CHILDREN, Kind, draw
 from benchmarks.chaos_job import Job
 from benchmarks.chaos_place import open_place
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_engine, take_rows
 from benchmarks.rows import RESULTS, Rows, result_line
 
 FAULTS_A_RUN = 20
@@ -71,21 +70,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the exit code."""
     parser = command_line("chaos", __doc__)
     parser.add_argument("--kills", type=int, default=40, help="faults in all")
-    parser.add_argument(
-        "--engine",
-        choices=("vllm", "torch", "fake"),
-        default="fake",
-        help="what samples; fake: scripted, with no model",
-    )
+    take_engine(parser, "fake")
     parser.add_argument("--generators", type=int, default=1, help="generators of a run")
     parser.add_argument("--first-seed", type=int, default=0, help="of the first run")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument(
-        "--rows",
-        type=Path,
-        default=RESULTS / "chaos.jsonl",
-        help="JSONL file that gets the rows, gone on with",
-    )
+    take_rows(parser, RESULTS / "chaos.jsonl", resumes=True)
     args = parser.parse_args(argv)
     if args.jobs < 1:
         parser.error("--jobs takes 1 or more")

@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.line_labels import HELD_OUT, SAMPLES, WRONG, K, labeler_figures, make_model
 from benchmarks.line_labels import model_figures as figures_of_model
 from benchmarks.rows import RESULTS, result_line
@@ -168,11 +168,12 @@ def figure_names(row: Row) -> list[str]:
 def parts(argv: Sequence[str]) -> int:
     """Make the rows of test A or B that are missing, and print them."""
     parser = command_line("code-prm", __doc__)
+    parser.allow_abbrev = False
     parser.add_argument(
         "--part", choices=("labels", "model"), required=True, help="test A (labels) or B (model)"
     )
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many, from 0")
-    parser.add_argument("--rows", type=Path, default=PARTS_ROWS, help="JSONL file, gone on with")
+    take_rows(parser, PARTS_ROWS, resumes=True)
     options = parser.parse_args(argv)
     wanted = {
         part_key(options.part, seed): partial(part_row, options.part, seed)

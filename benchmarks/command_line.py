@@ -1,13 +1,16 @@
 """The command line of a benchmark: what `headrace bench NAME --help` shows.
 
 In: a benchmark's name and what it says of itself. Out: a parser whose help keeps that text as it
-is written and tells the default of every option that has one. All results go out in one way:
-`--json` prints one JSON object as the last line.
+is written and tells the default of every option that has one, and options that several benchmarks
+share. All results go out in one way: `--json` prints one JSON object as the last line.
 """
 
 import argparse
 from pathlib import Path
+from typing import get_args
 
+from benchmarks.rows import Rows
+from headrace.config.generator import GeneratorConfig
 from headrace.install import ROOT
 
 
@@ -34,3 +37,26 @@ def command_line(name: str, text: str | None, *, json: bool = True) -> argparse.
     if json:
         parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     return parser
+
+
+def take_rows(parser: argparse.ArgumentParser, default: Path, *, resumes: bool = False) -> None:
+    """The file that every measurement goes to; `resumes`: what it has is not measured again."""
+    more = ", gone on with" if resumes else ""
+    parser.add_argument(
+        "--rows", type=Path, default=default, help=f"JSONL file that gets the rows{more}"
+    )
+
+
+def offer_row(parser: argparse.ArgumentParser) -> None:
+    """A file for the result, where it is to be kept."""
+    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+
+
+def take_engine(parser: argparse.ArgumentParser, default: str) -> None:
+    """What samples, of all engines that there are."""
+    parser.add_argument(
+        "--engine",
+        choices=get_args(GeneratorConfig.model_fields["engine"].annotation),
+        default=default,
+        help="what samples; fake: scripted, with no model",
+    )

@@ -24,7 +24,7 @@ from typing import Any
 
 from playwright.sync_api import BrowserContext, Page
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.dashboard_living import Living
 from benchmarks.dashboard_pages import Served, first_paints, painted, refreshes, served, timed
 from benchmarks.dashboard_run import BATCH, Size, make_run
@@ -170,12 +170,7 @@ def main(argv: Sequence[str]) -> int:
         "--private", action="store_true", help="in a window that keeps no compiled code"
     )
     parser.add_argument("--live-s", type=float, default=10.0, help="of each page; 0: not at all")
-    parser.add_argument(
-        "--rows",
-        type=Path,
-        default=RESULTS / "dashboard.jsonl",
-        help="JSONL file that gets the rows",
-    )
+    take_rows(parser, RESULTS / "dashboard.jsonl")
     options = parser.parse_args(argv)
     if find_chromium() is None:
         raise UserError("no Chromium on this machine: install the package chromium")

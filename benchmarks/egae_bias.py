@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.egae_estimates import ESTIMATORS, Estimator, Sampled, is_near, state_terms
 from benchmarks.estimator_error import summary
 from benchmarks.frozen_policy import LEAST_ENTROPY, STRATA, TERMS, Critic, FrozenPolicy
@@ -234,7 +234,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help="seeds of training and sampling (3; reduced: 1)")
     parser.add_argument("--states", type=int, help="states of each policy, instead of the study's")
     parser.add_argument("--continuations", type=int, help="2 or more from each state, twice")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="JSONL file, gone on with")
+    take_rows(parser, ROWS, resumes=True)
     parser.add_argument("--keep", type=Path, help="keep the run folders here, and use those here")
     return parser.parse_args(argv)
 

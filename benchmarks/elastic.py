@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.chaos_place import network_problem
-from benchmarks.command_line import command_line
-from benchmarks.rows import Rows, keep, result_line
+from benchmarks.command_line import command_line, offer_row
+from benchmarks.rows import keep, result_line
 from headrace.applied import read_applied
 from headrace.install import ROOT
 from headrace.protocol.records import LeaseIssued, ProcessChanged, Record, TokensLost
@@ -336,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--trials", type=int, default=3, help="one after the other, each with its seed"
     )
-    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+    offer_row(parser)
     args = parser.parse_args(argv)
     if reason := problem():
         parser.error(reason)

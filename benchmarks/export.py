@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.export_run import write_run
 from benchmarks.machine_state import Watch
 from benchmarks.rows import RESULTS, Rows, result_line
@@ -137,9 +137,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--turns", type=int, default=5, help="measurements of each size, in turns")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
-    parser.add_argument(
-        "--rows", type=Path, default=RESULTS / "export.jsonl", help="JSONL file that gets the rows"
-    )
+    take_rows(parser, RESULTS / "export.jsonl")
     options = parser.parse_args(argv)
     rows, began, found = Rows(options.rows), round(time.time()), []
     for tokens in options.tokens:

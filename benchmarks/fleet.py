@@ -28,9 +28,9 @@ import psutil
 import zmq.asyncio
 
 from benchmarks import made_runs
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, offer_row
 from benchmarks.coordinator import cpu_seconds, on_core
-from benchmarks.rows import Rows, keep, result_line
+from benchmarks.rows import keep, result_line
 from headrace.config.run import RunConfig
 from headrace.protocol import messages as m
 from headrace.protocol.records import ProcessChanged
@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=64, help="of the learner")
     parser.add_argument("--trajectories", type=int, default=200_000, help="a measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")
-    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+    offer_row(parser)
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

@@ -25,7 +25,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.fuzz_runs import IntakeTarget, JournalTarget
 from benchmarks.fuzz_targets import CodecTarget, ConfigTarget, FilterTarget, Target
 from benchmarks.rows import RESULTS, Rows
@@ -127,12 +127,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--inputs", type=int, default=PIECE, help="inputs of each target")
     parser.add_argument("--seconds", type=float, help="begin no piece after so long")
     parser.add_argument("--again", action="store_true", help="also pieces that have a row")
-    parser.add_argument(
-        "--rows",
-        type=Path,
-        default=RESULTS / "fuzz.jsonl",
-        help="JSONL file that gets the rows, gone on with",
-    )
+    take_rows(parser, RESULTS / "fuzz.jsonl", resumes=True)
     options = parser.parse_args(argv)
     names = options.target or list(TARGETS)
     if strangers := set(names) - set(TARGETS):

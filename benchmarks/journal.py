@@ -42,11 +42,11 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, offer_row, take_engine
 from benchmarks.crossings import Time, compared
 from benchmarks.journal_turns import KINDS, Kind, Plan, Turn, Work, options_of, read_turns
 from benchmarks.machine_state import Watch, roles_in
-from benchmarks.rows import Rows, keep, result_line
+from benchmarks.rows import keep, result_line
 from headrace.commands.preflight import check_start
 from headrace.commands.training import supervise
 from headrace.config.checks import check_recipe
@@ -308,19 +308,14 @@ def options_from(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command_line("journal", __doc__)
     parser.add_argument("overrides", nargs="*", help="key=value, e.g. model.path=FOLDER")
     parser.add_argument("--recipe", default=str(RECIPE), help="whose generator and prompts")
-    parser.add_argument(
-        "--engine",
-        choices=("vllm", "torch", "fake"),
-        default="vllm",
-        help="what samples; fake: scripted, with no model",
-    )
+    take_engine(parser, "vllm")
     parser.add_argument("--prompts", type=int, default=24576, help="held-out prompts of a run")
     parser.add_argument("--repeats", type=int, default=5, help="runs")
     parser.add_argument("--turn-s", type=float, default=4.0, help="seconds of a turn")
     parser.add_argument("--settle-s", type=float, default=1.0, help="seconds before each turn")
     parser.add_argument("--parts", action="store_true", help="also turns without a part of it")
     parser.add_argument("--root", type=Path, help="where runs are written (a temporary folder)")
-    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+    offer_row(parser)
     return parser.parse_args(argv)
 
 

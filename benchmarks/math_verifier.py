@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.rows import RESULTS, Rows
 from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
@@ -160,12 +160,7 @@ def main(argv: Sequence[str]) -> int:
         "--scorer", action="append", default=[], metavar="FILE.py:NAME",
         help="a reward function to compare with; repeat for more",
     )  # fmt: skip
-    parser.add_argument(
-        "--rows",
-        type=Path,
-        default=RESULTS / "math_verifier.jsonl",
-        help="JSONL file that gets the rows",
-    )
+    take_rows(parser, RESULTS / "math_verifier.jsonl")
     options = parser.parse_args(list(argv))
     others = {_label(name): scorer(name) for name in options.scorer}
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)

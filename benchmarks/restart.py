@@ -25,8 +25,8 @@ import numpy as np
 import psutil
 
 from benchmarks import made_runs
-from benchmarks.command_line import command_line
-from benchmarks.rows import Rows, keep, result_line
+from benchmarks.command_line import command_line, offer_row
+from benchmarks.rows import keep, result_line
 from coordinator.hub import Hub
 from coordinator.run import build
 from headrace.config.run import RunConfig
@@ -284,7 +284,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of the largest size")
     parser.add_argument("--tokens", type=int, default=64, help="at most, of a chunk")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
-    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+    offer_row(parser)
     arguments = parser.parse_args(argv)
     rows = []
     with tempfile.TemporaryDirectory(prefix="headrace-restart-", dir=arguments.root) as folder:

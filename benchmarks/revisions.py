@@ -17,7 +17,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.rows import RESULTS, Rows, result_line
 from benchmarks.runs import train
 from headrace.errors import UserError
@@ -117,12 +117,7 @@ def main(argv: list[str]) -> int:
         dest="overrides",
         help="changes of the recipe",
     )
-    parser.add_argument(
-        "--rows",
-        type=Path,
-        default=RESULTS / "revisions.jsonl",
-        help="JSONL file that gets the rows, gone on with",
-    )
+    take_rows(parser, RESULTS / "revisions.jsonl", resumes=True)
     arguments = parser.parse_args(argv)
     result = measure(
         arguments.recipe,

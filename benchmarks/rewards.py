@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.machine_state import Watch
 from benchmarks.reward_cost import Answers, Cost, cost, generate
 from benchmarks.rows import RESULTS, Rows
@@ -121,9 +121,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--recipe", default=RECIPE, help="whose generator and rewards")
     parser.add_argument("--prompts", type=int, default=2048, help="answers of the generator")
     parser.add_argument("--pairs", type=int, default=3, help="turns of a stream, slow and instant")
-    parser.add_argument(
-        "--rows", type=Path, default=RESULTS / "rewards.jsonl", help="JSONL file that gets the rows"
-    )
+    take_rows(parser, RESULTS / "rewards.jsonl")
     options = parser.parse_args(argv)
     # Made before the measurement, so that it knows the commit that is measured.
     rows, at = Rows(options.rows), round(time.time())

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.rows import RESULTS, Rows
 from headrace.errors import RunFailedError
 from rewards.kinds.program import program_of
@@ -121,9 +121,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--mbpp", type=Path, default=Path("data/mbpp.jsonl"), help="the same of MBPP"
     )
-    parser.add_argument(
-        "--rows", type=Path, default=RESULTS / "sandbox.jsonl", help="JSONL file that gets the rows"
-    )
+    take_rows(parser, RESULTS / "sandbox.jsonl")
     options = parser.parse_args(argv)
     rows, at = Rows(options.rows), round(time.time())
     row = rows.add(f"sandbox/{at}", {"name": "sandbox", **asyncio.run(measure(options))})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.rows import Rows
 
 Row = dict[str, Any]
@@ -21,7 +21,7 @@ def parser(
     """`--seeds`, `--rows` and `--json` of `headrace bench NAME`."""
     made = command_line(name, description)
     made.add_argument("--seeds", type=int, default=seeds, help="models and samplings")
-    made.add_argument("--rows", type=Path, default=rows, help="JSONL file, gone on with")
+    take_rows(made, rows, resumes=True)
     return made
 
 

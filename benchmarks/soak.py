@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, offer_row
 from benchmarks.coordinator import on_core
 from benchmarks.fleet import FILES, Fleet, allow_files, config
-from benchmarks.rows import Rows, keep, result_line
+from benchmarks.rows import keep, result_line
 from storage.audit import audit_run
 from storage.audit.findings import Finding
 
@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--restarts", type=int, default=3, help="kills of the coordinator")
     parser.add_argument("--generators", type=int, default=8, help="how many at once")
     parser.add_argument("--keep", type=Path, help="a folder for the run, which then stays")
-    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+    offer_row(parser)
     args = parser.parse_args(argv)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.rows import RESULTS, Rows
 from headrace.errors import RunFailedError
 from headrace.protocol import messages as m
@@ -110,9 +110,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure and print."""
     parser = command_line("sockets", __doc__)
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each kind")
-    parser.add_argument(
-        "--rows", type=Path, default=RESULTS / "sockets.jsonl", help="JSONL file that gets the rows"
-    )
+    take_rows(parser, RESULTS / "sockets.jsonl")
     options = parser.parse_args(argv)
     rows, at = Rows(options.rows), round(time.time())
     measured: list[Row] = []

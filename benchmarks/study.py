@@ -26,7 +26,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 
 from benchmarks import tries
 from benchmarks.arm_run import run_arm
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.rows import Rows, result_line
 from benchmarks.study_plan import Arm, Row, Study, key
 from benchmarks.study_table import line_of, show, table
@@ -40,9 +40,7 @@ def parser_of(study: Study, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--reduced", action="store_true", help="fewer arms and seeds")
     parser.add_argument("--seeds", type=int, help="seeds of each arm, instead of the study's")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
-    parser.add_argument(
-        "--rows", type=Path, default=study.rows_path, help="JSONL file of runs, gone on with"
-    )
+    take_rows(parser, study.rows_path, resumes=True)
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     return parser
 

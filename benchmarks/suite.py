@@ -14,10 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.machine_state import Watch
 from benchmarks.rows import RESULTS, Rows
 from headrace.install import ROOT
@@ -69,9 +68,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure; the suite's exit code."""
     parser = command_line("suite", __doc__)
     parser.add_argument("arguments", nargs="*", help="for pytest, after --: -- tests/learner")
-    parser.add_argument(
-        "--rows", type=Path, default=RESULTS / "suite.jsonl", help="JSONL file that gets the rows"
-    )
+    take_rows(parser, RESULTS / "suite.jsonl")
     options = parser.parse_args(argv)
     rows = Rows(options.rows)
     row = rows.add(f"suite/{round(time.time())}", measure(options.arguments))

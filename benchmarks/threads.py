@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.learner_load import MODEL
 from benchmarks.rows import RESULTS, Rows, result_line
 from benchmarks.runs import train
@@ -201,9 +201,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--busy", type=int, nargs="+", default=[0, 1], help="busy processes beside it, each counted"
     )
-    parser.add_argument(
-        "--rows", type=Path, default=RESULTS / "threads.jsonl", help="JSONL file that gets the rows"
-    )
+    take_rows(parser, RESULTS / "threads.jsonl")
     options = parser.parse_args(argv)
     rows, began = Rows(options.rows), round(time.time())
     # How busy the machine was without us; the `load` of a row has our own processes in it.

@@ -26,11 +26,10 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.command_line import command_line
+from benchmarks.command_line import command_line, take_rows
 from benchmarks.crossings import (
     Time,
     compared,
@@ -110,7 +109,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, help=f"seeds that are shown (default: {SEEDS})")
     parser.add_argument("--updates", type=int, default=UPDATES, help="of a run of its speed")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
-    parser.add_argument("--rows", type=Path, default=ROWS, help="JSONL file of runs, gone on with")
+    take_rows(parser, ROWS, resumes=True)
     return parser.parse_args(argv)
 
 

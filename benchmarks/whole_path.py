@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import command_line
-from benchmarks.rows import Rows, keep, result_line
+from benchmarks.command_line import command_line, offer_row
+from benchmarks.rows import keep, result_line
 from benchmarks.runs import train
 from generators.engine import GenerationRequest
 from generators.policy_files import end_token_ids, read_config, weight_layout
@@ -116,7 +116,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=8192, help="answers of a side and repeat")
-    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+    offer_row(parser)
     arguments = parser.parse_args(argv)
     result = measure(arguments.recipe, arguments.overrides, arguments.repeats, arguments.prompts)
     keep(arguments.rows, result)

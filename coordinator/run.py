@@ -38,10 +38,8 @@ from headrace.protocol.messages import WeightNotice
 from headrace.protocol.records import Restarted, VersionIssued, VersionPublished
 from headrace.protocol.sockets import Router
 from headrace.run_folder import ANNOUNCED
-from storage.run_store import RunStore
+from storage.run_store import START_BYTES, RunStore
 
-START_BYTES = 1 << 20
-"""About what the files take that a coordinator makes when it starts."""
 LAST_WRITER_S = 20.0
 """How long a coordinator whose supervisor was killed may need to end, before another takes over."""
 

@@ -13,7 +13,14 @@ from typing import Any, NoReturn
 
 from headrace.cli_data import add_data, add_replay
 from headrace.cli_launch import add_launch
-from headrace.cli_options import Maker, offer_json, take_overrides, take_root, take_run
+from headrace.cli_options import (
+    Maker,
+    offer_json,
+    take_overrides,
+    take_recipe,
+    take_root,
+    take_run,
+)
 from headrace.cli_reward import add_reward, reward_action
 from headrace.errors import RunFailedError, StorageBlockedError, UserError
 
@@ -94,7 +101,7 @@ def _training(command: Maker) -> None:
         "train", "train a model by a recipe, or go on with a run",
         "headrace train recipes/quickstart.toml learner.policy.lr=5e-5 --no-dashboard",
     )  # fmt: skip
-    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file")
+    take_recipe(train, optional=True)
     take_overrides(train)
     train.add_argument("--resume", metavar="RUN", help="go on with this run (`latest`: the newest)")
     train.add_argument("--no-dashboard", action="store_true", help="start no web page")
@@ -182,7 +189,7 @@ def _checking(command: Maker) -> None:
         ("explain", "what a recipe means: batch arithmetic, staleness, memory, processes"),
     ):
         made = command(name, text, f"headrace config {name} recipes/quickstart.toml", within=inner)
-        made.add_argument("recipe", metavar="RECIPE", help="a TOML file")
+        take_recipe(made)
         take_overrides(made)
         offer_json(made)
         take_root(made)

@@ -6,7 +6,7 @@ In: the maker of commands. Out: nothing; the command is there.
 import argparse
 from pathlib import Path
 
-from headrace.cli_options import Maker, take_overrides, take_root
+from headrace.cli_options import Maker, take_overrides, take_recipe, take_root
 
 
 def add_launch(command: Maker) -> None:
@@ -15,7 +15,7 @@ def add_launch(command: Maker) -> None:
         "launch", "train over several hosts of a cluster",
         "headrace launch recipe.toml --on slurm --nodes 4 --gpus-per-node 8 --time 12:00:00",
     )  # fmt: skip
-    launch.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file")
+    take_recipe(launch, optional=True)
     take_overrides(launch)
     launch.add_argument(
         "--on", required=True, choices=("slurm", "ray"),

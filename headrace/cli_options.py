@@ -11,6 +11,13 @@ Maker = Callable[..., argparse.ArgumentParser]
 """Adds a command: (name, what it does, example, within=...)."""
 
 
+def take_recipe(command: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """What is run or looked at."""
+    command.add_argument(
+        "recipe", nargs="?" if optional else None, metavar="RECIPE", help="a TOML file"
+    )
+
+
 def take_overrides(command: argparse.ArgumentParser) -> None:
     """Keys of the recipe in dotted form."""
     command.add_argument(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.cli_options import Maker, offer_json, take_overrides, take_root
+from headrace.cli_options import Maker, offer_json, take_overrides, take_recipe, take_root
 
 Action = Callable[[argparse.Namespace], int]
 
@@ -48,7 +48,7 @@ def add_reward(command: Maker) -> None:
         "try", "score the answers in a file as a run would, one line each",
         "headrace reward try recipes/quickstart.toml answers.jsonl --json", within=inner,
     )  # fmt: skip
-    tried.add_argument("recipe", metavar="RECIPE", help="a TOML file")
+    take_recipe(tried)
     tried.add_argument("file", metavar="FILE", help="rows of prompt, completion, answer, ...")
     take_overrides(tried)
     tried.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -64,7 +64,7 @@ def _labelling(command: Maker, within: Any) -> None:
         "headrace reward label recipes/code-prm.toml --samples 2000 --k 8 --out labels.jsonl",
         within=within,
     )  # fmt: skip
-    labelled.add_argument("recipe", metavar="RECIPE", help="a TOML file")
+    take_recipe(labelled)
     take_overrides(labelled)
     labelled.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
     labelled.add_argument(
@@ -90,7 +90,7 @@ def _anchors(command: Maker, within: Any) -> None:
         "anchors", "make the answer of each prompt that others have to beat", ANCHOR_EXAMPLES,
         within=within,
     )  # fmt: skip
-    made.add_argument("recipe", metavar="RECIPE", help="a TOML file")
+    take_recipe(made)
     take_overrides(made)
     made.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
     made.add_argument(
@@ -113,7 +113,7 @@ def _reward_training(command: Maker, within: Any) -> None:
         "train", "train a reward model by a recipe, or go on with one", REWARD_EXAMPLES,
         within=within,
     )  # fmt: skip
-    trained.add_argument("recipe", nargs="?", metavar="RECIPE", help="a TOML file")
+    take_recipe(trained, optional=True)
     take_overrides(trained)
     trained.add_argument("--out", type=Path, metavar="DIR", help="folder of the trained model")
     trained.add_argument(

@@ -49,8 +49,8 @@ LITTLE = 2_000
 """When so few are left, the run does the rest itself."""
 CLOSING_S = 60.0
 """How long the end of a run waits for SQL that is being brought up beside it."""
-SQL_BYTES = 1 << 20
-"""Room in which a database without rows can be made."""
+START_BYTES = 1 << 20
+"""About what the files take that are made when a run is opened."""
 
 
 class RunStore:
@@ -70,7 +70,7 @@ class RunStore:
         run_dir, segment_mib = self._run_dir, config.storage.segment_mib
         check_history(run_dir)
         try:
-            with writing(run_dir, SQL_BYTES):
+            with writing(run_dir, START_BYTES):
                 if config.storage.database is None:
                     keep_old_file(run_dir)
                 self._engine = open_writer(run_dir, config.storage.database)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.run import START_BYTES
 from coordinator.troubles import Troubles
 from headrace import disk, run_folder
 from headrace.commands.roles import await_listener
@@ -18,6 +17,7 @@ from headrace.errors import StorageBlockedError, UserError
 from headrace.processes.supervise import OURS, Outcome
 from storage.checkpoints import lost
 from storage.frames import damage
+from storage.run_store import START_BYTES
 from tests.documented import is_documented, lines
 
 ROOT = Path(__file__).parents[1]
