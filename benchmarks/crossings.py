@@ -19,7 +19,7 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 Points = Sequence[tuple[float, float]]
@@ -62,6 +62,14 @@ def smoothed(points: Points) -> list[tuple[float, float]]:
         (at, statistics.fmean(values[max(0, index - 1) : index + 2]))
         for index, (at, _) in enumerate(points)
     ]
+
+
+def largest_fall(points: Points, *, until: float = math.inf) -> float:
+    """How far smoothed accuracy falls from its best so far, at most, up to the second `until`."""
+    line = [value for at, value in smoothed(points) if at <= until]
+    return max(
+        (top - value for top, value in zip(accumulate(line, max), line, strict=True)), default=0.0
+    )
 
 
 def crossing(points: Points, target: float) -> Crossing | None:

@@ -8,12 +8,12 @@ as in tuning (half as often, on half the prompts, and they end at its target), o
 tuning nor the race has.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
-from benchmarks.crossings import compared, crossing, curve, restricted_mean, smoothed, time_to
+from benchmarks.crossings import compared, crossing, curve, largest_fall, restricted_mean, time_to
 from benchmarks.race import Plan, Race, in_drawn_order
 from benchmarks.race_settings import arm_of
 from benchmarks.study_plan import Arm, Row, rows_of
@@ -98,10 +98,7 @@ def fall(row: Row, target: float) -> float:
     target."""
     points = curve(row)
     crossed = crossing(points, target)
-    line = [value for at, value in smoothed(points) if crossed is None or at <= crossed.at]
-    return max(
-        (top - value for top, value in zip(accumulate(line, max), line, strict=True)), default=0.0
-    )
+    return largest_fall(points, until=crossed.at if crossed else math.inf)
 
 
 def table(race: Race, rows: Mapping[str, Row]) -> str:

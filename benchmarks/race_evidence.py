@@ -66,8 +66,9 @@ def race_table(name: str) -> str:
     lines += [
         "",
         "| arm | wall seconds of a run | CPU seconds of it, by role | idle generator, learner "
-        "| staleness | left out for age, from the shortest tenth of the answers to the longest |",
-        "|---|---|---|---|---|---|",
+        "| staleness | seconds to the policy's first update | largest fall of smoothed accuracy "
+        "| left out for age, from the shortest tenth of the answers to the longest |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for mode, arm in result.get("arms", {}).items():
         roles = ", ".join(f"{role} {s:.0f}" for role, s in arm["cpu_s_by_role"].items())
@@ -75,7 +76,8 @@ def race_table(name: str) -> str:
         idle = arm["idle_share"]
         lines.append(
             f"| {mode} | {arm['wall_s']:.0f} | {roles} | {idle['generator']:.2f}, "
-            f"{idle['learner']:.2f} | {arm['staleness']:.2f} | {stale} |"
+            f"{idle['learner']:.2f} | {arm['staleness']:.2f} "
+            f"| {text(arm['first_update_s'], '.1f')} | {text(arm['fall'], '.2f')} | {stale} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -16,6 +16,7 @@ from benchmarks.crossings import (
     compared,
     crossing,
     curve,
+    largest_fall,
     median,
     ratio_text,
     resolvable,
@@ -136,6 +137,8 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
         "prompts": min(row["num_prompts"] for row in each),
         "final": spread([row["final"] for row in each]),
         "final_on_long_prompts": spread([_last_two(row["long_prompts"]) for row in each]),
+        "first_update_s": spread([_first_update(row) for row in each]),
+        "fall": spread([largest_fall(curve(row)) for row in each]),
         "tail": spread([tail(row) for row in each]),
         "speed": spread([row["tokens"]["trained_policy"] / row["train_time_s"] for row in each]),
         "context_share": statistics.median(_mean(row, "perf/context_share") for row in each),
@@ -157,6 +160,12 @@ def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
 
 def _tokens(row: Row) -> list[float]:
     return [generated_at(row, version) for version, *_ in row["evaluations"]]
+
+
+def _first_update(row: Row) -> float:
+    """Training seconds until weights that an update of the policy made were evaluated: what the
+    value model's warm-up takes, and that update."""
+    return float(next(at for version, at, *_ in row["evaluations"] if version > 0))
 
 
 def _last_two(long: Mapping[str, Any]) -> float:

@@ -13,6 +13,7 @@ from benchmarks.crossings import (
     at_place,
     crossing,
     interval,
+    largest_fall,
     median,
     ratio_of_means,
     resolvable,
@@ -31,6 +32,15 @@ def test_smoothing_is_the_mean_of_three_and_of_two_at_the_ends() -> None:
     found = smoothed(points)
     assert [at for at, _ in found] == [0.0, 1.0, 2.0, 4.0]
     assert [value for _, value in found] == pytest.approx([0.15, 0.4, 0.6, 0.75])
+
+
+def test_the_largest_fall_is_from_the_best_so_far_on_the_smoothed_line() -> None:
+    points = list(enumerate([0.2, 0.4, 0.6, 0.5, 0.1, 0.3, 0.6]))
+    line = [value for _, value in smoothed(points)]
+    assert line == pytest.approx([0.3, 0.4, 0.5, 0.4, 0.3, 1 / 3, 0.45])
+    assert largest_fall(points) == pytest.approx(0.2)
+    assert largest_fall(points, until=3) == pytest.approx(0.1)
+    assert largest_fall(points, until=2) == 0.0
 
 
 def test_a_crossing_is_where_the_smoothed_line_reaches_the_target() -> None:

@@ -126,6 +126,8 @@ def test_figures_of_an_arm(tmp_path: Path) -> None:
     arm = result["arms"]["streaming"]
     assert arm["cpu_s"] == pytest.approx(2 * arm["seconds"])
     assert arm["tokens"] == pytest.approx(100 * (arm["seconds"] + 2))
+    assert arm["first_update_s"]["median"] == 1.0
+    assert arm["fall"]["max"] == 0.0
     assert arm["context_share"] == pytest.approx(0.4)
     assert arm["final_on_long_prompts"]["median"] == pytest.approx(0.45)
     assert (arm["stale_by_tenth"], arm["lost_by_tenth"]) == ([0.25] * 10, [0.125] * 10)
