@@ -28,7 +28,7 @@ PACKAGES = (
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")
 ROLES = PACKAGES[1:]
 LIGHT = ("headrace.cli", "dashboard", "storage", "storage.queries")
-MAX_LINES = 400
+MAX_LINES = 600
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
