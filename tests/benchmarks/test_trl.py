@@ -310,46 +310,18 @@ def test_ours_are_runs_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # -- the environment -------------------------------------------------------------------------------
 
 
-def test_the_environment_is_built_once_for_a_lock(tmp_path: Path) -> None:
-    lock, folder = tmp_path / "trl.lock", tmp_path / "cache" / "trl"
-    lock.write_text("# made\nother==1\ntorch==2\ntrl==3\n")
-    commands: list[list[str]] = []
-
-    def run(command: Any, log: Path) -> bool:
-        commands.append(list(command))
-        folder.mkdir(exist_ok=True)
-        return "torch==2+cpu" not in command or "--extra-index-url" in command
-
-    python = trl_environment.trl_python(folder, lock, run)
-    assert python == folder / "bin" / "python"
-    assert commands[0][-3:] == ["venv", "--clear", str(folder)]
-    # pip's own sources first, then PyTorch's.
-    assert [command[-1] for command in commands[1:]] == [
-        "torch==2+cpu", trl_environment.TORCH_CPU_INDEX, "trl==3",
-    ]  # fmt: skip
-    assert "other==1" in commands[-1]
-    commands.clear()
-    trl_environment.trl_python(folder, lock, run)
-    assert commands == []
-    lock.write_text("torch==2\ntrl==4\n")
-    trl_environment.trl_python(folder, lock, run)
-    assert commands[-1][-1] == "trl==4"
+def test_the_set_up_makes_the_environment(tmp_path: Path) -> None:
+    script = tmp_path / "scripts" / "setup.py"
+    script.parent.mkdir()
+    script.write_text("import sys; sys.exit(sys.argv[1:] != ['trl'])")
+    python = trl_environment.trl_python(tmp_path)
+    assert python == tmp_path / ".cache" / "trl" / "bin" / "python"
+    script.write_text("import sys; sys.exit(1)")
+    with pytest.raises(UserError, match="could not be built"):
+        trl_environment.trl_python(tmp_path)
 
 
-def test_an_environment_that_cannot_be_built_is_said_and_not_taken_for_built(
-    tmp_path: Path,
-) -> None:
-    lock, folder = tmp_path / "trl.lock", tmp_path / "cache" / "trl"
-    lock.write_text("torch==2\ntrl==3\n")
-    for _ in range(2):
-        with pytest.raises(UserError, match="could not be built"):
-            trl_environment.trl_python(folder, lock, lambda command, log: "venv" in command)
-
-
-def test_torch_comes_from_where_the_set_up_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    installer = __import__("installer")
-    assert installer.TORCH_CPU_INDEX == trl_environment.TORCH_CPU_INDEX
+def test_trls_lock_holds_no_build_for_a_gpu() -> None:
     text = trl_environment.LOCK.read_text(encoding="utf-8")
     pins = dict(line.split("==") for line in text.splitlines() if not line.startswith("#"))
     assert {"trl", "transformers", "torch", "accelerate", "math-verify"} <= set(pins)
