@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from headrace.config.reward_model import (
     BradleyTerryConfig,
@@ -18,7 +19,7 @@ from headrace.config.reward_model import (
     RewardModelConfig,
 )
 from learner.forward import TokenScores
-from reward_models import figures, losses
+from reward_models import figures
 from reward_models.encoding import ChatMode, encode, line_ends, plain_text, prompt_ids
 from reward_models.examples import Labelled, Pair
 from reward_models.packs import Row, Unit, UnitPack
@@ -52,8 +53,8 @@ def build_objective(config: RewardModelConfig, tokenizer: Any) -> Objective:
     match config.objective:
         case BradleyTerryConfig():
             return BradleyTerry(tokenizer, mode)
-        case PairwiseConfig() as pairwise:
-            return Pairwise(pairwise, tokenizer, mode, seed=config.seed)
+        case PairwiseConfig() as told:
+            return Pairwise(told, tokenizer, mode, seed=config.seed)
         case LinesConfig():
             return Lines(tokenizer, mode)
 
@@ -79,7 +80,7 @@ class BradleyTerry:
         """Summed -log sigma(chosen - rejected - margin)."""
         chosen, rejected = _scores(output).view(-1, 2).unbind(dim=1)
         margins = chosen.new_tensor([unit.facts[0] for unit in pack.units])
-        return losses.bradley_terry(chosen, rejected, margins).sum()
+        return bradley_terry(chosen, rejected, margins).sum()
 
     def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
         """(score of the chosen answer, of the rejected one)."""
@@ -127,12 +128,12 @@ class Pairwise:
         log_yes, log_no = _logprobs(output).view(-1, orders, 2).unbind(dim=2)
         is_yes = torch.tensor([unit.facts for unit in pack.units], device=log_yes.device) > 0.5
         weight = self._config.consistency
-        return losses.pairwise(log_yes, log_no, is_yes, weight=weight).sum()
+        return pairwise(log_yes, log_no, is_yes, weight=weight).sum()
 
     def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
         """(p(yes) with the better answer first, p(yes) with it second, cross-entropy)."""
         log_yes, log_no = _logprobs(output).view(-1, 2, 2).unbind(dim=2)
-        front, back = losses.probability_of_yes(log_yes, log_no).unbind(dim=1)
+        front, back = probability_of_yes(log_yes, log_no).unbind(dim=1)
         entropy = -(log_yes[:, 0] + log_no[:, 1]) / 2
         columns = torch.stack([front, back, entropy], dim=1)
         return [(f, b, e) for f, b, e in columns.tolist()]
@@ -167,7 +168,7 @@ class Lines:
         """Summed squared errors."""
         scores = _scores(output)
         labels = scores.new_tensor([label for unit in pack.units for label in unit.facts])
-        return losses.line_error(scores, labels).sum()
+        return line_error(scores, labels).sum()
 
     def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
         """The score at each labelled line end."""
@@ -186,3 +187,44 @@ def _scores(output: Output) -> Tensor:
 def _logprobs(output: Output) -> Tensor:
     assert not isinstance(output, Tensor)
     return output.logprobs
+
+
+# The losses, one number an example or line end: whoever trains divides their sum by how many there
+# are in the whole batch. Letters: N examples, M labelled line ends.
+
+
+def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
+    """[N] -log sigma(chosen - rejected - margin)."""
+    return softplus(margin + rejected - chosen)
+
+
+def probability_of_yes(log_yes: Tensor, log_no: Tensor) -> Tensor:
+    """The softmax over the two words alone: sigma(log_yes - log_no)."""
+    return torch.sigmoid(log_yes - log_no)
+
+
+def consistency(front: Tensor, back: Tensor) -> Tensor:
+    """[N] (p(a, b) + p(b, a) - 1)^2 of p(yes) in both orders (Pairwise-RL, L_pos; the paper's exact
+    form is not known to us)."""
+    return (front + back - 1.0).square()
+
+
+def pairwise(log_yes: Tensor, log_no: Tensor, is_yes: Tensor, *, weight: float) -> Tensor:
+    """[N] cross-entropy of the right word, averaged over the orders shown, plus `weight` times
+    `consistency` where both are.
+
+    Args:
+        log_yes, log_no: [N, orders] log-probabilities of the words over the whole vocabulary.
+        is_yes: [N, orders] whether yes is right, i.e. the better answer stands first.
+        weight: zeta.
+    """
+    entropy = -torch.where(is_yes, log_yes, log_no).mean(dim=1)
+    if log_yes.shape[1] < 2 or not weight:
+        return entropy
+    front, back = probability_of_yes(log_yes, log_no).unbind(dim=1)
+    return entropy + weight * consistency(front, back)
+
+
+def line_error(scores: Tensor, labels: Tensor) -> Tensor:
+    """[M] squared errors at labelled line ends."""
+    return (scores - labels).square()

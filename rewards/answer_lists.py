@@ -1,4 +1,4 @@
-"""Answers that consist of several answers.
+"""Answers that consist of several answers, and inequalities of one unknown, which are intervals.
 
 In: an answer in its one way of writing. Out: its items, and whether their order counts. A comma
 between digits separates thousands where it can (`58,500`), and items everywhere else (`-2,1`,
@@ -32,6 +32,9 @@ _NAME = re.compile(
     r"|[A-Za-z'|:\s]|_\{[^{}]*\}|_[A-Za-z0-9]|\{[A-Za-z\s]*\}|\([A-Za-z0-9,\s]*\))+"
 )
 _RELATION = re.compile(r"(?<![<>!\\])=|\\in(?![a-zA-Z])|\\approx(?![a-zA-Z])|\\equiv(?![a-zA-Z])")
+_SURE_INTERVAL = re.compile(r"\\infty|\\cup|^\[|\]$")
+_INEQUALITY = re.compile(r"\s*(<|>|\\le(?![a-z])|\\ge(?![a-z]))\s*")
+_LETTER = re.compile(r"[A-Za-z](?:_\{?\w\}?)?|[a-z]\([a-z]\)")
 
 
 @dataclass(frozen=True)
@@ -198,3 +201,44 @@ def _variants(item: str) -> list[str]:
     upper = _SIGN.sub(lambda sign: _PLUS_MINUS[sign[0]][0], item)
     lower = _SIGN.sub(lambda sign: _PLUS_MINUS[sign[0]][1], item)
     return [re.sub(r"^\+\s*", "", upper.strip()), lower.strip()]
+
+
+def is_surely_interval(text: str) -> bool:
+    """Whether an answer is an interval: `(1,2)` may as well be a point."""
+    return _SURE_INTERVAL.search(text) is not None
+
+
+def interval_of(text: str) -> str | None:
+    """An inequality of one letter as an interval: `-2 < x \\le 7`, `x > 5`."""
+    parts = _INEQUALITY.split(text)
+    values, signs = parts[0::2], parts[1::2]
+    if len(signs) == 1:
+        low, sign, high = values[0], signs[0], values[1]
+        if _LETTER.fullmatch(high):
+            low, high, sign = high, low, _turned(sign)
+        if not _LETTER.fullmatch(low):
+            return None
+        if sign in ("<", "\\le"):
+            return f"(-\\infty,{high}{')' if sign == '<' else ']'}"
+        return f"{'(' if sign == '>' else '['}{high},\\infty)"
+    if len(signs) == 2 and _LETTER.fullmatch(values[1]):
+        if {sign in (">", "\\ge") for sign in signs} == {True}:
+            values, signs = values[::-1], [_turned(sign) for sign in reversed(signs)]
+        if {sign in ("<", "\\le") for sign in signs} != {True}:
+            return None
+        left = "(" if signs[0] == "<" else "["
+        right = ")" if signs[1] == "<" else "]"
+        return f"{left}{values[0]},{values[2]}{right}"
+    return None
+
+
+def union_of(text: str, listing: Listing) -> str | None:
+    """Inequalities joined by "or" as a union of intervals."""
+    if listing.opening or not re.search(r"\bor\b", text) or re.search(r"\band\b|[,;]", text):
+        return None
+    intervals = [interval_of(item) for item in listing.items]
+    return " \\cup ".join(filter(None, intervals)) if all(intervals) else None
+
+
+def _turned(sign: str) -> str:
+    return {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}[sign]

@@ -8,6 +8,7 @@ again. Children that score many responses at a time are in `flight.py`.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,8 +17,10 @@ from typing import Literal
 from headrace.config.reward import SourceConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import Score, ScoreItem
+from rewards import kinds
 from rewards.flight import fly
-from rewards.glance import glance_of
+from rewards.kinds.row import right_or_wrong
+from rewards.pay import priced, unfinished, waits_for_an_end
 from rewards.pipe import Batch, Began, Outcome
 from rewards.process import START_TIMEOUT_S, Child, ChildDiedError, ChildKilledError
 
@@ -25,6 +28,8 @@ MAX_IDLE_DEATHS = 5
 """So many children in a row that died before they scored anything end the worker."""
 
 Status = Literal["ok", "timeout", "crashed", "invalid"]
+Glance = Callable[[ScoreItem], Outcome | None]
+Judge = Callable[[ScoreItem], bool | None]
 
 
 class Crew:
@@ -201,3 +206,33 @@ def _score(item: ScoreItem, outcome: Outcome) -> Score:
         siblings=list(map(_score, item.siblings, outcome.siblings)),
         audit=item.audit,
     )
+
+
+def glance_of(source: SourceConfig) -> Glance:
+    """What is told of a source's responses without a child, None where a child has to look. It is
+    what the child would tell, by comparing texts, in microseconds that are not counted; it is never
+    an error, and neither a user's code nor a library runs."""
+    judge = _judge_of(source)
+    # Three outcomes are all there are, so each is made once.
+    right, wrong = (
+        Outcome.of(priced(source, right_or_wrong(correct), graded=False), 0.0)
+        for correct in (True, False)
+    )
+    without_end = Outcome.of(unfinished(source), 0.0)
+    outcomes = {True: right, False: wrong, None: None}
+
+    def glance(item: ScoreItem) -> Outcome | None:
+        return without_end if waits_for_an_end(source, item) else outcomes[judge(item)]
+
+    return glance
+
+
+def _judge_of(source: SourceConfig) -> Judge:
+    """The kind's glance; one that tells nothing where it has none."""
+    if source.kind in kinds.AT_A_GLANCE and source.unit == "trajectory":
+        module = kinds.load(source.kind)
+        # What the options lack is told by a child, as of every other kind.
+        with contextlib.suppress(UserError):
+            judge: Judge = module.glance(kinds.read_options(source, module))
+            return judge
+    return lambda item: None

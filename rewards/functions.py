@@ -17,8 +17,7 @@ from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
 from rewards import coroutines
 from rewards.conventions import Binding, bind
-from rewards.known import Chat, Known
-from rewards.listed import entries
+from rewards.known import Chat, InvalidRewardError, Known
 from rewards.modules import load_named
 from rewards.results import Result, read_result, weigh
 from rewards.signatures import read_signature
@@ -61,7 +60,7 @@ class RewardFunction:
 
     def read_each(self, returned: Any, number: int, what: str) -> list[Result | None]:
         """What it says of each of several things, whose list is what it returned."""
-        return list(map(read_result, entries(returned, number, what)))
+        return list(map(read_result, _entries(returned, number, what)))
 
     @property
     def waits(self) -> bool:
@@ -190,3 +189,18 @@ def _with_own_labels(functions: list[RewardFunction]) -> Iterator[RewardFunction
         seen[f.label] += 1
         label = f"{f.label}_{seen[f.label]}" if f.label in shared else f.label
         yield RewardFunction(label, f.function, f.binding, f.weight)
+
+
+def _entries(result: Any, number: int, what: str) -> Sequence[Any]:
+    """The `number` entries of a result (a list, an array or a tensor), one for each of what was
+    scored; all else is an InvalidRewardError."""
+    if hasattr(result, "tolist"):
+        result = result.tolist()
+    if not isinstance(result, Sequence) or isinstance(result, str | bytes):
+        raise InvalidRewardError(
+            f"the result is {type(result).__name__}, where a list of {number} belongs, one entry "
+            f"for each of the {what}"
+        )
+    if len(result) != number:
+        raise InvalidRewardError(f"a list of {len(result)} for {number} {what}")
+    return result

@@ -11,12 +11,19 @@ import re
 from functools import lru_cache
 
 from rewards import answer_lists, formula
-from rewards.answer_lists import Listing, names_of, read_listing, split_name
+from rewards.answer_lists import (
+    Listing,
+    interval_of,
+    is_surely_interval,
+    names_of,
+    read_listing,
+    split_name,
+    union_of,
+)
 from rewards.choices import LETTERS, read_letter, said_letter
 from rewards.exact_match import answer_after, wanted_answer
 from rewards.final_answer import Found, boxed_answer, find, told
 from rewards.formula import load
-from rewards.intervals import interval_of, is_surely_interval, union_of
 from rewards.notation import bare_text, squeeze, strip_braces, tidy, unwrap_text
 from rewards.quantity import read_quantity, same_quantity
 

@@ -42,7 +42,7 @@ def check_sources(
 
 def _check_own_judge(source: SourceConfig, judges: Mapping[str, JudgeConfig]) -> None:
     from rewards.judging.options import Options
-    from rewards.judging.tokenizers import check_tokenizer
+    from rewards.judging.selftest import check_tokenizer
 
     options = Options.model_validate(source.options)
     if options.judge is not None and options.judge in judges:

@@ -16,7 +16,6 @@ from rewards import coroutines, kinds
 from rewards.functions import load_functions
 from rewards.groups import load_group_functions
 from rewards.line_functions import load_line_functions
-from rewards.options import read_options
 from rewards.pay import foregone, paid
 from rewards.verdict import Verdict
 
@@ -120,7 +119,7 @@ def _of_kind(source: SourceConfig) -> Verifier:
     if source.unit not in units:
         known = " and ".join(f'"{unit}"' for unit in units)
         raise UserError(f'kind {source.kind!r} has no unit "{source.unit}" (it has {known})')
-    options = read_options(source, module)
+    options = kinds.read_options(source, module)
     seconds = getattr(options, "seconds", 0.0)
     if seconds >= source.timeout_s:
         raise UserError(

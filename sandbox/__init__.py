@@ -6,7 +6,6 @@ program and is then thrown away.
 
 Reading order, outside: `limits.py`, `pool.py` (the interface), `cell.py`, `layers.py`, `escapes.py`
 (what every layer has to hold). Inside, standard library only: `launcher.py`, `keeper.py`,
-`walls.py` (namespaces), `landlock.py`, `importer.py` (packages), `privileges.py`,
-`syscall_filter.py`, `kernel.py`; then the two processes of a cell, `candidate.py` and
-`examiner.py`, which speak by `peer.py` and `values.py`.
+`walls.py` (namespaces), `landlock.py`, `privileges.py`, `syscall_filter.py`, `kernel.py`; then the
+two processes of a cell, `candidate.py` and `examiner.py`, which speak by `peer.py` and `values.py`.
 """

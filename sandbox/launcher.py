@@ -14,7 +14,9 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sandbox import candidate, examiner, keeper, kernel, landlock, privileges, walls
-from sandbox.importer import Importer
 from sandbox.limits import ONE_THREAD, Limits
 from sandbox.peer import read_frame
 from sandbox.syscall_filter import instructions
@@ -68,6 +69,29 @@ class Cell:
         # A change of user clears it.
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         kernel.install_filter(instructions(kernel.MACHINE, single=single))
+
+
+class Importer:
+    """Finds modules that a cell may see but whose folder it may not list, after everything else has
+    not: each by its file, or by its folder where it has no `__init__.py`."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self._files = files
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
+        """Where a module is; None where it is none of them."""
+        file = self._files.get(name)
+        if file is None:
+            return None
+        if os.path.isdir(file):
+            found = ModuleSpec(name, None, is_package=True)
+            found.submodule_search_locations = [file]
+            return found
+        folder, _, last = file.rpartition("/")
+        inner = [folder] if last == "__init__.py" else None
+        return spec_from_file_location(name, file, submodule_search_locations=inner)
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
-"""A look at a judge's server before a run starts.
+"""A look at a judge before a run starts: at its server, or at the tokenizer of a judge of the run.
 
-In: options and the server. Out: nothing, or a UserError of one line: the server does not answer,
+In: options and the judge. Out: nothing, or a UserError of one line: the server does not answer,
 does not know the model, refuses the key or the request, or its words for yes and no are several
 tokens. What cannot be found out is no error.
 """
@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from headrace.config.judge import JudgeConfig
 from headrace.errors import UserError
+from headrace.tokenizer import load_tokenizer
 from rewards.judging.address import Address
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, template_of
@@ -122,3 +124,24 @@ def _refuse_pieces(reply: Reply, options: Options, model: str) -> None:
                 "and its log-probability needs one: choose other words with the options yes and "
                 "no, or set logprobs = false"
             )
+
+
+def check_tokenizer(options: Options, judge: JudgeConfig) -> None:
+    """The same of a judge of the run, which does not serve yet, by its tokenizer: UserError where
+    its words for yes and no are several tokens, or it cannot be asked by chat."""
+    name = str(options.judge)
+    try:
+        tokenizer = load_tokenizer(judge.path, trust_remote_code=judge.trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"reward.judges.{name}.path: no tokenizer: {reason}") from error
+    if options.api == "chat" and not (tokenizer.chat_template or judge.chat_template):
+        raise UserError(
+            f"the judge {name!r} has no chat template: ask it with the option "
+            f'api = "completions", or name a file in reward.judges.{name}.chat_template'
+        )
+    if options.reads_words and options.logprobs:
+        for word in (options.yes, options.no):
+            spellings = dict.fromkeys((word, f" {word.strip()}"))
+            lengths = [len(tokenizer.encode(s, add_special_tokens=False)) for s in spellings]
+            refuse_long(word, lengths, name)

@@ -6,14 +6,15 @@ is none) is tried again, ever later, as the server asks for it, within the deadl
 waits; anything else is a JudgeError at once. The key is in no text.
 """
 
+import hashlib
 import random
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rewards.judging.address import Address, Whereabouts
-from rewards.judging.cache import Cache
 from rewards.judging.options import Options
 from rewards.judging.pacing import Pace, backoff_s, retry_after_s
 from rewards.judging.readings import Reply
@@ -62,6 +63,36 @@ class Tally:
             "judge_cost": cost / 1e6,
             "judge_cached": float(self.cached),
         }
+
+
+class Cache:
+    """The last `most` replies by the content of the question; the one longest not asked for goes
+    first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._replies: OrderedDict[bytes, Reply] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def find(self, question: bytes) -> Reply | None:
+        """The reply to the same question."""
+        key = _key(question)
+        reply = self._replies.get(key)
+        if reply is not None:
+            self._replies.move_to_end(key)
+        return reply
+
+    def keep(self, question: bytes, reply: Reply) -> None:
+        """Remember a reply."""
+        self._replies[_key(question)] = reply
+        while len(self._replies) > self._most:
+            self._replies.popitem(last=False)
+
+
+def _key(question: bytes) -> bytes:
+    return hashlib.sha256(question).digest()
 
 
 class Server:

@@ -14,9 +14,14 @@ wrong and nothing between, and the worker asks the glance first.
 """
 
 import importlib
+import json
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
+from typing import Any
 
+from pydantic import ValidationError
+
+from headrace.config.reward import SourceConfig
 from headrace.errors import UserError
 
 KINDS: Mapping[str, str] = MappingProxyType(
@@ -45,3 +50,20 @@ def load(kind: str) -> ModuleType:
     if kind not in KINDS:
         raise UserError(f"reward kind {kind!r} is not known; there are: {', '.join(KINDS)}")
     return importlib.import_module(KINDS[kind])
+
+
+def read_options(source: SourceConfig, module: ModuleType) -> Any:
+    """The options of a source of a kind, `answer_marker` among them where the source has one;
+    UserError where the kind does not know one."""
+    told = dict(source.options)
+    if source.answer_marker is not None:
+        told["answer_marker"] = source.answer_marker
+    try:
+        return module.Options.model_validate_json(json.dumps(told), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"])) or "options"
+        known = ", ".join(module.Options.model_fields) or "none"
+        raise UserError(
+            f"option {name} of kind {source.kind!r}: {first['msg'].lower()} (it knows {known})"
+        ) from None

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_models.losses import (
+from reward_models.objectives import (
     bradley_terry,
     consistency,
     line_error,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.config.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError
 from rewards.child import score
-from rewards.glance import glance_of
+from rewards.crew import glance_of
 from rewards.math_answer import is_right
 from rewards.plain_answer import at_a_glance
 from rewards.pool import Pool

@@ -9,7 +9,7 @@ from headrace.config.judge import JudgeConfig
 from headrace.config.reward import RewardConfig
 from headrace.errors import UserError
 from rewards.judging.options import Options
-from rewards.judging.tokenizers import check_tokenizer
+from rewards.judging.selftest import check_tokenizer
 from rewards.preflight import check_sources
 
 MODEL = Path(__file__).parents[3] / "recipes" / "models" / "chain-sums-cold"
