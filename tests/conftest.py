@@ -1,6 +1,7 @@
 """What all tests share: in CI hypothesis draws the same cases for the same code every time, so that
 a submission is judged by its change and not by luck; elsewhere it goes on looking for new ones.
-Nowhere is a case judged by the clock.
+Nowhere is a case judged by the clock. `pytest tests/fuzz --hypothesis-profile=long --timeout=0`
+tries a million inputs.
 """
 
 import os
@@ -10,4 +11,5 @@ from hypothesis import HealthCheck, settings
 NO_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("here", NO_CLOCK)
 settings.register_profile("ci", NO_CLOCK, derandomize=True)
+settings.register_profile("long", NO_CLOCK, max_examples=150_000)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
