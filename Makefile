@@ -43,9 +43,10 @@ docs: setup  ## check that links and named files in the documentation exist
 bench: setup  ## one benchmark: make bench NAME=generator (all names: headrace bench --help)
 	@$(RUN)/headrace bench $(NAME) $(ARGS)
 
-mutants: setup  ## wrong changes of the mathematics that no test notices (ARGS="learner.ratios --sample 20")
-	@$(RUN)/python scripts/mutants.py $(ARGS)
+# Names are modules; `make mutants` alone goes on where it was. The same draws every time.
+mutants: setup  ## wrong changes of the mathematics that no test notices (ARGS=learner.ratios)
+	@CI=1 OMP_NUM_THREADS=1 $(RUN)/mutmut run $(addsuffix .*,$(ARGS)) && $(RUN)/mutmut results
 
 clean:  ## remove build products and tool caches; .venv, .cache and runs stay
-	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis mutants
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

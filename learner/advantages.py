@@ -104,7 +104,6 @@ def egae(
     return packed_egae(r, v, window, gamma=gamma, boundary=boundary)
 
 
-@torch.no_grad()
 def packed_egae(
     rewards: Tensor,
     values: Tensor,
@@ -128,25 +127,26 @@ def packed_egae(
     Raises:
         ValueError: as `egae`, or the pack's tokens do not match its segments.
     """
-    if boundary not in get_args(Boundary):
-        raise ValueError(f"boundary must be one of {get_args(Boundary)}, got {boundary!r}")
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma must lie in [0, 1], got {gamma}")
-    ids = segment_ids(segments)
-    if not rewards.shape == values.shape == ids.shape:
-        raise ValueError(
-            f"rewards, values and segments must have the same tokens, got {tuple(rewards.shape)}, "
-            f"{tuple(values.shape)} and {tuple(ids.shape)}"
-        )
-    r, v = rewards.to(torch.float64), values.to(torch.float64)
-    next_v = torch.cat([v[1:], v.new_zeros(1)])[: v.numel()]
-    present = segment_lengths(segments) > 0
-    last = (segments.cu_lengths[1:] - 1)[present]
-    next_v[last] = _closing_values(v[last], segments, present, boundary)
-    delta = r + gamma * next_v - v
-    decay = gamma * segments.lam.to(torch.float64)[ids]
-    advantages = discounted_suffix_sums(delta, decay, tokens_left(segments))
-    return advantages.to(torch.promote_types(values.dtype, torch.float32))
+    with torch.no_grad():
+        if boundary not in get_args(Boundary):
+            raise ValueError(f"boundary must be one of {get_args(Boundary)}, got {boundary!r}")
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"gamma must lie in [0, 1], got {gamma}")
+        ids = segment_ids(segments)
+        if not rewards.shape == values.shape == ids.shape:
+            raise ValueError(
+                "rewards, values and segments must have the same tokens, got "
+                f"{tuple(rewards.shape)}, {tuple(values.shape)} and {tuple(ids.shape)}"
+            )
+        r, v = rewards.to(torch.float64), values.to(torch.float64)
+        next_v = torch.cat([v[1:], v.new_zeros(1)])[: v.numel()]
+        present = segment_lengths(segments) > 0
+        last = (segments.cu_lengths[1:] - 1)[present]
+        next_v[last] = _closing_values(v[last], segments, present, boundary)
+        delta = r + gamma * next_v - v
+        decay = gamma * segments.lam.to(torch.float64)[ids]
+        advantages = discounted_suffix_sums(delta, decay, tokens_left(segments))
+        return advantages.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _closing_values(
@@ -215,7 +215,6 @@ def moments(x: Tensor, mask: Tensor) -> Tensor:
     return torch.stack([mask.sum().to(torch.float64), kept.sum(), kept.square().sum()])
 
 
-@torch.no_grad()
 def whiten(
     advantages: Tensor,
     mask: Tensor,
@@ -238,14 +237,17 @@ def whiten(
         [T] in the type of `advantages`. With fewer than two trained tokens there is no spread:
         they are given back as they are.
     """
-    count, total, squares = moments(advantages, mask) if batch_moments is None else batch_moments
-    x = advantages.to(torch.float64)
-    mean = total / count.clamp(min=1.0)
-    variance = ((squares - count * mean.square()) / (count - 1.0).clamp(min=1.0)).clamp(min=0.0)
-    white = torch.where(count >= 2.0, (x - mean) * torch.rsqrt(variance + eps), x)
-    if clamp is not None:
-        white = white.clamp(min=-clamp, max=clamp)
-    return torch.where(mask, white, 0.0).to(advantages.dtype)
+    with torch.no_grad():
+        count, total, squares = (
+            moments(advantages, mask) if batch_moments is None else batch_moments
+        )
+        x = advantages.to(torch.float64)
+        mean = total / count.clamp(min=1.0)
+        variance = ((squares - count * mean.square()) / (count - 1.0).clamp(min=1.0)).clamp(min=0.0)
+        white = torch.where(count >= 2.0, (x - mean) * torch.rsqrt(variance + eps), x)
+        if clamp is not None:
+            white = white.clamp(min=-clamp, max=clamp)
+        return torch.where(mask, white, 0.0).to(advantages.dtype)
 
 
 def _vector(x: Tensor | Sequence[float]) -> Tensor:

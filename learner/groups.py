@@ -28,7 +28,6 @@ class Groups(NamedTuple):
     members: Tensor
 
 
-@torch.no_grad()
 def group_advantages(
     rewards: Tensor, groups: Tensor, *, baseline: Baseline, scale: Scale
 ) -> Tensor:
@@ -46,18 +45,19 @@ def group_advantages(
 
     Source: GRPO; DAPO section 2; RLOO, Ahmadian et al. 2024. The papers leave the std open.
     """
-    centred, ids, counts = _centred(rewards, groups)
-    match baseline:
-        case "mean":
-            advantages = centred
-        case "leave_one_out":
-            advantages = centred * (counts / (counts - 1.0).clamp(min=1.0))[ids]
-        case "none":
-            advantages = rewards.to(torch.float64)
-    if scale != "none":
-        spread = _deviation(centred, ids, counts, sample=scale == "sample_std")
-        advantages = torch.where(advantages == 0.0, 0.0, advantages / (spread + SCALE_EPS))
-    return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
+    with torch.no_grad():
+        centred, ids, counts = _centred(rewards, groups)
+        match baseline:
+            case "mean":
+                advantages = centred
+            case "leave_one_out":
+                advantages = centred * (counts / (counts - 1.0).clamp(min=1.0))[ids]
+            case "none":
+                advantages = rewards.to(torch.float64)
+        if scale != "none":
+            spread = _deviation(centred, ids, counts, sample=scale == "sample_std")
+            advantages = torch.where(advantages == 0.0, 0.0, advantages / (spread + SCALE_EPS))
+        return advantages.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 def _centred(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:

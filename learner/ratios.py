@@ -123,15 +123,14 @@ def tis_ratio(
     return Ratio(log_r, *weights)
 
 
-@torch.no_grad()
 def token_weights(
     proximal: Tensor, behaviour: Tensor, mask: Tensor, *, cap: float, over_cap: OverCap = "clamp"
 ) -> Weights:
     """w_t = min(rho_t, C), or rho_t where rho_t <= C and 0 else; rho_t = proximal / behaviour."""
-    return _capped(log_ratio(proximal, behaviour, mask).exp(), mask, cap, over_cap)
+    with torch.no_grad():
+        return _capped(log_ratio(proximal, behaviour, mask).exp(), mask, cap, over_cap)
 
 
-@torch.no_grad()
 def sequence_weights(
     proximal: Tensor,
     behaviour: Tensor,
@@ -146,12 +145,12 @@ def sequence_weights(
 
     The summed log ratio is clipped to [-20, 20] like a token's.
     """
-    log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
-    rho = log_rho.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND).exp().to(proximal.dtype)
-    return _capped(rho[segment_ids], mask, cap, over_cap)
+    with torch.no_grad():
+        log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
+        rho = log_rho.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND).exp().to(proximal.dtype)
+        return _capped(rho[segment_ids], mask, cap, over_cap)
 
 
-@torch.no_grad()
 def geometric_filter(
     proximal: Tensor,
     behaviour: Tensor,
@@ -167,13 +166,13 @@ def geometric_filter(
     A mean does not grow with length, so unlike the product it can judge long responses.
     Source: verl's rollout correction. A sequence without masked tokens passes (it has none).
     """
-    log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
-    counts = segment_sums(mask, segment_ids, num_segments).clamp(min=1.0)
-    mean = (log_rho / counts).exp()
-    return mask & ((mean >= low) & (mean <= high))[segment_ids]
+    with torch.no_grad():
+        log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
+        counts = segment_sums(mask, segment_ids, num_segments).clamp(min=1.0)
+        mean = (log_rho / counts).exp()
+        return mask & ((mean >= low) & (mean <= high))[segment_ids]
 
 
-@torch.no_grad()
 def interpolated_proximal(
     new: Tensor, behaviour: Tensor, versions: Tensor, *, learner_version: int
 ) -> Tensor:
@@ -191,9 +190,10 @@ def interpolated_proximal(
 
     Source: A-3PO, AReaL's "loglinear". Prompt tokens (version -1) belong outside the mask.
     """
-    return behaviour + interpolation_alpha(versions, learner_version=learner_version) * (
-        new - behaviour
-    )
+    with torch.no_grad():
+        return behaviour + interpolation_alpha(versions, learner_version=learner_version) * (
+            new - behaviour
+        )
 
 
 def interpolation_alpha(versions: Tensor, *, learner_version: int) -> Tensor:

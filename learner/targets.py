@@ -24,7 +24,6 @@ class ValueTargets(NamedTuple):
     mask: Tensor
 
 
-@torch.no_grad()
 def monte_carlo_returns(rewards: Tensor, segments: Segments, *, gamma: float) -> ValueTargets:
     """R_t = sum_{k=0}^{T-t-1} gamma^k r_{t+k}, for each response of a pack.
 
@@ -35,14 +34,14 @@ def monte_carlo_returns(rewards: Tensor, segments: Segments, *, gamma: float) ->
 
     Source: T-PPO section 1.3 of the recipe, VC-PPO section 2.2 with lambda_critic = 1.
     """
-    finished = segments.finished[segment_ids(segments)]
-    x = rewards.to(torch.float64)
-    returns = discounted_suffix_sums(x, torch.full_like(x, gamma), tokens_left(segments))
-    dtype = torch.promote_types(rewards.dtype, torch.float32)
-    return ValueTargets(returns.to(dtype), finished)
+    with torch.no_grad():
+        finished = segments.finished[segment_ids(segments)]
+        x = rewards.to(torch.float64)
+        returns = discounted_suffix_sums(x, torch.full_like(x, gamma), tokens_left(segments))
+        dtype = torch.promote_types(rewards.dtype, torch.float32)
+        return ValueTargets(returns.to(dtype), finished)
 
 
-@torch.no_grad()
 def lambda_returns(
     rewards: Tensor, values: Tensor, segments: Segments, *, gamma: float, lam: float
 ) -> ValueTargets:
@@ -58,10 +57,11 @@ def lambda_returns(
 
     Source: VC-PPO section 2.2.
     """
-    if lam == 1.0:
-        return monte_carlo_returns(rewards.to(values.dtype), segments, gamma=gamma)
-    critic = segments._replace(lam=torch.full_like(segments.lam, lam))
-    v = values.to(torch.float64)
-    targets = packed_egae(rewards, v, critic, gamma=gamma) + v
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    return ValueTargets(targets.to(dtype), segments.finished[segment_ids(segments)])
+    with torch.no_grad():
+        if lam == 1.0:
+            return monte_carlo_returns(rewards.to(values.dtype), segments, gamma=gamma)
+        critic = segments._replace(lam=torch.full_like(segments.lam, lam))
+        v = values.to(torch.float64)
+        targets = packed_egae(rewards, v, critic, gamma=gamma) + v
+        dtype = torch.promote_types(values.dtype, torch.float32)
+        return ValueTargets(targets.to(dtype), segments.finished[segment_ids(segments)])
