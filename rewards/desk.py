@@ -1,12 +1,13 @@
-"""Scoring one response at a time without a run, any number of them side by side.
+"""Scoring without a run: finished responses in, scores out, through the children that a run has.
 
-In: the reward section; items by `score`. Out: their Scores. Deadlines, kills and replacements of
-children are a run's; failures are results here, however many there are in a row.
+In: the reward section; items, one by one by `Desk.score` or all by `score_all`. Out: their Scores.
+Deadlines, kills and replacements of children are a run's; failures are results here, however many
+there are in a row.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 
 from msgspec.structs import replace
@@ -72,3 +73,33 @@ async def open_desk(config: RewardConfig) -> AsyncIterator[Desk]:
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
+
+
+async def score_all(config: RewardConfig, items: Sequence[ScoreItem]) -> AsyncIterator[Score]:
+    """The scores of items whose trajectory ids are their places, in the order of the items, each as
+    soon as it and those before it are there; UserError or RunFailedError where a child cannot be
+    had. Answers to the same prompt are the siblings of one group where their source sees groups."""
+    sources = config.each()
+    groups: dict[tuple[str, str] | int, list[ScoreItem]] = {}
+    for item in items:
+        sees_groups = sources[item.source].unit == "group"
+        key = (item.source, item.prompt) if sees_groups else item.trajectory_id
+        groups.setdefault(key, []).append(item)
+    async with open_desk(config) as desk:
+        asked: dict[int, tuple[asyncio.Task[Score], int]] = {}
+        for key, members in groups.items():
+            item = members[0]
+            if isinstance(key, tuple):
+                item = replace(item, text="", completion_ids=None, unit="group", siblings=members)
+            task = asyncio.create_task(desk.score(item))
+            asked |= {one.trajectory_id: (task, place) for place, one in enumerate(members)}
+        try:
+            for item in items:
+                task, place = asked[item.trajectory_id]
+                score = await task
+                one = score.siblings[place] if score.siblings else score
+                yield replace(one, trajectory_id=item.trajectory_id)
+        finally:
+            for task, _ in asked.values():
+                task.cancel()
+            await asyncio.gather(*(task for task, _ in asked.values()), return_exceptions=True)

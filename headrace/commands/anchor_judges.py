@@ -135,7 +135,7 @@ def _comparison(source: SourceConfig) -> Compare:
     """How a pairwise reward model picks."""
     from reward_models.knockout import best_of
     from reward_models.scorer import PairScorer
-    from rewards.kinds.model_folder import model_folder
+    from rewards.kinds import model_folder
 
     rule = source.options.get("rule")
     scorer = PairScorer(

@@ -42,7 +42,7 @@ async def _score(
     config: RunConfig, rows: Sequence[Any], lines: list[dict[str, Any]], *, as_json: bool
 ) -> None:
     from headrace.commands.answers import items_of
-    from rewards.trial import score_all
+    from rewards.desk import score_all
 
     items = items_of(config, rows)
     sources = [item.source for item in items]

@@ -49,7 +49,7 @@ async def check_server(server: Server, address: Address, options: Options) -> No
 async def _check_model(server: Server, address: Address) -> None:
     """The server's list of models, where it has one; the first request says the rest."""
     try:
-        known = msgspec.json.decode(await server.get(address, "/models"), type=_Models)
+        known = msgspec.json.decode(await server.request(address, "/models"), type=_Models)
     except JudgeError as error:
         if "does not answer" in str(error):
             raise UserError(f"the judge: {error}") from None
@@ -72,7 +72,7 @@ async def _check_words(server: Server, address: Address, options: Options) -> No
         for text in dict.fromkeys((word, f" {word.strip()}")):
             body = {"model": address.model, "prompt": text, "add_special_tokens": False}
             try:
-                answer = await server.post(root, "/tokenize", msgspec.json.encode(body))
+                answer = await server.request(root, "/tokenize", msgspec.json.encode(body))
                 lengths.append(len(msgspec.json.decode(answer, type=_Tokens).tokens))
             except (JudgeError, msgspec.MsgspecError):
                 return
@@ -94,7 +94,7 @@ async def _check_question(server: Server, address: Address, options: Options) ->
     more = {"yes": options.yes.strip(), "no": options.no.strip(), "min": "0", "max": "1"}
     prompt = fill(template_of(options), _EXAMPLE | more)
     try:
-        answer = await server.post(
+        answer = await server.request(
             address, path_of(options), body_of(prompt, address.model, options)
         )
     except JudgeError as error:

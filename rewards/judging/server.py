@@ -10,7 +10,7 @@ import hashlib
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -138,7 +138,7 @@ class Server:
             return known
         await self._pace.enter()
         tally.requests += 1
-        answer = await self.post(address, path_of(self._options), body)
+        answer = await self.request(address, path_of(self._options), body)
         try:
             reply = read_reply(answer, self._options)
         except (msgspec.MsgspecError, ValueError) as error:
@@ -148,22 +148,17 @@ class Server:
         self._cache.keep(body, reply)
         return reply
 
-    async def post(self, address: Address, path: str, body: bytes) -> bytes:
-        """The body of what the server answers; JudgeError when that is no success."""
-        return await self._request("POST", f"{address.base}{path}", address, content=body)
-
-    async def get(self, address: Address, path: str) -> bytes:
-        """The same of a GET."""
-        return await self._request("GET", f"{address.base}{path}", address)
-
-    async def _request(self, method: str, url: str, address: Address, **more: Any) -> bytes:
+    async def request(self, address: Address, path: str, body: bytes | None = None) -> bytes:
+        """What the server answers to a POST, or to a GET where there is no body; JudgeError when
+        that is no success."""
         import httpx
 
+        method, url = "GET" if body is None else "POST", f"{address.base}{path}"
         headers = {"Content-Type": "application/json"}
         if address.key is not None:
             headers["Authorization"] = f"Bearer {address.key}"
         try:
-            response = await self._open().request(method, url, headers=headers, **more)
+            response = await self._open().request(method, url, headers=headers, content=body)
         except httpx.TransportError as error:
             text = f"{url} does not answer: {str(error) or type(error).__name__}"
             raise PassingError(text) from error

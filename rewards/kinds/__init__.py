@@ -67,3 +67,14 @@ def read_options(source: SourceConfig, module: ModuleType) -> Any:
         raise UserError(
             f"option {name} of kind {source.kind!r}: {first['msg'].lower()} (it knows {known})"
         ) from None
+
+
+def model_folder(given: object, kind: str, model: str) -> str:
+    """The folder of the reward model that a kind asks, which a recipe names in `options.model`;
+    UserError where there is none. `model` is what the kind needs, in words."""
+    if isinstance(given, str):
+        return given
+    raise UserError(
+        f"kind {kind!r} needs a {model}: name its folder in options.model; "
+        "`headrace reward train` makes one"
+    )

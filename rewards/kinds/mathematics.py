@@ -1,16 +1,23 @@
 """`math`: is the final answer of a response the right one? See `rewards/math_answer.py`."""
 
+import re
 from collections.abc import Callable
+from decimal import Decimal
 
 from pydantic import Field
 
 from headrace.config.base import StrictModel
 from headrace.protocol.messages import ScoreItem
 from rewards import math_answer
+from rewards.exact_match import answer_after
 from rewards.kinds.row import right_or_wrong
-from rewards.plain_answer import at_a_glance
 from rewards.verdict import Verdict
 from rewards.verifier import Verifier
+
+_NUMBER = re.compile(r"[-+]?[0-9]{1,15}(?:\.[0-9]{1,15})?")
+_BOXED = re.compile(r"\\boxed\{([^\s{}\\]{1,32})\}")
+_BOXES = re.compile(r"boxed|fbox")
+_SAID_LAST = re.compile(r"final\s+answer", re.IGNORECASE)
 
 
 class Options(StrictModel):
@@ -37,3 +44,34 @@ def glance(options: Options) -> Callable[[ScoreItem], bool | None]:
     """Whether plain answers are right."""
     marker = options.answer_marker
     return lambda item: at_a_glance(item.text, item.answer, marker=marker)
+
+
+def at_a_glance(text: str, answer: str, *, marker: str | None = None) -> bool | None:
+    """Whether the final answer in `text` equals `answer`, where both are plain numbers or the same
+    text, or where the marker is missing; None where only `math_answer` can say. What it says is
+    what that says; it is never an error, and its time is linear in the length of the texts."""
+    wanted = answer
+    if marker is not None:
+        wanted = answer if (after := answer_after(answer, marker)) is None else after
+    wanted = wanted.strip()
+    if not wanted:
+        return None
+    given = text if marker is None else answer_after(text, marker)
+    given = "" if given is None else given.strip()
+    if not given:
+        return False
+    if given == wanted:
+        return True
+    if _NUMBER.fullmatch(wanted) is None:
+        return None
+    if marker is None:
+        given = _boxed(given) or given
+    return Decimal(given) == Decimal(wanted) if _NUMBER.fullmatch(given) else None
+
+
+def _boxed(text: str) -> str | None:
+    """What the only box of a text holds, where nothing behind it is called the answer."""
+    if len(_BOXES.findall(text)) != 1:
+        return None
+    box = _BOXED.search(text)
+    return None if box is None or _SAID_LAST.search(text, box.end()) else box[1]

@@ -18,7 +18,7 @@ from headrace.anchors import Anchor, read_anchors
 from headrace.config.base import StrictModel
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
-from rewards.kinds.model_folder import model_folder
+from rewards.kinds import model_folder
 from rewards.known import InvalidRewardError
 from rewards.verdict import Verdict
 from rewards.verifier import Verifier

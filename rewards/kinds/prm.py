@@ -12,7 +12,7 @@ from pydantic import Field
 
 from headrace.config.base import StrictModel
 from headrace.protocol.messages import ScoreItem
-from rewards.kinds.model_folder import model_folder
+from rewards.kinds import model_folder
 from rewards.lines import COMMENTS, neutral_ends, split_lines
 from rewards.verdict import Verdict
 from rewards.verifier import Verifier

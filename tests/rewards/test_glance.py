@@ -12,8 +12,8 @@ from headrace.config.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError
 from rewards.child import score
 from rewards.crew import glance_of
+from rewards.kinds.mathematics import at_a_glance
 from rewards.math_answer import is_right
-from rewards.plain_answer import at_a_glance
 from rewards.pool import Pool
 from rewards.verifier import build_verifier
 from tests.rewards import math_cases

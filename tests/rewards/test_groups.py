@@ -9,8 +9,8 @@ import pytest
 from headrace.config.reward import RewardConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import ScoreItem
+from rewards.desk import score_all
 from rewards.known import InvalidRewardError
-from rewards.trial import score_all
 from rewards.verdict import Verdict
 from rewards.verifier import build_verifier
 from tests.rewards.items import item
