@@ -1,49 +1,26 @@
 """One scoring child that scores many responses at a time.
 
-In: a child whose verifier waits for others (a server, a coroutine), and an owner of items. Out:
-outcomes to the owner in the order of completion, until the child has to be replaced. Promises: a
-slow item holds nobody up; one that misses its deadline is a `timeout` of that item alone, which the
-child sees to itself; a child that cannot (it is stuck, and its deadlines with it) is given up a
-little later, and what is not over its deadline goes back to the owner. A child that dies costs what
-it was scoring.
+In: a child whose verifier waits for others (a server, a coroutine), and the crew that owns the
+items. Out: outcomes to the crew in the order of completion, until the child has to be replaced.
+Promises: a slow item holds nobody up; one that misses its deadline is a `timeout` of that item
+alone, which the child sees to itself; a child that cannot (it is stuck, and its deadlines with it)
+is given up a little later, and what is not over its deadline goes back to the crew. A child that
+dies costs what it was scoring.
 """
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.protocol.messages import ScoreItem
 from rewards.pipe import Batch, Began, Outcome
 from rewards.process import Child, ChildDiedError
 
+if TYPE_CHECKING:
+    from rewards.crew import Crew
+
 GRACE_S = 2.0
 """A child is stuck when an item is so long over its deadline."""
-
-
-class Owner(Protocol):
-    """Whose items are in flight: it gives them, and takes their outcomes."""
-
-    async def take(self, most: int) -> deque[ScoreItem]:
-        """One item or more, as soon as there are some."""
-
-    async def hand_back(self, items: Sequence[ScoreItem]) -> None:
-        """These did not get their turn."""
-
-    def settle(self, item: ScoreItem, outcome: Outcome) -> None:
-        """An item is done."""
-
-    def lose(
-        self,
-        items: Sequence[tuple[ScoreItem, float]],
-        status: Literal["timeout", "crashed"],
-        error: str,
-    ) -> None:
-        """These, each with the seconds it took, ended together, for one reason."""
-
-    def count_idle_death(self, error: Exception) -> None:
-        """A child died that was scoring nothing."""
 
 
 class _Begun(NamedTuple):
@@ -51,7 +28,7 @@ class _Begun(NamedTuple):
     at: float
 
 
-async def fly(child: Child, owner: Owner, timeout_s: float) -> None:
+async def fly(child: Child, owner: "Crew", timeout_s: float) -> None:
     """Keep up to `child.ready.concurrency` items in flight until the child has to be replaced."""
     flight = _Flight(child, owner, timeout_s)
     jobs = [asyncio.create_task(job) for job in (flight.send(), flight.hear(), flight.watch())]
@@ -73,7 +50,7 @@ async def fly(child: Child, owner: Owner, timeout_s: float) -> None:
 class _Flight:
     """Three jobs that end together, with the first."""
 
-    def __init__(self, child: Child, owner: Owner, timeout_s: float) -> None:
+    def __init__(self, child: Child, owner: "Crew", timeout_s: float) -> None:
         self._child, self._owner, self._timeout_s = child, owner, timeout_s
         self._most = child.ready.concurrency
         self._next = self._read = 0

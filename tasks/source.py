@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from random import Random
-from typing import Literal, Protocol
+from typing import Protocol
 
+from headrace.config.task import DatasetConfig, TaskConfig
 from headrace.errors import UserError
 from tasks.chain_sums import CHAIN_SUMS
 from tasks.datasets import read_dataset
@@ -37,42 +38,6 @@ class PromptSource(Protocol):
     def eval_rows(self, count: int) -> list[Row]:
         """`count` held-out rows, or all there are when a dataset has fewer."""
         ...
-
-
-class ProceduralSettings(Protocol):
-    """What is read of the configuration of a procedural task."""
-
-    @property
-    def kind(
-        self,
-    ) -> Literal["chain_sums", "tracking", "graph_walk", "shift_register", "straight_line"]: ...
-    @property
-    def min_terms(self) -> int: ...
-    @property
-    def max_terms(self) -> int: ...
-    @property
-    def tail_exponent(self) -> float: ...
-
-
-class DatasetSettings(Protocol):
-    """What is read of the configuration with `kind = "dataset"`."""
-
-    @property
-    def kind(self) -> Literal["dataset"]: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def eval_path(self) -> str | None: ...
-    @property
-    def eval_fraction(self) -> float: ...
-    @property
-    def prompt_key(self) -> str | None: ...
-    @property
-    def answer_key(self) -> str | None: ...
-    @property
-    def prompt_template(self) -> str | None: ...
-    @property
-    def limit(self) -> int | None: ...
 
 
 class ProceduralSource:
@@ -129,7 +94,7 @@ def split_by_hash(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row
     return training, [row for row in rows if prompt_hash(row.prompt) < bound]
 
 
-def load_dataset_source(task: DatasetSettings, seed: int) -> DatasetSource:
+def load_dataset_source(task: DatasetConfig, seed: int) -> DatasetSource:
     """Read the file or files of a dataset task and split them.
 
     Training rows whose prompt also stands in `eval_path` are left out of training.
@@ -144,7 +109,7 @@ def load_dataset_source(task: DatasetSettings, seed: int) -> DatasetSource:
     return DatasetSource(training, evaluation, seed=seed)
 
 
-def _read(task: DatasetSettings, path: str, limit: int | None) -> list[Row]:
+def _read(task: DatasetConfig, path: str, limit: int | None) -> list[Row]:
     return read_dataset(
         path,
         prompt_key=task.prompt_key,
@@ -154,7 +119,7 @@ def _read(task: DatasetSettings, path: str, limit: int | None) -> list[Row]:
     )
 
 
-def info_columns(task: ProceduralSettings | DatasetSettings) -> frozenset[str]:
+def info_columns(task: TaskConfig) -> frozenset[str]:
     """The columns beside prompt and answer, which reward functions get by name: those that the
     first row of every file has."""
     if task.kind != "dataset":
@@ -165,7 +130,7 @@ def info_columns(task: ProceduralSettings | DatasetSettings) -> frozenset[str]:
     )
 
 
-def every_row(task: ProceduralSettings | DatasetSettings) -> Iterator[Row]:
+def every_row(task: TaskConfig) -> Iterator[Row]:
     """All rows of a dataset, held-out ones included, or the first prompt of a procedural task."""
     if task.kind != "dataset":
         yield build_source(task, seed=0).row_at(0)
@@ -175,7 +140,7 @@ def every_row(task: ProceduralSettings | DatasetSettings) -> Iterator[Row]:
         yield from _read(task, task.eval_path, None)
 
 
-def build_source(task: ProceduralSettings | DatasetSettings, seed: int) -> PromptSource:
+def build_source(task: TaskConfig, seed: int) -> PromptSource:
     """The source a task's configuration describes. UserError when its data cannot be used."""
     if task.kind == "dataset":
         return load_dataset_source(task, seed)
