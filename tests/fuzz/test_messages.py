@@ -58,6 +58,7 @@ def broken(draw: st.DrawFn, frames: list[bytes]) -> list[bytes]:
 
 
 @given(st.data())
+@settings(max_examples=settings().max_examples * 5)
 def test_frames_are_a_message_or_a_protocol_error(data: st.DataObject) -> None:
     """What was taken comes back from the wire as it was; a reason is no longer than a page."""
     whole = CODEC.encode(data.draw(st.sampled_from(KINDS).flatmap(structs)))
