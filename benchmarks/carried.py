@@ -16,11 +16,10 @@ there is as many windows old as stand before it.
 """
 
 import argparse
-import socket
 import statistics
-import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -28,203 +27,153 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.command_line import command_line, offer_row
-from benchmarks.learner import POLICY_LR, VALUE_LR
-from benchmarks.learner_load import MODEL, VOCABULARY
-from benchmarks.rows import keep, result_line
-from headrace.config.algorithm import AlgorithmConfig
-from headrace.config.learner import LearnerConfig, OptimizerConfig
-from headrace.config.model import ModelConfig
-from headrace.protocol.batches import BatchSequence, PolicyWindow, Shard
-from headrace.protocol.messages import Batch
-from headrace.protocol.streams import Span
-from learner.algorithm import build_algorithm
+from benchmarks.learner import BUDGET, CPU, Learner
+from benchmarks.learner_load import MODEL, VOCABULARY, Answer, shard_of
+from benchmarks.pairs import conclude, in_turns, ratios, shown, spread, took
+from headrace.protocol.batches import Shard
 from learner.carried import Carried
-from learner.engines import DeepSpeedEngine, join_ranks
-from learner.forward import PolicyNetwork, ValueNetwork
-from learner.models import load_critic, load_policy
 from learner.place import Place
 from learner.reads import reads_of, sampled_windows
 from learner.steps import micro_batches
-from learner.update import Outcome, Updater
 
 Context = Literal["full", "frozen", "carried"]
-CONTEXTS: tuple[Context, ...] = ("full", "frozen", "carried")
-CPU = torch.device("cpu")
+CONTEXTS: tuple[Context, ...] = get_args(Context)
 PROMPT = 12
-BUDGET = 4096
 
 
 class Answers:
-    """Unfinished answers of one length, sampled from the model."""
+    """Unfinished answers of one length, sampled from the model, and their windows."""
 
-    def __init__(self, count: int, tokens: int, *, first: int, seed: int) -> None:
-        """`first`: the number of the first trajectory."""
-        torch.manual_seed(seed)
+    def __init__(self, options: argparse.Namespace, *, first: int) -> None:
+        """`first`: the number of the first trajectory, and the seed."""
+        tokens, self.window, self._first = options.tokens, options.window, first
+        self.starts = list(range(0, tokens, self.window))
+        torch.manual_seed(first)
         model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
         model.config.max_position_embeddings = PROMPT + tokens
-        prompts = torch.randint(3, VOCABULARY, (count, PROMPT))
+        prompts = torch.randint(3, VOCABULARY, (options.trajectories, PROMPT))
         ids = model.generate(
             prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0,
             min_new_tokens=tokens, max_new_tokens=tokens,
         )  # fmt: skip
-        self.sequences = [
-            BatchSequence(
-                trajectory_id=first + i,
-                group_id=first + i,
-                token_ids=row.numpy().astype(np.int32),
-                opening=PROMPT,
-                sampled=[(0, tokens)],
-            )
-            for i, row in enumerate(ids)
-        ]
+        self._ids = ids.numpy().astype(np.int32)
+        self.kept = self._ids.size - len(self._ids)
+        """Tokens that stand before another one."""
 
-    def shard(self, start: int, end: int) -> Shard:
-        """One window of each answer. Its sampler was near the present policy."""
-        sequences = [
-            BatchSequence(
-                trajectory_id=s.trajectory_id,
-                group_id=s.group_id,
-                token_ids=s.token_ids[: PROMPT + end],
-                opening=PROMPT,
-                sampled=[(0, end)],
-            )
-            for s in self.sequences
-        ]
-        windows = [
-            PolicyWindow(
-                window_id=s.trajectory_id * 10_000 + start,
-                trajectory_id=s.trajectory_id,
-                sequence=i,
-                start=start,
-                end=end,
-                length=end,
-                logprobs=np.full(end - start, -2.0, np.float32),
-                loss_weights=np.ones(end - start, np.float32),
-                spans=[Span(0, start, end)],
-            )
-            for i, s in enumerate(sequences)
-        ]
-        return Shard(sequences=sequences, windows=windows, values=[])
-
-
-class Learner:
-    """Our update with the demonstration's settings. The critic has a head that is not zero, so that
-    there are advantages."""
-
-    def __init__(self, context: Context, *, window: int, autocast: torch.dtype | None) -> None:
-        loaded = ModelConfig(path=str(MODEL))
-        kind: dict[str, Any] = {"dtype": torch.float32, "device": CPU}
-        config = LearnerConfig(
-            context=context,
-            policy=OptimizerConfig(lr=POLICY_LR),
-            value=OptimizerConfig(lr=VALUE_LR),
+    def part(self, start: int) -> Shard:
+        """The window of each answer that begins there. Its sampler was near the present policy."""
+        end = PROMPT + start + self.window
+        logprobs = np.full(self.window, -2.0, np.float32)
+        numbers = range(self._first, self._first + len(self._ids))
+        return shard_of(
+            Answer(number, number, ids[:end], PROMPT, start, logprobs)
+            for number, ids in zip(numbers, self._ids, strict=True)
         )
-        self.network = PolicyNetwork(load_policy(loaded, **kind), autocast=autocast)
-        critic = load_critic(loaded, **kind)
-        torch.manual_seed(7)
-        torch.nn.init.normal_(critic.score.weight, std=0.3)
-        algorithm = AlgorithmConfig.model_validate({"advantages": {"kind": "egae"}, "value": {}})
-        self.updater = Updater(
-            build_algorithm(algorithm, window=window),
-            DeepSpeedEngine(self.network, config.policy, config),
-            DeepSpeedEngine(ValueNetwork(critic, autocast=autocast), config.value, config),
-            config,
-            Place(device=CPU, budget=BUDGET),
-        )
-        self._update = 0
-
-    def run(self, shard: Shard) -> Outcome:
-        """One update."""
-        self._update += 1
-        header = Batch(
-            batch_id=self._update, update=self._update, lineage=0, version=0, publish_as=1,
-            parts=[1], value_epochs=1, checkpoint=False,
-        )  # fmt: skip
-        return self.updater.run(header, shard)
-
-    def gradient(self, shard: Shard, context: Context, advantages: Tensor) -> Tensor:
-        """The policy gradient of the windows at the present weights, as one vector."""
-        sampled = sampled_windows(shard.sequences, shard.windows)
-        reads = reads_of(shard.sequences, shard.windows, sampled)
-        place = Place(device=CPU, budget=BUDGET, frozen_context=context != "full")
-        carried: Carried | None = None
-        if context == "carried":
-            carried = self.updater.carried["policy"]
-            carried.begin(self._update + 1, ())
-        parameters = list(self.network.parameters())
-        total = [torch.zeros_like(p) for p in parameters]
-        for pack, tokens in micro_batches(reads, range(len(shard.sequences)), place, carried):
-            loss = -(self.network(pack).logprobs * advantages[tokens]).sum()
-            for sum_so_far, part in zip(total, torch.autograd.grad(loss, parameters), strict=True):
-                sum_so_far += part
-        return torch.cat([part.flatten() for part in total])
 
 
-def seconds_of(
-    contexts: Sequence[Context], answers: Answers, *, tokens: int, window: int
-) -> dict[Context, dict[str, float]]:
+def learner(context: Context, window: int, autocast: torch.dtype | None) -> Learner:
+    """A learner whose critic has a head that is not zero, so that there are advantages."""
+    return Learner(context=context, window=window, autocast=autocast, critic_spread=0.3)
+
+
+def gradient(ours: Learner, part: Shard, context: Context, advantages: Tensor) -> Tensor:
+    """The policy gradient of the windows at the present weights, as one vector."""
+    reads = reads_of(part.sequences, part.windows, sampled_windows(part.sequences, part.windows))
+    place = Place(device=CPU, budget=BUDGET, frozen_context=context != "full")
+    carried: Carried | None = None
+    if context == "carried":
+        carried = ours.updater.carried["policy"]
+        carried.begin(ours.updates + 1, ())
+    parameters = list(ours.network.parameters())
+    total = [torch.zeros_like(p) for p in parameters]
+    for pack, tokens in micro_batches(reads, range(len(part.sequences)), place, carried):
+        loss = -(ours.network(pack).logprobs * advantages[tokens]).sum()
+        for sum_so_far, piece in zip(total, torch.autograd.grad(loss, parameters), strict=True):
+            sum_so_far += piece
+    return torch.cat([piece.flatten() for piece in total])
+
+
+def whole_answers(context: Context, answers: Answers, turn: int) -> dict[str, float]:
     """Seconds of an update and shares of context, in bfloat16 products, over whole answers."""
-    found: dict[Context, dict[str, float]] = {}
-    for context in contexts:
-        learner = Learner(context, window=window, autocast=torch.bfloat16)
-        shares: list[float] = []
-        began = time.perf_counter()
-        for start in range(0, tokens, window):
-            metrics = learner.run(answers.shard(start, start + window)).metrics
-            share = metrics["perf/context_share"]
-            assert isinstance(share, float)
-            shares.append(share)
-        spent = time.perf_counter() - began
-        bytes_carried = sum(store.num_bytes for store in learner.updater.carried.values())
-        kept = len(answers.sequences) * (PROMPT + tokens - 1)
-        found[context] = {
-            "seconds": spent / len(shares),
-            "context_share": statistics.mean(shares),
-            "bytes_per_token": bytes_carried / kept,
-        }
-    return found
+    ours = learner(context, answers.window, torch.bfloat16)
+    shares: list[Any] = []
+
+    def updates() -> None:
+        for start in answers.starts:
+            shares.append(ours.run(answers.part(start))["perf/context_share"])
+
+    seconds = took(updates).wall_s
+    carried = sum(store.num_bytes for store in ours.updater.carried.values())
+    return {
+        "seconds": seconds / len(shares),
+        "context_share": statistics.mean(shares),
+        "bytes_per_token": carried / answers.kept,
+    }
 
 
-def bias_of(
-    lag: int, answers: Answers, others: Answers, *, tokens: int, window: int
-) -> list[dict[str, float]]:
+def bias_of(lag: int, answers: Answers, others: Answers) -> list[dict[str, float]]:
     """Gradients against that of `full`, in the middle of the answers and at their end."""
-    learner = Learner("carried", window=window, autocast=None)
-    starts = list(range(0, tokens, window))
-    measured = {starts[len(starts) // 2], starts[-1]}
+    ours, starts = learner("carried", answers.window, None), answers.starts
     found = []
     for i, start in enumerate(starts):
-        shard = answers.shard(start, start + window)
-        if start in measured:
+        part = answers.part(start)
+        if start in (starts[len(starts) // 2], starts[-1]):
             torch.manual_seed(start)
-            advantages = torch.randn(len(shard.windows) * window)
-            full, frozen, carried = (learner.gradient(shard, c, advantages) for c in CONTEXTS)
+            advantages = torch.randn(len(part.windows) * answers.window)
+            full, *rest = (gradient(ours, part, context, advantages) for context in CONTEXTS)
             row = {"lag": float(lag), "start": float(start)}
-            for name, gradient in (("frozen", frozen), ("carried", carried)):
-                cosine = torch.nn.functional.cosine_similarity(gradient, full, dim=0)
-                row[f"{name}_cosine"] = float(cosine)
-                row[f"{name}_norm"] = float(gradient.norm() / full.norm())
+            for name, other in zip(CONTEXTS[1:], rest, strict=True):
+                row[f"{name}_cosine"] = float(torch.cosine_similarity(other, full, dim=0))
+                row[f"{name}_norm"] = float(other.norm() / full.norm())
             found.append(row)
+        weights = {name: x.clone() for name, x in ours.network.state_dict().items()}
+        ours.run(part)
         if lag == 0:
-            learner = _standing_still(learner, shard, window)
-            continue
-        learner.run(shard)
+            # The optimizer's steps are undone; the keys stay.
+            ours.network.load_state_dict(weights)
         for j in range(lag - 1):
-            other = starts[(i * (lag - 1) + j) % len(starts)]
-            learner.run(others.shard(other, other + window))
+            ours.run(others.part(starts[(i * (lag - 1) + j) % len(starts)]))
     return found
 
 
-def _standing_still(learner: Learner, shard: Shard, window: int) -> Learner:
-    """The learner after an update whose optimizer steps are undone; its keys stay."""
-    weights = {name: x.clone() for name, x in learner.network.state_dict().items()}
-    learner.run(shard)
-    learner.network.load_state_dict(weights)
-    return learner
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of all contexts in turns, then the bias for each lag."""
+    answers, others = (Answers(options, first=first) for first in (0, 10_000))
+    sides = {str(context): partial(whole_answers, context, answers) for context in CONTEXTS}
+    turns = in_turns(sides, options.repeats, warm_up=False)
+    seconds = {side: [each["seconds"] for each in found] for side, found in turns.items()}
+    against = spread(ratios(seconds["full"], seconds["carried"]))
+    medians = {side: statistics.median(found) for side, found in seconds.items()}
+    shares = {side: found[0]["context_share"] for side, found in turns.items()}
+    for side in CONTEXTS:
+        print(
+            f"{side:8} {medians[side]:.3f} s an update, context {shares[side]:.3f} of what is "
+            "computed"
+        )
+    print(f"carried is {shown(against)} times as fast as full", flush=True)
+    bias = [row for lag in options.lags for row in bias_of(lag, answers, others)]
+    for row in bias:
+        print(
+            f"lag {row['lag']:.0f}, window at {row['start']:.0f}: frozen cosine "
+            f"{row['frozen_cosine']:.4f}, norm {row['frozen_norm']:.3f}; carried "
+            f"{row['carried_cosine']:.4f}, {row['carried_norm']:.3f}"
+        )
+    return {
+        **against,
+        "repeats": options.repeats,
+        "seconds_an_update": medians,
+        "context_share": shares,
+        "bytes_per_token": turns["carried"][0]["bytes_per_token"],
+        "bias": bias,
+        "tokens": options.tokens,
+        "window": options.window,
+        "trajectories": options.trajectories,
+        "threads": options.threads,
+    }
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options."""
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
     parser = command_line("carried", __doc__)
     parser.add_argument("--tokens", type=int, default=2048, help="of an answer")
     parser.add_argument("--window", type=int, default=128, help="tokens of a window")
@@ -239,63 +188,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="rounds of all contexts")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
     offer_row(parser)
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
-    options = parse(argv)
+    options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    join_ranks(rank=0, world_size=1, port=port, device=CPU)
-    size = {"tokens": options.tokens, "window": options.window}
-    answers, others = (
-        Answers(options.trajectories, options.tokens, first=first, seed=first)
-        for first in (0, 10_000)
-    )
-    rng = np.random.default_rng(0)
-    rounds = [
-        seconds_of([CONTEXTS[i] for i in rng.permutation(len(CONTEXTS))], answers, **size)
-        for _ in range(options.repeats)
-    ]
-    ratios = [r["full"]["seconds"] / r["carried"]["seconds"] for r in rounds]
-    bias = [row for lag in options.lags for row in bias_of(lag, answers, others, **size)]
-    result = {
-        "benchmark": "carried",
-        "ratio": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
-        "repeats": options.repeats,
-        "seconds_an_update": {
-            c: statistics.median(r[c]["seconds"] for r in rounds) for c in CONTEXTS
-        },
-        "context_share": {c: rounds[0][c]["context_share"] for c in CONTEXTS},
-        "bytes_per_token": rounds[0]["carried"]["bytes_per_token"],
-        "bias": bias,
-        **size,
-        "trajectories": options.trajectories,
-        "threads": options.threads,
-    }
-    keep(options.rows, result)
-    if not options.json:
-        for context in CONTEXTS:
-            print(
-                f"{context:8} {result['seconds_an_update'][context]:.3f} s an update, context "
-                f"{result['context_share'][context]:.3f} of what is computed"
-            )
-        for row in bias:
-            print(
-                f"lag {row['lag']:.0f}, window at {row['start']:.0f}: frozen cosine "
-                f"{row['frozen_cosine']:.4f}, norm {row['frozen_norm']:.3f}; carried "
-                f"{row['carried_cosine']:.4f}, {row['carried_norm']:.3f}"
-            )
-    print(result_line(result))
-    return 0
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.exit(main(sys.argv[1:]))
+    return conclude("carried", options, partial(measure, options))

@@ -6,23 +6,24 @@ loss tokens are those of both halves. Target: a ratio of at least 0.9.
 """
 
 import argparse
-import socket
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.command_line import command_line
-from benchmarks.learner_load import MODEL, demo_batch
+from benchmarks.learner_load import MODEL, demo_shard
 from benchmarks.padded_loop import PaddedLoop
-from benchmarks.rows import result_line
+from benchmarks.pairs import conclude, in_turns, ratios, shown, spread, took
 from headrace.config.algorithm import AlgorithmConfig
 from headrace.config.learner import LearnerConfig, OptimizerConfig
 from headrace.config.model import ModelConfig
+from headrace.hardware import free_port
 from headrace.protocol.batches import Shard
+from headrace.protocol.fields import Metric
 from headrace.protocol.messages import Batch
 from learner.algorithm import build_algorithm
 from learner.engines import DeepSpeedEngine, join_ranks
@@ -30,32 +31,61 @@ from learner.forward import PolicyNetwork, ValueNetwork
 from learner.models import load_critic, load_policy
 from learner.place import Place
 from learner.shards import merged
-from learner.update import Outcome, Updater
+from learner.update import Updater
 
+CPU = torch.device("cpu")
+BUDGET = 4096
 POLICY_LR, VALUE_LR = 1e-4, 5e-4
 
 
-def build_updater(*, budget: int, model: Path = MODEL, shares_openings: bool = False) -> Updater:
-    """Our update with the demonstration's settings; policy and value model from `model`."""
-    device = torch.device("cpu")
-    if not torch.distributed.is_initialized():
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        join_ranks(rank=0, world_size=1, port=port, device=device)
-    loaded = ModelConfig(path=str(model))
-    config = LearnerConfig(policy=OptimizerConfig(lr=POLICY_LR), value=OptimizerConfig(lr=VALUE_LR))
-    algorithm = AlgorithmConfig.model_validate({"advantages": {"kind": "egae"}, "value": {}})
-    bf16 = torch.bfloat16
-    policy = PolicyNetwork(load_policy(loaded, dtype=torch.float32, device=device), autocast=bf16)
-    critic = ValueNetwork(load_critic(loaded, dtype=torch.float32, device=device), autocast=bf16)
-    return Updater(
-        build_algorithm(algorithm, window=240),
-        DeepSpeedEngine(policy, config.policy, config),
-        DeepSpeedEngine(critic, config.value, config),
-        config,
-        Place(device=device, budget=budget, shares_openings=shares_openings),
-    )
+class Learner:
+    """Our update with the demonstration's settings, as the only rank."""
+
+    def __init__(
+        self,
+        *,
+        model: Path = MODEL,
+        budget: int = BUDGET,
+        window: int = 240,
+        autocast: torch.dtype | None = torch.bfloat16,
+        shares_openings: bool = False,
+        critic_spread: float = 0.0,
+        **settings: Any,
+    ) -> None:
+        """`critic_spread`: of the critic's head, whose values are 0 otherwise; `settings`: of the
+        table `learner`."""
+        if not torch.distributed.is_initialized():
+            join_ranks(rank=0, world_size=1, port=free_port(), device=CPU)
+        policy, value = OptimizerConfig(lr=POLICY_LR), OptimizerConfig(lr=VALUE_LR)
+        config = LearnerConfig(policy=policy, value=value, **settings)
+        algorithm = AlgorithmConfig.model_validate({"advantages": {"kind": "egae"}, "value": {}})
+        loaded = ModelConfig(path=str(model))
+        critic = load_critic(loaded, dtype=torch.float32, device=CPU)
+        if critic_spread:
+            torch.manual_seed(7)
+            torch.nn.init.normal_(critic.score.weight, std=critic_spread)
+        self.network = PolicyNetwork(
+            load_policy(loaded, dtype=torch.float32, device=CPU), autocast=autocast
+        )
+        self.updater = Updater(
+            build_algorithm(algorithm, window=window),
+            DeepSpeedEngine(self.network, policy, config),
+            DeepSpeedEngine(ValueNetwork(critic, autocast=autocast), value, config),
+            config,
+            Place(device=CPU, budget=budget, shares_openings=shares_openings),
+        )
+        self.updates = 0
+        self.metrics: dict[str, Metric] = {}
+
+    def run(self, part: Shard) -> dict[str, Metric]:
+        """One update from its only part on; its metrics."""
+        self.updates += 1
+        batch = Batch(
+            batch_id=self.updates, update=self.updates, lineage=0, version=0, publish_as=1,
+            parts=[1], value_epochs=1, checkpoint=False,
+        )  # fmt: skip
+        self.metrics = self.updater.run(batch, merged([part])).metrics
+        return self.metrics
 
 
 def loss_tokens(shard: Shard) -> int:
@@ -63,86 +93,56 @@ def loss_tokens(shard: Shard) -> int:
     return sum(w.end - w.start for w in shard.windows) + sum(v.length for v in shard.values)
 
 
-def speed(run: Callable[[], object], shard: Shard) -> tuple[float, float]:
-    """Loss tokens a second, of wall clock and of processor time."""
-    wall, busy = time.perf_counter(), time.process_time()
-    run()
-    tokens = loss_tokens(shard)
-    return tokens / (time.perf_counter() - wall), tokens / (time.process_time() - busy)
-
-
-def _noted(ours: Updater, batch: Batch, part: Shard, outcomes: list[Outcome]) -> None:
-    """Our update from its parts on, as the learner does it."""
-    outcomes.append(ours.run(batch, merged([part])))
-
-
-def compare(*, repeats: int, trajectories: int, window: int, budget: int) -> dict[str, object]:
-    """Interleaved repeats of both; each uses the same batch."""
-    ours = build_updater(budget=budget)
-    plain = PaddedLoop(MODEL, budget=budget, lr=(POLICY_LR, VALUE_LR))
-    pairs = []
-    outcomes: list[Outcome] = []
-    for repeat in range(-1, repeats):
-        batch, part = demo_batch(trajectories=trajectories, window=window, seed=repeat + 1)
-        runs = (
-            partial(_noted, ours, batch, part, outcomes),
-            partial(plain.run, part),
-        )
-        pair = tuple(speed(run, part) for run in runs)
-        if repeat >= 0:
-            pairs.append(pair)
-    wall = [a[0] / b[0] for a, b in pairs]
-    busy = [a[1] / b[1] for a, b in pairs]
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Both in turns, on the same batches."""
+    ours = Learner(budget=options.budget)
+    plain = PaddedLoop(MODEL, budget=options.budget, lr=(POLICY_LR, VALUE_LR))
+    batch = partial(demo_shard, trajectories=options.trajectories, window=options.window)
+    turns = in_turns(
+        {
+            "ours": lambda turn: took(partial(ours.run, batch(seed=turn))),
+            "plain": lambda turn: took(partial(plain.run, batch(seed=turn))),
+        },
+        options.repeats,
+    )
+    tokens = [loss_tokens(batch(seed=turn)) for turn in range(1, options.repeats + 1)]
+    wall = {side: [each.wall_s for each in found] for side, found in turns.items()}
+    busy = {side: [each.cpu_s for each in found] for side, found in turns.items()}
+    speeds = {side: statistics.median(ratios(tokens, found)) for side, found in wall.items()}
+    against = spread(ratios(wall["plain"], wall["ours"]))
+    print(
+        f"ours {speeds['ours']:.0f}, plain loop {speeds['plain']:.0f} loss tokens a second: ratio "
+        f"{shown(against)}, target 0.9"
+    )
     return {
-        "name": "learner",
-        "ratio": statistics.median(wall),
-        "ratio_min": min(wall),
-        "ratio_max": max(wall),
-        "repeats": repeats,
-        "cpu_time_ratio": statistics.median(busy),
-        "tokens_per_s": statistics.median(a[0] for a, _ in pairs),
-        "reference_tokens_per_s": statistics.median(b[0] for _, b in pairs),
-        "useful_share": outcomes[-1].metrics["perf/useful_share"],
+        **against,
+        "repeats": options.repeats,
+        "cpu_time_ratio": statistics.median(ratios(busy["plain"], busy["ours"])),
+        "tokens_per_s": speeds["ours"],
+        "reference_tokens_per_s": speeds["plain"],
+        "useful_share": ours.metrics["perf/useful_share"],
         "reference_useful_share": plain.useful / plain.computed,
-        "trajectories": trajectories,
-        "window": window,
-        "micro_batch_tokens": budget,
+        "trajectories": options.trajectories,
+        "window": options.window,
+        "micro_batch_tokens": options.budget,
         "threads": torch.get_num_threads(),
     }
 
 
 def parse(argv: Sequence[str], name: str, text: str | None) -> argparse.Namespace:
-    """Options that the learner's benchmarks share."""
+    """Options that the learner's benchmarks share; torch's threads are set."""
     parser = command_line(name, text)
     parser.add_argument("--repeats", type=int, default=7, help="turns of both sides")
     parser.add_argument("--trajectories", type=int, default=256, help="of an update")
     parser.add_argument("--window", type=int, default=240, help="tokens of a window")
-    parser.add_argument("--budget", type=int, default=4096, help="tokens of a micro-batch")
+    parser.add_argument("--budget", type=int, default=BUDGET, help="tokens of a micro-batch")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    return options
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
     options = parse(argv, "learner", __doc__)
-    torch.set_num_threads(options.threads)
-    result = compare(
-        repeats=options.repeats,
-        trajectories=options.trajectories,
-        window=options.window,
-        budget=options.budget,
-    )
-    if not options.json:
-        print(
-            f"ours {result['tokens_per_s']:.0f}, plain loop {result['reference_tokens_per_s']:.0f} "
-            f"loss tokens a second: ratio {result['ratio']:.2f} "
-            f"({result['ratio_min']:.2f} to {result['ratio_max']:.2f}), target 0.9"
-        )
-    print(result_line(result))
-    return 0
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.exit(main(sys.argv[1:]))
+    return conclude("learner", options, partial(compare, options))

@@ -1,17 +1,78 @@
-"""The load of the learner's benchmarks: batches with the lengths of the demonstration."""
+"""What the learner's benchmarks train: batches with the lengths of the demonstration."""
 
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.made_runs import MODEL
 from headrace.protocol.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
-from headrace.protocol.messages import Batch
-from headrace.protocol.streams import Reward, Span
+from headrace.protocol.streams import Float32, Int32, Reward, Span
 
-MODEL = Path(__file__).parent.parent / "recipes" / "models" / "chain-sums-cold"
+__all__ = ["MODEL", "VOCABULARY", "Answer", "demo_lengths", "demo_shard", "shard_of"]
 # Response lengths after training: p50 31, p90 87, p99 239, mean about 45.
 QUANTILES = ((0.0, 4), (0.25, 20), (0.5, 31), (0.75, 52), (0.9, 87), (0.99, 239), (1.0, 240))
 VOCABULARY = 64
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A response up to its window's end, which begins at `start`: its number, its group's, token
+    ids of which the prompt has `opening`, the window's logprobs. `score`: None while unfinished."""
+
+    number: int
+    group: int
+    ids: Int32
+    opening: int
+    start: int
+    logprobs: Float32
+    score: float | None = None
+
+
+def shard_of(answers: Iterable[Answer]) -> Shard:
+    """One window of each answer, and the whole of those that are finished."""
+    shard = Shard(sequences=[], windows=[], values=[])
+    for place, answer in enumerate(answers):
+        length, score = answer.ids.size - answer.opening, answer.score or 0.0
+        rewards = [] if answer.score is None else [Reward(score, length - 1)]
+        shard.sequences.append(
+            BatchSequence(
+                trajectory_id=answer.number,
+                group_id=answer.group,
+                token_ids=answer.ids,
+                opening=answer.opening,
+                sampled=[(0, length)],
+            )
+        )
+        shard.windows.append(
+            PolicyWindow(
+                window_id=answer.number * 10_000 + answer.start,
+                trajectory_id=answer.number,
+                sequence=place,
+                start=answer.start,
+                end=length,
+                length=length,
+                logprobs=answer.logprobs,
+                spans=[Span(0, answer.start, length)],
+                loss_weights=np.ones(length - answer.start, np.float32),
+                rewards=rewards,
+                finished=answer.score is not None,
+                score=score,
+                correct=score > 0,
+            )
+        )
+        if rewards:
+            shard.values.append(
+                ValueTrajectory(
+                    trajectory_id=answer.number,
+                    sequence=place,
+                    length=length,
+                    rewards=rewards,
+                    score=score,
+                    logprobs=np.zeros(0, np.float32),
+                )
+            )
+    return shard
 
 
 def demo_lengths(count: int, rng: np.random.Generator) -> list[int]:
@@ -21,16 +82,14 @@ def demo_lengths(count: int, rng: np.random.Generator) -> list[int]:
     return [round(float(x)) for x in np.exp(drawn)]
 
 
-def demo_batch(
+def demo_shard(
     *, trajectories: int, window: int, seed: int, prompt: int | None = None, members: int = 1
-) -> tuple[Batch, Shard]:
-    """One update's header and its only part: each response's last window, and all that finished; a
-    tenth is unfinished. `prompt`: its tokens (None: 7 to 17); `members`: responses to each."""
+) -> Shard:
+    """One update's only part: each response's last window, and all that finished; a tenth is
+    unfinished. `prompt`: its tokens (None: 7 to 17); `members`: responses to each."""
     rng = np.random.default_rng(seed)
-    sequences: list[BatchSequence] = []
-    windows: list[PolicyWindow] = []
-    values: list[ValueTrajectory] = []
-    opening, size = np.zeros(0, np.int32), 0
+    answers: list[Answer] = []
+    opening = np.zeros(0, np.int32)
     for i, length in enumerate(demo_lengths(trajectories, rng)):
         if i % members == 0:
             size = prompt or 2 * int(rng.integers(3, 9)) + 1
@@ -39,52 +98,8 @@ def demo_batch(
         start = (length - 1) // window * window
         finished = bool(rng.random() < 0.9)
         score = float(finished and rng.random() < 0.5)
-        rewards = [Reward(score, length - 1)] if finished else []
-        sequences.append(
-            BatchSequence(
-                trajectory_id=i,
-                group_id=i // members,
-                token_ids=ids,
-                opening=size,
-                sampled=[(0, length)],
-            )
+        logprobs = rng.normal(-2.0, 0.5, length - start).astype(np.float32)
+        answers.append(
+            Answer(i, i // members, ids, opening.size, start, logprobs, score if finished else None)
         )
-        windows.append(
-            PolicyWindow(
-                window_id=i,
-                trajectory_id=i,
-                sequence=i,
-                start=start,
-                end=length,
-                length=length,
-                logprobs=rng.normal(-2.0, 0.5, length - start).astype(np.float32),
-                spans=[Span(0, start, length)],
-                loss_weights=np.ones(length - start, np.float32),
-                rewards=rewards,
-                finished=finished,
-                score=score,
-                correct=score > 0,
-            )
-        )
-        if finished:
-            values.append(
-                ValueTrajectory(
-                    trajectory_id=i,
-                    sequence=i,
-                    length=length,
-                    rewards=rewards,
-                    score=score,
-                    logprobs=np.zeros(0, np.float32),
-                )
-            )
-    header = Batch(
-        batch_id=seed + 1,
-        update=seed + 1,
-        lineage=0,
-        version=0,
-        publish_as=1,
-        parts=[1],
-        value_epochs=1,
-        checkpoint=False,
-    )
-    return header, Shard(sequences=sequences, windows=windows, values=values)
+    return shard_of(answers)

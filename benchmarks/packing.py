@@ -7,16 +7,18 @@ padding, and of the ways to run packed attention (blocks of several tightnesses;
 sequence).
 """
 
+import argparse
 import statistics
-import time
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.learner import compare, parse
+from benchmarks.learner import CPU, compare, parse
 from benchmarks.learner_load import MODEL, VOCABULARY, demo_lengths
-from benchmarks.rows import result_line
+from benchmarks.pairs import conclude, in_turns, took
 from headrace.config.model import ModelConfig
 from learner.forward import Pack, PolicyNetwork
 from learner.layout import BLOCK_RATIO, layout_of
@@ -39,56 +41,49 @@ def packs_of(lengths: Sequence[int], budget: int, ratio: float) -> list[Pack]:
     return packs
 
 
-def attention_speeds(*, repeats: int, trajectories: int, budget: int) -> dict[str, object]:
+def attention_speeds(options: argparse.Namespace) -> dict[str, Any]:
     """Tokens a second of the policy's forward and backward pass for each tightness of blocks."""
-    model = ModelConfig(path=str(MODEL))
-    network = PolicyNetwork(
-        load_policy(model, dtype=torch.float32, device=torch.device("cpu")),
-        autocast=torch.bfloat16,
-    )
-    speeds: dict[float, list[float]] = {ratio: [] for ratio in RATIOS}
-    shares: dict[float, float] = {}
-    for repeat in range(-1, repeats):
-        lengths = [n + 12 for n in demo_lengths(trajectories, np.random.default_rng(repeat + 1))]
-        for ratio in RATIOS:
-            packs = packs_of(lengths, budget, ratio)
-            began = time.perf_counter()
-            for pack in packs:
-                network(pack).logprobs.sum().backward()
-            seconds = time.perf_counter() - began
-            padded = sum(pack.layout.padded_from.numel() for pack in packs)
-            shares[ratio] = sum(lengths) / padded
-            if repeat >= 0:
-                speeds[ratio].append(sum(lengths) / seconds)
+    policy = load_policy(ModelConfig(path=str(MODEL)), dtype=torch.float32, device=CPU)
+    network = PolicyNetwork(policy, autocast=torch.bfloat16)
+
+    def passes(packs: Sequence[Pack]) -> None:
+        for pack in packs:
+            network(pack).logprobs.sum().backward()
+
+    def speed(ratio: float, turn: int) -> tuple[float, float]:
+        """Tokens a second, and the share of them that is no padding inside attention."""
+        drawn = demo_lengths(options.trajectories, np.random.default_rng(turn))
+        lengths = [n + 12 for n in drawn]
+        packs = packs_of(lengths, options.budget, ratio)
+        padded = sum(pack.layout.padded_from.numel() for pack in packs)
+        seconds = took(partial(passes, packs)).wall_s
+        return sum(lengths) / seconds, sum(lengths) / padded
+
+    found = in_turns({str(ratio): partial(speed, ratio) for ratio in RATIOS}, options.repeats)
+    shares = {ratio: figures[-1][1] for ratio, figures in found.items()}
     return {
-        "attention_share": shares[BLOCK_RATIO],
+        "attention_share": shares[str(BLOCK_RATIO)],
         "tokens_per_s_by_block_ratio": {
-            str(ratio): statistics.median(found) for ratio, found in speeds.items()
+            ratio: statistics.median(speed for speed, _ in figures)
+            for ratio, figures in found.items()
         },
-        "attention_share_by_block_ratio": {str(ratio): share for ratio, share in shares.items()},
+        "attention_share_by_block_ratio": shares,
     }
 
 
-def main(argv: Sequence[str]) -> int:
-    """Measure and print."""
-    options = parse(argv, "packing", __doc__)
-    torch.set_num_threads(options.threads)
-    attention = attention_speeds(
-        repeats=options.repeats, trajectories=options.trajectories, budget=options.budget
-    )
-    update = compare(
-        repeats=options.repeats,
-        trajectories=options.trajectories,
-        window=options.window,
-        budget=options.budget,
-    )
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    attention, update = attention_speeds(options), compare(options)
     # A rank without sequences computes one token; that is all the padding there can be.
-    useful = float(str(update["useful_share"]))
-    result = {
-        "name": "packing",
-        "ratio": useful,
-        "ratio_min": useful,
-        "ratio_max": useful,
+    useful = update["useful_share"]
+    print(
+        f"not padding: {useful:.3f} of the tokens (padded batches: "
+        f"{update['reference_useful_share']:.3f}), inside attention "
+        f"{attention['attention_share']:.3f}; {update['tokens_per_s']:.0f} loss tokens a "
+        f"second against {update['reference_tokens_per_s']:.0f}"
+    )
+    return {
+        **{name: useful for name in ("ratio", "ratio_min", "ratio_max")},
         "repeats": options.repeats,
         "padded_batches_share": update["reference_useful_share"],
         "speed_ratio": update["ratio"],
@@ -96,18 +91,9 @@ def main(argv: Sequence[str]) -> int:
         "padded_tokens_per_s": update["reference_tokens_per_s"],
         **attention,
     }
-    if not options.json:
-        print(
-            f"not padding: {useful:.3f} of the tokens (padded batches: "
-            f"{update['reference_useful_share']:.3f}), inside attention "
-            f"{attention['attention_share']:.3f}; {update['tokens_per_s']:.0f} loss tokens a "
-            f"second against {update['reference_tokens_per_s']:.0f}"
-        )
-    print(result_line(result))
-    return 0
 
 
-if __name__ == "__main__":
-    import sys
-
-    sys.exit(main(sys.argv[1:]))
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
+    options = parse(argv, "packing", __doc__)
+    return conclude("packing", options, partial(measure, options))

@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
 from msgspec.structs import replace
@@ -32,6 +31,7 @@ from headrace.errors import RunFailedError
 from headrace.protocol.messages import (
     Heartbeat,
     Hello,
+    Message,
     ScoreItem,
     ScoreRequest,
     Scores,
@@ -93,15 +93,13 @@ def generate(recipe: str, overrides: Sequence[str], prompts: int, root: Path) ->
     path = root / "answers.jsonl"
     export(Path(summary["folder"]), "trajectories", "jsonl", path)
     records = [record for _, record in read_records(path)]
-    chosen = while_full(
-        [record["first_token_at"] for record in records],
-        [record["finished_at"] for record in records],
-    )
+    begun, ended = ([r[name] for r in records] for name in ("first_token_at", "finished_at"))
+    chosen = while_full(begun, ended)
     if len(chosen) < 2 * WARM:
         raise RunFailedError(f"{len(chosen)} answers are too few: raise --prompts")
     items = items_of(load_recipe(Path(recipe), list(overrides)), read_answers(str(path)))
-    first = records[chosen[0]]["finished_at"]
-    return Answers([items[i] for i in chosen], [records[i]["finished_at"] - first for i in chosen])
+    first = ended[chosen[0]]
+    return Answers([items[i] for i in chosen], [ended[i] - first for i in chosen])
 
 
 def together(at: Sequence[float]) -> list[range]:
@@ -113,37 +111,40 @@ def together(at: Sequence[float]) -> list[range]:
 class Worker:
     """A reward worker process, and the coordinator's side of it."""
 
-    def __init__(self, router: Router, name: str, process: "subprocess.Popen[bytes]") -> None:
-        self._router, self._name = router, name
-        self._process = psutil.Process(process.pid)
-        self.waiting = 0
-        self.most_waiting = 0
-        self._idle = asyncio.Event()
+    def __init__(self, router: Router, name: str, process: psutil.Process) -> None:
+        self._router, self._name, self._process = router, name, process
+        self._next: asyncio.Task[tuple[str, Message]] | None = None
+        self.waiting = self.most_waiting = 0
 
     async def ask(self, items: Sequence[ScoreItem]) -> None:
         """Have these scored."""
         self.waiting += len(items)
         self.most_waiting = max(self.most_waiting, self.waiting)
-        self._idle.clear()
         await self._router.send(self._name, ScoreRequest(items=list(items)))
 
-    async def listen(self) -> None:
-        """Take scores; RunFailedError for an answer that was not scored."""
-        while True:
-            _, message = await self._router.receive()
+    async def listen(self, until: float, *, to_the_last: bool = False) -> None:
+        """Take scores until a time on the performance counter, or `to_the_last`; RunFailedError
+        for an answer that was not scored."""
+        while (patience := until - time.perf_counter()) > 0 and (self.waiting or not to_the_last):
+            # Never cancelled, so that no message is lost.
+            self._next = self._next or asyncio.create_task(self._router.receive())
+            await asyncio.wait({self._next}, timeout=patience)
+            if not self._next.done():
+                return
+            _, message = self._next.result()
+            self._next = None
             if isinstance(message, Scores):
                 if lost := [score for score in message.scores if score.status != "ok"]:
                     raise RunFailedError(f"an answer was not scored: {lost[0].error}")
                 self.waiting -= len(message.scores)
-                if not self.waiting:
-                    self._idle.set()
             elif not isinstance(message, Hello | Heartbeat):
                 raise RunFailedError(f"unexpected {message}")
 
     async def finish(self) -> None:
         """Return when all is scored."""
-        async with asyncio.timeout(PATIENCE_S):
-            await self._idle.wait()
+        await self.listen(time.perf_counter() + PATIENCE_S, to_the_last=True)
+        if self.waiting:
+            raise RunFailedError(f"{self.waiting} answers had no score in {PATIENCE_S:g} s")
 
     def cpu_s(self) -> float:
         """Processor seconds so far of the worker and all its children, ended ones included."""
@@ -163,7 +164,7 @@ async def reward_worker(config: RunConfig) -> AsyncIterator[Worker]:
         name, _ = await asyncio.wait_for(router.receive(), PATIENCE_S)
         router.begin(name)
         await router.send(name, Welcome(run_id="", run_dir="", config=config.model_dump_json()))
-        yield Worker(router, name, process)
+        yield Worker(router, name, psutil.Process(process.pid))
         await router.send(name, Shutdown(reason="measured"))
     finally:
         router.close()
@@ -176,39 +177,17 @@ async def reward_worker(config: RunConfig) -> AsyncIterator[Worker]:
 async def cost(config: RunConfig, answers: Answers, *, warm: int = WARM) -> Cost:
     """Have the answers scored when they were finished; the first `warm` at once, and unmeasured, as
     is the start of the children."""
-    first = [*answers.items[:warm], long_way(config, answers.items[0])]
-    async with reward_worker(config) as worker:
-        listening = asyncio.create_task(worker.listen())
-        try:
-            return await _until_failed(listening, _measure(worker, answers, warm, first))
-        finally:
-            listening.cancel()
-
-
-def long_way(config: RunConfig, item: ScoreItem) -> ScoreItem:
-    """An answer that is not told at a glance: when it has its score, the children are there."""
+    # This answer is not told at a glance: when it has its score, the children are there.
     marker = config.reward.answer_marker or ""
-    return replace(item, text=f"{marker}1+x", answer="x+1", finished=True)
-
-
-async def _measure(worker: Worker, answers: Answers, warm: int, first: Sequence[ScoreItem]) -> Cost:
-    await worker.ask(first)
-    await worker.finish()
+    long_way = replace(answers.items[0], text=f"{marker}1+x", answer="x+1", finished=True)
     items, at = answers.items[warm:], answers.at[warm:]
-    worker.most_waiting = 0
-    before, began = worker.cpu_s(), time.perf_counter() - at[0]
-    for places in together(at):
-        await asyncio.sleep(max(0.0, began + at[places[-1]] - time.perf_counter()))
-        await worker.ask([items[i] for i in places])
-    await worker.finish()
-    return Cost(len(items), worker.cpu_s() - before, worker.most_waiting)
-
-
-async def _until_failed(listening: "asyncio.Task[None]", measuring: Any) -> Cost:
-    """What the measurement finds, or the error that ended the listening."""
-    task: asyncio.Task[Cost] = asyncio.create_task(measuring)
-    await asyncio.wait({task, listening}, return_when=asyncio.FIRST_COMPLETED)
-    if listening.done():
-        task.cancel()
-        listening.result()
-    return task.result()
+    async with reward_worker(config) as worker:
+        await worker.ask([*answers.items[:warm], long_way])
+        await worker.finish()
+        worker.most_waiting = 0
+        before, began = worker.cpu_s(), time.perf_counter() - at[0]
+        for places in together(at):
+            await worker.listen(began + at[places[-1]])
+            await worker.ask([items[i] for i in places])
+        await worker.finish()
+        return Cost(len(items), worker.cpu_s() - before, worker.most_waiting)

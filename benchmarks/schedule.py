@@ -3,11 +3,10 @@
 The modes run in turn, seed by seed, so that a machine that drifts drifts for both. The clock is
 that of training: evaluations and start-up are apart. `synchronous` gives its learner every core
 while its generator is idle. `ratio` is a ratio of speeds: synchronous seconds over streaming
-seconds.
+seconds. Where a run never got there it is the least that it may be; `missed` counts such runs.
 """
 
 import argparse
-import statistics
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,41 +14,11 @@ from typing import Any
 
 from benchmarks.censored import Bounds, at_least, exactly, quotient
 from benchmarks.command_line import command_line
+from benchmarks.pairs import shown, spread
 from benchmarks.rows import Rows, result_line
 from benchmarks.runs import seconds_to, train
 
 MODES = ("streaming", "synchronous")
-
-
-def main(argv: list[str]) -> int:
-    """Run what is missing, print a table and the result."""
-    parser = command_line("schedule", __doc__)
-    parser.add_argument("--recipe", default="recipes/quickstart.toml", help="what is trained")
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
-    parser.add_argument(
-        "--accuracy", type=float, default=0.75, help="the target that seconds are counted to"
-    )
-    parser.add_argument("--every", type=int, default=4, help="updates between evaluations")
-    parser.add_argument("--limit-s", type=float, default=240.0, help="most training seconds")
-    parser.add_argument("--rows", type=Path, help="JSONL file of finished runs, gone on with")
-    arguments = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        rows = Rows(arguments.rows or Path(folder) / "rows.jsonl")
-        for seed in range(arguments.seeds):
-            for mode in MODES:
-                key = f"{mode}/{seed}/{arguments.accuracy}"
-                if key not in rows.rows:
-                    rows.add(key, run(arguments, mode, seed, Path(folder)))
-                row = rows.rows[key]
-                print(
-                    f"{mode:<12} seed {seed}: {row['seconds']} s to {arguments.accuracy}, "
-                    f"{row['updates']} updates, {row['trained_tokens']} tokens trained",
-                    flush=True,
-                )
-    result = summarise(rows, arguments.seeds, arguments.accuracy)
-    if arguments.json:
-        print(result_line(result))
-    return 0
 
 
 def run(arguments: argparse.Namespace, mode: str, seed: int, root: Path) -> dict[str, object]:
@@ -83,30 +52,52 @@ def run(arguments: argparse.Namespace, mode: str, seed: int, root: Path) -> dict
     }
 
 
-def summarise(rows: Rows, seeds: int, accuracy: float) -> dict[str, object]:
-    """Speed ratio seed by seed, all seeds counted. Where a run never got there the ratios are the
-    least that they may be, and `missed` says how many such runs there are."""
-    found = {
-        mode: [rows.rows[f"{mode}/{seed}/{accuracy}"] for seed in range(seeds)] for mode in MODES
-    }
-    ours, reference = ([seconds_of(row) for row in found[mode]] for mode in MODES)
-    ratios = [quotient(b, a)[0] for a, b in zip(ours, reference, strict=True)]
-    seconds = {mode: [row["seconds"] for row in found[mode]] for mode in MODES}
-    return {
-        "name": "schedule",
-        "ratio": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
-        "repeats": seeds,
-        "missed": sum(values.count(None) for values in seconds.values()),
-        "accuracy": accuracy,
-        "seconds": seconds,
-    }
-
-
 def seconds_of(row: Mapping[str, Any]) -> Bounds:
     """Training seconds to the accuracy; a run that never got there was seen without it until its
     last evaluation."""
     if row["seconds"] is not None:
         return exactly(row["seconds"])
     return at_least(row["evaluations"][-1][1])
+
+
+def main(argv: list[str]) -> int:
+    """Run what is missing, print a table and the result."""
+    parser = command_line("schedule", __doc__)
+    parser.add_argument("--recipe", default="recipes/quickstart.toml", help="what is trained")
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
+    parser.add_argument(
+        "--accuracy", type=float, default=0.75, help="the target that seconds are counted to"
+    )
+    parser.add_argument("--every", type=int, default=4, help="updates between evaluations")
+    parser.add_argument("--limit-s", type=float, default=240.0, help="most training seconds")
+    parser.add_argument("--rows", type=Path, help="JSONL file of finished runs, gone on with")
+    arguments = parser.parse_args(argv)
+    accuracy = arguments.accuracy
+    found: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        rows = Rows(arguments.rows or Path(folder) / "rows.jsonl")
+        for seed in range(arguments.seeds):
+            for mode in MODES:
+                key = f"{mode}/{seed}/{accuracy}"
+                row = rows.rows.get(key) or rows.add(key, run(arguments, mode, seed, Path(folder)))
+                found[mode].append(row)
+                print(
+                    f"{mode:<12} seed {seed}: {row['seconds']} s to {accuracy}, {row['updates']} "
+                    f"updates, {row['trained_tokens']} tokens trained",
+                    flush=True,
+                )
+    ours, reference = (map(seconds_of, found[mode]) for mode in MODES)
+    ratio = spread([quotient(b, a)[0] for a, b in zip(ours, reference, strict=True)])
+    print(f"ratio {shown(ratio)}")
+    seconds = {mode: [row["seconds"] for row in found[mode]] for mode in MODES}
+    if arguments.json:
+        result = {
+            "benchmark": "schedule",
+            **ratio,
+            "repeats": arguments.seeds,
+            "missed": sum(values.count(None) for values in seconds.values()),
+            "accuracy": accuracy,
+            "seconds": seconds,
+        }
+        print(result_line(result))
+    return 0

@@ -6,61 +6,55 @@ For each length of prompt: updates of groups of eight responses of the demonstra
 seconds with, `tokens` the share of tokens that still go through the models. One thread.
 """
 
+import argparse
 import statistics
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.command_line import command_line
-from benchmarks.learner import build_updater
-from benchmarks.learner_load import demo_batch
-from benchmarks.rows import result_line
-from learner.shards import merged
-from learner.update import Updater
+from benchmarks.learner import BUDGET, Learner
+from benchmarks.learner_load import demo_shard
+from benchmarks.pairs import conclude, in_turns, ratios, shown, spread, took
 
 PROMPTS = (15, 60, 250)
 MEMBERS, WINDOW = 8, 240
 
 
-def timed(updater: Updater, *, prompt: int, seed: int, trajectories: int) -> tuple[float, float]:
+def timed(learner: Learner, turn: int, *, prompt: int, trajectories: int) -> tuple[float, float]:
     """Seconds of an update, and the tokens that went through the models."""
-    batch, part = demo_batch(
-        trajectories=trajectories, window=WINDOW, seed=seed, prompt=prompt, members=MEMBERS
+    part = demo_shard(
+        trajectories=trajectories, window=WINDOW, seed=turn, prompt=prompt, members=MEMBERS
     )
-    shard = merged([part])
-    began = time.perf_counter()
-    metrics = updater.run(batch, shard).metrics
-    seconds = time.perf_counter() - began
-    rate = metrics["perf/tokens_per_s"]
-    assert isinstance(rate, float)
-    return seconds, rate * float(metrics["timing_s/update"])  # type: ignore[arg-type]
+    seconds = took(partial(learner.run, part)).wall_s
+    found = learner.metrics
+    return seconds, float(found["perf/tokens_per_s"]) * float(found["timing_s/update"])  # type: ignore[arg-type]
 
 
-def measure(*, repeats: int, trajectories: int, budget: int) -> dict[str, Any]:
-    """Each length of prompt, both ways in turns; the first turn warms up."""
-    ways = {
-        shares: build_updater(budget=budget, shares_openings=shares) for shares in (False, True)
-    }
-    found: dict[str, Any] = {}
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Each length of prompt, both ways in turns."""
+    apart, shared = (
+        Learner(budget=options.budget, shares_openings=shares) for shares in (False, True)
+    )
+    prompts: dict[str, Any] = {}
     for prompt in PROMPTS:
-        ratios, tokens = [], []
-        for repeat in range(-1, repeats):
-            apart, shared = (
-                timed(ways[shares], prompt=prompt, seed=repeat + 1, trajectories=trajectories)
-                for shares in (False, True)
-            )
-            if repeat >= 0:
-                ratios.append(apart[0] / shared[0])
-                tokens.append(shared[1] / apart[1])
-        found[str(prompt)] = {
-            "ratio": statistics.median(ratios),
-            "ratio_min": min(ratios),
-            "ratio_max": max(ratios),
-            "tokens": statistics.median(tokens),
-        }
-    return {"name": "shared_prompts", "repeats": repeats, "prompts": found}
+        sizes = {"prompt": prompt, "trajectories": options.trajectories}
+        sides = {"apart": partial(timed, apart, **sizes), "shared": partial(timed, shared, **sizes)}
+        turns = in_turns(sides, options.repeats)
+        seconds, tokens = (
+            {side: [figures[of] for figures in found] for side, found in turns.items()}
+            for of in (0, 1)
+        )
+        row = spread(ratios(seconds["apart"], seconds["shared"]))
+        row["tokens"] = statistics.median(ratios(tokens["shared"], tokens["apart"]))
+        prompts[str(prompt)] = row
+        print(
+            f"prompts of {prompt:>4} tokens: {shown(row)} times as fast, {row['tokens']:.2f} of "
+            "the tokens"
+        )
+    return {"repeats": options.repeats, "prompts": prompts}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,24 +62,7 @@ def main(argv: Sequence[str]) -> int:
     parser = command_line("shared-prompts", __doc__)
     parser.add_argument("--repeats", type=int, default=7, help="turns with and without sharing")
     parser.add_argument("--trajectories", type=int, default=128, help="of an update")
-    parser.add_argument("--budget", type=int, default=4096, help="tokens of a micro-batch")
+    parser.add_argument("--budget", type=int, default=BUDGET, help="tokens of a micro-batch")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    result = measure(
-        repeats=options.repeats, trajectories=options.trajectories, budget=options.budget
-    )
-    for prompt, line in result["prompts"].items():
-        print(
-            f"prompts of {prompt:>4} tokens: {line['ratio']:.2f} times as fast "
-            f"({line['ratio_min']:.2f} to {line['ratio_max']:.2f}), "
-            f"{line['tokens']:.2f} of the tokens"
-        )
-    if options.json:
-        print(result_line(result))
-    return 0
-
-
-if __name__ == "__main__":
-    import sys
-
-    sys.exit(main(sys.argv[1:]))
+    return conclude("shared_prompts", options, partial(measure, options))

@@ -9,17 +9,14 @@ without a score is a RunFailedError.
 """
 
 import asyncio
-import contextlib
-import hashlib
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from benchmarks import made_runs
+from benchmarks.generator import notice_of
 from benchmarks.made_runs import MODEL
 from benchmarks.slow_source import SECONDS, TURN_S
 from benchmarks.slow_turns import Stream, read_turns
@@ -30,22 +27,11 @@ from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError
 from headrace.install import ROOT
 from headrace.protocol.identity import identity_of
-from headrace.protocol.messages import (
-    Batch,
-    BatchPart,
-    CheckpointDone,
-    CheckpointRequest,
-    Goodbye,
-    Hello,
-    Message,
-    Shutdown,
-    UpdateDone,
-    WeightNotice,
-    Welcome,
-)
+from headrace.protocol.messages import Batch, Hello, WeightNotice
 from headrace.protocol.pulse import Pulse
 from headrace.protocol.sockets import Dealer, Link
 from storage.run_store import RunStore
+from tests.coordinator.peers import CoordinatorProcess, ScriptedLearner
 
 Kind = Literal["coroutine", "function"]
 KINDS: tuple[Kind, ...] = ("coroutine", "function")
@@ -92,68 +78,17 @@ def config(kind: Kind, pairs: int) -> RunConfig:
     )
 
 
-class Learner:
+class Learner(ScriptedLearner):
     """Says done to every batch after `UPDATE_S`, with weights that never change."""
 
-    def __init__(self, link: Link) -> None:
-        self._identity = identity_of("learner-0")
-        self._dealer = Dealer(link, self._identity)
-        self._link = link
-        self._batch: Batch | None = None
-        self._left = 0
+    def notice(self, version: int, update: int) -> WeightNotice:
+        """A notice of the demonstration's weights."""
+        return notice_of(MODEL / "model.safetensors", version=version, update=update)
 
-    async def run(self) -> None:
-        """Until the coordinator ends the run."""
-        with Pulse(self._link, self._identity, interval_s=1.0):
-            await self._dealer.send(
-                Hello(role="learner", name="learner-0", pid=os.getpid(), host="")
-            )
-            while not isinstance(message := await self._dealer.receive(), Shutdown):
-                await self._answer(message)
-            await self._dealer.send(Goodbye())
-        self._dealer.close()
-
-    async def _answer(self, message: Message) -> None:
-        match message:
-            case Welcome():
-                await self._dealer.send(_notice(message.publish_as, 0))
-            case Batch():
-                self._batch, self._left = message, sum(message.parts)
-            case BatchPart() if self._batch is not None:
-                self._left -= 1
-                if not self._left:
-                    await self._done(self._batch)
-            case CheckpointRequest():
-                path = f"step_{message.update}"
-                await self._dealer.send(CheckpointDone(update=message.update, path=path))
-            case _:
-                pass
-
-    async def _done(self, batch: Batch) -> None:
+    async def report(self, batch: Batch) -> None:
+        """Say done, later."""
         await asyncio.sleep(UPDATE_S)
-        await self._dealer.send(
-            UpdateDone(
-                batch_id=batch.batch_id,
-                update=batch.update,
-                lineage=batch.lineage,
-                metrics={},
-                diagnostics=[],
-                notice=_notice(batch.publish_as, batch.update),
-                checkpoint=f"step_{batch.update}" if batch.checkpoint else None,
-            )
-        )
-
-
-def _notice(version: int, update: int) -> WeightNotice:
-    path = MODEL / "model.safetensors"
-    data = path.read_bytes()
-    return WeightNotice(
-        version=version,
-        update=update,
-        sha256=hashlib.sha256(data).hexdigest(),
-        num_bytes=len(data),
-        sources=[f"file:{path}"],
-    )
+        await super().report(batch)
 
 
 async def _generator(link: Link, kind: Kind, weights: Path) -> None:
@@ -173,50 +108,23 @@ async def _generator(link: Link, kind: Kind, weights: Path) -> None:
     dealer.close()
 
 
-@contextlib.contextmanager
-def _process(module: str, *options: str, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A role's process, ended at the end of the block."""
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *options], stdout=file, stderr=subprocess.STDOUT
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-async def _address(folder: Path, process: "subprocess.Popen[bytes]") -> str:
-    announced = folder / "coordinator.json"
-    while not announced.exists():
-        if process.poll() is not None:
-            raise RunFailedError((folder / "coordinator.log").read_text())
-        await asyncio.sleep(0.05)
-    return str(json.loads(announced.read_text())["address"])
-
-
 async def stream(folder: Path, kind: Kind, pairs: int) -> Stream:
     """One run, in a folder of its own."""
-    folder.mkdir(parents=True)
-    (folder / "resolved.json").write_text(config(kind, pairs).model_dump_json())
-    with contextlib.ExitStack() as stack:
-        coordinator = stack.enter_context(
-            _process("coordinator.run", "--run-dir", str(folder), log=folder / "coordinator.log")
-        )
-        address = await _address(folder, coordinator)
-        stack.enter_context(
-            _process(
-                *("rewards.run", "--connect", address, "--name", "reward-0"),
-                log=folder / "reward.log",
-            )
-        )
-        link = Link(address)
+    coordinator = CoordinatorProcess(folder, config(kind, pairs))
+    link = Link(coordinator.start())
+    command = [sys.executable, "-m", "rewards.run", "--connect", link.address, "--name", "reward-0"]
+    with (folder / "reward.log").open("wb") as log:
+        reward = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    try:
         async with asyncio.timeout(PATIENCE_S + 2 * pairs * TURN_S), asyncio.TaskGroup() as group:
-            group.create_task(Learner(link).run())
+            group.create_task(Learner(link, "learner-0").run())
             group.create_task(_generator(link, kind, folder / "weights"))
-        if await asyncio.to_thread(coordinator.wait, 30):
+        if await asyncio.to_thread(coordinator.wait):
             raise RunFailedError((folder / "coordinator.log").read_text()[-2000:])
+    finally:
+        coordinator.end()
+        reward.kill()
+        reward.wait()
     store = RunStore.open(folder)
     try:
         return read_turns(list(store.replay()), pairs, slots=SLOTS)

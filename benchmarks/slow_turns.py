@@ -52,15 +52,30 @@ def longest_free(
     in which they became free. Before their first lease they do not count."""
     free: deque[float | None] = deque([None] * slots)
     longest = 0.0
-    events = [*((at, True) for at in leased), *((at, False) for at in ended)]
-    for at, taken in sorted(events):
-        if at > end:
-            break
+    for at, taken in _in_order(leased, ended, end):
         if not taken:
             free.append(at)
         elif (since := free.popleft()) is not None and at >= start:
             longest = max(longest, at - max(since, start))
     return max([longest, *(end - max(at, start) for at in free if at is not None)])
+
+
+def most_open(began: Iterable[float], ended: Iterable[float], start: float, end: float) -> int:
+    """Most things that had begun and not ended, at any time between `start` and `end`."""
+    now, most = 0, 0
+    for at, begins in _in_order(began, ended, end):
+        if at > start:
+            most = max(most, now)
+        now += 1 if begins else -1
+    return max(most, now)
+
+
+def _in_order(
+    these: Iterable[float], others: Iterable[float], end: float
+) -> list[tuple[float, bool]]:
+    """Times up to `end`, and whether each is of these; of the same time others come first."""
+    events = [*((at, True) for at in these), *((at, False) for at in others)]
+    return sorted(event for event in events if event[0] <= end)
 
 
 def read_turns(records: Sequence[object], pairs: int, *, slots: int) -> Stream:
@@ -88,30 +103,14 @@ def read_turns(records: Sequence[object], pairs: int, *, slots: int) -> Stream:
 def _turn(records: Sequence[object], began: float, slots: int) -> Turn:
     start, end = began + SETTLE_S, began + TURN_S
     chunks = [r for r in records if isinstance(r, ChunkArrived)]
+    last = [c.at for c in chunks if c.finish is not None]
+    leased = [r.at for r in records if isinstance(r, LeaseIssued)]
     ended = [r.at for r in records if isinstance(r, TrajectoryEnded)]
     scored = [r.at for r in records if isinstance(r, RewardArrived)]
     return Turn(
         slow=slow_at(began),
         tokens_per_s=sum(c.token_ids.size for c in chunks if start < c.at <= end) / (end - start),
         answers_per_s=sum(start < at <= end for at in ended) / (end - start),
-        longest_free_s=longest_free(
-            (c.at for c in chunks if c.finish is not None),
-            (r.at for r in records if isinstance(r, LeaseIssued)),
-            slots,
-            start,
-            end,
-        ),
+        longest_free_s=longest_free(last, leased, slots, start, end),
         most_unscored=most_open(ended, scored, start, end),
     )
-
-
-def most_open(began: Iterable[float], ended: Iterable[float], start: float, end: float) -> int:
-    """Most things that had begun and not ended, at any time between `start` and `end`."""
-    now, most = 0, 0
-    for at, change in sorted([*((at, 1) for at in began), *((at, -1) for at in ended)]):
-        if at > end:
-            break
-        if at > start:
-            most = max(most, now)
-        now += change
-    return max(most, now)

@@ -17,10 +17,10 @@ parameters) and with a random one (`large`, 25 million), and an update of a sync
 quickstart, generation included (`run`). `ratio` is a setting's seconds over those of `one` in the
 same turn, median with least and largest: below 1 is faster. A default that cannot collapse has no
 ratio far above 1 beside the busy process; one that loses nothing has none on the calm machine.
-Rows are appended to `--rows`. Takes some ten minutes on two calm cores, up to an hour on busy ones.
+Rows are appended to `--rows`, where nobody else disturbed them. Takes some ten minutes on two calm
+cores.
 """
 
-import json
 import os
 import statistics
 import subprocess
@@ -28,27 +28,36 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.command_line import command_line, take_rows
-from benchmarks.learner_load import MODEL
+from benchmarks.learner import Learner
+from benchmarks.learner_load import MODEL, demo_shard
+from benchmarks.pairs import Figures, in_turns, measured, ratios, took
 from benchmarks.rows import RESULTS, Rows, result_line
 from benchmarks.runs import train
-from headrace.errors import RunFailedError
 from headrace.hardware import detect
 from headrace.processes.launch import SPINS
 
 REFERENCE = "one"
-SMALL_TRAJECTORIES, LARGE_TRAJECTORIES = 128, 12
+SMALL_TRAJECTORIES, LARGE_TRAJECTORIES, WINDOW = 128, 12, 240
 RUN_UPDATES = 6
 RUN_LIMIT_S = 120.0
 """Where an update takes so long that this comes first, its seconds are of fewer updates."""
 
 Seconds = dict[str, list[float]]
 """Setting to the seconds of its measurements, turn by turn."""
+Sides = dict[str, Callable[[int], float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,65 +89,55 @@ def settings(cores: int) -> dict[str, Setting]:
     }
 
 
-class Steps:
-    """A learner in a process of its own that makes one update when it is asked."""
-
-    def __init__(self, model: Path, trajectories: int, setting: Setting) -> None:
-        arguments = (str(model), str(trajectories), str(setting.threads))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.learner_steps", *arguments],
-            env={**os.environ, **setting.environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def __call__(self, seed: int) -> float:
-        """Seconds of an update on the batch of this seed."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{seed}\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                return float(json.loads(line)["seconds"])
-        raise RunFailedError(f"the learner's process ended with {self._process.wait()}")
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+@cache
+def _learner(model: Path, threads: int) -> Learner:
+    torch.set_num_threads(threads)
+    return Learner(model=model)
 
 
-class Run:
-    """Synchronous runs of the quickstart with a setting."""
+def update_s(model: Path, trajectories: int, threads: int, seed: int) -> float:
+    """Seconds of an update; its process makes the learner once."""
+    ours = _learner(model, threads)
+    part = demo_shard(trajectories=trajectories, window=WINDOW, seed=seed)
+    return took(partial(ours.run, part)).wall_s
 
-    def __init__(self, name: str, setting: Setting, root: Path) -> None:
-        self._name, self._setting, self._root, self._count = name, setting, root, 0
 
-    def __call__(self, seed: int) -> float:
-        """Seconds an update, generation included, start-up not."""
-        self._count += 1
-        summary = train(
-            "recipes/quickstart.toml",
-            [
-                "schedule.mode=synchronous",
-                f"learner.lockstep_threads={self._setting.threads}",
-                "algorithm.value.warmup_updates=0",
-                "evaluation.before=false",
-                "evaluation.after=false",
-                "evaluation.every_updates=null",
-                f"stop.updates={RUN_UPDATES}",
-                f"stop.train_time_s={RUN_LIMIT_S}",
-                f"seed={seed}",
-            ],
-            root=self._root,
-            name=f"{self._name}-{self._count}",
-            environment={"GOMP_SPINCOUNT": str(self._setting.spins)},
-        )
-        return float(summary["train_time_s"] / max(1, summary["updates"]))
+@contextmanager
+def updates(model: Path, trajectories: int, setting: Setting) -> Iterator[Callable[[int], float]]:
+    """A learner in a process of its own: seconds of an update on the batch of a seed. It has made
+    one already, and uses no core between two."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+
+        def seconds(seed: int) -> float:
+            asked = (model, trajectories, setting.threads, seed)
+            return round(process.submit(update_s, *asked).result(), 4)
+
+        with patch.dict(os.environ, setting.environment):
+            seconds(0)
+        yield seconds
+
+
+def run_s(name: str, setting: Setting, root: Path, seed: int) -> float:
+    """Seconds an update of a synchronous run of the quickstart, generation included, start-up
+    not."""
+    summary = train(
+        "recipes/quickstart.toml",
+        [
+            "schedule.mode=synchronous",
+            f"learner.lockstep_threads={setting.threads}",
+            "algorithm.value.warmup_updates=0",
+            "evaluation.before=false",
+            "evaluation.after=false",
+            "evaluation.every_updates=null",
+            f"stop.updates={RUN_UPDATES}",
+            f"stop.train_time_s={RUN_LIMIT_S}",
+            f"seed={seed}",
+        ],
+        root=root,
+        name=f"{name}-{seed}-{time.monotonic_ns()}",
+        environment={"GOMP_SPINCOUNT": str(setting.spins)},
+    )
+    return round(summary["train_time_s"] / max(1, summary["updates"]), 4)
 
 
 @contextmanager
@@ -153,22 +152,11 @@ def company(count: int) -> Iterator[None]:
             other.wait()
 
 
-def in_turn(measure: dict[str, Callable[[int], float]], repeats: int) -> Seconds:
-    """Each measurement `repeats` times; who is first changes from turn to turn."""
-    names = list(measure)
-    seconds: Seconds = {name: [] for name in names}
-    for repeat in range(repeats):
-        first = repeat % len(names)
-        for name in names[first:] + names[:first]:
-            seconds[name].append(round(measure[name](repeat + 1), 4))
-    return seconds
-
-
-def ratios(seconds: Seconds) -> dict[str, dict[str, float]]:
+def over_one(seconds: Seconds) -> dict[str, dict[str, float]]:
     """Each setting's seconds over the reference's in the same turn: median, least, largest."""
     found = {}
     for name, values in seconds.items():
-        each = [ours / one for ours, one in zip(values, seconds[REFERENCE], strict=True)]
+        each = ratios(values, seconds[REFERENCE])
         figures = {"median": statistics.median(each), "min": min(each), "max": max(each)}
         found[name] = {key: round(value, 3) for key, value in figures.items()}
     return found
@@ -176,9 +164,6 @@ def ratios(seconds: Seconds) -> dict[str, dict[str, float]]:
 
 def large_model(folder: Path) -> Path:
     """A random Llama with 25 million parameters that reads the demonstration's tokens."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
@@ -193,6 +178,21 @@ def large_model(folder: Path) -> Path:
     return folder
 
 
+def in_company(part: str, busy: int, sides: Sides, repeats: int, load_before: float) -> Figures:
+    """The settings in turns beside busy processes."""
+    with company(busy):
+        seconds = in_turns(sides, repeats, warm_up=False)
+    found = over_one(seconds)
+    for name, ratio in found.items():
+        print(
+            f"{part:<6} busy {busy}  {name:<9} {statistics.median(seconds[name]):8.3f} s, ratio "
+            f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
+            flush=True,
+        )
+    about = {"part": part, "busy": busy, "load_before": load_before}
+    return {**about, "seconds": seconds, "ratio": found}
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
     parser = command_line("threads", __doc__)
@@ -203,55 +203,33 @@ def main(argv: Sequence[str]) -> int:
     )
     take_rows(parser, RESULTS / "threads.jsonl")
     options = parser.parse_args(argv)
-    rows, began = Rows(options.rows), round(time.time())
+    rows = Rows(options.rows)
     # How busy the machine was without us; the `load` of a row has our own processes in it.
     load_before = round(os.getloadavg()[0], 2)
-    found: dict[str, Any] = {}
-
-    def measured(part: str, measure: dict[str, Callable[[int], float]], repeats: int) -> None:
-        for busy in options.busy if repeats else ():
-            with company(busy):
-                seconds = in_turn(measure, repeats)
-            row = {
-                "part": part,
-                "busy": busy,
-                "load_before": load_before,
-                "seconds": seconds,
-                "ratio": ratios(seconds),
-            }
-            rows.add(f"threads/{part}/busy {busy}/{began}", row)
-            found[f"{part}, busy {busy}"] = row["ratio"]
-            show(part, busy, seconds)
-
     chosen = settings(len(detect().cores))
+    ratio: dict[str, Any] = {}
+
+    def measure(part: str, sides: Sides, repeats: int) -> None:
+        for busy in options.busy if repeats else ():
+            turns = partial(in_company, part, busy, sides, repeats, load_before)
+            row = measured(f"threads/{part}/busy {busy}", turns, rows)
+            ratio[f"{part}, busy {busy}"] = row["ratio"]
+
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
-        folder = Path(scratch)
+        folder, runs = Path(scratch), Path(scratch) / "runs"
         parts = (
             ("small", MODEL, SMALL_TRAJECTORIES),
             ("large", large_model(folder / "large"), LARGE_TRAJECTORIES),
         )
-        for part, model, trajectories in parts:
+        for part, model, trajectories in parts if options.repeats else ():
             with ExitStack() as stack:
-                measure = {name: Steps(model, trajectories, s) for name, s in chosen.items()}
-                for steps in measure.values():
-                    stack.callback(steps.close)
-                    steps(0)
-                measured(part, dict(measure), options.repeats)
-        measured("run", {name: Run(name, s, folder) for name, s in chosen.items()}, options.runs)
+                sides = {
+                    name: stack.enter_context(updates(model, trajectories, setting))
+                    for name, setting in chosen.items()
+                }
+                measure(part, sides, options.repeats)
+        sides = {name: partial(run_s, name, setting, runs) for name, setting in chosen.items()}
+        measure("run", sides, options.runs)
     if options.json:
-        print(result_line({"name": "threads", "load_before": load_before, "ratio": found}))
+        print(result_line({"benchmark": "threads", "load_before": load_before, "ratio": ratio}))
     return 0
-
-
-def show(part: str, busy: int, seconds: Seconds) -> None:
-    """The figures of a part on the terminal."""
-    for name, ratio in ratios(seconds).items():
-        print(
-            f"{part:<6} busy {busy}  {name:<9} {statistics.median(seconds[name]):8.3f} s, ratio "
-            f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

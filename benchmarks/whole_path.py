@@ -8,15 +8,20 @@ A thousand answers take two seconds, in which a machine's noise is a tenth and m
 `prompts` is large enough for sixteen. What the first and the last leases cost weighs less then.
 """
 
+import argparse
 import asyncio
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from benchmarks.command_line import command_line, offer_row
-from benchmarks.rows import keep, result_line
+from benchmarks.generator import read_all
+from benchmarks.pairs import conclude, in_turns, ratios, spread
 from benchmarks.runs import train
 from generators.engine import GenerationRequest
 from generators.policy_files import end_token_ids, read_config, weight_layout
@@ -29,16 +34,13 @@ from tasks.source import build_source
 
 async def raw_rate(recipe: str, overrides: list[str]) -> float:
     """Tokens a second of vLLM alone on the recipe's held-out prompts."""
-    from transformers import AutoTokenizer
-
     run = load_recipe(Path(recipe), overrides)
-    config = read_config(run.model.path)
-    ends = end_token_ids(run.model.path, config)
-    task, generator = run.task, run.generator
+    model, task, generator = run.model.path, run.task, run.generator
+    config = read_config(model)
     settings = VllmSettings(
-        model=run.model.path,
+        model=model,
         max_model_len=task.max_prompt_length + task.max_response_length,
-        end_token_ids=ends,
+        end_token_ids=end_token_ids(model, config),
         max_num_seqs=generator.max_num_seqs,
         dtype=generator.dtype,
         kv_cache_gib=generator.kv_cache_gib,
@@ -46,32 +48,24 @@ async def raw_rate(recipe: str, overrides: list[str]) -> float:
         on_gpu=has_gpu(),
         gathers=False,
     )
-    engine = VllmEngine(settings, weight_layout(run.model.path, config))
+    engine = VllmEngine(settings, weight_layout(model, config))
     await engine.start()
-    tokenizer = AutoTokenizer.from_pretrained(run.model.path)
+    tokenizer = AutoTokenizer.from_pretrained(model)
     rows = build_source(task, run.seed).eval_rows(run.evaluation.num_prompts)
-    prompts = [tokenizer(prompt_text(row.prompt))["input_ids"] for row in rows]
-    slots = asyncio.Semaphore(generator.max_num_seqs)
-
-    async def answer(index: int) -> int:
-        request = GenerationRequest(
-            str(index), prompts[index], max_tokens=task.max_response_length, seed=index
+    requests = [
+        GenerationRequest(
+            str(i),
+            tokenizer(prompt_text(row.prompt))["input_ids"],
+            max_tokens=task.max_response_length,
+            seed=i,
         )
-        tokens = 0
-        async with slots:
-            async for output in engine.raw.generate(
-                {"prompt_token_ids": request.prompt_ids},
-                engine.sampling_params(request),
-                request.request_id,
-            ):
-                tokens += len(output.outputs[0].token_ids)
-        return tokens
-
+        for i, row in enumerate(rows)
+    ]
     began = time.perf_counter()
-    total = sum(await asyncio.gather(*map(answer, range(len(prompts)))))
-    rate = total / (time.perf_counter() - began)
+    tokens = await read_all(engine, requests, generator.max_num_seqs)
+    seconds = time.perf_counter() - began
     await engine.stop()
-    return rate
+    return tokens / seconds
 
 
 def path_rate(recipe: str, overrides: list[str], *, root: Path, name: str) -> float:
@@ -83,27 +77,32 @@ def path_rate(recipe: str, overrides: list[str], *, root: Path, name: str) -> fl
     return float(tokens / evaluation["seconds"])
 
 
-def measure(recipe: str, overrides: list[str], repeats: int, prompts: int) -> dict[str, Any]:
-    """Both sides in turn."""
-    overrides = [f"evaluation.num_prompts={prompts}", *overrides]
-    raw: list[float] = []
-    ours: list[float] = []
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Both sides in turns."""
+    recipe = options.recipe
+    overrides = [f"evaluation.num_prompts={options.prompts}", *options.overrides]
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        for repeat in range(repeats):
-            ours.append(path_rate(recipe, overrides, root=Path(folder), name=f"path-{repeat}"))
-            raw.append(asyncio.run(raw_rate(recipe, overrides)))
-            ratio = ours[-1] / raw[-1]
-            print(f"raw {raw[-1]:8.0f}  whole path {ours[-1]:8.0f}  ratio {ratio:.3f}", flush=True)
-    ratios = [mine / theirs for mine, theirs in zip(ours, raw, strict=True)]
+        rates = in_turns(
+            {
+                "ours": lambda turn: path_rate(
+                    recipe, overrides, root=Path(folder), name=f"path-{turn}"
+                ),
+                "raw": lambda turn: asyncio.run(raw_rate(recipe, overrides)),
+            },
+            options.repeats,
+            warm_up=False,
+            seen=lambda turn: print(
+                f"raw {turn['raw']:8.0f}  whole path {turn['ours']:8.0f}  ratio "
+                f"{turn['ours'] / turn['raw']:.3f}",
+                flush=True,
+            ),
+        )
     return {
-        "benchmark": "whole_path",
-        "ratio": round(statistics.median(ratios), 4),
-        "ratio_min": round(min(ratios), 4),
-        "ratio_max": round(max(ratios), 4),
-        "repeats": repeats,
+        **spread(ratios(rates["ours"], rates["raw"])),
+        "repeats": options.repeats,
         "overrides": overrides,
-        "raw_tokens_per_s": round(statistics.median(raw), 1),
-        "path_tokens_per_s": round(statistics.median(ours), 1),
+        "raw_tokens_per_s": round(statistics.median(rates["raw"]), 1),
+        "path_tokens_per_s": round(statistics.median(rates["ours"]), 1),
     }
 
 
@@ -117,13 +116,5 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--repeats", type=int, default=5, help="pairs of both sides, in turns")
     parser.add_argument("--prompts", type=int, default=8192, help="answers of a side and repeat")
     offer_row(parser)
-    arguments = parser.parse_args(argv)
-    result = measure(arguments.recipe, arguments.overrides, arguments.repeats, arguments.prompts)
-    keep(arguments.rows, result)
-    if arguments.json:
-        print(result_line(result))
-    return 0
-
-
-if __name__ == "__main__":  # vLLM's engine process imports the main module again
-    raise SystemExit(main([]))
+    options = parser.parse_args(argv)
+    return conclude("whole_path", options, partial(measure, options))

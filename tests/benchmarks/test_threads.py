@@ -1,31 +1,13 @@
-"""The benchmark of threads: settings in turn, ratios turn by turn, company that ends."""
-
-import json
-import subprocess
-import sys
-from functools import partial
+"""The benchmark of threads: its settings, ratios turn by turn, company that ends."""
 
 import psutil
 
 from benchmarks.learner_load import MODEL
-from benchmarks.threads import REFERENCE, company, in_turn, ratios, settings
-from headrace.install import ROOT
-
-
-def test_settings_take_turns_at_going_first() -> None:
-    asked: list[tuple[str, int]] = []
-
-    def measure(name: str, seed: int) -> float:
-        asked.append((name, seed))
-        return float(seed)
-
-    found = in_turn({name: partial(measure, name) for name in ("a", "b", "c")}, 2)
-    assert asked == [("a", 1), ("b", 1), ("c", 1), ("b", 2), ("c", 2), ("a", 2)]
-    assert found == {"a": [1.0, 2.0], "b": [1.0, 2.0], "c": [1.0, 2.0]}
+from benchmarks.threads import REFERENCE, company, over_one, settings, updates
 
 
 def test_ratios_are_of_the_same_turn() -> None:
-    found = ratios({"spinning": [2.0, 8.0, 3.0], REFERENCE: [1.0, 2.0, 3.0]})
+    found = over_one({"spinning": [2.0, 8.0, 3.0], REFERENCE: [1.0, 2.0, 3.0]})
     assert found["spinning"] == {"median": 2.0, "min": 1.0, "max": 4.0}
     assert found[REFERENCE] == {"median": 1.0, "min": 1.0, "max": 1.0}
 
@@ -48,10 +30,9 @@ def test_company_keeps_a_core_each_and_ends() -> None:
     assert not any(other.is_running() for other in others)
 
 
-def test_a_learner_makes_an_update_for_each_line() -> None:
-    answer = subprocess.run(
-        [sys.executable, "-m", "benchmarks.learner_steps", str(MODEL), "4", "1"],
-        input="0\n1\n", cwd=ROOT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    lines = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
-    assert [set(line) for line in lines] == [{"seconds"}, {"seconds"}]
+def test_a_learner_makes_an_update_for_each_seed() -> None:
+    with updates(MODEL, 4, settings(1)[REFERENCE]) as seconds:
+        (process,) = [p for p in psutil.Process().children() if "spawn_main" in p.cmdline()[-2]]
+        assert {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0"}.items() <= process.environ().items()
+        assert min(seconds(1), seconds(2)) > 0
+    assert not process.is_running()
