@@ -8,7 +8,6 @@ run began. Nothing is published and no checkpoint written.
 
 import json
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from coordinator.schedule import Selection
 from coordinator.state import State
 from headrace.config.batch_rules import batch_rules
 from headrace.config.run import RunConfig
+from headrace.hardware import free_port
 from headrace.protocol.batches import Shard
 from headrace.protocol.messages import Batch
 from headrace.protocol.records import BatchTaken
@@ -69,10 +69,7 @@ def seconds_of(run_dir: Path) -> tuple[float, int]:
     config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())
     torch.set_num_threads(config.learner.threads)
     device = torch.device("cpu")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    join_ranks(rank=0, world_size=1, port=port, device=device)
+    join_ranks(rank=0, world_size=1, port=free_port(), device=device)
     seconds, updates = 0.0, 0
     with tempfile.TemporaryDirectory(prefix="headrace-learner-") as folder:
         trainer = Trainer(config, Path(folder), rank=0, device=device)

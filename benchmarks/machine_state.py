@@ -17,10 +17,12 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import psutil
 
 DISTURBED_CORES = 0.05
@@ -124,22 +126,24 @@ class MachineState:
 class Watch:
     """Looks at the machine from entry to exit: `with Watch() as watch: ...; watch.state(roles)`.
 
-    `root`: the process whose tree is one's own, this one where nothing is said.
+    `root`: the process whose tree is one's own, this one where nothing is said. `keeps`: the
+    processes as they were at each look, which a long measurement has no room for.
     """
 
-    def __init__(self, root: int | None = None, *, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, root: int | None = None, *, every_s: float = EVERY_S, keeps: bool = False
+    ) -> None:
         self._root = psutil.Process(root or os.getpid())
-        self._every_s = every_s
+        self._every_s, self._keeps = every_s, keeps
         self._tree = Tree()
-        self._start: dict[Born, Used] = {}
         self._known: dict[Born, psutil.Process] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, daemon=True, name="machine-state")
         self.looks: list[Look] = []
+        self.trees: list[Tree] = []
 
     def __enter__(self) -> Self:
         self._look()
-        self._start = {**self._tree.used}
         self._thread.start()
         return self
 
@@ -152,7 +156,8 @@ class Watch:
         """The figures, once the watch is over; `roles`: names by pid."""
         first, last = self.looks[0], self.looks[-1]
         wall = last.at - first.at
-        before, cpu = self._seconds_before(roles), self._tree.seconds(roles)
+        before = self.trees[0].seconds(roles) if self.trees else {}
+        cpu = self._tree.seconds(roles)
         return MachineState(
             wall_s=wall,
             others_cpu_share=max(0.0, last.busy - first.busy - (last.own - first.own)) / wall,
@@ -162,23 +167,16 @@ class Watch:
 
     def own_between(self, start: float, end: float) -> float:
         """Own processor seconds between two times (since the epoch), linear between looks."""
-        return self._own_at(end) - self._own_at(start)
+        times, own = [look.at for look in self.looks], [look.own for look in self.looks]
+        before, after = np.interp((start, end), times, own)
+        return float(after - before)
 
-    def _own_at(self, at: float) -> float:
-        before = self.looks[0]
-        for look in self.looks:
-            if look.at >= at:
-                span = look.at - before.at
-                share = (at - before.at) / span if span > 0 else 0.0
-                return before.own + max(0.0, share) * (look.own - before.own)
-            before = look
-        return before.own
-
-    def _seconds_before(self, roles: Mapping[int, str]) -> dict[str, float]:
-        """What the tree had used when the watch began."""
-        then = Tree()
-        then.see(self._start, {process: self._tree.parent[process] for process in self._start})
-        return then.seconds(roles)
+    def role_between(self, role: str, roles: Mapping[int, str], start: float, end: float) -> float:
+        """A role's processor seconds between two times, where the watch `keeps` its looks."""
+        times = [look.at for look in self.looks]
+        used = [tree.seconds(roles).get(role, 0.0) for tree in self.trees]
+        before, after = np.interp((start, end), times, used)
+        return float(after - before)
 
     def _go_on(self) -> None:
         while not self._over.wait(self._every_s):
@@ -205,6 +203,8 @@ class Watch:
             parents[key] = born_of if process != self._root else None
         self._known = {key: process for key, process in self._known.items() if key in found}
         self._tree.see(found, parents)
+        if self._keeps or not self.trees:
+            self.trees.append(deepcopy(self._tree))
         busy, stolen = _processors()
         own = sum(self._tree.seconds().values())
         self.looks.append(Look(time.time(), busy, stolen, own))

@@ -116,8 +116,9 @@ class Rows:
         return row
 
 
-def keep(rows: Rows | None, result: Mapping[str, Any]) -> None:
-    """Add the result of a benchmark to a file of rows, where there is one, under its name and the
-    time."""
-    if rows is not None:
-        rows.add(f"{result['benchmark']}/{round(time.time())}", result)
+def keep(rows: Rows | None, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a benchmark as a row, and in a file of rows where there is one, under its name
+    and the time."""
+    if rows is None:
+        return stamped(result)
+    return rows.add(f"{result['benchmark']}/{round(time.time())}", result)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command_line import command_line, take_rows
-from benchmarks.rows import RESULTS, Rows
+from benchmarks.rows import RESULTS, Rows, keep
 from headrace.errors import RunFailedError
 from rewards.kinds.program import program_of
 from sandbox.layers import LAYERS, Trial, try_layer
@@ -81,29 +81,29 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         trials.append(await try_layer(layer))
         print(f"{layer:<12} {trials[-1]}", flush=True)
     used = next((trial for trial in trials if trial.works), None)
+    sets: dict[str, Callable[[Row], Program]] = {
+        "humaneval": humaneval_program,
+        "mbpp": mbpp_program,
+    }
     found: dict[str, Any] = {
         "layer": used and used.layer,
         "layers": {trial.layer: str(trial) for trial in trials},
         "programs_per_s": None,
         "escapes_tried": used.tried if used else 0,
         "escapes_held": used.tried if used else 0,
+        **{f"{name}_{part}": None for name in sets for part in ("passed", "total")},
     }
-    sets = {
-        "humaneval": (read(options.humaneval, "humaneval"), humaneval_program),
-        "mbpp": (read(options.mbpp, "mbpp"), mbpp_program),
-    }
-    found |= {f"{name}_{part}": None for name in sets for part in ("passed", "total")}
     if used is None:
         return found
     async with Sandbox(Limits(seconds=options.seconds), layer=used.layer) as sandbox:
         found["programs_per_s"] = round(await speed(sandbox, options.programs), 1)
         print(f"{found['programs_per_s']} programs a second", flush=True)
-        for name, (rows, program) in sets.items():
-            if not rows:
-                continue
-            failed = await failures(sandbox, rows, program)
-            found |= {f"{name}_passed": len(rows) - len(failed), f"{name}_total": len(rows)}
-            print(f"{name}: {len(rows) - len(failed)} of {len(rows)}", *failed, sep="\n  ")
+        for name, program in sets.items():
+            if rows := read(getattr(options, name), name):
+                failed = await failures(sandbox, rows, program)
+                passed = len(rows) - len(failed)
+                found |= {f"{name}_passed": passed, f"{name}_total": len(rows)}
+                print(f"{name}: {passed} of {len(rows)}", *failed, sep="\n  ")
     return found
 
 
@@ -112,23 +112,17 @@ def main(argv: Sequence[str]) -> int:
     parser = command_line("sandbox", __doc__)
     parser.add_argument("--programs", type=int, default=200, help="short programs to time")
     parser.add_argument("--seconds", type=float, default=10.0, help="deadline of a solution")
-    parser.add_argument(
-        "--humaneval",
-        type=Path,
-        default=Path("data/humaneval.jsonl"),
-        help="its problems; left out where there is no such file",
-    )
-    parser.add_argument(
-        "--mbpp", type=Path, default=Path("data/mbpp.jsonl"), help="the same of MBPP"
-    )
+    for name in ("humaneval", "mbpp"):
+        parser.add_argument(
+            f"--{name}",
+            type=Path,
+            default=Path("data") / f"{name}.jsonl",
+            help="its problems; left out where there is no such file",
+        )
     take_rows(parser, RESULTS / "sandbox.jsonl")
     options = parser.parse_args(argv)
-    rows, at = Rows(options.rows), round(time.time())
-    row = rows.add(f"sandbox/{at}", {"name": "sandbox", **asyncio.run(measure(options))})
+    rows = Rows(options.rows)
+    row = keep(rows, {"benchmark": "sandbox", **asyncio.run(measure(options))})
     if options.json:
         print(json.dumps(row))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

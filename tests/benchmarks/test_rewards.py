@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from benchmarks.reward_cost import Answers, Cost, cost, together, while_full
+from benchmarks import reward_cost
+from benchmarks.reward_cost import Cost, cost, while_full
 from benchmarks.rewards import RECIPE, cost_figures, stream_figures
 from benchmarks.slow_source import SECONDS, TURN_S, coroutine, function, slow_at
 from benchmarks.slow_stream import (
@@ -20,63 +21,45 @@ from benchmarks.slow_stream import (
     stream,
 )
 from benchmarks.slow_turns import Stream, Turn, longest_free, most_open
-from headrace.config.load import load_recipe
 from headrace.errors import RunFailedError
-from headrace.install import ROOT
-from headrace.protocol.messages import ScoreItem
+from headrace.protocol.records import RewardArrived
 from rewards.preflight import check_sources
-
-
-def item(place: int, *, answer: str = "7") -> ScoreItem:
-    return ScoreItem(
-        trajectory_id=place,
-        prompt="a3b4=",
-        text=f"a3b{place}#7",
-        answer=answer,
-        finished=True,
-        num_tokens=5,
-    )
-
-
-def answers(count: int, *, answer: str = "7") -> Answers:
-    items = [item(place, answer=answer) for place in range(count)]
-    return Answers(items, [0.01 * place for place in range(count)])
 
 
 def test_answers_count_while_prompts_wait() -> None:
     begun = [0.0, 0.0, 1.0, 2.0]
     ended = [2.0, 1.0, 9.0, 3.0]
-    assert while_full(begun, ended) == [1, 0]
-
-
-def test_what_ends_together_travels_together() -> None:
-    assert together([0.0, 0.004, 0.008, 0.1, 0.2, 0.2]) == [range(3), range(3, 4), range(4, 6)]
-    assert together([]) == []
+    assert while_full(begun, ended, 0) == [1.0, 2.0]
+    assert while_full(begun, ended, 1) == [2.0]
 
 
 def test_a_share_is_the_cost_of_an_answer_at_the_generators_rate() -> None:
-    found = cost_figures(answers(101), Cost(answers=50, cpu_s=0.02, most_waiting=3))
+    found = cost_figures(Cost(answers=101, wall_s=2.0, cpu_s=0.0808, most_waiting=3))
     assert found == {
         "math_core_share": 0.0404,
-        "answers_per_s": 101.0,
-        "cpu_s_per_answer": 0.0004,
-        "answers": 50,
+        "answers_per_s": 50.5,
+        "cpu_s_per_answer": 0.0008,
+        "answers": 101,
         "most_waiting": 3,
     }
 
 
-async def test_a_real_worker_scores_what_was_finished() -> None:
-    run = load_recipe(ROOT / RECIPE, [])
-    found = await cost(run, answers(60), warm=20)
-    assert found.answers == 40
-    assert found.cpu_s >= 0.0
-    assert 1 <= found.most_waiting <= 40
+@pytest.mark.slow
+def test_a_real_worker_scores_what_the_generator_finished(tmp_path: Path) -> None:
+    found = cost(RECIPE, ["generator.engine=fake"], 1024, tmp_path)
+    assert 256 <= found.answers <= 1024 - 256
+    assert 0.0 <= found.cpu_s <= found.wall_s
+    assert 1 <= found.most_waiting <= 1024
 
 
-async def test_an_answer_that_cannot_be_scored_ends_the_measurement() -> None:
-    run = load_recipe(ROOT / RECIPE, [])
-    with pytest.raises(RunFailedError, match="not scored"):
-        await cost(run, answers(4, answer=""), warm=2)
+def test_an_answer_that_cannot_be_scored_ends_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = RewardArrived(at=1.0, trajectory_id=1, status="crashed", reward=None, error="no answer")
+    monkeypatch.setattr(reward_cost, "train", lambda *asked, **how: {"folder": str(tmp_path)})
+    monkeypatch.setattr(reward_cost, "read_journal", lambda path: [[(0, lost)]])
+    with pytest.raises(RunFailedError, match="not scored: no answer"):
+        cost(RECIPE, [], 4, tmp_path)
 
 
 def test_a_slot_is_free_from_an_end_to_the_next_lease() -> None:
