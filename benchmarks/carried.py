@@ -27,8 +27,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.command_line import command_line, offer_row
-from benchmarks.learner import BUDGET, CPU, Learner
-from benchmarks.learner_load import MODEL, VOCABULARY, Answer, shard_of
+from benchmarks.learner import BUDGET, CPU, VOCABULARY, Answer, Learner, shard_of
+from benchmarks.made_runs import MODEL
 from benchmarks.pairs import conclude, in_turns, ratios, shown, spread, took
 from headrace.protocol.batches import Shard
 from learner.carried import Carried

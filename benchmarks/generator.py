@@ -64,28 +64,17 @@ class Batch:
     window: int
     vocab_size: int
 
-    def _prompt(self, place: int, turn: int) -> list[int]:
-        draw = np.random.default_rng([place, turn])
-        return [int(token) for token in draw.integers(3, self.vocab_size, PROMPT_TOKENS)]
-
-    def requests(self, turn: int) -> list[GenerationRequest]:
-        """The batch for the engine itself."""
-        return [
-            GenerationRequest(
-                f"raw-{turn}-{i}", self._prompt(i, turn), max_tokens=self.tokens, seed=i
-            )
-            for i in range(self.count)
-        ]
-
     def leases(self, turn: int) -> list[Lease]:
-        """The batch as leases with ids that no other turn has."""
+        """The batch, with ids that no other turn has."""
+        draw = np.random.default_rng(turn)
+        prompts = draw.integers(3, self.vocab_size, (self.count, PROMPT_TOKENS), np.int32)
         first = 1 + turn * self.count
         return [
             Lease(
                 lease_id=first + i,
                 trajectory_id=first + i,
                 purpose="train",
-                prompt_ids=np.array(self._prompt(i, turn), dtype=np.int32),
+                prompt_ids=prompt,
                 prefix_ids=np.array([], dtype=np.int32),
                 seed=i,
                 max_total=self.tokens,
@@ -95,7 +84,7 @@ class Batch:
                 temperature=1.0,
                 top_p=1.0,
             )
-            for i in range(self.count)
+            for i, prompt in enumerate(prompts)
         ]
 
 
@@ -242,7 +231,13 @@ class Bench:
 
     async def raw(self, turn: int) -> float:
         """Seconds of the same batch for plain consumers."""
-        requests, began = self._batch.requests(turn), time.perf_counter()
+        requests = [
+            GenerationRequest(
+                f"raw-{lease.lease_id}", lease.prompt_ids.tolist(), lease.max_total, lease.seed
+            )
+            for lease in self._batch.leases(turn)
+        ]
+        began = time.perf_counter()
         tokens = await read_all(self._engine, requests, len(requests), salt=f"raw{turn}")
         assert tokens == self._batch.count * self._batch.tokens
         return time.perf_counter() - began

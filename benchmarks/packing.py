@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.learner import CPU, compare, parse
-from benchmarks.learner_load import MODEL, VOCABULARY, demo_lengths
+from benchmarks.learner import CPU, VOCABULARY, compare, demo_lengths, parse
+from benchmarks.made_runs import MODEL
 from benchmarks.pairs import conclude, in_turns, took
 from headrace.config.model import ModelConfig
 from learner.forward import Pack, PolicyNetwork

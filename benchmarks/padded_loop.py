@@ -7,14 +7,16 @@ Rows are padded on the right, so that the causal mask alone keeps padding out an
 no other (which makes the reference faster).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from headrace.protocol.batches import Shard
+from headrace.protocol.batches import PolicyWindow, Shard, ValueTrajectory
 
 Rows = list[dict[str, Any]]
 
@@ -25,41 +27,35 @@ class PaddedLoop:
     def __init__(self, model: Path, *, budget: int, lr: tuple[float, float]) -> None:
         """`budget`: most tokens of a batch, padding included."""
         self._budget = budget
-        self.policy = AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.float32, attn_implementation="sdpa"
+        loaded: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+        self._policy = AutoModelForCausalLM.from_pretrained(model, **loaded)
+        self._critic = AutoModelForTokenClassification.from_pretrained(
+            model, num_labels=1, **loaded
         )
-        self.critic = AutoModelForTokenClassification.from_pretrained(
-            model, dtype=torch.float32, attn_implementation="sdpa", num_labels=1
-        )
-        torch.nn.init.zeros_(self.critic.score.weight)
-        self._optimizers = [
-            torch.optim.AdamW(
+        torch.nn.init.zeros_(self._critic.score.weight)
+        self._optimizers = {
+            m: torch.optim.AdamW(
                 m.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True
             )
-            for m, rate in zip((self.policy, self.critic), lr, strict=True)
-        ]  # fmt: skip
+            for m, rate in zip((self._policy, self._critic), lr, strict=True)
+        }
         self.computed = self.useful = 0
 
     def run(self, shard: Shard) -> None:
         """One update."""
-        windows: Rows = [
-            {
-                "ids": torch.from_numpy(shard.sequences[w.sequence].token_ids.astype("int64")),
-                "from": shard.sequences[w.sequence].opening + w.start,
-                "reward": w.score,
-                "finished": w.finished,
-                "old": torch.from_numpy(w.logprobs.copy()),
-            }
+
+        def row(item: PolicyWindow | ValueTrajectory, start: int) -> dict[str, Any]:
+            sequence = shard.sequences[item.sequence]
+            ids = torch.from_numpy(sequence.token_ids.astype("int64"))
+            return {"ids": ids, "from": sequence.opening + start, "reward": item.score}
+
+        windows = [
+            {**row(w, w.start), "finished": w.finished, "old": torch.from_numpy(w.logprobs.copy())}
             for w in shard.windows
         ]
-        finished: Rows = [
-            {"ids": torch.from_numpy(shard.sequences[v.sequence].token_ids.astype("int64")),
-             "from": shard.sequences[v.sequence].opening, "reward": v.score}
-            for v in shard.values
-        ]  # fmt: skip
         self._advantages(windows)
-        self._step(1, self._buckets(finished), sum(r["ids"].numel() - r["from"] for r in finished))
-        self._step(0, self._buckets(windows), sum(r["old"].numel() for r in windows))
+        self._step(self._critic, self._value_loss, [row(v, 0) for v in shard.values])
+        self._step(self._policy, self._policy_loss, windows)
 
     def _buckets(self, rows: Rows) -> list[Rows]:
         buckets: list[Rows] = [[]]
@@ -72,22 +68,21 @@ class PaddedLoop:
 
     def _padded(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Token ids and the mask of tokens of interest, both [n, L]."""
-        longest = max(row["ids"].numel() for row in rows)
-        ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-        wanted = torch.zeros_like(ids, dtype=torch.bool)
-        for i, row in enumerate(rows):
-            size = row["ids"].numel()
-            ids[i, :size] = row["ids"]
-            self.useful += size
-            wanted[i, row["from"] : size] = True
+        ids = pad_sequence([row["ids"] for row in rows], batch_first=True)
+        begin, end = (
+            torch.tensor(each).unsqueeze(1)
+            for each in ([row["from"] for row in rows], [row["ids"].numel() for row in rows])
+        )
+        places = torch.arange(ids.shape[1])
+        self.useful += int(end.sum())
         self.computed += ids.numel()
-        return ids, wanted
+        return ids, (begin <= places) & (places < end)
 
     def _values(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """[n, L] value before each token, and the mask of tokens of interest."""
         ids, wanted = self._padded(rows)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            values = self.critic(ids).logits.float().squeeze(-1)
+            values = self._critic(ids).logits.float().squeeze(-1)
         return torch.nn.functional.pad(values[:, :-1], (1, 0)), wanted
 
     @torch.no_grad()
@@ -110,14 +105,13 @@ class PaddedLoop:
         for row in windows:
             row["advantages"] = ((row["advantages"] - mean) / spread).clamp(-10, 10)
 
-    def _step(self, which: int, buckets: list[Rows], tokens: int) -> None:
-        for rows in buckets:
-            loss = (self._value_loss if which else self._policy_loss)(rows) / tokens
-            loss.backward()
-        model = self.critic if which else self.policy
+    def _step(self, model: Any, loss: Callable[[Rows], Tensor], rows: Rows) -> None:
+        tokens = sum(row["ids"].numel() - row["from"] for row in rows)
+        for bucket in self._buckets(rows):
+            (loss(bucket) / tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        self._optimizers[which].step()
-        self._optimizers[which].zero_grad()
+        self._optimizers[model].step()
+        self._optimizers[model].zero_grad()
 
     def _value_loss(self, rows: Rows) -> Tensor:
         values, wanted = self._values(rows)
@@ -127,7 +121,7 @@ class PaddedLoop:
     def _policy_loss(self, rows: Rows) -> Tensor:
         ids, wanted = self._padded(rows)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            logits = self.policy(ids).logits
+            logits = self._policy(ids).logits
         chosen = logits[:, :-1][wanted[:, 1:]].float().log_softmax(-1)
         new = chosen.gather(1, ids[wanted].unsqueeze(1)).squeeze(1)
         old = torch.cat([row["old"] for row in rows])

@@ -2,12 +2,15 @@
 the kind `math`, and a source that takes half a second for an answer never stalls the stream.
 
 (1) The generator of the recipe answers held-out prompts in a real run, and a reward worker scores
-them as they come (`benchmarks.reward_cost`): `answers_per_s`, `cpu_s_per_answer` and their product
-`math_core_share`, in cores. (2) A coroutine with 32 answers in
-flight, and a blocking function in eight children, are slow and instant in turns in one stream
-(`benchmarks.slow_stream`): `stream_ratio`, tokens a second while slow over those while instant
-(the median of the pairs of both kinds), and `longest_free_s`, the longest that a slot of the
-generator was free in a slow turn, beside `longest_free_instant_s`.
+them as they come: `answers_per_s` while all slots are full, processor seconds of the worker and its
+scoring children for each without their start-up, `cpu_s_per_answer`, and the product of both,
+`math_core_share`, in cores. A policy before training writes the shortest answers, and in an
+evaluation a generator may use the learner's core: training finishes fewer answers a second.
+
+(2) A coroutine with 32 answers in flight, and a blocking function in eight children, are slow and
+instant in turns in one stream (`benchmarks.slow_stream`): `stream_ratio`, tokens a second while
+slow over those while instant (the median of the pairs of both kinds), and `longest_free_s`, the
+longest that a slot of the generator was free in a slow turn, beside `longest_free_instant_s`.
 
 Needs less than three minutes on two cores that nobody else uses. A measurement is a row of the file
 `--rows`, by default `benchmarks/results/rewards.jsonl`.
@@ -17,20 +20,81 @@ import argparse
 import asyncio
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.command_line import command_line, take_rows
+from benchmarks.machine_state import Watch, roles_in
 from benchmarks.pairs import conclude, shown, spread
-from benchmarks.reward_cost import Cost, cost
 from benchmarks.rows import RESULTS
+from benchmarks.runs import train
 from benchmarks.slow_source import SECONDS, TURN_S
-from benchmarks.slow_stream import CHILDREN, IN_FLIGHT, KINDS, LOAD, SLOTS, stream
-from benchmarks.slow_turns import Stream
+from benchmarks.slow_stream import (
+    CHILDREN,
+    IN_FLIGHT,
+    KINDS,
+    LOAD,
+    SLOTS,
+    Stream,
+    most_open,
+    stream,
+)
+from headrace.errors import RunFailedError
+from headrace.protocol.records import ChunkArrived, RewardArrived
+from storage.journal import read_journal
 
 RECIPE = "recipes/quickstart.toml"
+WORKER = "reward-0"
+WARM = 256
+"""Answers that are scored before the measurement."""
+EVERY_S = 0.25
+"""Between two looks at the processes."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Answers and the seconds in which they ended, processor seconds of worker and children in that
+    time, and the most answers that waited for their scores."""
+
+    answers: int
+    wall_s: float
+    cpu_s: float
+    most_waiting: int
+
+
+def while_full(begun: Iterable[float], ended: Iterable[float], warm: int) -> list[float]:
+    """When answers ended, from the first `warm` on and before the last one was begun: as long as a
+    prompt waits, no slot is empty."""
+    last = max(begun)
+    return sorted(at for at in ended if at <= last)[warm:]
+
+
+def cost(recipe: str, overrides: Sequence[str], prompts: int, root: Path) -> Cost:
+    """Have `prompts` held-out prompts answered and scored in a run of their own; RunFailedError
+    where one was not scored."""
+    only = ["evaluation.only=true", "evaluation.before=true", "evaluation.after=false"]
+    asked = [*overrides, *only, f"evaluation.num_prompts={prompts}", "reward.workers=1"]
+    watch = Watch(every_s=EVERY_S, keeps=True)
+    folder = Path(train(recipe, asked, root=root, name="answers", watch=watch)["folder"])
+    records = [record for batch in read_journal(folder / "journal") for _, record in batch]
+    chunks = [record for record in records if isinstance(record, ChunkArrived)]
+    rewards = [record for record in records if isinstance(record, RewardArrived)]
+    if lost := [record for record in rewards if record.status != "ok"]:
+        raise RunFailedError(f"an answer was not scored: {lost[0].error}")
+    ended = [chunk.at for chunk in chunks if chunk.finish is not None]
+    at = while_full((chunk.at for chunk in chunks if chunk.chunk_index == 0), ended, WARM)
+    if len(at) < WARM:
+        raise RunFailedError(f"{len(at)} answers are too few: raise --prompts")
+    start, end = at[0], at[-1]
+    return Cost(
+        answers=len(at),
+        wall_s=end - start,
+        cpu_s=watch.role_between(WORKER, roles_in(folder), start, end),
+        most_waiting=most_open(ended, (record.at for record in rewards), start, end),
+    )
 
 
 def cost_figures(found: Cost) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.command_line import command_line
-from benchmarks.learner import BUDGET, Learner
-from benchmarks.learner_load import demo_shard
+from benchmarks.learner import BUDGET, Learner, demo_shard
 from benchmarks.pairs import conclude, in_turns, ratios, shown, spread, took
 
 PROMPTS = (15, 60, 250)

@@ -30,19 +30,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.command_line import command_line, take_rows
-from benchmarks.learner import Learner
-from benchmarks.learner_load import MODEL, demo_shard
+from benchmarks.learner import Learner, demo_shard
+from benchmarks.made_runs import MODEL
 from benchmarks.pairs import Figures, in_turns, measured, ratios, took
 from benchmarks.rows import RESULTS, Rows, result_line
 from benchmarks.runs import train
@@ -60,8 +59,7 @@ Seconds = dict[str, list[float]]
 Sides = dict[str, Callable[[int], float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """Threads of the learner, and how often one that waits for another looks before it sleeps."""
 
     threads: int
@@ -70,23 +68,15 @@ class Setting:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of the process; the count of spins goes before OMP_WAIT_POLICY."""
-        threads = str(self.threads)
-        return {
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "GOMP_SPINCOUNT": str(self.spins),
-        }
+        counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self.threads))
+        return {**counts, "GOMP_SPINCOUNT": str(self.spins)}
 
 
 def settings(cores: int) -> dict[str, Setting]:
     """The settings on a machine with so many cores."""
     # 300,000 is libgomp's own count where neither variable is set.
-    return {
-        "spinning": Setting(cores, 300_000),
-        "short": Setting(cores, SPINS),
-        "passive": Setting(cores, 0),
-        REFERENCE: Setting(1, 0),
-    }
+    spins = {"spinning": 300_000, "short": SPINS, "passive": 0}
+    return {**{name: Setting(cores, n) for name, n in spins.items()}, REFERENCE: Setting(1, 0)}
 
 
 @cache

@@ -5,9 +5,8 @@ from random import Random
 
 import pytest
 
-from benchmarks import reward_cost
-from benchmarks.reward_cost import Cost, cost, while_full
-from benchmarks.rewards import RECIPE, cost_figures, stream_figures
+from benchmarks import rewards
+from benchmarks.rewards import RECIPE, Cost, cost, cost_figures, stream_figures, while_full
 from benchmarks.slow_source import SECONDS, TURN_S, coroutine, function, slow_at
 from benchmarks.slow_stream import (
     KINDS,
@@ -15,12 +14,15 @@ from benchmarks.slow_stream import (
     SLOTS,
     STEP_S,
     Kind,
+    Stream,
+    Turn,
     config,
+    longest_free,
     mean_length,
+    most_open,
     most_per_s,
     stream,
 )
-from benchmarks.slow_turns import Stream, Turn, longest_free, most_open
 from headrace.errors import RunFailedError
 from headrace.protocol.records import RewardArrived
 from rewards.preflight import check_sources
@@ -56,8 +58,8 @@ def test_an_answer_that_cannot_be_scored_ends_the_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = RewardArrived(at=1.0, trajectory_id=1, status="crashed", reward=None, error="no answer")
-    monkeypatch.setattr(reward_cost, "train", lambda *asked, **how: {"folder": str(tmp_path)})
-    monkeypatch.setattr(reward_cost, "read_journal", lambda path: [[(0, lost)]])
+    monkeypatch.setattr(rewards, "train", lambda *asked, **how: {"folder": str(tmp_path)})
+    monkeypatch.setattr(rewards, "read_journal", lambda path: [[(0, lost)]])
     with pytest.raises(RunFailedError, match="not scored: no answer"):
         cost(RECIPE, [], 4, tmp_path)
 

@@ -2,7 +2,7 @@
 
 import psutil
 
-from benchmarks.learner_load import MODEL
+from benchmarks.made_runs import MODEL
 from benchmarks.threads import REFERENCE, company, over_one, settings, updates
 
 
