@@ -34,21 +34,17 @@ from generators.policy_files import read_config, weight_layout
 from generators.run import has_gpu, pin
 from generators.vllm_engine import VllmEngine, VllmSettings
 from headrace.protocol.messages import (
-    ChunkAck,
-    Chunks,
-    GeneratorReport,
     Hello,
     Lease,
     Leases,
     Shutdown,
-    TrajectoryChunk,
     WeightNotice,
     WeightsLoaded,
-    Welcome,
 )
-from headrace.protocol.sockets import Dealer, Link, Router
+from headrace.protocol.sockets import Dealer, Link
+from tests.generators.scripted import NAME, ScriptedCoordinator
 
-NAME = "generator-0"
+PATIENCE_S = 600.0
 PROMPT_TOKENS = 16
 LOADS = 5
 """Times that weights are changed under a full batch."""
@@ -108,39 +104,27 @@ def coordinator(pipe: Connection, batch: Batch, notice: WeightNotice, cpus: set[
 
 
 async def _coordinate(pipe: Connection, batch: Batch, notice: WeightNotice) -> None:
-    router = Router("127.0.0.1", 0, max_bytes=64 << 20)
-    pipe.send(router.address)
-    message: Any = None
-    while not isinstance(message, WeightsLoaded):
-        _, message = await router.receive()
-        if isinstance(message, Hello):
-            router.begin(NAME)
-            await router.send(NAME, notice)
+    peer = ScriptedCoordinator()
+    serving = asyncio.create_task(peer.serve())
+    pipe.send(peer.router.address)
+    await peer.until(lambda: bool(peer.got(Hello)), PATIENCE_S)
+    peer.router.begin(NAME)
+    await peer.send(notice)
+    await peer.until(lambda: bool(peer.got(WeightsLoaded)), PATIENCE_S)
     pipe.send("ready")
     while (turn := await asyncio.to_thread(pipe.recv)) is not None:
+        peer.seen.clear()
+        peer.chunks.clear()
         began = time.perf_counter()
-        await router.send(NAME, Leases(leases=batch.leases(turn)))
-        ended = tokens = 0
-        while ended < batch.count:
-            _, message = await router.receive()
-            if isinstance(message, Chunks):
-                acked = [(c.trajectory_id, c.chunk_index) for c in message.chunks]
-                await router.send(NAME, ChunkAck(acked=acked))
-                ended += sum(c.finish is not None for c in message.chunks)
-                tokens += sum(_checked(c) for c in message.chunks)
-            elif isinstance(message, Hello):
-                await router.send(NAME, Welcome(run_id="", run_dir="", config=""))
-            elif not isinstance(message, GeneratorReport | WeightsLoaded):
-                raise RuntimeError(f"unexpected {message}")
+        await peer.send(Leases(leases=batch.leases(turn)))
+        await peer.until(
+            lambda: sum(c.finish == "length" for c in peer.chunks) == batch.count, PATIENCE_S
+        )
+        tokens = sum(c.token_ids.size for c in peer.chunks if np.isfinite(c.logprobs).all())
         pipe.send((time.perf_counter() - began, tokens))
-    await router.send(NAME, Shutdown(reason="measured"))
-    router.close()
-
-
-def _checked(chunk: TrajectoryChunk) -> int:
-    if not np.isfinite(chunk.logprobs).all() or chunk.finish not in (None, "length"):
-        raise RuntimeError(f"unexpected chunk {chunk}")
-    return len(chunk.token_ids)
+    await peer.send(Shutdown(reason="measured"))
+    serving.cancel()
+    peer.router.close()
 
 
 async def read_all(
@@ -260,8 +244,18 @@ class Bench:
         return gaps
 
 
-def measure(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
-    """Both sides in turns; the figures."""
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures, with this process on a generator's core and the coordinator on any."""
+    cpus = os.sched_getaffinity(0)
+    pin(None)
+    try:
+        return compare(options, cpus)
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
+def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
+    """Both sides in turns."""
     tokens = options.in_flight * options.tokens
     with asyncio.Runner() as runner:
         bench = Bench(options, cpus)
@@ -318,9 +312,4 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--dtype", default="float32", help="the engine's precision")
     options = parser.parse_args(argv)
-    cpus = os.sched_getaffinity(0)
-    pin(None)
-    try:
-        return conclude("generator", options, partial(measure, options, cpus))
-    finally:
-        os.sched_setaffinity(0, cpus)
+    return conclude("generator", options, partial(measure, options))
