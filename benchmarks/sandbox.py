@@ -32,14 +32,11 @@ SHORT = Program("print(sum(range(10)))")
 Row = dict[str, Any]
 
 
-def humaneval_program(row: Row) -> Program:
-    """The reference solution as a completion of its prompt, with its test."""
-    return program_of(row["prompt"], row["canonical_solution"], row)
-
-
-def mbpp_program(row: Row) -> Program:
-    """The reference solution with its three tests."""
-    return program_of(row["prompt"], row["code"], {**row, "challenge_test_list": []})
+REFERENCES: dict[str, Callable[[Row], Program]] = {
+    "humaneval": lambda row: program_of(row["prompt"], row["canonical_solution"], row),
+    "mbpp": lambda row: program_of(row["prompt"], row["code"], {**row, "challenge_test_list": []}),
+}
+"""The reference solution of a row with its tests: as a completion of its prompt, or whole."""
 
 
 def read(path: Path, what: str) -> list[Row]:
@@ -81,24 +78,20 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
         trials.append(await try_layer(layer))
         print(f"{layer:<12} {trials[-1]}", flush=True)
     used = next((trial for trial in trials if trial.works), None)
-    sets: dict[str, Callable[[Row], Program]] = {
-        "humaneval": humaneval_program,
-        "mbpp": mbpp_program,
-    }
     found: dict[str, Any] = {
         "layer": used and used.layer,
         "layers": {trial.layer: str(trial) for trial in trials},
         "programs_per_s": None,
         "escapes_tried": used.tried if used else 0,
         "escapes_held": used.tried if used else 0,
-        **{f"{name}_{part}": None for name in sets for part in ("passed", "total")},
+        **{f"{name}_{part}": None for name in REFERENCES for part in ("passed", "total")},
     }
     if used is None:
         return found
     async with Sandbox(Limits(seconds=options.seconds), layer=used.layer) as sandbox:
         found["programs_per_s"] = round(await speed(sandbox, options.programs), 1)
         print(f"{found['programs_per_s']} programs a second", flush=True)
-        for name, program in sets.items():
+        for name, program in REFERENCES.items():
             if rows := read(getattr(options, name), name):
                 failed = await failures(sandbox, rows, program)
                 passed = len(rows) - len(failed)
@@ -112,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
     parser = command_line("sandbox", __doc__)
     parser.add_argument("--programs", type=int, default=200, help="short programs to time")
     parser.add_argument("--seconds", type=float, default=10.0, help="deadline of a solution")
-    for name in ("humaneval", "mbpp"):
+    for name in REFERENCES:
         parser.add_argument(
             f"--{name}",
             type=Path,

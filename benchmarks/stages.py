@@ -56,13 +56,14 @@ def look(path: Path, loop: int) -> None:
     while True:
         time.sleep(EVERY_S)
         for thread, frame in sys._current_frames().items():
-            if thread != own:
-                stage = stage_of(frame)
-                if thread == loop or stage not in ("idle", "other"):
-                    counts["loop" if thread == loop else "recorder"][stage] += 1
+            stage = stage_of(frame)
+            if thread == loop:
+                counts["loop"][stage] += 1
+            elif thread != own and stage not in ("idle", "other"):
+                counts["recorder"][stage] += 1
         if time.monotonic() - written > 0.2:
             if written and not path.exists():
-                counts = {"loop": Counter(), "recorder": Counter()}
+                counts = {name: Counter() for name in counts}
             written = time.monotonic()
             path.write_text(json.dumps({name: dict(c.most_common()) for name, c in counts.items()}))
 
