@@ -60,6 +60,23 @@ def seconds_of(row: Mapping[str, Any]) -> Bounds:
     return at_least(row["evaluations"][-1][1])
 
 
+def summarise(rows: Rows, seeds: int, accuracy: float) -> dict[str, Any]:
+    """Speed ratio seed by seed, all seeds counted."""
+    found = {
+        mode: [rows.rows[f"{mode}/{seed}/{accuracy}"] for seed in range(seeds)] for mode in MODES
+    }
+    ours, reference = (map(seconds_of, found[mode]) for mode in MODES)
+    seconds = {mode: [row["seconds"] for row in found[mode]] for mode in MODES}
+    return {
+        "benchmark": "schedule",
+        **spread([quotient(b, a)[0] for a, b in zip(ours, reference, strict=True)]),
+        "repeats": seeds,
+        "missed": sum(values.count(None) for values in seconds.values()),
+        "accuracy": accuracy,
+        "seconds": seconds,
+    }
+
+
 def main(argv: list[str]) -> int:
     """Run what is missing, print a table and the result."""
     parser = command_line("schedule", __doc__)
@@ -73,31 +90,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rows", type=Path, help="JSONL file of finished runs, gone on with")
     arguments = parser.parse_args(argv)
     accuracy = arguments.accuracy
-    found: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         rows = Rows(arguments.rows or Path(folder) / "rows.jsonl")
         for seed in range(arguments.seeds):
             for mode in MODES:
                 key = f"{mode}/{seed}/{accuracy}"
                 row = rows.rows.get(key) or rows.add(key, run(arguments, mode, seed, Path(folder)))
-                found[mode].append(row)
                 print(
                     f"{mode:<12} seed {seed}: {row['seconds']} s to {accuracy}, {row['updates']} "
                     f"updates, {row['trained_tokens']} tokens trained",
                     flush=True,
                 )
-    ours, reference = (map(seconds_of, found[mode]) for mode in MODES)
-    ratio = spread([quotient(b, a)[0] for a, b in zip(ours, reference, strict=True)])
-    print(f"ratio {shown(ratio)}")
-    seconds = {mode: [row["seconds"] for row in found[mode]] for mode in MODES}
+    result = summarise(rows, arguments.seeds, accuracy)
+    print(f"ratio {shown(result)}")
     if arguments.json:
-        result = {
-            "benchmark": "schedule",
-            **ratio,
-            "repeats": arguments.seeds,
-            "missed": sum(values.count(None) for values in seconds.values()),
-            "accuracy": accuracy,
-            "seconds": seconds,
-        }
         print(result_line(result))
     return 0
