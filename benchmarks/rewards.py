@@ -84,7 +84,7 @@ def cost(recipe: str, overrides: Sequence[str], prompts: int, root: Path) -> Cos
     rewards = [record for record in records if isinstance(record, RewardArrived)]
     if lost := [record for record in rewards if record.status != "ok"]:
         raise RunFailedError(f"an answer was not scored: {lost[0].error}")
-    ended = [chunk.at for chunk in chunks if chunk.finish is not None]
+    ended = [chunk.at for chunk in chunks if chunk.finish in ("stop", "length")]
     at = while_full((chunk.at for chunk in chunks if chunk.chunk_index == 0), ended, WARM)
     if len(at) < WARM:
         raise RunFailedError(f"{len(at)} answers are too few: raise --prompts")

@@ -50,7 +50,7 @@ def test_a_share_is_the_cost_of_an_answer_at_the_generators_rate() -> None:
 def test_a_real_worker_scores_what_the_generator_finished(tmp_path: Path) -> None:
     found = cost(RECIPE, ["generator.engine=fake"], 1024, tmp_path)
     assert 256 <= found.answers <= 1024 - 256
-    assert 0.0 <= found.cpu_s <= found.wall_s
+    assert 0.0 < found.cpu_s <= 4 * found.wall_s
     assert 1 <= found.most_waiting <= 1024
 
 
