@@ -168,7 +168,7 @@ def large_model(folder: Path) -> Path:
     return folder
 
 
-def in_company(part: str, busy: int, sides: Sides, repeats: int, load_before: float) -> Figures:
+def in_company(part: str, busy: int, sides: Sides, repeats: int) -> Figures:
     """The settings in turns beside busy processes."""
     with company(busy):
         seconds = in_turns(sides, repeats, warm_up=False)
@@ -179,8 +179,7 @@ def in_company(part: str, busy: int, sides: Sides, repeats: int, load_before: fl
             f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})",
             flush=True,
         )
-    about = {"part": part, "busy": busy, "load_before": load_before}
-    return {**about, "seconds": seconds, "ratio": found}
+    return {"part": part, "busy": busy, "seconds": seconds, "ratio": found}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -194,14 +193,12 @@ def main(argv: Sequence[str]) -> int:
     take_rows(parser, RESULTS / "threads.jsonl")
     options = parser.parse_args(argv)
     rows = Rows(options.rows)
-    # How busy the machine was without us; the `load` of a row has our own processes in it.
-    load_before = round(os.getloadavg()[0], 2)
     chosen = settings(len(detect().cores))
     ratio: dict[str, Any] = {}
 
     def measure(part: str, sides: Sides, repeats: int) -> None:
         for busy in options.busy if repeats else ():
-            turns = partial(in_company, part, busy, sides, repeats, load_before)
+            turns = partial(in_company, part, busy, sides, repeats)
             row = measured(f"threads/{part}/busy {busy}", turns, rows)
             ratio[f"{part}, busy {busy}"] = row["ratio"]
 
@@ -221,5 +218,5 @@ def main(argv: Sequence[str]) -> int:
         sides = {name: partial(run_s, name, setting, runs) for name, setting in chosen.items()}
         measure("run", sides, options.runs)
     if options.json:
-        print(result_line({"benchmark": "threads", "load_before": load_before, "ratio": ratio}))
+        print(result_line({"benchmark": "threads", "ratio": ratio}))
     return 0
