@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headrace.errors import UserError
 from headrace.protocol.diagnostics import TOKEN_COLUMNS
-from storage.filters import Condition, check_columns
+from storage.filters import check_column
 from storage.trajectory_rows import COLUMNS
 
 WORD = pa.dictionary(pa.int32(), pa.string())
@@ -140,9 +140,8 @@ def chosen_fields(fields: Sequence[pa.Field], names: Iterable[str] | None) -> pa
     if names is None:
         return schema
     asked = list(dict.fromkeys(names))
-    known: dict[str, Any] = dict.fromkeys(schema.names)
     for name in asked:
-        check_columns(Condition(name, "=", None), known, "columns")
+        check_column(name, schema.names, "columns")
     if not asked:
         raise UserError(f"columns: name at least one of {', '.join(schema.names)}")
     return pa.schema([schema.field(name) for name in asked])

@@ -6,7 +6,8 @@ trajectories that are left.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import and_ as both
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from storage.exports.columns import (
 from storage.exports.packed import Packed
 from storage.exports.pages import Page, pages, scalar_array, token_array, wanted_where
 from storage.exports.rows import Part
-from storage.filters import Filter, Junction, check_columns, columns_of, to_arrow, to_sql
+from storage.filters import Filter, to_arrow, to_sql
 from storage.reader import RunReader
 from storage.responses import Wanted
 from storage.texts import text_decoder
@@ -58,10 +59,10 @@ class TokenRows:
         self._full = self.schema
         self._expression = None
         if on_tokens:
-            self._asked = columns_of(Junction("and", on_tokens))
+            self._asked = set[str]().union(*(part.columns() for part in on_tokens))
             more = self._asked - set(self.schema.names)
             self._full = pa.schema([*self.schema, *(f for f in every if f.name in more)])
-            self._expression = to_arrow(Junction("and", on_tokens), self._full)
+            self._expression = reduce(both, (to_arrow(part, self._full) for part in on_tokens))
 
     @cached_property
     def _wanted(self) -> Wanted:
@@ -112,14 +113,10 @@ class TokenRows:
         return pa.DictionaryArray.from_arrays(codes, words.dictionary)
 
 
-def _conditions(
-    where: Filter | None, every: pa.Schema
-) -> tuple[tuple[Filter, ...], tuple[Filter, ...]]:
+def _conditions(where: Filter | None, every: pa.Schema) -> tuple[list[Filter], list[Filter]]:
     """The parts of a filter that must all hold: those on trajectories alone, and the others."""
-    parts: tuple[Filter, ...] = () if where is None else (where,)
-    if isinstance(where, Junction) and where.kind == "and":
-        parts = where.parts
-    for part in parts:
-        check_columns(part, dict.fromkeys(every.names))
-    on_whole = tuple(part for part in parts if columns_of(part) <= set(COLUMNS))
-    return on_whole, tuple(part for part in parts if part not in on_whole)
+    if where is None:
+        return [], []
+    where.check(every.names)
+    on_whole = [part for part in where.parts() if part.columns() <= set(COLUMNS)]
+    return on_whole, [part for part in where.parts() if part not in on_whole]

@@ -13,7 +13,7 @@ from sqlalchemy import BindParameter, ColumnElement, bindparam, func, or_, selec
 from headrace.errors import UserError
 from headrace.protocol.streams import Int32
 from storage.diagnostics import DiagnosticsReader
-from storage.filters import Condition, Filter, check_columns, columns_of, parse, to_arrow, to_sql
+from storage.filters import Filter, check_column, parse, to_arrow, to_sql
 from storage.marks import Marks
 from storage.queries import trajectory_index
 from storage.reader import RunReader, open_run
@@ -79,9 +79,9 @@ def trajectory_page(
     means any of), `search` a text in prompt, answer or id of the prompt, `update` the one in which
     tokens of the trajectory were trained."""
     reader = open_run(run_dir)
-    check_columns(Condition(sort, "=", None), COLUMNS)
+    check_column(sort, COLUMNS, "sort")
     tree = parse(where) if where else None
-    asked = {sort, *(filters or {}), *(columns_of(tree) if tree else ())} - {"purpose"}
+    asked = {sort, *(filters or {}), *(tree.columns() if tree else ())} - {"purpose"}
     if (filters or {}).get("purpose") == "train" and asked <= trajectory_index.COLUMNS:
         others = {name: value for name, value in (filters or {}).items() if name != "purpose"}
         wanted = _expressions(reader, tree, others, search, update)
@@ -224,7 +224,7 @@ def _conditions(
 ) -> list[ColumnElement[bool]]:
     conditions = [to_sql(tree, COLUMNS)] if tree else []
     for name, value in filters.items():
-        check_columns(Condition(name, "=", None), COLUMNS)
+        check_column(name, COLUMNS, "filter")
         if isinstance(value, list | tuple | set):
             every = list(value)
             some: BindParameter[Any] = bindparam(

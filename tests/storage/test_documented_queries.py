@@ -145,5 +145,5 @@ def test_what_is_not_known_is_null(run_dir: Path) -> None:
     json.dumps(queries.run_summary(run_dir), allow_nan=False)
     for line in queries.list_runs(run_dir.parent):
         json.dumps(asdict(line), default=str, allow_nan=False)
-    page = queries.trajectory_page(run_dir, where="reward = null").rows
+    page = queries.trajectory_page(run_dir, where="reward is null").rows
     assert page["reward"].isna().all()

@@ -118,7 +118,7 @@ def test_page_of_trajectories(run_dir: Path) -> None:
     assert page.rows.prompt.tolist() == ["2 + 1 =", "1 + 1 ="]
     rest = queries.trajectory_page(run_dir, sort="length", limit=2, offset=2)
     assert rest.rows.length.tolist() == [5, 4]
-    found = queries.trajectory_page(run_dir, where="reward = null", filters={"purpose": "train"})
+    found = queries.trajectory_page(run_dir, where="reward is null", filters={"purpose": "train"})
     assert sorted(found.rows.trajectory_id) == [20, 30, 50]
     either = queries.trajectory_page(run_dir, filters={"status": ["truncated", "running"]})
     assert sorted(either.rows.trajectory_id) == [20, 30]
@@ -422,7 +422,7 @@ def test_queries_on_postgresql(tmp_path: Path, postgresql_url: str) -> None:
         pages = [queries.dropped_page(folder, **asked) for folder in (run_dir, plain)]
         assert pages[0].rows.equals(pages[1].rows)
         assert pages[0].total == pages[1].total > 0
-    page = queries.trajectory_page(run_dir, where="reward > 0 or status contains 'trunc'")
+    page = queries.trajectory_page(run_dir, where="reward > 0 or status like '%trunc%'")
     assert page.total == 2
     detail = queries.trajectory_detail(run_dir, 10)
     assert detail.tokens.token_ids.tolist() == list(range(20))

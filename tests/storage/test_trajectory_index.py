@@ -12,8 +12,8 @@ from tests.dashboard.scripted_run import write_run
 
 SORTS = ("trajectory_id", "length", "reward", "group_id", "status")
 WHERE = (
-    None, "reward > 0.5", "reward <= 0.5 and length >= 12", "reward = null",
-    "not (length < 20 or status = 'finished')", "status contains 'run'",
+    None, "reward > 0.5", "reward <= 0.5 and length >= 12", "reward is null",
+    "not (length < 20 or status = 'finished')", "status like '%run%'",
 )  # fmt: skip
 
 
