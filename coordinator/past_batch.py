@@ -6,9 +6,9 @@ state is folded and the batch compiled by the code that did both then, so a diff
 records; of several updates of that number it is the one on the surviving line.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 from coordinator.batches import Prepared, prepare
 from coordinator.schedule import Selection
@@ -25,14 +25,7 @@ from headrace.protocol.records import (
     Record,
     UpdateCommitted,
 )
-
-
-class Place(NamedTuple):
-    """Positions [start, end) of a trajectory."""
-
-    trajectory_id: int
-    start: int
-    end: int
+from sequence.windows import Window
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,7 @@ class PastBatch:
     Attributes:
         recorded: what the journal says of the batch.
         prepared: the same batch, compiled again.
-        windows: those of both, by id: whose they are and where they begin and end.
+        windows: those of both, by id.
         value_epochs: passes of the value model over its half.
         after: the batch that was the last one in the weights; None: none, or one without an id.
         commit: what came of it.
@@ -50,7 +43,7 @@ class PastBatch:
 
     recorded: BatchTaken
     prepared: Prepared
-    windows: dict[int, Place]
+    windows: dict[int, Window]
     value_epochs: int
     after: int | None
     commit: UpdateCommitted
@@ -81,7 +74,7 @@ def past_batch(
     """The batch of an update on the surviving line; UserError where there is none. `ranks`: how
     many learner ranks batches were for, by id, where those were not as many as configured."""
     state, rules = State(config), batch_rules(config)
-    out: _Compiled | None = None
+    out: Callable[[UpdateCommitted], PastBatch] | None = None
     found: PastBatch | None = None
     for record in records:
         match record:
@@ -90,7 +83,7 @@ def past_batch(
             case BatchReturned() if record.update == update:
                 out = None
             case UpdateCommitted() if record.update == update and out is not None:
-                found, out = PastBatch(*out, commit=record), None
+                found, out = out(record), None
             case LineageBegan() if record.update < update:
                 found = out = None
         state.apply(record)
@@ -100,24 +93,14 @@ def past_batch(
     return found
 
 
-class _Compiled(NamedTuple):
-    """A batch that is out, as `PastBatch` has it."""
-
-    recorded: BatchTaken
-    prepared: Prepared
-    windows: dict[int, Place]
-    value_epochs: int
-    after: int | None
-
-
 def _compiled(
     taken: BatchTaken,
     state: State,
     rules: BatchRules,
     config: RunConfig,
     ranks: Mapping[int, int],
-) -> _Compiled:
-    """The batch from the state that it was taken from."""
+) -> Callable[[UpdateCommitted], PastBatch]:
+    """The batch from the state that it was taken from; what came of it is missing."""
     account, value = state.account, config.algorithm.value
     epochs = config.learner.value.epochs
     if value is not None and not taken.windows:
@@ -135,5 +118,6 @@ def _compiled(
         max_bytes=config.transport.part_bytes,
         batch_id=taken.batch_id,
     )
-    places = {w.window_id: Place(w.trajectory_id, w.start, w.end) for w in selection.windows}
-    return _Compiled(taken, prepared, places, epochs, state.line.get(taken.update - 1))
+    windows = {window.window_id: window for window in selection.windows}
+    after = state.line.get(taken.update - 1)
+    return partial(PastBatch, taken, prepared, windows, epochs, after)

@@ -47,6 +47,18 @@ def finalise(tally: Tally) -> dict[str, Figure]:
     return figures
 
 
+def spreads(tally: Tally) -> dict[str, Figure]:
+    """Mean, largest and smallest of whatever was given to `tally_spread`."""
+    figures: dict[str, Figure] = {}
+    for key, count in tally.sums.items():
+        name, _, kind = key.rpartition("/")
+        if kind == "count" and count:
+            figures[f"{name}/mean"] = tally.sums[f"{name}/sum"].item() / count.item()
+            figures[f"{name}/max"] = tally.maxima[f"{name}/max"].item()
+            figures[f"{name}/min"] = -tally.maxima[f"{name}/-min"].item()
+    return figures
+
+
 def share(part: str, whole: str) -> Formula:
     """sum of part / sum of whole; None where the whole is missing or 0."""
 

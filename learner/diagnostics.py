@@ -233,6 +233,19 @@ def tally_values(
 
 
 @torch.no_grad()
+def tally_spread(name: str, x: Tensor, mask: Tensor) -> Tally:
+    """What `spreads` needs for the mean, the largest and the smallest number of x where `mask`, of
+    the same shape, is set."""
+    kept = x.detach().to(torch.float64)[mask]
+    low = -kept.min() if kept.numel() else kept.new_tensor(-torch.inf)
+    high = kept.max() if kept.numel() else kept.new_tensor(-torch.inf)
+    return Tally(
+        {f"{name}/sum": kept.sum(), f"{name}/count": mask.sum().to(torch.float64)},
+        {f"{name}/max": high, f"{name}/-min": low},
+    )
+
+
+@torch.no_grad()
 def tally_egae(
     values: Tensor, advantages: Tensor, segments: Segments, *, boundary_tokens: int = 8
 ) -> Tally:

@@ -16,7 +16,7 @@ from headrace.protocol.fields import Metric
 from learner.batch import PolicyHalf, Totals, ValueHalf
 from learner.carried import Carried
 from learner.critic_update import CriticUpdate
-from learner.diagnostic_table import finalise
+from learner.diagnostic_table import finalise, spreads
 from learner.diagnostics import (
     Tally,
     as_vectors,
@@ -27,6 +27,7 @@ from learner.diagnostics import (
     tally_mismatch,
     tally_policy,
     tally_reference,
+    tally_spread,
     tally_values,
     tally_weights,
     window_cuts,
@@ -80,7 +81,7 @@ def figures_of(
         carried: keys and values of each model, if they are carried over.
     """
     tallies = [*_policy_tallies(windows, policy), _log_tally("actor", policy.log)]
-    tallies.append(_spread("critic/advantages", advantages, windows.mask))
+    tallies.append(tally_spread("critic/advantages", advantages, windows.mask))
     if values is not None:
         tallies.append(tally_egae(values, raw_advantages, windows.segments))
     if critic is not None:
@@ -89,18 +90,16 @@ def figures_of(
         tallies.append(
             tally_values(critic.old, critic.targets, known, finished.segments, cuts=cuts)
         )
-        tallies.append(_spread("critic/returns", critic.targets, known))
-        tallies.append(_spread("critic/values", critic.old, known))
+        tallies.append(tally_spread("critic/returns", critic.targets, known))
+        tallies.append(tally_spread("critic/values", critic.old, known))
         if values is not None and totals.policy_tokens:
-            tallies[-1] = _spread("critic/values", values, torch.ones_like(windows.mask))
+            tallies[-1] = tally_spread("critic/values", values, torch.ones_like(windows.mask))
         tallies.append(_log_tally("critic", critic.log))
     if carried:
         tallies.append(_carried_tally(carried, place))
     merged = _over_ranks(merge(tallies), place)
     sums = {name: value.item() for name, value in merged.sums.items()}
-    maxima = {name: value.item() for name, value in merged.maxima.items()}
-    figures = finalise(merged)
-    figures |= _spread_figures(sums, maxima)
+    figures = finalise(merged) | spreads(merged)
     figures |= _loss_figures(sums, policy.log, critic.log if critic else None)
     figures |= _work_figures(sums, totals)
     if carried:
@@ -172,16 +171,6 @@ def _carried_tally(carried: Sequence[Carried], place: Place) -> Tally:
     )
 
 
-def _spread(name: str, x: Tensor, mask: Tensor) -> Tally:
-    kept = x.detach().to(torch.float64)[mask]
-    low = -kept.min() if kept.numel() else kept.new_tensor(-torch.inf)
-    high = kept.max() if kept.numel() else kept.new_tensor(-torch.inf)
-    return Tally(
-        {f"{name}/sum": kept.sum(), f"{name}/count": mask.sum().to(torch.float64)},
-        {f"{name}/max": high, f"{name}/-min": low},
-    )
-
-
 def _over_ranks(tally: Tally, place: Place) -> Tally:
     if place.world == 1:
         return tally
@@ -189,17 +178,6 @@ def _over_ranks(tally: Tally, place: Place) -> Tally:
     return from_vectors(
         tally, place.total(sums.to(place.device)), place.largest(maxima.to(place.device))
     )
-
-
-def _spread_figures(sums: Mapping[str, float], maxima: Mapping[str, float]) -> dict[str, float]:
-    figures = {}
-    for key, count in sums.items():
-        name, _, kind = key.rpartition("/")
-        if kind == "count" and count:
-            figures[f"{name}/mean"] = sums[f"{name}/sum"] / count
-            figures[f"{name}/max"] = maxima[f"{name}/max"]
-            figures[f"{name}/min"] = -maxima[f"{name}/-min"]
-    return figures
 
 
 def _loss_figures(

@@ -19,9 +19,9 @@ from headrace.protocol.fields import Metric
 from headrace.protocol.streams import Float32
 from learner.algorithm import Algorithm
 from learner.batch import PolicyHalf, ValueHalf, policy_half, totals_of, value_half
-from learner.diagnostic_table import finalise
-from learner.diagnostics import tally_egae
-from learner.judged import Judged, judge
+from learner.diagnostic_table import finalise, spreads
+from learner.diagnostics import Tally, merge, tally_egae, tally_spread
+from learner.judged import judge
 from learner.place import Place
 
 Stored = Mapping[int, TokenDiagnostics]
@@ -75,21 +75,34 @@ def recount(algorithm: Algorithm, shard: Shard, stored: Stored, *, version: int)
     in_reward = algorithm.kl is not None and algorithm.kl.in_reward
     penalty = torch.full_like(windows.behaviour, math.nan if in_reward else 0.0)
     seen = judge(algorithm, place, windows, values=values, at_cuts=at_cuts, penalty=penalty)
-    returns = torch.where(seen.returns_known, seen.returns, math.nan)
-    metrics = _policy_figures(windows, seen)
-    if algorithm.value is not None and not in_reward:
-        metrics |= _value_figures(algorithm, finished)
+    columns = {
+        "advantages": seen.advantages,
+        "returns": torch.where(seen.returns_known, seen.returns, math.nan),
+    }
+    tallies = [tally_spread("critic/advantages", seen.advantages, windows.mask)]
+    if values is not None and windows.windows:
+        tallies.append(_all("critic/values", values))
+        tallies.append(tally_egae(values, seen.raw, windows.segments))
+    if algorithm.value is not None and not (in_reward or algorithm.value.targets_read_old):
+        old = torch.zeros_like(finished.rewards)  # which these targets do not read
+        targets = algorithm.value.targets(finished.rewards, old, finished.segments).targets
+        tallies.append(_all("critic/returns", targets))
+    metrics = finalise(merge(tallies)) | spreads(merge(tallies))
     metrics["perf/loss_tokens"] = float(totals_of(windows, finished, place).policy_tokens)
     return Recount(
         windows=windows.windows,
         columns={
-            "advantages": windows.sampled.spread(seen.advantages.to(torch.float32).numpy()),
-            "returns": windows.sampled.spread(returns.to(torch.float32).numpy()),
+            name: windows.sampled.spread(column.to(torch.float32).numpy())
+            for name, column in columns.items()
         },
         lams=windows.segments.lam.tolist(),
         metrics={name: value for name, value in metrics.items() if value == value},
         lacking=_lacking(algorithm, windows, finished, stored),
     )
+
+
+def _all(name: str, x: Tensor) -> Tally:
+    return tally_spread(name, x, torch.ones_like(x, dtype=torch.bool))
 
 
 def _values(windows: PolicyHalf, stored: Stored) -> Tensor:
@@ -103,33 +116,6 @@ def _values(windows: PolicyHalf, stored: Stored) -> Tensor:
             column = np.full(size, np.nan, np.float32)
         found.append(column)
     return torch.from_numpy(windows.sampled.pick(found, np.float32).copy())
-
-
-def _policy_figures(windows: PolicyHalf, seen: Judged) -> dict[str, Metric]:
-    figures = _spread("critic/advantages", seen.advantages[windows.mask])
-    if seen.values is not None and windows.windows:
-        figures |= _spread("critic/values", seen.values)
-        figures |= finalise(tally_egae(seen.values, seen.raw, windows.segments))
-    return figures
-
-
-def _value_figures(algorithm: Algorithm, finished: ValueHalf) -> dict[str, Metric]:
-    """Of the targets, where they are returns alone."""
-    slots = algorithm.value
-    if slots is None or slots.targets_read_old:
-        return {}
-    nothing = torch.zeros_like(finished.rewards)
-    return _spread(
-        "critic/returns", slots.targets(finished.rewards, nothing, finished.segments).targets
-    )
-
-
-def _spread(name: str, x: Tensor) -> dict[str, Metric]:
-    if not x.numel():
-        return {}
-    x = x.to(torch.float64)
-    figures = {"mean": x.mean(), "max": x.max(), "min": x.min()}
-    return {f"{name}/{kind}": float(value) for kind, value in figures.items()}
 
 
 def _lacking(

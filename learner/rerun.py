@@ -2,41 +2,41 @@
 
 In: a run's configuration, the batch as its ranks got it, the checkpoint from before the update.
 Out: what the learner reports of it and the weights afterwards. Promises: the trainer of the run
-does it, on as many ranks as then, each a process of its own (`learner.rerun_rank`), beside the
-run's folder: nothing in the run changes.
+does it, on as many ranks as then, each a process of its own, beside the run's folder: nothing in
+the run changes.
 """
 
+import logging
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from msgspec.structs import replace
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.multiprocessing.spawn import ProcessException, spawn
 
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.hardware import free_port
-from headrace.install import ROOT
 from headrace.protocol.batches import Shard
-from headrace.protocol.messages import Batch, BatchPart, UpdateDone
+from headrace.protocol.codec import message_codec
+from headrace.protocol.messages import Batch, UpdateDone
 from learner.checkpoint import CRITIC, POLICY, mismatch, read_manifest
-from learner.message_file import read_messages, write_messages
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 """By model, by the tensor's name."""
 Share = Sequence[Shard]
 """What a rank gets, in parts."""
-RESOLVED, SENT, REPORT, WEIGHTS = "resolved.json", "sent", "report", "weights"
-"""What is in the folder in which ranks compute: the configuration, the coordinator's messages to
-rank 0, and from rank 0 the report and the models' weights."""
-_POLL_S = 0.05
+RESOLVED, REPORT, WEIGHTS = "resolved.json", "report", "weights"
+"""What is in the folder in which ranks compute: the configuration, each rank's report, and from
+rank 0 the models' weights."""
+_UNBOUNDED = 1 << 40
+"""Bytes: a file that a process of ours wrote has no limit."""
 
 
 class Rerun(NamedTuple):
@@ -123,17 +123,14 @@ def rerun(
         folder = str(beside / "checkpoints" / f"step_{batch.update - 1}" / POLICY)
         changed["model"] = config.model.model_copy(update={"path": folder})
     (beside / RESOLVED).write_text(config.model_copy(update=changed).model_dump_json())
-    parts = [
-        BatchPart(batch_id=batch.batch_id, rank=rank, index=index, shard=shard)
-        for rank, share in enumerate(shares)
-        for index, shard in enumerate(share)
-    ]
-    batch = replace(batch, parts=[len(share) for share in shares])
-    write_messages(beside / SENT, [batch, *parts])
-    _run_ranks(beside, len(shares))
-    (done,) = read_messages(beside / REPORT)
-    assert isinstance(done, UpdateDone)
+    _run_ranks(beside, batch, shares)
+    codec = message_codec(max_bytes=_UNBOUNDED)
+    paths = [beside / f"{REPORT}-{rank}" for rank in range(len(shares))]
+    reports = [codec.decode(msgspec.msgpack.decode(path.read_bytes())) for path in paths]
+    first, *others = (report for report in reports if isinstance(report, UpdateDone))
+    diagnostics = [row for report in (first, *others) for row in report.diagnostics]
     weights = {path.stem: load_file(path) for path in (beside / WEIGHTS).iterdir()}
+    done = replace(first, diagnostics=diagnostics)
     return Rerun(done, weights, "cuda" if _on_gpus(config) else "cpu")
 
 
@@ -151,29 +148,48 @@ def _room_for_ranks(config: RunConfig) -> int:
     return torch.cuda.device_count() if _on_gpus(config) else sys.maxsize
 
 
-def _run_ranks(folder: Path, ranks: int) -> None:
+def _run_ranks(folder: Path, batch: Batch, shares: Sequence[Share]) -> None:
     """Run all ranks to their end, or none any longer once one has failed."""
-    port = free_port()
-    logs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
-    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
-    with ExitStack() as stack:
-        processes = []
-        for rank, log in enumerate(logs):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "learner.rerun_rank", str(folder), "--rank", str(rank),
-                 "--world-size", str(ranks), "--master-port", str(port)],
-                stdin=subprocess.DEVNULL, stdout=stack.enter_context(log.open("wb")),
-                stderr=subprocess.STDOUT, env=environment,
-            )  # fmt: skip
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            processes.append(process)
-        while None in (codes := [p.poll() for p in processes]) and not any(codes):
-            time.sleep(_POLL_S)
-    for rank, code in enumerate(codes):
-        if code:
-            said = logs[rank].read_text(errors="replace").strip().rpartition("\n")[2]
-            if code == 2:
-                raise UserError(said.removeprefix("error: "))
-            raise RunFailedError(f"learner rank {rank} of the replay ended with {code}: {said}")
+    logging.getLogger(spawn.__module__).setLevel(logging.ERROR)
+    try:
+        spawn(_compute, (folder, free_port(), batch, shares), nprocs=len(shares))
+    except ProcessException as error:
+        said = str(error).strip().rpartition("\n")[2]
+        kind, _, text = said.partition(": ")
+        if kind.endswith(f".{UserError.__name__}"):
+            raise UserError(text) from error
+        code = getattr(error, "exit_code", 1)
+        raise RunFailedError(
+            f"learner rank {error.error_index} of the replay ended with {code}: {said}"
+        ) from error
+
+
+def _compute(rank: int, folder: Path, port: int, batch: Batch, shares: Sequence[Share]) -> None:
+    """The update on one rank, in a process of its own; it writes down what came of it."""
+    with (folder / f"rank-{rank}.log").open("wb") as log:
+        os.dup2(log.fileno(), 1)  # What libraries print is not the answer.
+        os.dup2(log.fileno(), 2)
+    from learner.engines import join_ranks
+    from learner.run import REPRODUCIBLE, choose_device, use_cores
+    from learner.shards import merged
+    from learner.trainer import Trainer
+
+    # MKL reads it at its first product.
+    os.environ.update({k: v for k, v in REPRODUCIBLE.items() if k not in os.environ})
+    config = RunConfig.model_validate_json((folder / RESOLVED).read_text())
+    device = choose_device(config, rank)
+    if device.type == "cpu":
+        use_cores(config, None)
+    join_ranks(rank=rank, world_size=len(shares), port=port, device=device)
+    try:
+        trainer = Trainer(config, folder, rank=rank, device=device)
+        done = trainer.train(batch, merged(shares[rank]), None)
+        frames = message_codec(max_bytes=_UNBOUNDED).encode(done)
+        (folder / f"{REPORT}-{rank}").write_bytes(msgspec.msgpack.encode(frames))
+        weights = trainer.whole_weights()
+        if rank == 0:
+            (folder / WEIGHTS).mkdir()
+            for name, tensors in weights.items():
+                save_file(tensors, folder / WEIGHTS / f"{name}.safetensors")
+    finally:
+        torch.distributed.destroy_process_group()

@@ -69,20 +69,15 @@ def quantity(
     worst: list[tuple[float, Difference]] = []
     for row in rows:
         known, made = ~np.isnan(row.stored), ~np.isnan(row.recomputed)
-        both = known & made
-        apart = np.zeros(row.stored.shape)
-        scale = np.maximum(1.0, np.abs(row.stored[both]))
         with np.errstate(invalid="ignore"):
-            apart[both] = np.abs(row.stored[both] - row.recomputed[both]) / scale
-        apart[both & (row.stored == row.recomputed)] = 0.0  # infinities, too
+            apart = np.abs(row.stored - row.recomputed) / np.maximum(1.0, np.abs(row.stored))
         apart[np.isnan(apart)] = np.inf
-        apart[made & ~known] = np.inf
+        apart[(row.stored == row.recomputed) | ~(known | made)] = 0.0
         if lacks:
             unmade += int((known & ~made).sum())
-        else:
-            apart[known & ~made] = np.inf
+            apart[known & ~made] = 0.0
         differs = apart > tolerance
-        compared += int(both.sum())
+        compared += int((known & made).sum())
         differing += int(differs.sum())
         largest = max(largest, float(apart[np.isfinite(apart)].max(initial=0.0)))
         places = np.flatnonzero(differs)
@@ -102,8 +97,8 @@ def named_rows(stored: Mapping[str, object], recomputed: Mapping[str, object]) -
     of its numbers."""
     rows = []
     for name in sorted(set(stored) & set(recomputed)):
-        old, new = stored[name], recomputed[name]
-        rows.append(row_of(name, 0 if isinstance(old, list) else None, _array(old), _array(new)))
+        both = (np.atleast_1d(np.array(x[name], np.float64)) for x in (stored, recomputed))
+        rows.append(row_of(name, 0 if isinstance(stored[name], list) else None, *both))
     return rows
 
 
@@ -117,12 +112,6 @@ def row_of(
         for x in (stored, recomputed)
     )
     return Row(whose, first, *padded)
-
-
-def _array(value: object) -> Array:
-    """Numbers as an array; None as NaN."""
-    values = value if isinstance(value, list) else [value]
-    return np.array([np.nan if x is None else x for x in values], np.float64)
 
 
 def _number(value: float) -> float | None:

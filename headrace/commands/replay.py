@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,27 +24,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from headrace import run_folder
-from headrace.commands.differences import (
-    Array,
-    Quantity,
-    Row,
-    named_rows,
-    quantity,
-    row_of,
-)
-from headrace.commands.shares import Written, rank_rows, written_shares
+from headrace.applied import AppliedUpdate, read_applied
+from headrace.commands.differences import Array, Quantity, Row, named_rows, quantity, row_of
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.diagnostics import TokenDiagnostics
-from headrace.protocol.fields import Metric
 from headrace.protocol.records import TakenWindow
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from coordinator.past_batch import PastBatch
+    from headrace.protocol.batches import Shard
     from headrace.protocol.streams import Float32
-    from learner.recount import Recount
 
 STORE, MODELS = "store", "models"
 MASKS, RANKS = "masks", "ranks"
@@ -52,15 +44,18 @@ EXACT = 1e-5
 """How far a number that needs no model may lie from the stored one: both are float32."""
 OF_THE_CLOCK = ("timing_s/", "perf/tokens_per_s")
 """Figures that no two computations share."""
+Written = Mapping[int, AppliedUpdate]
+"""What each rank wrote down of a batch."""
+Stored = Mapping[int, TokenDiagnostics]
+"""What the learner reported, by window."""
 
 
 @dataclass
 class Replay:
-    """What came of it: quantities compared, and for what was not made again, why. `written`: what
-    the learner's ranks wrote down of the update."""
+    """What came of it: quantities compared, and for what was not made again, why."""
 
     past: "PastBatch"
-    written: Written
+    stored: Stored
     quantities: list[Quantity] = field(default_factory=list)
     lacking: dict[str, str] = field(default_factory=dict)
     device: str | None = None
@@ -70,6 +65,35 @@ class Replay:
         """Whether nothing differs."""
         return not any(q.differing for q in self.quantities)
 
+    def compare(
+        self, name: str, rows: Iterable[Row], tolerance: float, source: str = STORE
+    ) -> None:
+        """Add a quantity; numbers that are lacking do not differ."""
+        lacks = source == STORE and name in self.lacking
+        found = quantity(name, rows, source=source, tolerance=tolerance, lacks=lacks)
+        self.quantities.append(found)
+
+    def compare_tokens(
+        self, name: str, again: "Mapping[int, Float32]", tolerance: float, source: str = STORE
+    ) -> None:
+        """Add a figure of single tokens, by window."""
+        rows = (
+            row_of(f"trajectory {row.trajectory_id}", row.start, row.columns[name], again[key])
+            for key, row in self.stored.items()
+            if key in again and name in row.columns
+        )
+        self.compare(name, rows, tolerance, source)
+
+    def compare_figures(
+        self, metrics: Mapping[str, object], tolerance: float, source: str = STORE
+    ) -> None:
+        """Add figures of the update; one that was broken off has those of a part."""
+        commit = self.past.commit
+        if commit.skipped is not None:
+            self.lacking["figures"] = f"the update was broken off: {commit.skipped}"
+        recorded = commit.metrics if commit.skipped is None else {}
+        self.compare("figures", named_rows(recorded, metrics), tolerance, source)
+
 
 def replay(arguments: argparse.Namespace) -> int:
     """Make an update again and say what differs."""
@@ -77,16 +101,12 @@ def replay(arguments: argparse.Namespace) -> int:
         raise UserError("--tolerance is a number from 0 on")
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
     config = run_folder.read_config(run_dir)
-    from coordinator.past_batch import past_batch
-    from storage.journal import read_journal
-
-    records = (record for batch in read_journal(run_dir / "journal") for _, record in batch)
-    shares = written_shares(run_dir, arguments.update)
-    ranks = {batch_id: 1 + max(written) for batch_id, written in shares.items()}
-    past = past_batch(records, config, arguments.update, ranks)
-    found = Replay(past, shares.get(past.recorded.batch_id or 0, {}))
-    with _output_on_stderr():
-        _from_store(found, run_dir, config, arguments)
+    with contextlib.redirect_stdout(sys.stderr):  # What libraries print is not the answer.
+        found = _from_store(run_dir, config, arguments.update)
+        if arguments.store_only:
+            found.lacking["logprobs, values, losses, gradients, weights"] = "--store-only was given"
+        else:
+            _with_models(found, run_dir, config, arguments.tolerance)
     if arguments.json:
         print(json.dumps(_plain(found, run_dir.name)))
     else:
@@ -94,23 +114,22 @@ def replay(arguments: argparse.Namespace) -> int:
     return 0 if found.agrees else 1
 
 
-@contextlib.contextmanager
-def _output_on_stderr() -> Iterator[None]:
-    """What libraries print is not the answer."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+# -- from the store --------------------------------------------------------------------------------
 
 
-def _from_store(
-    found: Replay, run_dir: Path, config: RunConfig, arguments: argparse.Namespace
-) -> None:
-    """Everything that can be made again."""
+def _from_store(run_dir: Path, config: RunConfig, update: int) -> Replay:
+    """Everything that can be made again without a model."""
+    from coordinator.past_batch import past_batch
     from learner.algorithm import build_algorithm
     from learner.recount import recount
     from learner.shards import merged
     from storage.diagnostics import DiagnosticsReader
+    from storage.journal import read_journal
 
-    past = found.past
+    records = (record for batch in read_journal(run_dir / "journal") for _, record in batch)
+    written = _written(run_dir, update)
+    ranks = {batch_id: 1 + max(lines) for batch_id, lines in written.items()}
+    past = past_batch(records, config, update, ranks)
     shard, commit = merged(past.parts), past.commit
     keys = [(commit.lineage, commit.update, window.window_id) for window in shard.windows]
     rows = DiagnosticsReader(run_dir / "diagnostics").read(keys)
@@ -120,34 +139,60 @@ def _from_store(
         fire=config.generator.fire,
     )  # fmt: skip
     made = recount(algorithm, shard, stored, version=past.recorded.version)
-    found.lacking |= made.lacking
-    found.quantities += [_ranks(found), _masks(past), *_columns(made, stored)]
-    metrics = made.metrics | past.prepared.metrics
-    found.quantities.append(_figures(found, metrics, STORE, EXACT))
-    if arguments.store_only:
-        found.lacking["logprobs, values, losses, gradients, weights"] = "--store-only was given"
-    else:
-        _with_models(found, stored, run_dir, config, arguments.tolerance)
-
-
-def _ranks(found: Replay) -> Quantity:
-    """Which rank trained what, by what the ranks wrote down and by the rules."""
-    if not found.written:
+    found = Replay(past, stored, lacking=dict(made.lacking))
+    by_rank = written.get(past.recorded.batch_id or 0, {})
+    if not by_rank:
         found.lacking[RANKS] = "no rank wrote down what it trained"
-        return quantity(RANKS, (), source=STORE, tolerance=0.0)
-    rows = rank_rows(found.written, found.past.prepared.parts)
-    return quantity(RANKS, rows, source=STORE, tolerance=0.0)
+    found.compare(RANKS, _rank_rows(by_rank, past.prepared.parts) if by_rank else (), 0.0)
+    found.compare(MASKS, _mask_rows(past), 0.0)
+    ids = [window.window_id for window in made.windows]
+    lams = [
+        row_of(f"window {key}", None, np.array([stored[key].lam]), np.array([lam]))
+        for key, lam in zip(ids, made.lams, strict=True)
+        if key in stored
+    ]
+    found.compare("lambda", lams, EXACT)
+    for name, column in made.columns.items():
+        found.compare_tokens(name, dict(zip(ids, column, strict=True)), EXACT)
+    found.compare_figures({**made.metrics, **past.prepared.metrics}, EXACT)
+    return found
 
 
-def _masks(past: "PastBatch") -> Quantity:
+def _written(run_dir: Path, update: int) -> dict[int, dict[int, AppliedUpdate]]:
+    """What ranks wrote down of an update, by batch and rank. Where a rank wrote twice of a batch,
+    because it died over it, the last line counts."""
+    found: dict[int, dict[int, AppliedUpdate]] = {}
+    for name, line in read_applied(run_dir):
+        if line.update == update:
+            found.setdefault(line.batch_id, {})[int(name.removeprefix("rank-"))] = line
+    return found
+
+
+def _rank_rows(written: Written, shares: Sequence[Sequence["Shard"]]) -> Iterator[Row]:
+    """The rank of each window that was trained and of each value trajectory."""
+    stored: dict[tuple[str, int], int] = {}
+    for rank, line in written.items():
+        stored |= {("window", key): rank for key in line.windows}
+        stored |= {("value trajectory", key): rank for key in line.values}
+    made: dict[tuple[str, int], int] = {}
+    for rank, share in enumerate(shares):
+        for part in share:
+            made |= {("window", window.window_id): rank for window in part.windows}
+            made |= {("value trajectory", value.trajectory_id): rank for value in part.values}
+    for kind, key in sorted(stored.keys() | made.keys()):
+        both = (np.array([x.get((kind, key), np.nan)]) for x in (stored, made))
+        yield row_of(f"{kind} {key}", None, *both)
+
+
+def _mask_rows(past: "PastBatch") -> Iterator[Row]:
     """What was kept out of the loss, and why, by the records and by the rules."""
     recorded = {window.window_id: window for window in past.recorded.windows}
-    rows = []
-    for window in past.prepared.taken.windows:
-        place = past.windows[window.window_id]
-        both = (_codes(w, place.start, place.end) for w in (recorded[window.window_id], window))
-        rows.append(Row(f"trajectory {place.trajectory_id}", place.start, *both))
-    return quantity(MASKS, rows, source=STORE, tolerance=0.0)
+    for taken in past.prepared.taken.windows:
+        window = past.windows[taken.window_id]
+        both = (
+            _codes(each, window.start, window.end) for each in (recorded[taken.window_id], taken)
+        )
+        yield Row(f"trajectory {window.trajectory_id}", window.start, *both)
 
 
 def _codes(window: TakenWindow, start: int, end: int) -> Array:
@@ -160,61 +205,10 @@ def _codes(window: TakenWindow, start: int, end: int) -> Array:
     return codes
 
 
-def _columns(made: "Recount", stored: dict[int, TokenDiagnostics]) -> Iterator[Quantity]:
-    """Numbers of windows and of tokens."""
-    lams = [
-        Row(f"window {w.window_id}", None, np.array([stored[w.window_id].lam]), np.array([lam]))
-        for w, lam in zip(made.windows, made.lams, strict=True)
-        if w.window_id in stored
-    ]
-    yield quantity("lambda", lams, source=STORE, tolerance=EXACT)
-    windows = {w.window_id: i for i, w in enumerate(made.windows)}
-    for name, column in made.columns.items():
-        again = {key: column[i] for key, i in windows.items()}
-        lacks = name in made.lacking
-        yield _tokens(name, stored, again, STORE, EXACT, lacks=lacks)
-
-
-def _tokens(
-    name: str,
-    stored: dict[int, TokenDiagnostics],
-    again: "dict[int, Float32]",
-    source: str,
-    tolerance: float,
-    *,
-    lacks: bool = False,
-) -> Quantity:
-    """A figure of single tokens, by window."""
-    rows = [
-        row_of(f"trajectory {row.trajectory_id}", row.start, row.columns[name], again[key])
-        for key, row in stored.items()
-        if key in again and name in row.columns
-    ]
-    return quantity(name, rows, source=source, tolerance=tolerance, lacks=lacks)
-
-
-def _figures(
-    found: Replay, metrics: dict[str, Metric] | dict[str, float], source: str, tolerance: float
-) -> Quantity:
-    """Figures of the update; one that was broken off has those of a part."""
-    recorded = found.past.commit.metrics
-    if found.past.commit.skipped is not None:
-        found.lacking["figures"] = f"the update was broken off: {found.past.commit.skipped}"
-        recorded = {}
-    rows = named_rows(recorded, metrics)
-    return quantity("figures", rows, source=source, tolerance=tolerance)
-
-
 # -- with the models -------------------------------------------------------------------------------
 
 
-def _with_models(
-    found: Replay,
-    stored: dict[int, TokenDiagnostics],
-    run_dir: Path,
-    config: RunConfig,
-    tolerance: float,
-) -> None:
+def _with_models(found: Replay, run_dir: Path, config: RunConfig, tolerance: float) -> None:
     """The update itself, where the weights of its start are there."""
     from learner.rerun import obstacle, rerun, weights_after
 
@@ -231,24 +225,18 @@ def _with_models(
         found.lacking["logprobs, values, losses, gradients, weights"] = why
         return
     found.device = again.device
-    rows = {row.window_id: row for row in again.done.diagnostics}
     for name in ("learner_logprobs", "values", "advantages"):
-        columns = {key: row.columns[name] for key, row in rows.items()}
-        found.quantities.append(_tokens(name, stored, columns, MODELS, tolerance))
-    metrics = {
-        name: value
-        for name, value in again.done.metrics.items()
-        if not name.startswith(OF_THE_CLOCK)
-    }
-    found.quantities.append(_figures(found, metrics, MODELS, tolerance))
+        columns = {row.window_id: row.columns[name] for row in again.done.diagnostics}
+        found.compare_tokens(name, columns, tolerance, MODELS)
+    every = again.done.metrics.items()
+    figures = {name: value for name, value in every if not name.startswith(OF_THE_CLOCK)}
+    found.compare_figures(figures, tolerance, MODELS)
     after = weights_after(run_dir, update, past.recorded.batch_id)
     if not after:
         found.lacking["weights"] = f"there is no checkpoint of update {update} to compare with"
     for name, weights in after.items():
-        rows_of = _tensors(weights, again.weights[name])
-        found.quantities.append(
-            quantity(f"weights of the {name}", rows_of, source=MODELS, tolerance=tolerance)
-        )
+        rows = _tensors(weights, again.weights[name])
+        found.compare(f"weights of the {name}", rows, tolerance, MODELS)
 
 
 def _tensors(stored: "Mapping[str, Tensor]", again: "Mapping[str, Tensor]") -> Iterator[Row]:
@@ -262,33 +250,26 @@ def _tensors(stored: "Mapping[str, Tensor]", again: "Mapping[str, Tensor]") -> I
 
 
 def _plain(found: Replay, run: str) -> dict[str, Any]:
-    commit = found.past.commit
+    commit, taken = found.past.commit, found.past.recorded
     return {
         "run": run,
         "update": commit.update,
         "lineage": commit.lineage,
         "batch_id": commit.batch_id,
-        "windows": len(found.past.recorded.windows),
-        "value_trajectories": len(found.past.recorded.value_trajectories),
+        "windows": len(taken.windows),
+        "value_trajectories": len(taken.value_trajectories),
         "device": found.device,
         "agrees": found.agrees,
-        "quantities": [
-            q._asdict()
-            | {
-                "worst": [
-                    {
-                        "whose": d.whose,
-                        "place": d.place,
-                        "stored": _told(q, d.stored),
-                        "recomputed": _told(q, d.recomputed),
-                    }
-                    for d in q.worst
-                ]
-            }
-            for q in found.quantities
-        ],
+        "quantities": [q._asdict() | {"worst": list(_worst(q))} for q in found.quantities],
         "not_recomputed": found.lacking,
     }
+
+
+def _worst(q: Quantity) -> Iterator[dict[str, Any]]:
+    """Differences as JSON has them."""
+    for d in q.worst:
+        both = {"stored": _told(q, d.stored), "recomputed": _told(q, d.recomputed)}
+        yield d._asdict() | both
 
 
 def _told(q: Quantity, value: float | None) -> float | str | None:

@@ -5,21 +5,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import RunFailedError, UserError
-from headrace.protocol.messages import Shutdown
 from learner import rerun
-from learner.message_file import read_messages, write_messages
 from tests.coordinator.world import make_config
 from tests.learner.recorded import batch_of, record
-
-
-def test_messages_come_out_of_a_file_as_they_went_in(tmp_path: Path) -> None:
-    sent = batch_of(record(seed=1, trajectories=3), update=2, version=2, ranks=2, value_epochs=1)
-    write_messages(tmp_path / "sent", [sent.batch, *sent.parts(), Shutdown(reason="")])
-    batch, *parts, end = read_messages(tmp_path / "sent")
-    assert (batch, end) == (sent.batch, Shutdown(reason=""))
-    assert len(parts) == len(sent.parts())
-    write_messages(tmp_path / "again", [batch, *parts, end])
-    assert (tmp_path / "again").read_bytes() == (tmp_path / "sent").read_bytes()
 
 
 def test_ranks_that_lack_a_gpu_of_their_own(
