@@ -69,8 +69,7 @@ class StateValues(msgspec.Struct, frozen=True, kw_only=True):
     issued: int
     ended: Counter[str]
     rejected: float
-    cpu_s: float = 0.0
-    """Snapshots of earlier versions have none."""
+    cpu_s: float
 
 
 _AS_THEY_ARE = set(StateValues.__struct_fields__) - {"format", "account"}

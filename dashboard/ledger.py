@@ -71,7 +71,6 @@ def _outside(tokens: dict[str, Any]) -> str:
         "inserted": "inserted by templates, tools or the environment",
         "discarded_at_hold": "thrown away by generators at a hold",
         "lost": "lost on the way",
-        "lost_before_ack": "thrown away or lost before they were acknowledged",
     }
     found = [f"{count(tokens[key])} {text}" for key, text in names.items() if tokens.get(key)]
     return f"<br>outside the balance: {', '.join(found)}" if found else ""

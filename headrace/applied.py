@@ -87,8 +87,7 @@ def read_applied(run_dir: Path) -> Iterator[tuple[str, AppliedUpdate]]:
 
 def compare(run_dir: Path) -> Comparison:
     """Compare the surviving updates of a run with what the learner wrote down of its weights.
-    Updates from before batches had ids are passed over, and so is a run whose learner wrote nothing
-    down."""
+    A run whose learner wrote nothing down is passed over."""
     found = Comparison()
     if not (run_dir / FOLDER).is_dir():
         return found
@@ -188,16 +187,13 @@ def _trains(window: dict[str, Any], sizes: dict[int, int]) -> bool:
 
 
 def _records(folder: Path) -> Iterator[dict[str, Any]]:
-    """Records of batches and windows, as plain maps, up to the last whole batch. Segments of the
-    first format, whose batches have no ids, are passed over."""
+    """Records of batches and windows, as plain maps, up to the last whole batch."""
     import pyarrow as pa
 
     for path in sorted(folder.glob("segment-*.arrow")):
         with pa.OSFile(str(path)) as source:
             try:
                 reader = pa.ipc.open_stream(source)
-                if (reader.schema.metadata or {}).get(b"format", b"1") == b"1":
-                    continue
                 for batch in reader:
                     kinds = batch.column("kind").to_pylist()
                     bodies = batch.column("body")

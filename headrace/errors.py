@@ -8,6 +8,16 @@ class UserError(Exception):
     """
 
 
+class FormatError(UserError):
+    """A file is of a format that this version does not read; nothing of it was touched."""
+
+    def __init__(self, where: object, found: object, known: object) -> None:
+        super().__init__(
+            f"{where} has format {found}, and this version of Headrace reads format {known} alone: "
+            "use the version that wrote it"
+        )
+
+
 class ProtocolError(Exception):
     """A message on a socket is malformed, oversized, or of another protocol version.
 

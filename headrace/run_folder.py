@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
-from headrace.errors import UserError
+from headrace.errors import FormatError, UserError
 
 if TYPE_CHECKING:  # a third of a second, which only who reads or writes a configuration pays for
     from headrace.config.reward_model import RewardModelConfig
@@ -36,6 +36,10 @@ and `age_s`), and `heard`, the seconds since each process was."""
 ANNOUNCED = "coordinator.json"
 """Where a run's coordinator is reached: `address`, `host`, `pid`, `run_id`."""
 LOCK, WRITER = ".lock", ".writer"
+MANIFEST = "manifest.json"
+CHECKPOINT_FORMAT = 2
+"""`lineage` and `update` of a manifest say where on the run's line of updates the checkpoint
+stands, `journal` up to which record the journal was written then."""
 NOTES = "notes.json"
 """What people noted on the run, see `headrace.run_notes`."""
 _LOOK_AGAIN_S = 0.1
@@ -261,3 +265,12 @@ def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The facts of a checkpoint. OSError or ValueError: they cannot be read; FormatError: it is of
+    another format."""
+    manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
+    if (found := manifest.get("format", 1)) != CHECKPOINT_FORMAT:
+        raise FormatError(checkpoint, found, CHECKPOINT_FORMAT)
+    return manifest

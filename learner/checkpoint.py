@@ -2,12 +2,8 @@
 
 In: folders that `save` callbacks fill. Out: checkpoints/step_N/{policy,critic,state}/ with
 manifest.json, and `latest`. Promises: a folder named step_N is complete; its manifest, written
-last, names every file with size and sha256; `newest` passes over whatever does not match it; a
-checkpoint of an earlier format can be read; no pickle.
-
-Format 2: `lineage` and `update` say where on the run's line of updates it stands, `journal` up to
-which record the journal was written then (missing from before checkpoints said so). Format 1 also
-had state/cut.json, which the coordinator read, and its lineage may be missing or null.
+last, names every file with size and sha256; `newest` passes over whatever does not match it; no
+pickle.
 """
 
 import hashlib
@@ -20,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.disk import until_written
-from headrace.errors import UserError
+from headrace.run_folder import CHECKPOINT_FORMAT, MANIFEST, read_manifest
 
-MANIFEST = "manifest.json"
 LATEST, BEST = "latest", "best"
 POLICY, CRITIC, STATE = "policy", "critic", "state"
 """The folders of a checkpoint; the first two are also what the models are called in memory."""
-FORMAT = 2
 _BLOCK = 4 << 20
 _LOG = logging.getLogger("headrace.learner")
 
@@ -77,7 +71,7 @@ def _write(
     fill(partial)
     files = sorted(p for p in partial.rglob("*") if p.is_file())
     manifest = {
-        "format": FORMAT,
+        "format": CHECKPOINT_FORMAT,
         "update": update,
         **facts,
         "files": {str(p.relative_to(partial)): _described(p) for p in files},
@@ -131,21 +125,6 @@ def mismatch(path: Path) -> str | None:
         if not file.is_file() or _described(file) != facts:
             return f"{name} is missing or changed"
     return None
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The facts of a checkpoint, those of an earlier format as today's; UserError where its format
-    is newer than this program."""
-    manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
-    found = manifest.get("format", 1)
-    if found > FORMAT:
-        raise UserError(
-            f"{path} has checkpoint format {found}, and this version of Headrace reads up to "
-            f"{FORMAT}; use a newer one"
-        )
-    if found < FORMAT:
-        manifest["lineage"] = manifest.get("lineage") or 0
-    return manifest
 
 
 def _numbered(root: Path) -> list[Path]:

@@ -26,7 +26,8 @@ from headrace.hardware import free_port
 from headrace.protocol.batches import Shard
 from headrace.protocol.codec import message_codec
 from headrace.protocol.messages import Batch, UpdateDone
-from learner.checkpoint import CRITIC, POLICY, mismatch, read_manifest
+from headrace.run_folder import read_manifest
+from learner.checkpoint import CRITIC, POLICY, mismatch
 
 Weights = Mapping[str, Mapping[str, Tensor]]
 """By model, by the tensor's name."""

@@ -36,9 +36,10 @@ from headrace.protocol.messages import (
     UpdateDone,
     WeightNotice,
 )
+from headrace.run_folder import read_manifest
 from learner.algorithm import build_algorithm
 from learner.applied import AppliedLog
-from learner.checkpoint import CRITIC, POLICY, STATE, newest, read_manifest, write_checkpoint
+from learner.checkpoint import CRITIC, POLICY, STATE, newest, write_checkpoint
 from learner.engines import DeepSpeedEngine
 from learner.forward import PolicyNetwork, ValueNetwork
 from learner.models import has_flash, load_critic, load_policy

@@ -33,7 +33,8 @@ from headrace.reward_model_run import (
     read_status,
     write_status,
 )
-from learner.checkpoint import newest, read_manifest
+from headrace.run_folder import read_manifest
+from learner.checkpoint import newest
 from reward_models.examples import Examples
 from reward_models.figures import flat
 from reward_models.model import Model, check_start, load_tokenizer, positions_of

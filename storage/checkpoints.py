@@ -1,15 +1,15 @@
 """What checkpoints say of the journal that they were written beside.
 
 In: a run's folder. Out: checkpoints that rest on records which the journal does not hold any more.
-Only manifests are read, and of the journal only what they name. A checkpoint from before manifests
-said so rests on anything; one whose manifest cannot be read is nobody's to resume from.
+Only manifests are read, and of the journal only what they name. A checkpoint whose manifest names
+no place in it rests on anything; one whose manifest cannot be read is nobody's to resume from.
 """
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.protocol.messages import JournalEnd
+from headrace.run_folder import read_manifest
 from storage.frames import DamagedError
 from storage.segments import digest_at, end_of
 
@@ -32,7 +32,7 @@ def orphans(run_dir: Path) -> list[Orphan]:
     found = []
     for path in (run_dir / "checkpoints").glob("step_*"):
         try:
-            end = rests_on(json.loads((path / "manifest.json").read_text()))
+            end = rests_on(read_manifest(path))
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if end is not None and digest_at(run_dir / "journal", end.records) != end.digest:

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError
 from sqlalchemy.pool import NullPool
 
-from headrace.errors import UserError
+from headrace.errors import FormatError, UserError
 
 SQLITE_NAME = "headrace.sqlite"
 DATABASE_VERSION = "0006"
@@ -33,16 +33,21 @@ gone, so that nobody waits for it for minutes. What the URL says goes before."""
 
 
 def open_writer(run_dir: Path, url: str | None) -> Engine:
-    """The coordinator's engine, its tables brought up to date. UserError: no such database."""
+    """The coordinator's engine, with tables. UserError: no such database, or one of another
+    schema."""
     if url is None:
         return open_file(run_dir / SQLITE_NAME)
     engine = _server_engine(url, pool_pre_ping=True)
+    check_schema(engine)
     upgrade(engine)
     return engine
 
 
 def open_file(path: Path) -> Engine:
-    """An engine for a SQLite file that can write, its tables brought up to date."""
+    """An engine for a SQLite file that can write, with tables. UserError: those of another
+    schema."""
+    if path.exists():
+        check_schema(read_file(path))
     engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_TIMEOUT_S})
     event.listen(engine, "connect", _write_pragmas)
     upgrade(engine)
@@ -50,16 +55,31 @@ def open_file(path: Path) -> Engine:
 
 
 def open_reader(run_dir: Path, url: str | None) -> Engine:
-    """An engine that cannot write; for SQLite a missing file is a UserError. Connections are not
-    kept, so that a reader never holds an old view of the database open."""
-    if url is not None:
-        return _server_engine(
-            url, execution_options={"postgresql_readonly": True}, poolclass=NullPool
-        )
+    """An engine that cannot write; for SQLite a missing file is a UserError, and so are tables of
+    another schema. Connections are not kept, so that a reader never holds an old view of the
+    database open."""
     path = (run_dir / SQLITE_NAME).resolve()
-    if not path.exists():
+    if url is not None:
+        readonly = {"postgresql_readonly": True}
+        engine = _server_engine(url, execution_options=readonly, poolclass=NullPool)
+    elif path.exists():
+        engine = read_file(path)
+    else:
         raise UserError(f"{run_dir} has no {SQLITE_NAME}: it is not a run folder, or just starting")
-    return read_file(path)
+    check_schema(engine)
+    return engine
+
+
+def check_schema(engine: Engine) -> None:
+    """UserError where there are tables of another schema."""
+    try:
+        with engine.connect() as connection:
+            found = connection.execute(text("select version_num from alembic_version")).scalar()
+    except (OperationalError, ProgrammingError):
+        return  # there are no tables yet, or whoever reads them tells
+    if found not in (None, DATABASE_VERSION):
+        where = engine.url.render_as_string(hide_password=True) if engine.url.host else None
+        raise FormatError(where or engine.url.database, found, DATABASE_VERSION)
 
 
 def read_file(path: Path) -> Engine:

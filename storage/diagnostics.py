@@ -19,18 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.errors import UserError
 from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records import UpdateCommitted
 from headrace.protocol.streams import Float32
-from storage import version1
 from storage.segments import (
     BatchPlace,
     SegmentWriter,
+    check_format,
     locate_batches,
     read_batch,
     rows_before,
-    segment_format,
     segment_paths,
 )
 
@@ -80,13 +78,13 @@ class DiagnosticsWriter:
 
 
 class DiagnosticsReader:
-    """Reads by (lineage, update): an index of batches, and the batches last used. UserError: the
-    run is of a newer version of this program."""
+    """Reads by (lineage, update): an index of batches, and the batches last used. UserError: they
+    are of another format."""
 
     def __init__(self, folder: Path) -> None:
         folder = folder.resolve()
         self._batches: OrderedDict[BatchPlace, _Batch] = OrderedDict()
-        self._renamed = {path: _names_in(path) for path in segment_paths(folder)}
+        check_format(folder, DIAGNOSTICS_FORMAT)
         self._places: dict[tuple[int, int], list[BatchPlace]] = {}
         for place, updates in _located(folder):
             for key in updates:
@@ -123,7 +121,7 @@ class DiagnosticsReader:
 
     def _batch(self, place: BatchPlace) -> "_Batch":
         if place not in self._batches:
-            self._batches[place] = _named(read_batch(place), self._renamed.get(place.path, {}))
+            self._batches[place] = _indexed(read_batch(place))
             if len(self._batches) > _CACHED_BATCHES:
                 self._batches.popitem(last=False)
         self._batches.move_to_end(place)
@@ -179,8 +177,7 @@ def _updates_in(batch: pa.RecordBatch) -> frozenset[tuple[int, int]]:
 
 
 class _Batch(NamedTuple):
-    """A batch with today's names; of each (lineage, update) in it the windows' ids, ascending, and
-    their rows."""
+    """A batch; of each (lineage, update) in it the windows' ids, ascending, and their rows."""
 
     rows: pa.RecordBatch
     places: dict[tuple[int, int], tuple[Int64, Int64]]
@@ -199,11 +196,8 @@ def _update_of(key: Int64) -> tuple[int, int]:
     return int(key[0]), int(key[1])
 
 
-def _named(batch: pa.RecordBatch, renamed: dict[str, str]) -> _Batch:
-    """Columns that nobody knows any more are left out."""
-    named = batch.rename_columns([renamed.get(name, name) for name in batch.schema.names])
-    known = [name for name in named.schema.names if name in (*_PLAIN, *COLUMN_NAMES)]
-    keys = np.stack([named.column(name).to_numpy().astype(np.int64) for name in _PLAIN[:3]])
+def _indexed(batch: pa.RecordBatch) -> _Batch:
+    keys = np.stack([batch.column(name).to_numpy().astype(np.int64) for name in _PLAIN[:3]])
     order = np.lexsort(keys[::-1])  # rows of one window stay in their order
     borders = np.flatnonzero(np.diff(keys[:2, order]).any(axis=0)) + 1
     places = {
@@ -211,7 +205,7 @@ def _named(batch: pa.RecordBatch, renamed: dict[str, str]) -> _Batch:
         for rows in np.split(order, borders)
         if len(rows)
     }
-    return _Batch(named.select(known), places)
+    return _Batch(batch, places)
 
 
 def _figures(rows: pa.RecordBatch) -> list[str]:
@@ -222,17 +216,6 @@ def _flat(column: pa.ListArray) -> tuple[Int64, Float32]:
     """How many numbers each row has, and all of them."""
     counts = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
     return counts, column.flatten().to_numpy(zero_copy_only=False)
-
-
-def _names_in(path: Path) -> dict[str, str]:
-    """Today's names of the columns that a segment calls otherwise."""
-    number = segment_format(path) or DIAGNOSTICS_FORMAT
-    if number > DIAGNOSTICS_FORMAT:
-        raise UserError(
-            f"{path} has format {number}, and this version of Headrace reads token diagnostics up "
-            f"to {DIAGNOSTICS_FORMAT}: use the version that wrote it"
-        )
-    return version1.DIAGNOSTIC_NAMES if number == 1 else {}
 
 
 def _decode(rows: pa.RecordBatch) -> list[TokenDiagnostics]:

@@ -1,12 +1,11 @@
 """Frames: batches as they stand in a segment's file, and whether their bytes are those that were
 written.
 
-A frame is one Arrow message with a batch. Its custom metadata hold the length and CRC32 of its body
-and, in files that say `digests`, two more: `digest`, the SHA-256 of all its bytes with zeros where
-the digest stands (in a file's first frame from the file's first byte on, schema included), and
-`after`, the digest of the frame before it, in this file or the last one. A digest so names
-everything that was written before it. Comes in: a segment's file. Goes out: its frames up to the
-first one that is not whole, and what follows there.
+A frame is one Arrow message with a batch. Its custom metadata hold the length and CRC32 of its
+body; `digest`, the SHA-256 of all its bytes with zeros where the digest stands (in a file's first
+frame from the file's first byte on, schema included); and `after`, the digest of the frame before
+it, in this file or the last one. A digest so names everything that was written before it. Comes in:
+a segment's file. Goes out: its frames up to the first one that is not whole, and what follows.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ import pyarrow as pa
 from headrace.errors import UserError
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-FIRST_ROW, DIGESTS = b"first_row", b"digests"
+FIRST_ROW = b"first_row"
 Ending = Literal["sealed", "open", "torn", "damaged"]
 _SHA256 = b"sha256:"
 _BLANK = _SHA256 + b"0" * 64
@@ -35,8 +34,7 @@ class DamagedError(UserError):
 
 
 class Frame(NamedTuple):
-    """A batch whose bytes are those that were written, from `position` to `end` in its file.
-    `after` and `digest` are empty where the file is from before digests were."""
+    """A batch whose bytes are those that were written, from `position` to `end` in its file."""
 
     path: Path
     position: int
@@ -106,7 +104,7 @@ class Walk:
                     batch, extra = reader.read_next_batch_with_custom_metadata()
                     position, end = self.end, source.tell()
                     file.seek(start)
-                    if not _is_whole(file.read(end - start), extra, digests=DIGESTS in metadata):
+                    if not _is_whole(file.read(end - start), extra):
                         return
                     frame = Frame(self.path, position, end, batch, *_chain(extra))
                     start = self.end = end
@@ -145,7 +143,7 @@ class Walk:
         for position, end in _spans(rest):
             try:
                 batch, extra = _parse(schema, rest[position:end])
-                if _is_whole(rest[position:end], extra, digests=DIGESTS in schema.metadata):
+                if _is_whole(rest[position:end], extra):
                     yield batch
             except UNREADABLE:
                 continue
@@ -168,7 +166,7 @@ def read_frame(path: Path, position: int) -> Frame:
             file.seek(start)
             data = file.read(end - start)
             batch, extra = _parse(schema, data[position - start :])
-            if not _is_whole(data, extra, digests=DIGESTS in (schema.metadata or {})):
+            if not _is_whole(data, extra):
                 raise ValueError("other bytes")
         except UNREADABLE as error:
             raise damage(path, position) from error
@@ -184,14 +182,12 @@ def damage(path: Path, position: int, text: str = "") -> DamagedError:
     )
 
 
-def _is_whole(data: bytes, extra: Mapping[bytes, bytes], *, digests: bool) -> bool:
+def _is_whole(data: bytes, extra: Mapping[bytes, bytes]) -> bool:
     """Whether a frame's bytes are those that were written."""
     length = int(extra[b"length"])
     body = memoryview(data)[len(data) - length :]
     if len(body) < length or zlib.crc32(body) != int(extra[b"crc32"]):
         return False
-    if b"digest" not in extra:
-        return not digests
     place = data.index(extra[b"digest"])
     behind = place + len(_BLANK)
     digest = hashlib.sha256(data[:place] + _BLANK)
@@ -200,8 +196,7 @@ def _is_whole(data: bytes, extra: Mapping[bytes, bytes], *, digests: bool) -> bo
 
 
 def _chain(extra: Mapping[bytes, bytes]) -> tuple[str, str]:
-    digest = extra.get(b"digest", b"").removeprefix(_SHA256)
-    return extra.get(b"after", b"").decode(), digest.decode()
+    return extra[b"after"].decode(), extra[b"digest"].removeprefix(_SHA256).decode()
 
 
 def _parse(schema: pa.Schema, frame: bytes) -> tuple[pa.RecordBatch, Mapping[bytes, bytes]]:

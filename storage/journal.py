@@ -4,11 +4,9 @@ Tokens are columns (trajectory_id, chunk_index, start, token_ids, logprobs, span
 finish), readable without this code; their sparse streams, where there are any, and the fields of
 all other kinds are one msgpack map in `body` (msgpack and not JSON, because it keeps NaN).
 `offset` counts records from 0. Token diagnostics of UpdateCommitted are not here but in
-`storage.diagnostics`, so a replayed one has none. Each segment's schema says its record format;
-records of an older one are read as today's, and several of those can have one offset then.
+`storage.diagnostics`, so a replayed one has none. Each segment's schema says its record format.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import UserError
 from headrace.protocol.messages import JournalEnd
 from headrace.protocol.records import (
     RECORD_FORMAT,
@@ -30,15 +27,12 @@ from headrace.protocol.records import (
 )
 from headrace.protocol.snapshots import Snapshot
 from headrace.protocol.streams import Span, Streams
-from headrace.run_folder import RESOLVED
-from storage import version1
 from storage.frames import Walk
 from storage.segments import (
     SegmentWriter,
+    check_format,
     fsync,
-    locate_batches,
-    rows_before,
-    segment_format,
+    read_batches,
     segment_metadata,
     segment_paths,
 )
@@ -74,10 +68,9 @@ def _bytes_to_array(kind: Any, value: bytes) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_array_to_bytes)
-_DECODERS: dict[int, msgspec.msgpack.Decoder[Record]] = {
-    1: msgspec.msgpack.Decoder(version1.AnyRecord, dec_hook=_bytes_to_array),
-    2: msgspec.msgpack.Decoder(AnyRecord, dec_hook=_bytes_to_array),
-}
+_DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(
+    AnyRecord, dec_hook=_bytes_to_array
+)
 _STREAMS = msgspec.msgpack.Decoder(Streams)
 
 
@@ -86,8 +79,7 @@ WORTH = 8
 
 
 class Journal:
-    """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset.
-    Segments that are already there may be of an older format: new records go into new segments."""
+    """The writing end. Opening repairs a torn tail; `next_offset` is the next record's offset."""
 
     def __init__(
         self,
@@ -99,8 +91,7 @@ class Journal:
     ) -> None:
         """`sync`: as in `SegmentWriter`."""
         self._folder = folder
-        for path in segment_paths(folder):
-            record_format(path)  # what cannot be read must not be written on
+        check_format(folder, RECORD_FORMAT)  # what cannot be read must not be written on
         schema = SCHEMA.with_metadata({"run_id": run_id, "format": str(RECORD_FORMAT)})
         segment_bytes = int(segment_mib * 2**20)
         self._writer = SegmentWriter(folder, schema, segment_bytes=segment_bytes, sync=sync)
@@ -143,24 +134,14 @@ def read_journal(
     folder: Path, first_offset: int = 0, *, only: Sequence[type[Record]] = ()
 ) -> Iterator[list[tuple[int, Record]]]:
     """(offset, record) pairs in order, one list a batch, from `first_offset` on. `only`: others
-    than of these kinds may be left out, which is faster. UserError: the run is of a newer version
-    of this program."""
+    than of these kinds may be left out, which is faster. UserError: the journal is of another
+    format."""
     kinds = pa.array([kind.__name__ for kind in only], pa.string())
-    formats = {path: record_format(path) for path in segment_paths(folder)}
-    older = [path for path, number in formats.items() if number == 1]
-    translator, start = None, first_offset
-    if older and first_offset < _end(older[-1], formats):
-        # What an old record says depends on those before it.
-        config = json.loads((folder.parent / RESOLVED).read_text())
-        translator, start = version1.Translator(version1.settings_of(config)), 0
-    for place, batch in locate_batches(folder, start):
-        number = formats.setdefault(place.path, RECORD_FORMAT)
-        if only and number > 1:
+    check_format(folder, RECORD_FORMAT)
+    for batch in read_batches(folder, first_offset):
+        if only:
             batch = batch.filter(pc.is_in(batch.column("kind"), value_set=kinds))
-        records: list[tuple[int, Record]] = list(decode(batch, number))
-        if number == 1 and translator is not None:
-            records = [(o, new) for o, old in records for new in translator.translate(old)]
-        records = [pair for pair in records if pair[0] >= first_offset]
+        records = [pair for pair in decode(batch) if pair[0] >= first_offset]
         if records:
             yield records
 
@@ -180,7 +161,7 @@ def _first_batch(path: Path) -> list[tuple[int, Record]]:
     first = next(iter(Walk(path)), None)
     if first is None or Snapshot.__name__ not in first.batch.column("kind").to_pylist():
         return []
-    return list(decode(first.batch, record_format(path)))
+    return list(decode(first.batch))
 
 
 def _bytes_behind_snapshot(folder: Path) -> tuple[int, int]:
@@ -192,24 +173,6 @@ def _bytes_behind_snapshot(folder: Path) -> tuple[int, int]:
             if isinstance(record, Snapshot):
                 return behind - len(record.state), len(record.state)
     return behind, 0
-
-
-def record_format(path: Path) -> int:
-    """The record format of a segment (today's for one without a single record); UserError where
-    this version does not know it."""
-    number = segment_format(path) or RECORD_FORMAT
-    if number not in _DECODERS:
-        raise UserError(
-            f"{path} has record format {number}, and this version of Headrace reads formats up to "
-            f"{RECORD_FORMAT}: use the version that wrote it"
-        )
-    return number
-
-
-def _end(path: Path, formats: dict[Path, int]) -> float:
-    """The first offset behind a segment; infinite for the last one."""
-    later = [other for other in formats if other > path]
-    return rows_before(later[0]) if later else float("inf")
 
 
 def run_id_of(run_dir: Path) -> str:
@@ -253,10 +216,8 @@ def encode(records: Sequence[Record], first_offset: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def decode(batch: pa.RecordBatch, number: int = RECORD_FORMAT) -> Iterator[tuple[int, Record]]:
-    """(offset, record) pairs of a batch of record format `number`, in that format's shapes; token
-    arrays are read-only views of the batch."""
-    decoder = _DECODERS[number]
+def decode(batch: pa.RecordBatch) -> Iterator[tuple[int, Record]]:
+    """(offset, record) pairs of a batch; token arrays are read-only views of it."""
     column = {name: batch.column(name) for name in batch.schema.names}
     plain = {
         name: values.to_pylist()
@@ -272,7 +233,7 @@ def decode(batch: pa.RecordBatch, number: int = RECORD_FORMAT) -> Iterator[tuple
     for row, kind in enumerate(plain["kind"]):
         offset = plain["offset"][row]
         if kind != ChunkArrived.__name__:
-            yield offset, decoder.decode(plain["body"][row])
+            yield offset, _DECODER.decode(plain["body"][row])
             continue
         body = plain["body"][row]
         first, last = borders[row]

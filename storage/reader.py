@@ -1,11 +1,11 @@
 """Runs opened for reading: the folder, the configuration and the rows in SQL.
 
-Rows that an older version made are made anew from the journal when the run is first opened.
+What is of another format than this version's is refused, and nothing of it is touched.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, Engine, select
 from sqlalchemy.exc import DatabaseError
 
-from headrace.errors import UserError
-from headrace.run_folder import is_reward_model
-from storage.database import open_reader, read_file
+from headrace.errors import FormatError, UserError
+from headrace.protocol.records import RECORD_FORMAT
+from headrace.run_folder import is_reward_model, read_manifest
+from storage.database import open_reader
+from storage.diagnostics import DIAGNOSTICS_FORMAT
 from storage.journal import run_id_of
-from storage.older_runs import is_current, rebuilt
-from storage.tables import AnySelect, Run
+from storage.segments import check_format
+from storage.tables import AnySelect, Projection, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,18 +110,36 @@ class RunReader:
 
 
 def open_run(run_dir: Path) -> RunReader:
-    """A run for reading; UserError where the folder holds none."""
+    """A run for reading; UserError where the folder holds none, or one of another format."""
     config = read_config(run_dir)
     run_id = run_id_of(run_dir)
+    known = select(Run.id, Projection.format).join(Projection).where(Run.run_id == run_id)
     try:
-        engine = _engine(run_dir.resolve(), config.get("storage", {}).get("database"), run_id)
+        engine = _engine(run_dir.resolve(), config.get("storage", {}).get("database"))
         with engine.connect() as connection:
-            key = connection.execute(select(Run.id).where(Run.run_id == run_id)).scalar()
+            row = connection.execute(known).one_or_none()
     except DatabaseError as error:
         raise UserError(f"the database of {run_dir} cannot be read: {error.orig}") from error
-    if key is None:
+    if row is None:
         raise UserError(f"the database of {run_dir} does not know run {run_id}")
-    return RunReader(run_dir, run_id, engine, key)
+    if row.format != RECORD_FORMAT:
+        raise FormatError(f"what the database holds of {run_dir}", row.format, RECORD_FORMAT)
+    return RunReader(run_dir, run_id, engine, row.id)
+
+
+def check_formats(run_dir: Path) -> None:
+    """FormatError where the journal, the diagnostics, a checkpoint or the rows of a run are of
+    another format. What cannot be read is told by whoever needs it."""
+    _check_segments(run_dir)
+    for path in sorted((run_dir / "checkpoints").glob("step_*")):
+        with suppress(OSError, ValueError):
+            read_manifest(path)
+    try:
+        open_run(run_dir)
+    except FormatError:
+        raise
+    except UserError:
+        pass
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
@@ -139,9 +159,11 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=128)
-def _engine(run_dir: Path, url: str | None, run_id: str) -> Engine:
-    engine = open_reader(run_dir, url)
-    if is_current(engine, run_id):
-        return engine
-    engine.dispose()
-    return read_file(rebuilt(run_dir, run_id, read_config(run_dir)))
+def _engine(run_dir: Path, url: str | None) -> Engine:
+    _check_segments(run_dir)
+    return open_reader(run_dir, url)
+
+
+def _check_segments(run_dir: Path) -> None:
+    check_format(run_dir / "journal", RECORD_FORMAT)
+    check_format(run_dir / "diagnostics", DIAGNOSTICS_FORMAT)

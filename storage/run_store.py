@@ -34,8 +34,8 @@ from storage.checkpoints import check_history, lost
 from storage.database import SQLITE_NAME, open_writer
 from storage.diagnostics import DiagnosticsWriter
 from storage.journal import Journal, read_journal, run_id_of, snapshots
-from storage.older_runs import keep_old_file
 from storage.projection.registry import register
+from storage.reader import check_formats
 from storage.segments import end_of, fsync, segment_paths
 
 log = logging.getLogger(__name__)
@@ -68,11 +68,10 @@ class RunStore:
 
     def _open(self, run_id: str, config: RunConfig) -> None:
         run_dir, segment_mib = self._run_dir, config.storage.segment_mib
+        check_formats(run_dir)
         check_history(run_dir)
         try:
             with writing(run_dir, START_BYTES):
-                if config.storage.database is None:
-                    keep_old_file(run_dir)
                 self._engine = open_writer(run_dir, config.storage.database)
                 with self._engine.begin() as connection:
                     values = json.loads(config.model_dump_json())

@@ -20,9 +20,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from headrace.disk import writing
-from headrace.errors import StorageBlockedError
+from headrace.errors import FormatError, StorageBlockedError
 from storage.frames import (
-    DIGESTS,
     END_OF_STREAM,
     FIRST_ROW,
     UNREADABLE,
@@ -70,13 +69,15 @@ def segment_metadata(path: Path) -> dict[bytes, bytes]:
         return {}
 
 
-def segment_format(path: Path) -> int | None:
-    """The format that a segment's schema names (the first one named none); None if not even the
-    schema is whole."""
-    metadata = segment_metadata(path)
-    if b"format" not in metadata:  # the first batch's digest is also the schema's
-        return 1 if any(Walk(path)) else None
-    return _number(metadata, b"format", 0) or None
+def check_format(folder: Path, known: int) -> None:
+    """FormatError where segments are of another format than `known`: the first or the last one, as
+    nobody writes on what is of another. Of a schema that is not whole its readers tell."""
+    paths = segment_paths(folder)
+    for path in (*paths[:1], *paths[-1:]):
+        metadata = segment_metadata(path)
+        found = _number(metadata, b"format", 1)  # the first one was not named
+        if found != known and (b"format" in metadata or any(Walk(path))):
+            raise FormatError(path, found, known)
 
 
 def rows_before(path: Path) -> int:
@@ -195,7 +196,7 @@ def read_frames(folder: Path, first_row: int = 0, marks: Marks | None = None) ->
         for frame in _frames_of(path, is_last=is_last, until=until, start=start):
             if marks is not None:
                 marks.see(frame, row - starts[index])
-            if frame.digest and digest is not None and frame.after != digest:
+            if digest is not None and frame.after != digest:
                 raise damage(path, frame.position, "it does not follow what stands before it")
             digest = frame.digest
             row += frame.batch.num_rows
@@ -292,7 +293,7 @@ class SegmentWriter:
         number = int(paths[-1].stem.split("-")[1]) + 1 if paths else 1
         path = self._unborn or self._folder / f"segment-{number:06d}.arrow"
         first = str(self.rows).encode()
-        metadata = {**(self._schema.metadata or {}), FIRST_ROW: first, DIGESTS: b"sha256"}
+        metadata = {**(self._schema.metadata or {}), FIRST_ROW: first}
         self._staged()
         self._stream = pa.ipc.new_stream(
             pa.PythonFile(self._staging, "w"), self._schema.with_metadata(metadata)

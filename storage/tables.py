@@ -80,8 +80,7 @@ class Run(Base):
 
 class Projection(Base):
     """How far SQL follows the journal: the next offset to apply, and the last record's time.
-    `format` is the record format that the rows were made from: rows of an older one are not read
-    but made again."""
+    `format` is the record format that the rows were made from; those of another are refused."""
 
     __tablename__ = "projection"
     run: Mapped[RunKey]

@@ -125,10 +125,7 @@ def _why_nothing(run: RunData, first: int, last: int) -> str:
             "learner says of an update is below."
         )
     what = f"an answer that ended in updates {count(first)} to {count(last)}"
-    return (
-        f"{panels.awaited(run, what)} The value model's warm-up records no values of tokens, and "
-        "the first versions of Headrace recorded no returns."
-    )
+    return f"{panels.awaited(run, what)} The value model's warm-up records no values of tokens."
 
 
 def _judged(run: RunData, found: CriticReport, boundary: str) -> None:

@@ -127,7 +127,10 @@ def resumed(
 ) -> tuple[Path, RunConfig]:
     """The folder of an earlier run and its configuration, with the overrides that a resumed run may
     have. `check` raises UserError where it cannot run, and gives the configuration that does."""
+    from storage.reader import check_formats  # a new run does not pay for it
+
     run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.resume)
+    check_formats(run_dir)
     overrides = [*filter(None, [arguments.recipe]), *arguments.overrides]
     if any("=" not in override for override in overrides):
         raise UserError("--resume takes its recipe from the run; give only overrides (key=value)")

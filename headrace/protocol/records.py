@@ -5,7 +5,7 @@ Only the coordinator makes records and only `storage` reads or writes them on di
 tokens from the end of a sequence's opening (see `streams`), runs of them are [start, end). Every
 record is frozen and tagged with its class name. What happens to a window is written down, never
 inferred: each step of its life is a record that names it, so a reader needs no rule of the
-coordinator. Raise RECORD_FORMAT when a record changes its meaning; `storage` translates older ones.
+coordinator. Raise RECORD_FORMAT when a record changes its meaning: `storage` refuses other ones.
 """
 
 from typing import Literal
@@ -106,7 +106,7 @@ class RewardArrived(Record, frozen=True, kw_only=True, tag=True):
     """What was earned where, besides what `LinesScored` has paid; empty: all of it at the last
     sampled token."""
     correct: bool | None = None
-    """Whether the answer is right. Records from before scores said so have None."""
+    """Whether the answer is right."""
     parts: dict[str, float] = {}
     seconds: float = 0.0
     error: str | None = None

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from headrace.applied import compare
 from headrace.errors import UserError
+from headrace.protocol.records import RECORD_FORMAT
 from headrace.run_folder import is_running
 from storage.audit.facts import Facts
 from storage.audit.figures import LedgerFigures
@@ -30,7 +31,7 @@ from storage.audit.rows import Rows
 from storage.audit.sequences import Sequences
 from storage.audit.updates import Updates
 from storage.journal import run_id_of
-from storage.reader import open_run, read_config
+from storage.reader import check_formats, open_run, read_config
 from storage.tables import Projection
 
 Progress = Callable[[int, int], None]
@@ -42,7 +43,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit says.
 
     Attributes:
-        format: the newest record format in the journal.
+        format: the record format of the journal.
         balanced: generated tokens are those in the accounts, and the coordinator counted the same.
         counts: tokens by account, as `recount_ledger` gives them.
         looked_at: how many records, trajectories, windows, token tables, checkpoints, updates that
@@ -63,8 +64,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
-    """Audit a run. UserError: the folder holds no run, or one of a newer version."""
+    """Audit a run. UserError: the folder holds no run, or one of another format."""
     config = read_config(run_dir)
+    check_formats(run_dir)
     # Whether a folder that cannot be written is still written by others cannot be asked.
     growing = not os.access(run_dir, os.W_OK) or is_running(run_dir)
     facts, findings = Facts(), Findings()
@@ -93,7 +95,7 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
     counts = count(facts)
     return Report(
         run=run_id_of(run_dir),
-        format=journal.number,
+        format=RECORD_FORMAT,
         balanced=surplus(counts) == 0 and not findings.has("ledger"),
         counts=counts,
         looked_at={
@@ -125,24 +127,18 @@ def _gather(
     journal: Survey,
     figures: LedgerFigures | None,
 ) -> Iterator[int]:
-    """Gather facts from all records; after the records of each offset, yields how many offsets are
-    done."""
+    """Gather facts from all records; after each, yields how many are done."""
     has_value = config["algorithm"]["value"] is not None
     sequences = Sequences(facts, findings, has_value=has_value)
     lines, updates = Lines(facts, findings), Updates(facts, findings)
-    last = -1
-    journaled = Records(run_dir, journal.end)
+    journaled = Records(run_dir / "journal", journal.end)
     for read in journaled:
-        if read.offset > last >= 0:
-            yield last + 1
-        last = read.offset
         sequences.see(read)
         lines.see(read)
         updates.see(read)
         if figures is not None:
             figures.see(read)
-    if last >= 0:
-        yield last + 1
+        yield read.offset + 1
     if journaled.problem is not None:
         text = f"{journaled.problem}; what follows it was not looked at"
         findings.add("unusable", f"record {journaled.reached}", text)

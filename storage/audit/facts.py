@@ -62,7 +62,7 @@ class TrajectoryFacts:
         line_ends: where the lines end that have a score.
         lines_through: a source has answered for the lines before this position.
         value: where it is for the value model; None: it has no good reward.
-        value_number: the record format of the batch that took it for the value model.
+        value_taken: whether a batch has ever taken it for the value model.
         value_trained: (lineage, update) as for windows.
     """
 
@@ -87,7 +87,7 @@ class TrajectoryFacts:
     lines_through: int = 0
     windows: list[WindowFacts] = field(default_factory=list)
     value: str | None = None
-    value_number: int | None = None
+    value_taken: bool = False
     value_lineage: int | None = None
     value_update: int | None = None
     value_trained: list[tuple[int, int]] = field(default_factory=list)

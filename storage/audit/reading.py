@@ -1,33 +1,29 @@
 """A reader that trusts nothing in the journal: it checks every batch against its checksum and every
 record against the ranges of its values.
 
-Comes in: a journal's folder. Goes out: records in today's shapes with their offset and format, up
-to the first byte or record that cannot be used. Promise: nothing behind such a place is read, and
-the finding says where it is.
+Comes in: a journal's folder. Goes out: records with their offset, up to the first byte or record
+that cannot be used. Promise: nothing behind such a place is read, and the finding says where it is.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from headrace.protocol.records import MetricsSampled, Record, UpdateCommitted
-from headrace.run_folder import RESOLVED
-from storage import version1
 from storage.audit.findings import Findings
 from storage.audit.ranges import problem_of
 from storage.frames import Walk
-from storage.journal import decode, record_format
+from storage.journal import decode
 from storage.segments import rows_before, segment_paths
 
 UNREADABLE = (
     msgspec.MsgspecError, pa.ArrowException, AssertionError, AttributeError, IndexError, KeyError,
     OverflowError, TypeError, ValueError,
 )  # fmt: skip
-"""What decoding or translating a record that makes no sense can raise."""
+"""What decoding a record that makes no sense can raise."""
 _FIGURES = (UpdateCommitted.__name__, MetricsSampled.__name__)
 
 
@@ -38,42 +34,37 @@ class Survey(NamedTuple):
         end: the first offset that it does not hold.
         figures_at: offset of the last record with the coordinator's ledger; -1: there is none.
         last_batch: offset of the last batch's first record.
-        number: the newest record format in it.
     """
 
     end: int
     figures_at: int
     last_batch: int
-    number: int
 
 
 class Read(NamedTuple):
-    """A record in today's shape; `number` is the format it was written in."""
+    """A record and its place."""
 
     offset: int
     record: Record
-    number: int
 
 
 def survey(folder: Path, findings: Findings, *, growing: bool) -> Survey:
     """Check every byte of a journal. `growing`: a run writes it, so its last batch may be under
     way."""
     paths = segment_paths(folder)
-    end, figures_at, last_batch, number = 0, -1, 0, 0
+    end, figures_at, last_batch = 0, -1, 0
     digest: str | None = None
     for path, later in zip(paths, [*paths[1:], None], strict=True):
-        if rows_before(path) >= 0:
-            number = max(number, record_format(path))
-            if rows_before(path) != end:
-                text = f"begins with record {rows_before(path)} where {end} is the next"
-                findings.add("journal", path.name, text)
-                break
+        if rows_before(path) not in (-1, end):
+            text = f"begins with record {rows_before(path)} where {end} is the next"
+            findings.add("journal", path.name, text)
+            break
         walk = Walk(path)
         for frame in walk:
-            if frame.digest and digest is not None and frame.after != digest:
+            if digest is not None and frame.after != digest:
                 text = "a batch does not follow what stands before it"
                 findings.add("journal", f"{path.name} at byte {frame.position}", text)
-                return Survey(end, figures_at, last_batch, number)
+                return Survey(end, figures_at, last_batch)
             last_batch, digest = end, frame.digest
             figures_at = max(figures_at, _last_figures(frame.batch, end))
             end += frame.batch.num_rows
@@ -81,7 +72,7 @@ def survey(folder: Path, findings: Findings, *, growing: bool) -> Survey:
             later is None or rows_before(later) != end
         ):
             break
-    return Survey(end, figures_at, last_batch, number)
+    return Survey(end, figures_at, last_batch)
 
 
 def _is_sound(walk: Walk, findings: Findings, *, is_last: bool, growing: bool) -> bool:
@@ -112,53 +103,42 @@ def _last_figures(batch: pa.RecordBatch, first: int) -> int:
 
 
 class Records:
-    """The usable records of a journal before offset `end`, in today's shapes.
+    """The usable records of a journal before offset `end`.
 
     Attributes:
         reached: all records before this offset were usable.
         problem: why the one at `reached` is not; None where there is no such one.
     """
 
-    def __init__(self, run_dir: Path, end: int) -> None:
-        self._run_dir = run_dir
+    def __init__(self, folder: Path, end: int) -> None:
+        self._folder = folder
         self._end = end
-        self._translator: version1.Translator | None = None
         self.reached = 0
         self.problem: str | None = None
 
     def __iter__(self) -> Iterator[Read]:
-        for path in segment_paths(self._run_dir / "journal"):
-            number = record_format(path)
+        for path in segment_paths(self._folder):
             for frame in Walk(path):
-                pairs = decode(frame.batch, number)
+                pairs = decode(frame.batch)
                 for _ in range(frame.batch.num_rows):
                     if self.reached >= self._end:
                         return
-                    told = self._next(pairs, number)
-                    if self.problem is not None:
+                    record = self._next(pairs)
+                    if record is None:
                         return
-                    for record in told:
-                        yield Read(self.reached, record, number)
+                    yield Read(self.reached, record)
                     self.reached += 1
 
-    def _next(self, pairs: Iterator[tuple[int, Any]], number: int) -> list[Record]:
-        """The next record in today's shapes; nothing where it cannot be used."""
+    def _next(self, pairs: Iterator[tuple[int, Record]]) -> Record | None:
+        """The next record; None where it cannot be used."""
         try:
             offset, record = next(pairs)
             if offset != self.reached:
                 self.problem = f"it says that it is record {offset}"
             elif problem := problem_of(record):
                 self.problem = f"{type(record).__name__}: {problem}"
-            elif number > 1:
-                return [record]
             else:
-                return list(self._translation().translate(record))
+                return record
         except UNREADABLE as error:
             self.problem = f"it cannot be read: {error!r}".splitlines()[0]
-        return []
-
-    def _translation(self) -> version1.Translator:
-        if self._translator is None:
-            config = json.loads((self._run_dir / RESOLVED).read_text())
-            self._translator = version1.Translator(version1.settings_of(config))
-        return self._translator
+        return None

@@ -12,7 +12,8 @@ import contextlib
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from storage.database import SQLITE_NAME, open_file, open_writer
 from storage.frames import Walk
 from storage.journal import read_journal, run_id_of
 from storage.projection.registry import register
-from storage.reader import open_run, read_config
+from storage.reader import check_formats, open_run, read_config
 from storage.segments import SegmentWriter, recover, rows_before, segment_paths
 from storage.tables import Projection
 
@@ -69,6 +70,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
 def repair(run_dir: Path) -> Repair:
     """Repair a journal. UserError: the folder holds no run, or a run that goes on."""
     config = read_config(run_dir)
+    check_formats(run_dir)
     if not segment_paths(run_dir / "journal"):
         raise UserError(f"{run_dir} has no journal to repair")
     with locked(run_dir), hold_writer(run_dir):
@@ -117,7 +119,7 @@ class _Trial:
         self.account = Account(has_value=config["algorithm"]["value"] is not None)
         self.update = self.forgotten = 0
         self._tried = 0
-        journaled = Records(run_dir, end)
+        journaled = Records(run_dir / "journal", end)
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             self._engine = open_file(Path(folder) / SQLITE_NAME)
             with self._engine.begin() as connection:
@@ -129,34 +131,33 @@ class _Trial:
             self.problem = f"record {journaled.reached}: {journaled.problem}"
 
     def _try(self, journaled: Records) -> str | None:
-        for reads in _together(journaled):
+        records = iter(journaled)
+        while reads := list(islice(records, _TOGETHER)):
             is_projected = self._project(reads) is None
-            for single in _by_offset(reads):
-                self._tried = single[0].offset
-                problem = None if is_projected else self._project(single)
-                if problem := problem or self._apply(single):
+            for read in reads:
+                self._tried = read.offset
+                problem = None if is_projected else self._project([read])
+                if problem := problem or self._apply(read):
                     return problem
         return None
 
-    def _apply(self, reads: list[Read]) -> str | None:
-        """Why a coordinator cannot be brought past these records."""
-        for read in reads:
-            try:
-                self.account.apply(read.record)
-            except (LedgerError, *UNREADABLE) as error:
-                return _text(read, "be applied", error)
-            if isinstance(read.record, UpdateCommitted | LineageBegan):
-                self.update = read.record.update
-            elif isinstance(read.record, Forgotten):
-                self.forgotten = read.record.update
+    def _apply(self, read: Read) -> str | None:
+        """Why a coordinator cannot be brought past a record."""
+        try:
+            self.account.apply(read.record)
+        except (LedgerError, *UNREADABLE) as error:
+            return _text(read, "be applied", error)
+        if isinstance(read.record, UpdateCommitted | LineageBegan):
+            self.update = read.record.update
+        elif isinstance(read.record, Forgotten):
+            self.forgotten = read.record.update
         return None
 
-    def _project(self, reads: list[Read]) -> str | None:
+    def _project(self, reads: Sequence[Read]) -> str | None:
         """Why a database cannot take these records."""
         try:
             with self._engine.begin() as connection:
-                pairs = [(read.offset, read.record) for read in reads]
-                projection.apply(connection, self._run, pairs)
+                projection.apply(connection, self._run, reads)
         except (SQLAlchemyError, *UNREADABLE) as error:
             return _text(reads[-1], "be projected", error)
         return None
@@ -165,30 +166,6 @@ class _Trial:
 def _text(read: Read, what: str, error: BaseException) -> str:
     reason = (str(error).splitlines() or [""])[0] or type(error).__name__
     return f"record {read.offset}: {type(read.record).__name__} cannot {what}: {reason}"
-
-
-def _by_offset(reads: list[Read]) -> Iterator[list[Read]]:
-    """Groups reads by offset: those of one offset come from one record of the journal."""
-    group: list[Read] = []
-    for read in reads:
-        if group and group[-1].offset != read.offset:
-            yield group
-            group = []
-        group.append(read)
-    if group:
-        yield group
-
-
-def _together(journaled: Records) -> Iterator[list[Read]]:
-    """Many reads at a time, those of one offset never apart."""
-    batch: list[Read] = []
-    for read in journaled:
-        if len(batch) >= _TOGETHER and batch[-1].offset != read.offset:
-            yield batch
-            batch = []
-        batch.append(read)
-    if batch:
-        yield batch
 
 
 # -- the journal that is kept ----------------------------------------------------------------------

@@ -42,7 +42,7 @@ class Rows:
         """Look at all tables that say what the account says."""
         self._table(Trajectory, ("trajectory_id",), _trajectory_row, facts.trajectories.values())
         self._table(Window, ("window_id",), _window_row, facts.windows.values())
-        taken = (t for t in facts.trajectories.values() if t.value_number is not None)
+        taken = (t for t in facts.trajectories.values() if t.value_taken)
         self._table(ValueUse, ("trajectory_id",), _value_row, taken)
         names = ("version", "num_windows", "num_values", "state", "trained_tokens", "abandoned")
         self._rows(

@@ -34,8 +34,6 @@ _BEFORE: dict[str, tuple[str, ...]] = {
     "committed": ("taken",),
     "rolled back": ("trained", "taken"),
 }
-FIRST_WITH_ORDER = 2
-"""The first record format whose runs keep the critic from outcomes that the policy still needs."""
 
 
 class Updates:
@@ -45,11 +43,10 @@ class Updates:
         self._facts = facts
         self._findings = findings
         self._where = ""
-        self._number = FIRST_WITH_ORDER
 
     def see(self, read: Read) -> None:
         """Note what one record says, and check it."""
-        self._where, self._number = f"record {read.offset}", read.number
+        self._where = f"record {read.offset}"
         facts = self._facts
         match read.record:
             case WindowsReady() as record:
@@ -141,8 +138,7 @@ class Updates:
             window.version = record.version
             trajectory = facts.trajectories[window.trajectory_id]
             self._check_mask(trajectory, window)
-            has_order = (trajectory.value_number or 0) >= FIRST_WITH_ORDER
-            if trajectory.value == "trained" and has_order:
+            if trajectory.value == "trained":
                 self._say(
                     "critic_saw_outcome",
                     f"{window.name} was taken for update {record.update}, and update "
@@ -183,12 +179,12 @@ class Updates:
             self._say("value", f"{name} went to the value model and is {trajectory.value}")
         last = trajectory.windows[-1] if trajectory.windows else None
         is_early = last is not None and last.state in ("closed", "ready")
-        if record.windows and is_early and self._number >= FIRST_WITH_ORDER:
+        if record.windows and is_early:
             self._say(
                 "critic_saw_outcome",
                 f"{name} went to the value model while its last window was {last and last.state}",
             )
-        trajectory.value, trajectory.value_number = "taken", self._number
+        trajectory.value, trajectory.value_taken = "taken", True
         trajectory.value_lineage, trajectory.value_update = record.lineage, record.update
 
     def _out(self, record: BatchReturned | UpdateCommitted) -> BatchTaken | None:

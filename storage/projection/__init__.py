@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from sqlalchemy import Connection, delete, select, update
 
 from headrace.protocol.records import (
-    RECORD_FORMAT,
     AuditArrived,
     CheckpointWritten,
     ChunkArrived,
@@ -102,9 +101,7 @@ def forget(connection: Connection, run: int) -> None:
         if "run" in table.c and table.name != Projection.__tablename__:
             connection.execute(delete(table).where(table.c.run == run))
     connection.execute(
-        update(Projection)
-        .where(Projection.run == run)
-        .values(next_offset=0, last_at=None, format=RECORD_FORMAT)
+        update(Projection).where(Projection.run == run).values(next_offset=0, last_at=None)
     )
 
 

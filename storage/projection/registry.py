@@ -1,4 +1,4 @@
-"""A run's place in SQL: makes its row, and removes rows of an older format.
+"""A run's place in SQL: makes its row.
 
 In: a transaction, a run's id and configuration. Out: the run's key.
 """
@@ -10,25 +10,18 @@ from typing import Any
 from sqlalchemy import Connection, insert, make_url, select
 
 from headrace.metrics import METRICS
-from headrace.protocol.records import RECORD_FORMAT
-from storage import projection
 from storage.projection.rows import upsert
 from storage.tables import MetricInfo, Projection, Run
 
 
 def register(connection: Connection, run_id: str, config: Mapping[str, Any]) -> int:
-    """The run's key; a new run gets its row. Rows that were made from records of another format are
-    removed: the journal has to be projected anew. `config` is the resolved configuration."""
+    """The run's key; a new run gets its row. `config` is the resolved configuration."""
     upsert(connection, MetricInfo, [info._asdict() for info in METRICS.values()])
     run = connection.execute(select(Run.id).where(Run.run_id == run_id)).scalar_one_or_none()
     if run is None:
         row = {"run_id": run_id, "name": config["name"], "config": _public(config)}
         run = connection.execute(insert(Run).values(**row).returning(Run.id)).scalar_one()
         connection.execute(insert(Projection).values(run=run))
-        return run
-    made = select(Projection.format).where(Projection.run == run)
-    if connection.execute(made).scalar_one() != RECORD_FORMAT:
-        projection.forget(connection, run)
     return run
 
 

@@ -127,7 +127,7 @@ def _tokens(reader: RunReader, latest: dict[str, float | None]) -> dict[str, Any
     """The ledger, and what is not in its balance."""
     return {
         **{name: _count(latest, f"ledger/{name}") for name in _TOKENS},
-        **_outside(reader, latest),
+        **_outside(reader),
         "dropped": {
             name.removeprefix(_DROPPED): int(value or 0)
             for name, value in sorted(latest.items())
@@ -175,7 +175,7 @@ def _count(latest: dict[str, float | None], name: str) -> int:
     return int(latest.get(name) or 0)
 
 
-def _outside(reader: RunReader, latest: dict[str, float | None]) -> dict[str, int]:
+def _outside(reader: RunReader) -> dict[str, int]:
     """Tokens that are not in the balance: inserted by others than the policy, thrown away at a
     hold, lost on the way."""
     inserted = select(func.sum(Trajectory.inserted)).where(
@@ -191,14 +191,11 @@ def _outside(reader: RunReader, latest: dict[str, float | None]) -> dict[str, in
             .group_by(TokenLoss.reason)
         )
     )
-    counts = {
+    return {
         "inserted": int(reader.rows(inserted)[0][0] or 0),
         "discarded_at_hold": losses.get("held", 0),
         "lost": sum(tokens for reason, tokens in losses.items() if reason != "held"),
     }
-    # Older runs have one number for both kinds of loss, and only as a metric.
-    together = _count(latest, "ledger/lost_before_ack")
-    return {**counts, "lost_before_ack": together} if together else counts
 
 
 def _surviving(reader: RunReader) -> list[ColumnElement[bool]]:

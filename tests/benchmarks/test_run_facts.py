@@ -1,7 +1,6 @@
 """What rows keep of a run's folder, and the two halves of a ceiling."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ from benchmarks.learner_alone import recorded_batches
 from benchmarks.machine_state import Look, Watch
 from benchmarks.run_facts import cpu_at_evaluations, long_prompts, lost_by_tenth
 from headrace.config.run import RunConfig
-from headrace.install import ROOT
 from storage.reader import open_run
 from storage.tables import Update
+from tests.dashboard.scripted_run import write_run as write_scripted
 from tests.storage.samples import write_run
-
-FIRST_FORMAT = ROOT / "tests" / "fixtures" / "run_v1"
 
 
 def evaluation(at: float, seconds: float, train_time_s: float, version: int) -> dict[str, Any]:
@@ -100,9 +97,10 @@ def committed(run_dir: Path) -> dict[tuple[int, int], int]:
 
 
 def test_batches_made_again_hold_the_tokens_that_were_trained(tmp_path: Path) -> None:
-    """Of a run with a restored learner and a restored coordinator."""
-    (kept,) = [path for path in FIRST_FORMAT.iterdir() if (path / "journal").is_dir()]
-    run_dir = shutil.copytree(kept, tmp_path / kept.name)  # reading an old run renews its SQL
+    """Of a run with a restored learner."""
+    run_dir = write_scripted(
+        tmp_path, updates=8, roll_back_after=4, algorithm={"value": {"warmup_epochs": 2}}
+    )
     config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())
     found: dict[tuple[int, int], int] = {}
     for batch, shard in recorded_batches(run_dir, config):

@@ -3,7 +3,6 @@ does not grow with the run."""
 
 import logging
 import random
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -23,10 +22,8 @@ from headrace.protocol.records import (
     CheckpointWritten,
     Forgotten,
     GroupIssued,
-    Incident,
     LineScore,
     LinesScored,
-    MetricsSampled,
     Record,
 )
 from headrace.protocol.snapshots import Milestone, Snapshot
@@ -362,28 +359,3 @@ def test_a_restart_does_not_read_what_the_state_no_longer_needs(tmp_path: Path) 
     assert picture(restored(config, store)) == picture(state)
     store.close()
     assert "damaged" in {finding.kind for finding in audit_run(tmp_path / "run").findings}
-
-
-def test_a_run_of_the_first_format_gets_snapshots_when_it_goes_on(tmp_path: Path) -> None:
-    fixture = Path(__file__).parents[1] / "fixtures" / "run_v1"
-    (source,) = (path for path in fixture.iterdir() if (path / "journal").is_dir())
-    run_dir = tmp_path / source.name
-    shutil.copytree(source, run_dir)
-    store = RunStore.open(run_dir)
-    config = read_config(run_dir)
-    assert list(store.snapshots()) == []
-    state = restored(config, store)
-    assert picture(state) == picture(folded(config, list(store.replay())))
-    assert store.wants_snapshot
-    snapshot = snapshot_of(state, store.end.records)
-    assert snapshot is not None
-    store.append([Incident(at=1.0, level="info", kind="k", text="t"), snapshot])
-    gauges = {"transport/rejected": 3.0, "perf/cpu_s": 41.5}
-    store.append([MetricsSampled(at=1.0, update=0, metrics=gauges)])
-    store.close()
-    store = RunStore.open(run_dir)
-    assert len(list(store.snapshots())) == 1
-    again = restored(config, store)
-    assert (again.rejected, again.cpu_s) == (3.0, 41.5)
-    assert picture(again) == picture(folded(config, list(store.replay())))
-    store.close()

@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -361,18 +360,6 @@ def test_a_run_in_its_warm_up_says_what_it_waits_for(
     test = open_critic(run).run()
     assert not test.exception
     assert "warm-up records no values" in html_of(test)
-
-
-def test_a_run_of_the_first_version_recorded_no_returns(
-    open_critic: Callable[..., AppTest], tmp_path: Path
-) -> None:
-    (kept,) = (Path(__file__).parents[1] / "fixtures" / "run_v1").glob("version-one-*")
-    run = tmp_path / kept.name
-    shutil.copytree(kept, run)
-    assert len(queries.critic_sample(run, 1, 1000).tokens) == 0
-    test = open_critic(run).run()
-    assert not test.exception
-    assert "recorded no returns" in html_of(test)
 
 
 def test_a_run_without_a_critic_says_so(

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headrace import disk
-from headrace.errors import UserError
-from learner.checkpoint import mismatch, newest, passed_over, read_manifest, write_checkpoint
+from headrace.run_folder import read_manifest
+from learner.checkpoint import mismatch, newest, passed_over, write_checkpoint
 from tests.small_disk import small_disk
 
 
@@ -48,21 +48,6 @@ def test_the_manifest_names_every_file(tmp_path: Path) -> None:
     assert (manifest["update"], manifest["version"]) == (5, 5)
     assert manifest["files"]["state/numbers"]["bytes"] == 7
     assert json.loads((path / "manifest.json").read_text()) == manifest
-
-
-def test_an_earlier_format_is_read_and_a_later_one_refused(tmp_path: Path) -> None:
-    """Format 1 named its lineage where the coordinator did, and had the coordinator's own file."""
-    path = write(tmp_path, 3)
-    manifest = json.loads((path / "manifest.json").read_text())
-    assert manifest["format"] == 2
-    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 1, "lineage": None}))
-    assert newest(tmp_path) == path
-    assert read_manifest(path)["lineage"] == 0
-    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 1, "lineage": 7}))
-    assert read_manifest(path)["lineage"] == 7
-    (path / "manifest.json").write_text(json.dumps(manifest | {"format": 3}))
-    with pytest.raises(UserError, match="has checkpoint format 3, and this version"):
-        read_manifest(path)
 
 
 def test_what_was_half_written_is_not_seen(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from headrace.protocol.records import (
     WindowsReady,
 )
 from headrace.protocol.streams import Piece, Span, Streams
+from headrace.run_folder import CHECKPOINT_FORMAT
 from sequence.account import Account
 from sequence.trajectories import Trajectory
 from storage.diagnostics import DiagnosticsWriter
@@ -169,7 +170,10 @@ def write_checkpoint(run_dir: Path, update: int, lineage: int = 0) -> Path:
     folder = run_dir / "checkpoints" / f"step_{update}"
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(b"1234")
-    manifest = {"update": update, "lineage": lineage, "files": {"weights": {"bytes": 4}}}
+    manifest = {
+        "format": CHECKPOINT_FORMAT, "update": update, "lineage": lineage,
+        "files": {"weights": {"bytes": 4}},
+    }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder.parent / "latest").write_text(f"{folder.name}\n")
     return folder

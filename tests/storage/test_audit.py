@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from headrace.cli import main
 from headrace.errors import UserError
 from headrace.protocol.records import (
+    RECORD_FORMAT,
     AuditArrived,
     BatchReturned,
     BatchTaken,
@@ -27,7 +28,6 @@ from headrace.protocol.records import (
     Record,
     RewardArrived,
     RunPhase,
-    TokensLost,
     TrajectoryEnded,
     UpdateCommitted,
     VersionIssued,
@@ -51,8 +51,6 @@ from tests.storage.lives import (
 )
 from tests.storage.samples import chunk, closed, group, run_config, taken
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "run_v1"
-EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text())
 BY_HAND = {
     "generated": 20,
     "trained_policy": 18,
@@ -125,28 +123,6 @@ def test_any_sound_run(
             assert tokens == {reason: n for reason, n in sorted(ledger.dropped.items()) if n}
         else:
             assert tokens == said[f"ledger/{name}"], name
-
-
-def test_a_run_of_the_first_format(tmp_path: Path) -> None:
-    run_id = EXPECTED["summary"]["run_id"]
-    copied = shutil.copytree(FIXTURE / run_id, tmp_path / run_id)
-    report = audit_run(copied)
-    assert report.findings == []
-    assert (report.format, report.balanced) == (1, True)
-    assert {name: report.counts[name] for name in EXPECTED["recount"]} == EXPECTED["recount"]
-
-
-def test_a_run_of_the_first_format_that_was_gone_on_with(tmp_path: Path) -> None:
-    """Old records and new ones in one journal."""
-    run_id = EXPECTED["summary"]["run_id"]
-    copied = shutil.copytree(FIXTURE / run_id, tmp_path / run_id)
-    store = RunStore.open(copied)
-    store.append([RunPhase(at=1e9, phase="training"), VersionIssued(at=1e9, version=1000)])
-    store.append([TokensLost(at=1e9, generator="g", tokens=7, reason="refused")])
-    store.close()
-    report = audit_run(copied)
-    assert report.findings == []
-    assert (report.format, report.counts["lost"]) == (2, 7)
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -385,7 +361,7 @@ def test_checkpoints(run_dir: Path) -> None:
     assert kinds(audit_run(run_dir)) == {"checkpoint"}
     (folder / "weights").unlink()
     assert "missing" in audit_run(run_dir).findings[0].text
-    (folder / "manifest.json").write_text('{"update": 3, "files": {}}')
+    (folder / "manifest.json").write_text('{"format": 2, "update": 3, "files": {}}')
     assert "update 3" in audit_run(run_dir).findings[0].text
     (folder / "manifest.json").write_text("{")
     assert "cannot be read" in audit_run(run_dir).findings[0].text
@@ -497,12 +473,10 @@ def test_repair(run_dir: Path, poison: Record) -> None:
 
 
 @pytest.mark.parametrize("poison", ["pid", "version", "token", "empty"])
-def test_repair_of_the_first_format(tmp_path: Path, poison: str) -> None:
-    """What a coordinator of the first format wrote down and then died of, at every resume."""
-    run_id = EXPECTED["summary"]["run_id"]
-    copied = shutil.copytree(FIXTURE / run_id, tmp_path / run_id)
-    schema = SCHEMA.with_metadata({"run_id": run_id})
-    writer = SegmentWriter(copied / "journal", schema, segment_bytes=2**20)
+def test_repair_of_what_a_coordinator_dies_of(run_dir: Path, poison: str) -> None:
+    """At every resume."""
+    schema = SCHEMA.with_metadata({"run_id": "run", "format": str(RECORD_FORMAT)})
+    writer = SegmentWriter(run_dir / "journal", schema, segment_bytes=2**20)
     before, number = writer.rows, 10**6
     born = msgspec.structs.replace(group(number), trajectory_ids=[number * 10])
     every: dict[str, list[Record]] = {
@@ -515,12 +489,12 @@ def test_repair_of_the_first_format(tmp_path: Path, poison: str) -> None:
     records = every[poison]
     writer.append(encode(records, before))
     writer.close()
-    assert "unusable" in kinds(audit_run(copied))
-    done = repair(copied)
+    assert "unusable" in kinds(audit_run(run_dir))
+    done = repair(run_dir)
     assert (done.kept, done.lost) == (before + len(records) - 1, 1)
-    report = audit_run(copied)
+    report = audit_run(run_dir)
     assert report.findings == []
-    assert {name: report.counts[name] for name in EXPECTED["recount"]} == EXPECTED["recount"]
+    assert report.counts == BY_HAND
 
 
 def test_repair_cuts_at_a_damaged_batch(run_dir: Path) -> None:

@@ -15,7 +15,7 @@ from storage.audit import audit_run, repair
 from storage.database import SQLITE_NAME
 from storage.diagnostics import DiagnosticsReader, DiagnosticsWriter
 from storage.frames import END_OF_STREAM, Walk
-from storage.journal import Journal, read_journal
+from storage.journal import read_journal
 from storage.run_store import RunStore
 from storage.segments import DamagedError, digest_at, segment_paths
 from tests.storage.lives import run_by_hand, write_checkpoint, write_whole
@@ -166,23 +166,6 @@ def test_a_digest_names_everything_before_it(tmp_path: Path) -> None:
     assert digest_at(other, 4) not in (None, ends[-1].digest)
     assert journal(tmp_path / "a").end == ends[-1]
     assert first
-
-
-def test_a_journal_from_before_digests_is_read_and_written_on(tmp_path: Path) -> None:
-    """Segments without digests have the CRC32 of their bodies alone."""
-    fixture = Path(__file__).parents[1] / "fixtures" / "run_v1"
-    (run_dir,) = (path for path in fixture.iterdir() if (path / "journal").is_dir())
-    shutil.copytree(run_dir, tmp_path / "run")
-    folder = tmp_path / "run" / "journal"
-    before = len(everything(folder))
-    writer = Journal(folder, run_id="run", segment_mib=1.0)
-    writer.append([incident("later")])
-    writer.close()
-    assert len(everything(folder)) == before + 1
-    old = segment_paths(folder)[0]
-    flip(old, next(iter(Walk(old))).end - 9)
-    with pytest.raises(DamagedError):
-        everything(folder)
 
 
 def test_diagnostics_are_checked_when_they_are_read(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, event, inspect, text
 from sqlalchemy.exc import DBAPIError
@@ -32,7 +30,7 @@ def test_migrations_make_the_models_on_sqlite(tmp_path: Path) -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("last", [1, 5, 20, 40, 60])
+@pytest.mark.parametrize("last", [1, 5, 10, 20, 30])
 def test_migrations_that_end_in_the_middle_leave_nothing(tmp_path: Path, last: int) -> None:
     """A writer that dies while it makes its tables does not make the file one that no later writer
     can open."""
@@ -99,16 +97,3 @@ def test_unreachable_server_is_named_without_its_password(tmp_path: Path) -> Non
 def test_readers_know_the_newest_migration() -> None:
     names = {path.name[:4] for path in Path(storage.__file__).parent.glob("migrations/versions/0*")}
     assert max(names) == DATABASE_VERSION
-
-
-def test_migrations_go_back_and_forth(tmp_path: Path) -> None:
-    engine = open_writer(tmp_path, None)
-    config = Config()
-    migrations = Path(storage.__file__).parent / "migrations"
-    config.set_main_option("script_location", str(migrations))
-    for step in (command.downgrade, command.upgrade):
-        with engine.connect() as connection:
-            config.attributes["connection"] = connection
-            step(config, "0001" if step is command.downgrade else "head")
-    assert differences(engine) == []
-    engine.dispose()

@@ -16,7 +16,6 @@ import pytest
 
 from storage import queries
 from tests.dashboard.scripted_run import write_run
-from tests.storage.test_run_v1 import copied
 
 PAGE = Path(__file__).parents[2] / "docs" / "storage.md"
 PRINTS = {
@@ -34,14 +33,9 @@ def blocks(language: str) -> list[str]:
     return [text for text in found if ".parquet'" not in text]
 
 
-@pytest.fixture(scope="module", params=["today's", "the first format's"])
-def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("runs")
-    if request.param == "today's":
-        return write_run(root, updates=12, roll_back_after=6)
-    run_dir = copied(root)
-    queries.run_summary(run_dir)  # makes today's tables
-    return run_dir
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs"), updates=12, roll_back_after=6)
 
 
 def rewards(run_dir: Path, rows: Rows) -> None:

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Engine, event
 
-import storage
-from storage import queries, reader
-from storage.database import DATABASE_VERSION, SQLITE_NAME, open_file
+from storage import queries
+from storage.database import SQLITE_NAME
 from tests.dashboard.scripted_run import write_run
 
 Statement = tuple[str, Any]
@@ -179,23 +176,8 @@ def test_figures_of_a_page_need_no_check_of_the_configuration(run_dir: Path) -> 
     assert found.stdout.split() == ["streaming", "False"]
 
 
-def test_a_run_of_the_version_before_gets_the_indexes_when_it_is_opened(tmp_path: Path) -> None:
-    run_dir = write_run(tmp_path, updates=2, roll_back_after=None)
-    before = queries.dropped_tokens(run_dir)
-    config = Config()
-    migrations = Path(storage.__file__).parent / "migrations"
-    config.set_main_option("script_location", str(migrations))
-    engine = open_file(run_dir / SQLITE_NAME)
-    with engine.connect() as connection:
-        config.attributes["connection"] = connection
-        command.downgrade(config, "0005")
-    engine.dispose()
-    assert not INDEXES & _indexes(run_dir)
-    reader._engine.cache_clear()  # as a process that begins
-    assert queries.dropped_tokens(run_dir) == before
-    assert _indexes(run_dir) >= INDEXES
-    assert (run_dir / "headrace-version-0005.sqlite").exists()
-    assert DATABASE_VERSION > "0005"
+def test_a_run_has_the_indexes(tmp_path: Path) -> None:
+    assert _indexes(write_run(tmp_path, updates=2, roll_back_after=None)) >= INDEXES
 
 
 def _indexes(run_dir: Path) -> set[str]:
