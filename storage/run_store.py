@@ -34,7 +34,6 @@ from storage.checkpoints import check_history, lost
 from storage.database import SQLITE_NAME, open_writer
 from storage.diagnostics import DiagnosticsWriter
 from storage.journal import Journal, read_journal, run_id_of, snapshots
-from storage.projection.registry import register
 from storage.reader import check_formats
 from storage.segments import end_of, fsync, segment_paths
 
@@ -75,7 +74,7 @@ class RunStore:
                 self._engine = open_writer(run_dir, config.storage.database)
                 with self._engine.begin() as connection:
                     values = json.loads(config.model_dump_json())
-                    self._run = register(connection, run_id, values)
+                    self._run = projection.register(connection, run_id, values)
                     seen = projection.next_offset(connection, self._run)
         except OperationalError as error:
             raise UserError(

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -25,7 +26,7 @@ def audit(arguments: argparse.Namespace) -> int:
     mended = _repair(run_dir, arguments) if arguments.repair else None
     report = _report(run_dir)
     if arguments.json:
-        print(json.dumps(_plain(report) | ({} if mended is None else {"repair": mended})))
+        print(json.dumps(to_builtins(report) | ({} if mended is None else {"repair": mended})))
     else:
         _print(report)
     return 0 if report.is_clean else 1
@@ -42,19 +43,6 @@ def _report(run_dir: Path) -> "Report":
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None)
         return audit_run(run_dir, lambda done, total: bar.update(task, completed=done, total=total))
-
-
-def _plain(report: "Report") -> dict[str, Any]:
-    return {
-        "run": report.run,
-        "format": report.format,
-        "balanced": report.balanced,
-        "counts": report.counts,
-        "looked_at": report.looked_at,
-        "findings": [
-            {"kind": each.kind, "where": each.where, "text": each.text} for each in report.findings
-        ],
-    }
 
 
 def _print(report: "Report") -> None:
@@ -107,13 +95,5 @@ def _repair(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         console.print(f"it goes on from {done.goes_on}" if done.goes_on else nothing)
     if done.diagnostics:
         console.print(f"damaged token diagnostics are {done.diagnostics}; whole ones were kept")
-    return {
-        "why": done.why,
-        "kept": done.kept,
-        "lost": done.lost,
-        "lost_kinds": done.lost_kinds,
-        "damaged": done.damaged,
-        "checkpoints": done.checkpoints,
-        "diagnostics": done.diagnostics,
-        "goes_on": done.goes_on,
-    }
+    repaired: dict[str, Any] = to_builtins(done)
+    return repaired

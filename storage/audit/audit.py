@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, select
@@ -20,18 +20,15 @@ from headrace.errors import UserError
 from headrace.protocol.records import RECORD_FORMAT
 from headrace.run_folder import is_running
 from storage.audit.facts import Facts
-from storage.audit.figures import LedgerFigures
-from storage.audit.files import check_checkpoints, check_diagnostics
+from storage.audit.files import check_checkpoints, check_diagnostics, check_masks
 from storage.audit.findings import Finding, Findings
-from storage.audit.lines import Lines
-from storage.audit.masks import check_masks
 from storage.audit.reading import UNREADABLE, Records, Survey, survey
-from storage.audit.recount import check_tokens, count, surplus
+from storage.audit.recount import LedgerFigures, check_tokens, count, surplus
 from storage.audit.rows import Rows
 from storage.audit.sequences import Sequences
 from storage.audit.updates import Updates
 from storage.journal import run_id_of
-from storage.reader import check_formats, open_run, read_config
+from storage.reader import RunReader, check_formats, open_run, read_config
 from storage.tables import Projection
 
 Progress = Callable[[int, int], None]
@@ -74,13 +71,13 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
     with _moment(run_dir, findings) as sql:
         journal = survey(run_dir / "journal", findings, growing=growing)
         figures = LedgerFigures(facts, findings, journal.figures_at)
-        projected = sql.projected(journal, findings) if sql else -1
+        connection, run = (sql.connection, sql.key) if sql is not None else (None, -1)
+        projected = _projected(connection, run, journal, findings) if connection else -1
         reached = 0
         for reached in _gather(run_dir, config, facts, findings, journal, figures):
-            if sql is not None and reached == projected:
-                Rows(sql.connection, sql.run, findings).compare(facts)
-                folder = run_dir / "journal"
-                tables = check_masks(sql.connection, sql.run, folder, facts, findings)
+            if connection is not None and reached == projected:
+                Rows(connection, run, findings).compare(facts)
+                tables = check_masks(connection, run, run_dir / "journal", facts, findings)
                 looked_at["token_tables"] = tables
             if progress is not None and (reached % _EVERY == 0 or reached == journal.end):
                 progress(reached, journal.end)
@@ -130,11 +127,10 @@ def _gather(
     """Gather facts from all records; after each, yields how many are done."""
     has_value = config["algorithm"]["value"] is not None
     sequences = Sequences(facts, findings, has_value=has_value)
-    lines, updates = Lines(facts, findings), Updates(facts, findings)
+    updates = Updates(facts, findings)
     journaled = Records(run_dir / "journal", journal.end)
     for read in journaled:
         sequences.see(read)
-        lines.see(read)
         updates.see(read)
         if figures is not None:
             figures.see(read)
@@ -144,35 +140,25 @@ def _gather(
         findings.add("unusable", f"record {journaled.reached}", text)
 
 
-class _Sql(NamedTuple):
-    """The rows of a run in a database at one moment."""
-
-    connection: Connection
-    run: int
-
-    def projected(self, journal: Survey, findings: Findings) -> int:
-        """The offset up to which SQL has the journal."""
-        query = select(Projection.next_offset).where(Projection.run == self.run)
-        found: int = self.connection.execute(query).scalar_one()
-        if found > journal.end:
-            text = f"has {found} records, and the journal {journal.end} that can be read"
-            findings.add("sql", "projection", text)
-        return found
+def _projected(connection: Connection, run: int, journal: Survey, findings: Findings) -> int:
+    """The offset up to which SQL has the journal."""
+    query = select(Projection.next_offset).where(Projection.run == run)
+    found: int = connection.execute(query).scalar_one()
+    if found > journal.end:
+        text = f"has {found} records, and the journal {journal.end} that can be read"
+        findings.add("sql", "projection", text)
+    return found
 
 
 @contextmanager
-def _moment(run_dir: Path, findings: Findings) -> Iterator[_Sql | None]:
-    """A connection that sees the database as it is now, whatever is written meanwhile; None where
-    it cannot be read, which is a finding."""
+def _moment(run_dir: Path, findings: Findings) -> Iterator[RunReader | None]:
+    """A reader that sees the database as it is now, whatever is written meanwhile; None where it
+    cannot be read, which is a finding."""
     try:
         reader = open_run(run_dir)
     except (UserError, SQLAlchemyError, *UNREADABLE) as error:
         findings.add("sql", "database", f"cannot be read: {error}".splitlines()[0])
         yield None
         return
-    with reader.engine.connect() as connection:
-        if connection.dialect.name == "sqlite":
-            connection.exec_driver_sql("BEGIN")
-        else:
-            connection = connection.execution_options(isolation_level="REPEATABLE READ")
-        yield _Sql(connection, reader.key)
+    with reader.moment() as now:
+        yield now

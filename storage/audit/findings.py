@@ -16,26 +16,10 @@ from typing import Literal, get_args
 import msgspec
 
 Kind = Literal[
-    "damaged",
-    "torn",
-    "unusable",
-    "journal",
-    "tokens",
-    "versions",
-    "window",
-    "batch",
-    "rollback",
-    "lines",
-    "trained_twice",
-    "value",
-    "critic_saw_outcome",
-    "ledger",
-    "sql",
-    "mask",
-    "checkpoint",
-    "weights",
-    "diagnostics",
-]
+    "damaged", "torn", "unusable", "journal", "tokens", "versions", "window", "batch", "rollback",
+    "lines", "trained_twice", "value", "critic_saw_outcome", "ledger", "sql", "mask", "checkpoint",
+    "weights", "diagnostics",
+]  # fmt: skip
 KINDS: tuple[str, ...] = get_args(Kind)
 MOST_OF_A_KIND = 50
 """So many findings of a kind are written out; the others are counted."""

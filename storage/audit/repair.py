@@ -33,7 +33,6 @@ from storage.checkpoints import orphans
 from storage.database import SQLITE_NAME, open_file, open_writer
 from storage.frames import Walk
 from storage.journal import read_journal, run_id_of
-from storage.projection.registry import register
 from storage.reader import check_formats, open_run, read_config
 from storage.segments import SegmentWriter, recover, rows_before, segment_paths
 from storage.tables import Projection
@@ -123,7 +122,7 @@ class _Trial:
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             self._engine = open_file(Path(folder) / SQLITE_NAME)
             with self._engine.begin() as connection:
-                self._run = register(connection, run_id_of(run_dir), config)
+                self._run = projection.register(connection, run_id_of(run_dir), config)
             self.problem = self._try(journaled)
             self._engine.dispose()
         self.kept = self._tried if self.problem else journaled.reached
@@ -223,7 +222,7 @@ def _project(run_dir: Path, config: Mapping[str, Any]) -> None:
             (run_dir / f"{SQLITE_NAME}{ending}").unlink(missing_ok=True)
     engine: Engine = open_writer(run_dir, url)
     with engine.begin() as connection:
-        run = register(connection, run_id_of(run_dir), config)
+        run = projection.register(connection, run_id_of(run_dir), config)
         projection.forget(connection, run)
         for pairs in read_journal(run_dir / "journal"):
             projection.apply(connection, run, pairs)

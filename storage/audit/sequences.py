@@ -1,10 +1,13 @@
-"""Checks of groups, chunks, ends, scores, closed windows and weight versions, in the order of their
-records.
+"""Checks of groups, chunks, ends, scores, lines, closed windows and weight versions, in the order
+of their records.
 
 Comes in: records in their order. Goes out: facts, and a finding for each promise that a record
 breaks: every token is written down once and in its place, nothing comes after the end, version
 spans cover exactly the tokens that were sampled, every window is closed once and begins where the
-last one ended, a version is given out once and published before it samples.
+last one ended, a version is given out once and published before it samples; lines are scored once
+and from front to back, they end at sampled tokens, what they earn on account is earned at their
+ends and before an update had them or the outcome was known, and a window whose lines are scored has
+some.
 """
 
 from collections.abc import Iterable
@@ -15,12 +18,15 @@ from headrace.protocol.records import (
     ClosedWindow,
     GroupIssued,
     LeaseIssued,
+    LinesScored,
+    LinesState,
     RewardArrived,
     TrajectoryEnded,
     VersionIssued,
     VersionLoaded,
     VersionPublished,
     WindowsClosed,
+    WindowsReady,
 )
 from headrace.protocol.streams import Span
 from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
@@ -56,6 +62,11 @@ class Sequences:
                 self._reward(record)
             case AuditArrived() as record:
                 self._audit(record)
+            case LinesScored() as record:
+                self._score_lines(record)
+            case WindowsReady() as record:
+                for window_id, state in record.lines.items():
+                    self._note_lines(window_id, state)
             case WindowsClosed() as record:
                 for window in record.windows:
                     self._close(window)
@@ -187,6 +198,50 @@ class Sequences:
         trajectory.audit_status, trajectory.audit_source = record.status, record.source
         trajectory.audit_reward = record.reward
 
+    # -- lines ------------------------------------------------------------------------------------
+
+    def _score_lines(self, record: LinesScored) -> None:
+        trajectory = self._facts.trajectories.get(record.trajectory_id)
+        name = f"lines of trajectory {record.trajectory_id}"
+        if trajectory is None:
+            self._say("lines", f"{name} were scored, and it was never issued")
+            return
+        begin, ends = trajectory.lines_through, [line.position for line in record.lines]
+        if not begin < record.through <= trajectory.length:
+            self._say(
+                "lines",
+                f"{name} are scored up to {record.through}, where {begin} to {trajectory.length} "
+                "is next",
+            )
+        elif ends != sorted(set(ends)) or any(not begin <= at < record.through for at in ends):
+            self._say(
+                "lines", f"{name} end at {ends}, not in order from {begin} to {record.through}"
+            )
+        elif (trajectory.versions(0, trajectory.length)[ends] < 0).any():
+            self._say("lines", f"{name} end at a token that was not sampled")
+        if ends and record.status != "ok":
+            self._say("lines", f"{name} have scores, and their status is {record.status}")
+        for reward in record.rewards:
+            if problem := _line_problem(trajectory, reward.position, ends):
+                self._say("lines", f"{name} earn something at {reward.position}, {problem}")
+        trajectory.lines_through = max(begin, record.through)
+        trajectory.line_ends += ends
+        if record.rewards:
+            trajectory.rewards = [*(trajectory.rewards or []), *record.rewards]
+
+    def _note_lines(self, window_id: int, state: LinesState) -> None:
+        window = self._facts.windows.get(window_id)
+        if window is None:
+            self._say("lines", f"window {window_id} has lines and was never closed")
+            return
+        window.lines = state
+        trajectory = self._facts.trajectories[window.trajectory_id]
+        inside = any(window.start <= end < window.end for end in trajectory.line_ends)
+        if state == "scored" and not inside:
+            self._say("lines", f"{window.name} is said to have scored lines, and none ends in it")
+        if state == "failed" and trajectory.lines_through <= window.start:
+            self._say("lines", f"{window.name} is said to have failed, and nobody was asked")
+
     # -- windows ----------------------------------------------------------------------------------
 
     def _close(self, window: ClosedWindow) -> None:
@@ -257,6 +312,16 @@ class Sequences:
                 f"{record.lineage}, and the last one is {facts.update} of {facts.lineage}",
             )
         facts.published[version] = record.lineage, record.update
+
+
+def _line_problem(trajectory: TrajectoryFacts, position: int, ends: list[int]) -> str | None:
+    """Why lines cannot earn something at a position; None where they can."""
+    if position not in ends:
+        return "where none of them ends"
+    if trajectory.reward_status == "ok":
+        return "after the outcome"
+    states = (w.state for w in trajectory.windows if w.start <= position < w.end)
+    return "which an update has had" if {"taken", "trained"} & set(states) else None
 
 
 def _covers(runs: Iterable[tuple[int, int]], start: int, end: int) -> bool:

@@ -20,8 +20,8 @@ from headrace.errors import UserError
 from storage.exports.columns import type_name
 from storage.exports.leading import Leading
 from storage.exports.metrics import MetricRows
+from storage.exports.packed import Rows
 from storage.exports.preferences import PreferenceRows
-from storage.exports.rows import Rows
 from storage.exports.sft import SftRows
 from storage.exports.spool import Spool
 from storage.exports.target import check_target, part_of
@@ -34,8 +34,7 @@ from storage.reader import RunReader, open_run
 
 EXPORT_FORMAT = 3
 """In the metadata of Parquet and Arrow files, as `format` beside `kind` and `run_id`. JSONL and CSV
-have no place for it. 1: what files without it have. Until 2 figures that nobody reported were NaN,
-text was plain, and columns without values were there."""
+have no place for it."""
 MakeRows = Callable[[RunReader, Filter | None, Sequence[str] | None], Rows]
 KINDS: dict[str, dict[str, MakeRows]] = {
     "trajectories": {"native": TrajectoryRows},

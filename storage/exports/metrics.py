@@ -12,9 +12,8 @@ from sqlalchemy import and_, func, select
 
 from headrace.metrics import METRICS, pattern_of
 from storage.exports.columns import WORD, array_of, chosen_fields, field
-from storage.exports.packed import plain
+from storage.exports.packed import Part, plain
 from storage.exports.pages import SQL_ROWS
-from storage.exports.rows import Part
 from storage.filters import Filter, to_arrow, to_sql
 from storage.reader import RunReader
 from storage.tables import AnySelect, Metric, MetricArray, Update
@@ -44,11 +43,6 @@ COLUMNS = {
     "abandoned": Update.abandoned,
 }
 """Columns that a filter may name."""
-
-
-def metric_fields() -> list[pa.Field]:
-    """All columns."""
-    return list(_FIELDS)
 
 
 class MetricRows:

@@ -5,8 +5,8 @@ tokens of a response share what is known of it. Out: plain Arrow columns and bat
 Promise: a column that nobody asks for is not made.
 """
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -107,3 +107,22 @@ def repeated(values: pa.Array, sizes: Int64) -> pa.Array:
 
 def _taken(batch: pa.RecordBatch, rows: Sequence[int] | Int64) -> pa.RecordBatch:
     return batch.take(pa.array(rows, type=pa.int64())) if batch.num_columns else batch
+
+
+class Part(NamedTuple):
+    """Some rows. `done`: how many of the things in `Rows.total` they were made from."""
+
+    done: int
+    rows: Packed
+
+
+class Rows(Protocol):
+    """A kind's rows. The schema's fields say what they mean."""
+
+    schema: pa.Schema
+
+    def total(self) -> int:
+        """How many things (trajectories, numbers, windows) have to be gone through."""
+
+    def parts(self) -> Iterator[Part]:
+        """Rows in batches of bounded size; a batch may have none."""

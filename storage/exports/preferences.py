@@ -16,9 +16,8 @@ from sqlalchemy import select
 
 from storage.exports.chats import CHAT, Chats, answer
 from storage.exports.columns import array_of, chosen_fields, field, scalar_field
-from storage.exports.packed import plain
+from storage.exports.packed import Part, plain
 from storage.exports.pages import SQL_ROWS, pages
-from storage.exports.rows import Part
 from storage.exports.sft import answers_of, decoder_of
 from storage.filters import Filter, to_sql
 from storage.reader import RunReader

@@ -15,9 +15,8 @@ from sqlalchemy import and_
 from headrace.errors import UserError
 from storage.exports.chats import CHAT, Chats, answer
 from storage.exports.columns import array_of, chosen_fields, field, scalar_field
-from storage.exports.packed import plain
+from storage.exports.packed import Part, plain
 from storage.exports.pages import Page, pages, wanted_where
-from storage.exports.rows import Part
 from storage.filters import Filter, to_sql
 from storage.reader import RunReader
 from storage.responses import Wanted

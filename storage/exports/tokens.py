@@ -22,9 +22,8 @@ from storage.exports.columns import (
     field,
     scalar_field,
 )
-from storage.exports.packed import Packed
+from storage.exports.packed import Packed, Part
 from storage.exports.pages import Page, pages, scalar_array, token_array, wanted_where
-from storage.exports.rows import Part
 from storage.filters import Filter, to_arrow, to_sql
 from storage.reader import RunReader
 from storage.responses import Wanted

@@ -15,9 +15,8 @@ from storage.exports.columns import (
     field,
     scalar_field,
 )
-from storage.exports.packed import Int64, plain
+from storage.exports.packed import Int64, Part, plain
 from storage.exports.pages import PROMPT_IDS, Page, pages, scalar_array, token_array, wanted_where
-from storage.exports.rows import Part
 from storage.filters import Filter, to_sql
 from storage.reader import RunReader
 from storage.responses import Wanted

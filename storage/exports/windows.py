@@ -7,9 +7,8 @@ import pyarrow as pa
 from sqlalchemy import Text, cast, func, select
 
 from storage.exports.columns import WORD, array_of, chosen_fields, field
-from storage.exports.packed import plain
+from storage.exports.packed import Part, plain
 from storage.exports.pages import SQL_ROWS
-from storage.exports.rows import Part
 from storage.filters import Filter, to_sql
 from storage.reader import RunReader
 from storage.tables import Trajectory, Window
@@ -41,11 +40,6 @@ COLUMNS: dict[str, Any] = {
     if name not in ("run_id", "masked")
 }
 """Columns that a filter may name."""
-
-
-def window_fields() -> list[pa.Field]:
-    """All columns."""
-    return list(_FIELDS)
 
 
 class WindowRows:

@@ -6,11 +6,14 @@ inside the caller's transaction and moves `projection.next_offset` in it: each r
 exactly once, whatever is replayed. The kinds that move windows between states keep their order.
 """
 
+import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, insert, make_url, select, update
 
+from headrace.metrics import METRICS
 from headrace.protocol.records import (
     AuditArrived,
     CheckpointWritten,
@@ -43,7 +46,7 @@ from storage.projection.history import (
     change_phase,
     change_processes,
 )
-from storage.projection.rows import Placed
+from storage.projection.rows import Placed, upsert
 from storage.projection.trajectories import (
     add_line_scores,
     assign_leases,
@@ -53,9 +56,8 @@ from storage.projection.trajectories import (
     issue_groups,
     score_trajectories,
 )
-from storage.projection.updates import move_updates
-from storage.projection.windows import BATCHES, WINDOWS, move_values, move_windows
-from storage.tables import Base, Projection, Run
+from storage.projection.windows import BATCHES, WINDOWS, move_updates, move_values, move_windows
+from storage.tables import Base, MetricInfo, Projection, Run
 
 Project = Callable[[Connection, int, list[Placed]], None]
 _PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (
@@ -87,6 +89,17 @@ _OF_KIND = {
     for kinds, _ in _PROJECTIONS
     for kind in kinds
 }
+
+
+def register(connection: Connection, run_id: str, config: Mapping[str, Any]) -> int:
+    """The run's key; a new run gets its row. `config` is the resolved configuration."""
+    upsert(connection, MetricInfo, [info._asdict() for info in METRICS.values()])
+    run = connection.execute(select(Run.id).where(Run.run_id == run_id)).scalar_one_or_none()
+    if run is None:
+        row = {"run_id": run_id, "name": config["name"], "config": _public(config)}
+        run = connection.execute(insert(Run).values(**row).returning(Run.id)).scalar_one()
+        connection.execute(insert(Projection).values(run=run))
+    return run
 
 
 def next_offset(connection: Connection, run: int) -> int:
@@ -126,3 +139,12 @@ def apply(connection: Connection, run: int, records: Sequence[tuple[int, Record]
     if first == 0:
         started = update(Run).where(Run.id == run).values(started_at=records[0][1].at)
         connection.execute(started)
+
+
+def _public(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without the database's password."""
+    values: dict[str, Any] = json.loads(json.dumps(config))
+    url = values.get("storage", {}).get("database")
+    if url is not None:
+        values["storage"]["database"] = make_url(url).render_as_string(hide_password=True)
+    return values

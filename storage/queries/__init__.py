@@ -14,7 +14,6 @@ from storage.queries.critic import CriticSample, critic_sample
 from storage.queries.dropped_pages import DroppedPage, dropped_page
 from storage.queries.drops import dropped_tokens, dropped_windows, losses_by_length
 from storage.queries.evaluations import evaluation_answers, evaluations
-from storage.queries.health import Word, last_word, process_health
 from storage.queries.metrics import (
     latest_metrics,
     metric_arrays,
@@ -23,7 +22,15 @@ from storage.queries.metrics import (
     metric_series,
 )
 from storage.queries.news import News, Position, news
-from storage.queries.processes import events, process_table, supervisor_events
+from storage.queries.processes import (
+    Word,
+    events,
+    last_word,
+    process_health,
+    process_table,
+    supervisor_events,
+    weight_versions,
+)
 from storage.queries.reward_models import (
     reward_model_config,
     reward_model_curves,
@@ -31,15 +38,13 @@ from storage.queries.reward_models import (
     reward_model_report,
     reward_model_summary,
 )
-from storage.queries.rewards import ALERT, reward_lengths, reward_sources
-from storage.queries.rewards_over_time import reward_sample
+from storage.queries.rewards import ALERT, reward_lengths, reward_sample, reward_sources
 from storage.queries.runs import (
     UNREADABLE,
     RunLine,
     any_line,
     latest_run,
     list_runs,
-    resolve_run,
     run_config,
     run_line,
 )
@@ -49,11 +54,9 @@ from storage.queries.trajectories import (
     TrajectoryDetail,
     TrajectoryPage,
     search_responses,
-    trajectory_columns,
     trajectory_detail,
     trajectory_page,
 )
-from storage.queries.weights import weight_versions
 from storage.sql import Answer, ask
 from storage.tokens import MARKS, REASONS, SOURCES
 
@@ -104,7 +107,6 @@ __all__ = [
     "process_health",
     "process_table",
     "recount_ledger",
-    "resolve_run",
     "reward_lengths",
     "reward_model_config",
     "reward_model_curves",
@@ -119,7 +121,6 @@ __all__ = [
     "run_summary",
     "search_responses",
     "supervisor_events",
-    "trajectory_columns",
     "trajectory_detail",
     "trajectory_page",
     "weight_versions",

@@ -6,16 +6,17 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, case, func, select
+from sqlalchemy import CTE, ColumnElement, case, func, literal, select
 
 from storage.reader import RunReader, open_run
-from storage.tables import Event, Trajectory
+from storage.tables import Event, Run, Trajectory
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ALERT = "reward_alert"
 """The kind of event that the monitors of rewards write."""
+MOST_SCORINGS = 20_000
 STATUSES = ("ok", "timeout", "crashed", "invalid")
 
 
@@ -73,6 +74,29 @@ def reward_lengths(run_dir: Path, *, newest: int = 1000) -> "pd.DataFrame":
     return reader.frame(query)
 
 
+def reward_sample(run_dir: Path, *, most: int = MOST_SCORINGS) -> "pd.DataFrame":
+    """Columns x (seconds since the run's first record), source, status, reward, correct, seconds,
+    parts (a dict, or None) of scored training answers in the order in which they were scored: all
+    of them, or, of more than `most`, every so many by their ids."""
+    reader, t = open_run(run_dir), Trajectory
+    started_at = reader.rows(select(Run.started_at).where(Run.id == reader.key))[0][0] or 0.0
+    last = reader.rows(select(func.max(t.trajectory_id)).where(t.run == reader.key))[0][0] or 0
+    query = select(
+        (t.rewarded_at - started_at).label("x"),
+        t.reward_source.label("source"),
+        t.reward_status.label("status"),
+        t.reward,
+        t.correct,
+        t.reward_seconds.label("seconds"),
+        t.reward_parts.label("parts"),
+    )
+    step = -(-(last + 1) // most)
+    if step > 1:
+        ids = _every(step, last)
+        query = query.select_from(ids).join(t, t.trajectory_id == ids.c.id)
+    return reader.frame(query.where(*_scored(reader)).order_by(t.rewarded_at, t.trajectory_id))
+
+
 def alert_texts(reader: RunReader) -> list[str]:
     """What the monitors of rewards said, in order."""
     query = (
@@ -113,3 +137,10 @@ def _newest(reader: RunReader, source: str, error: Any, at: Any) -> str | None:
     )
     found = reader.rows(query)
     return found[0][0] if found else None
+
+
+def _every(step: int, last: int) -> CTE:
+    """0, step, 2 step and so on up to `last`: each id is one step in the primary key, where a scan
+    would read every answer of a long run."""
+    ids = select(literal(0).label("id")).cte("ids", recursive=True)
+    return ids.union_all(select(ids.c.id + step).where(ids.c.id + step <= last))

@@ -13,7 +13,6 @@ from headrace.errors import UserError
 from headrace.run_folder import (
     ANNOUNCED,
     NOTES,
-    find_run,
     is_evaluation,
     is_reward_model,
     is_running,
@@ -134,12 +133,6 @@ def run_line(run_dir: Path) -> RunLine:
     if is_reward_model(run_dir):
         return _reward_model_line(run_dir)
     return _line(open_run(run_dir))
-
-
-def resolve_run(root: Path, run: str) -> Path:
-    """The folder of a run named by `latest`, its id, a unique beginning of it, or its path;
-    UserError naming the nearest for anything else."""
-    return find_run(root, run)
 
 
 def latest_run(root: Path) -> str | None:

@@ -58,11 +58,6 @@ class TrajectoryDetail:
     siblings: "pd.DataFrame"
 
 
-def trajectory_columns() -> list[str]:
-    """Names that filters, sorting and pages know."""
-    return list(COLUMNS)
-
-
 def trajectory_page(
     run_dir: Path,
     *,

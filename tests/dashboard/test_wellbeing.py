@@ -8,7 +8,7 @@ import pytest
 
 from dashboard.wellbeing import Look, health_rows, health_sentence
 from storage.queries import RunLine, Word
-from storage.queries.health import COLUMNS
+from storage.queries.processes import COLUMNS
 
 START = 1000.0
 NAMES = ("coordinator", "generator-0", "learner-0", "reward-0")

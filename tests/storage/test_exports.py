@@ -17,7 +17,7 @@ from headrace.protocol.records import MetricsSampled, Record, WindowsClosed
 from storage import exports
 from storage.exports import export, pages, tokens
 from storage.exports.columns import type_name
-from storage.exports.rows import Part
+from storage.exports.packed import Part
 from storage.exports.spool import Spool
 from storage.queries import trajectory_detail
 from storage.reader import open_run

@@ -23,6 +23,7 @@ from headrace.protocol.records import (
     VersionIssued,
     VersionPublished,
 )
+from headrace.run_folder import find_run
 from storage import queries
 from storage.queries.runs import run_line
 from storage.run_store import RunStore
@@ -307,9 +308,9 @@ def test_runs_under_a_root(tmp_path: Path) -> None:
     line = queries.list_runs(tmp_path)[0]
     assert (line.status, line.updates, line.accuracy_after) == ("finished", 2, 0.75)
     for name in ("latest", "beta-2", "bet", str(other)):
-        assert queries.resolve_run(tmp_path, name) == other
+        assert find_run(tmp_path, name) == other
     with pytest.raises(UserError, match="alpha-1"):
-        queries.resolve_run(tmp_path, "alpah-1")
+        find_run(tmp_path, "alpah-1")
     with pytest.raises(UserError, match="not a run folder"):
         queries.run_summary(tmp_path / "no-run")
 
