@@ -19,7 +19,7 @@ import pyarrow as pa
 from headrace.errors import UserError
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-FIRST_ROW = b"first_row"
+FIRST_ROW, DIGESTS = b"first_row", b"digests"
 Ending = Literal["sealed", "open", "torn", "damaged"]
 _SHA256 = b"sha256:"
 _BLANK = _SHA256 + b"0" * 64

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Engine, select
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from headrace.errors import FormatError, UserError
 from headrace.protocol.records import RECORD_FORMAT
@@ -138,7 +138,7 @@ def check_formats(run_dir: Path) -> None:
         open_run(run_dir)
     except FormatError:
         raise
-    except UserError:
+    except (UserError, SQLAlchemyError, ValueError):
         pass
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from headrace.disk import writing
 from headrace.errors import FormatError, StorageBlockedError
 from storage.frames import (
+    DIGESTS,
     END_OF_STREAM,
     FIRST_ROW,
     UNREADABLE,
@@ -71,12 +72,13 @@ def segment_metadata(path: Path) -> dict[bytes, bytes]:
 
 def check_format(folder: Path, known: int) -> None:
     """FormatError where segments are of another format than `known`: the first or the last one, as
-    nobody writes on what is of another. Of a schema that is not whole its readers tell."""
+    nobody writes on what is of another. Of a damaged schema its readers tell: the digest of the
+    first batch is also the schema's, where there are digests."""
     paths = segment_paths(folder)
     for path in (*paths[:1], *paths[-1:]):
         metadata = segment_metadata(path)
         found = _number(metadata, b"format", 1)  # the first one was not named
-        if found != known and (b"format" in metadata or any(Walk(path))):
+        if metadata and found != known and (DIGESTS not in metadata or any(Walk(path))):
             raise FormatError(path, found, known)
 
 
@@ -293,7 +295,7 @@ class SegmentWriter:
         number = int(paths[-1].stem.split("-")[1]) + 1 if paths else 1
         path = self._unborn or self._folder / f"segment-{number:06d}.arrow"
         first = str(self.rows).encode()
-        metadata = {**(self._schema.metadata or {}), FIRST_ROW: first}
+        metadata = {**(self._schema.metadata or {}), FIRST_ROW: first, DIGESTS: b"sha256"}
         self._staged()
         self._stream = pa.ipc.new_stream(
             pa.PythonFile(self._staging, "w"), self._schema.with_metadata(metadata)

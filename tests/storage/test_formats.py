@@ -15,6 +15,7 @@ from headrace.protocol.records import RECORD_FORMAT
 from headrace.run_folder import CHECKPOINT_FORMAT
 from storage.database import DATABASE_VERSION, SQLITE_NAME
 from storage.diagnostics import DIAGNOSTICS_FORMAT
+from storage.frames import FIRST_ROW
 from storage.run_store import RunStore
 from storage.segments import SegmentWriter, read_batches
 from tests.storage.lives import run_by_hand, write_whole
@@ -35,16 +36,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_format(run_dir: Path, what: str, number: str) -> None:
-    """Let a part of a run say that it is of another format; "": nothing, as the first one did."""
+    """Let a part of a run say that it is of another format; "": nothing, as the first one did. Its
+    segments had no digests."""
     if what in ("journal", "diagnostics"):
         batches = list(read_batches(run_dir / what))
         shutil.rmtree(run_dir / what)
-        said = {b"run_id": b"run"} | ({b"format": number.encode()} if number else {})
+        said = {b"run_id": b"run"} | ({b"format": number.encode()} if number else {FIRST_ROW: b"0"})
         schema: pa.Schema = batches[0].schema.with_metadata(said)
-        writer = SegmentWriter(run_dir / what, schema, segment_bytes=2**20)
-        for batch in batches:
-            writer.append(batch.replace_schema_metadata(said))
-        writer.close()
+        if number:
+            writer = SegmentWriter(run_dir / what, schema, segment_bytes=2**20)
+            for batch in batches:
+                writer.append(batch.replace_schema_metadata(said))
+            writer.close()
+            return
+        (run_dir / what).mkdir()
+        with pa.ipc.new_stream(str(run_dir / what / "segment-000001.arrow"), schema) as stream:
+            for batch in batches:
+                stream.write_batch(batch.replace_schema_metadata(said))
     elif what == "checkpoint":
         (path,) = run_dir.glob("checkpoints/step_*/manifest.json")
         manifest = json.loads(path.read_text())

@@ -110,7 +110,7 @@ def test_a_journal_is_opened_on_a_full_disk(tmp_path: Path) -> None:
     fills its blocks."""
     with small_disk(tmp_path / "disk", "1m") as disk:
         folder = disk.path / "journal"
-        for size, rows in product(range(0, 8192, 8), range(1, 3)):
+        for size, rows in product(range(0, 4096, 64), range(1, 9)):
             shutil.rmtree(folder, ignore_errors=True)
             killed = journal(folder)
             for _ in range(rows):
