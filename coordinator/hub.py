@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from coordinator.alerts import Troubles
 from coordinator.leases import Leases
 from coordinator.line_scoring import LineScoring
 from coordinator.monitors import Monitors
@@ -21,7 +22,6 @@ from coordinator.schedule import Scheduler
 from coordinator.settle import Settlement
 from coordinator.snapshots import MOST, snapshot_of
 from coordinator.state import State
-from coordinator.troubles import Troubles
 from coordinator.values import cut
 from headrace.config.batch_rules import BatchRules
 from headrace.config.run import RunConfig

@@ -10,13 +10,14 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from coordinator.asides import Asides
 from coordinator.lines import LineTokens
+from headrace.anchors import Anchor, read_anchors
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.protocol.messages import Purpose
@@ -173,3 +174,43 @@ def _vocabulary(config: RunConfig, known: int) -> int:
 
 def _ids(tokens: list[int]) -> Int32:
     return np.array(tokens, np.int32)
+
+
+class Asides:
+    """What the value model is told between a prompt and its answers: the anchor that they have to
+    beat, of the row's source of rewards; cut where it is longer than an answer may be."""
+
+    def __init__(self, config: RunConfig, tokenizer: Any) -> None:
+        """UserError where a file of anchors cannot be read."""
+        self._config, self._tokenizer = config, tokenizer
+        self._files: dict[str, dict[str, Anchor]] = {}
+        self._columns: dict[str, str] = {}
+        if not config.algorithm.reads_anchors:
+            return
+        for name, source in config.reward.each().items():
+            if source.kind == "pairwise" and (file := source.options.get("anchors")):
+                self._files[name] = read_anchors(Path(file).expanduser())
+            elif source.kind == "pairwise" and (column := source.options.get("column")):
+                self._columns[name] = column
+
+    def of(self, row: Row, prompt: str) -> Int32 | None:
+        """Token ids, the end token last, of a row whose prompt the policy sees as `prompt`; None
+        where there is nothing to tell."""
+        if not self._files and not self._columns:
+            return None
+        text = self._anchor(row, prompt)
+        if not text:
+            return None
+        ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        if self._tokenizer.eos_token_id is not None:
+            ids.append(int(self._tokenizer.eos_token_id))
+        return np.array(ids[: self._config.task.max_response_length], np.int32)
+
+    def _anchor(self, row: Row, prompt: str) -> str | None:
+        reward = self._config.reward
+        source = reward.route_of(self._config.task.kind, lambda: row.info)
+        if source in self._files:
+            found = self._files[source].get(prompt)
+            return None if found is None else found.text
+        text = row.info.get(self._columns.get(source or "", ""))
+        return text if isinstance(text, str) else None

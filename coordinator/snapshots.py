@@ -19,8 +19,7 @@ import numpy as np
 from coordinator.state import State
 from coordinator.versions import Versions
 from headrace.config.run import RunConfig
-from headrace.protocol.records import EvaluationDone, Record
-from headrace.protocol.snapshots import Milestone, Snapshot
+from headrace.protocol.records import EvaluationDone, Milestone, Record, Snapshot
 from sequence.snapshots import NEEDED, AccountValues, account_of, values_of
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,10 @@ from headrace.protocol.records import (
     LeaseIssued,
     LineageBegan,
     MetricsSampled,
+    Milestone,
     Record,
     Restarted,
+    Snapshot,
     TokensLost,
     TrajectoryEnded,
     UpdateCommitted,
@@ -32,7 +34,6 @@ from headrace.protocol.records import (
     WindowsClosed,
     WindowsReady,
 )
-from headrace.protocol.snapshots import Milestone, Snapshot
 from sequence.account import Account
 
 

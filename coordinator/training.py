@@ -9,8 +9,10 @@ a learner's weights make of the ledger is decided in `surviving_line`.
 import secrets
 import time
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
+import numpy as np
 
 from coordinator.admission import Admission
 from coordinator.batches import prepare
@@ -19,7 +21,6 @@ from coordinator.generation import Generation
 from coordinator.hub import Hub
 from coordinator.peers import Peer
 from coordinator.permissions import Orders
-from coordinator.shares import DropShares
 from coordinator.surviving_line import SurvivingLine
 from coordinator.values import cut
 from headrace.protocol.fields import Metric
@@ -48,6 +49,9 @@ _BATCH_ID_BITS = 52
 """Batch ids are random, so that none comes again where a journal lost its end."""
 MANY_BATCHES = 10
 """So many batches of groups filtered in a row are worth a word."""
+
+
+DECILES = 10
 
 
 class Training:
@@ -332,3 +336,52 @@ class Training:
         kept = sorted(set(hub.state.checkpoints))[-hub.config.checkpoint.keep_last :]
         hub.note(Forgotten(at=time.time(), update=kept[0]))
         hub.progress("learner")
+
+
+class DropShares:
+    """Which tokens are left out of training, by the length of their response: whether age limits
+    drop long responses more often than short ones.
+
+    Counts since the last update, for each tenth of the responses, shortest first. Filtered groups
+    and tokens spent on a warm-up do not count: their length is not why they are left out.
+    """
+
+    def __init__(self) -> None:
+        self._length: dict[int, int] = {}
+        self._trained: Counter[int] = Counter()
+        self._stale: Counter[int] = Counter()
+        self._masked: Counter[int] = Counter()
+
+    def add(
+        self, trajectory_id: int, length: int, *, trained: int, left_out: Mapping[str, int]
+    ) -> None:
+        """A window of a response with `length` tokens so far; `left_out` has tokens by reason."""
+        stale = left_out.get("stale", 0)
+        self._length[trajectory_id] = max(length, self._length.get(trajectory_id, 0))
+        self._trained[trajectory_id] += trained
+        self._stale[trajectory_id] += stale
+        self._masked[trajectory_id] += sum(left_out.values()) - stale
+
+    def take(self) -> dict[str, list[float | None]]:
+        """Metrics of what was added, which is then forgotten; None for a tenth without tokens."""
+        order = sorted(self._length, key=lambda i: (self._length[i], i))
+        drops: list[float | None] = [None] * DECILES
+        masks, sizes = drops.copy(), drops.copy()
+        for decile, members in enumerate(np.array_split(np.array(order, np.int64), DECILES)):
+            ids = members.tolist()
+            trained, stale, masked = (
+                sum(counts[i] for i in ids) for counts in (self._trained, self._stale, self._masked)
+            )
+            if tokens := trained + stale + masked:
+                lengths = [self._length[i] for i in ids]
+                drops[decile] = stale / tokens
+                masks[decile] = masked / tokens
+                sizes[decile] = sum(lengths) / len(lengths)
+        for counts in (self._length, self._trained, self._stale, self._masked):
+            counts.clear()
+        named = {
+            "staleness/drop_share": drops,
+            "staleness/mask_share": masks,
+            "staleness/length": sizes,
+        }
+        return named if any(size is not None for size in sizes) else {}

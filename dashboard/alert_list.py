@@ -1,10 +1,13 @@
-"""The list of alerts: metrics that left their healthy bands, each with a link to its chart.
+"""Alerts and events of a run as HTML.
 
-In: `headrace.bands.Alert`s and the run's folder name. Out: HTML. An alert that lasts comes first.
+In: `headrace.bands.Alert`s (metrics that left their healthy bands) and the run's folder name; rows
+of the events' table. Out: a list with a link to each chart, where an alert that lasts comes first;
+a line for each event, those that warn marked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
+from typing import Any
 from urllib.parse import urlencode
 
 from headrace.bands import Alert
@@ -20,6 +23,12 @@ CAPTION = (
     "Metrics outside their healthy bands for longer than a moment, in the newest "
     f"{MOST_UPDATES:,} updates. A band is a first look, not a law: alerts change nothing."
 )
+
+
+LEVELS = ("error", "warning")
+"""Those that warn."""
+
+WARNS = '<span class="hr-warns">!</span> '
 
 
 def chart_link(run: str, metric: str) -> str:
@@ -46,4 +55,13 @@ def _item(alert: Alert, run: str) -> str:
         f'<li{"" if alert.now else " class=past"}><a href="{link}">{escape(text)}</a> '
         f'<span class="hr-soft">({when})</span><br>'
         f'<span class="hr-soft">{escape(alert.why[:1].upper() + alert.why[1:])}.</span></li>'
+    )
+
+
+def event_html(row: Any, clock: Callable[[float], str]) -> str:
+    """One event (at, level, kind, text); `clock` words its time (epoch seconds)."""
+    mark = WARNS if row.level in LEVELS else ""
+    return (
+        f'<div style="margin:.28rem 0"><span class="hr-soft">{clock(row.at)}</span>&ensp;'
+        f"{mark}<b>{escape(row.kind.replace('_', ' '))}</b>&ensp;{escape(row.text)}</div>"
     )

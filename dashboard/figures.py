@@ -12,14 +12,19 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from dashboard.healthy import band_layers, ends_crossed
 from dashboard.legends import legend
 from dashboard.palette import BLUE, FAINT, GREY, ORANGE, SERIES, TEAL
 from dashboard.words import metric_label, number, share
-from headrace.bands import Limits
+from headrace.bands import SIDES, Limits
 
 Chart = alt.Chart | alt.LayerChart
 HEIGHT = 240
+
+
+_GOLDEN = 0.6180339887498949
+
+_NUDGE = 0.03
+"""How far points are moved at most, of the range of rewards."""
 AXES = {
     "update": "update",
     "train_time": "training time",
@@ -209,6 +214,38 @@ def histogram(values: pd.DataFrame, column: str, *, title: str, height: int = 15
     return chart
 
 
+def scatter_chart(frame: pd.DataFrame, *, height: int = HEIGHT) -> Chart:
+    """Rewards of answers over their lengths, a colour and a shape for each source. Points are moved
+    a little up or down, the same way every time, so that many equal rewards are seen as many."""
+    sources = sorted(frame["source"].unique())
+    reach = float(frame["reward"].max() - frame["reward"].min()) or 1.0
+    moves = 2 * (np.arange(len(frame)) * _GOLDEN % 1) - 1
+    data = frame.assign(shown=frame["reward"] + moves * _NUDGE * reach)
+    colours = [SERIES[i % len(SERIES)] for i in range(len(sources))]
+    shown = legend(sources) if len(sources) > 1 else None
+    chart: alt.Chart = (
+        alt.Chart(data)
+        .mark_point(size=26, filled=True, opacity=0.55)
+        .encode(
+            x=alt.X(
+                "length:Q", title="tokens", axis=alt.Axis(format="~s", tickCount=6, grid=False)
+            ),
+            y=alt.Y("shown:Q", title=None, axis=alt.Axis(format=",.4~g", tickCount=4)),
+            color=alt.Color(
+                "source:N", scale=alt.Scale(domain=sources, range=colours), legend=shown
+            ),
+            shape=alt.Shape("source:N", scale=alt.Scale(domain=sources), legend=shown),
+            tooltip=[
+                alt.Tooltip("source:N"),
+                alt.Tooltip("length:Q", title="tokens"),
+                alt.Tooltip("reward:Q", format=",.4~g"),
+            ],
+        )
+        .properties(height=height)
+    )
+    return chart
+
+
 def token_chart(tokens: pd.DataFrame, column: str, cuts: Sequence[int], height: int = 150) -> Chart:
     """A quantity along the response (columns position and `column`), window cuts as grey rules."""
     line: alt.Chart = (
@@ -369,3 +406,31 @@ def _nice(step: float) -> float:
 
 def _is_big(data: pd.DataFrame) -> bool:
     return bool(len(data)) and float(data["value"].abs().max()) >= 10_000
+
+
+def ends_crossed(values: "pd.Series[float]", band: Limits) -> list[float]:
+    """The ends of a band beyond which some values lie."""
+    sides = {band.side(float(value)) for value in (values.min(), values.max()) if len(values)}
+    return [band.bound(side) for side in SIDES if side in sides]
+
+
+def band_layers(band: Limits, low: float, high: float, up: alt.Y, percent: bool) -> list[alt.Chart]:
+    """The part of a healthy band that an axis from `low` to `high` shows, and its ends, of which
+    the pointer says what they are; nothing where no end lies on the axis. What the band means
+    stands below the chart: no colour of a text on it is legible on light and on dark."""
+    words = {"low": "healthy above", "high": "healthy up to"}
+    ends = [
+        {"value": end, "text": f"{words[name]} {share(end) if percent else number(end)}"}
+        for name, end in band._asdict().items()
+        if end is not None and low <= end <= high
+    ]
+    if not ends:
+        return []
+    floor = low if band.low is None else max(low, band.low)
+    top = high if band.high is None else min(high, band.high)
+    area = alt.Chart(pd.DataFrame([{"value": floor, "top": top}]))
+    rule = alt.Chart(pd.DataFrame(ends)).mark_rule(color=TEAL, strokeDash=[2, 3], strokeWidth=1.4)
+    return [
+        area.mark_rect(color=TEAL, opacity=0.1).encode(y=up, y2="top:Q"),
+        rule.encode(y=up, tooltip=alt.Tooltip("text:N", title="band")),
+    ]

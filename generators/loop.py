@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from generators.chunking import ChunkCutter
-from generators.cores import Cores
+from generators.cores import Cores, WorkTime
 from generators.engine import (
     NO_VERSION,
     Engine,
@@ -34,7 +34,6 @@ from generators.engine import (
 )
 from generators.outbox import Outbox
 from generators.weights import WeightsUnavailableError, fetch
-from generators.worktime import WorkTime
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages import (
     AskHello,

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import math
 import os
 import signal
 import socket
@@ -16,22 +17,26 @@ import sys
 from collections.abc import Sequence
 
 from generators.cores import Cores
-from generators.engine import Engine, EngineDeadError
+from generators.engine import Engine, EngineDeadError, GenerationRequest, RequestError
 from generators.fake_engine import FakeEngine
-from generators.hot_check import check_hot
 from generators.loop import GeneratorLoop
 from generators.vllm_engine import cache_folder
 from headrace import stacks
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.identity import identity_of
-from headrace.protocol.messages import Hello, Refused, Welcome
+from headrace.protocol.messages import FireSampling, Hello, Refused, Welcome
 from headrace.protocol.pulse import Pulse
 from headrace.protocol.sockets import Dealer, Link
 
 _LOG = logging.getLogger("headrace.generator")
 _GREETING_S = 2.0
 _FIRST_ANSWER_S = 120.0
+
+
+PROBE = FireSampling(temperature=1e8, top_k=3)
+
+_TOLERANCE = 1e-3
 
 
 def build_engine(config: RunConfig) -> Engine:
@@ -90,6 +95,34 @@ def build_engine(config: RunConfig) -> Engine:
         ),
         layout,
     )
+
+
+async def check_hot(engine: Engine, *, temperature: float) -> None:
+    """Does this engine really draw hot tokens hot? Nothing fails when it does not: an engine
+    without the logits processor ignores the request, other sampling settings may replace the
+    temperature, and logprobs of the wrong distribution look like any others. At the boundless
+    temperature of `PROBE` the candidates are equally likely whatever the model, so that the hot
+    token's logprob must be -log of their number.
+
+    UserError unless the first token of a request with `fire` is hot and is alone in that.
+    `temperature`: of the run's other tokens. The engine has been started.
+    """
+    request = GenerationRequest(
+        "hot-token-check", [1, 2, 3], max_tokens=2, seed=1, temperature=temperature, fire=PROBE
+    )
+    try:
+        deltas = [delta async for delta in engine.generate(request)]
+    except RequestError as error:
+        raise UserError(f"generator.fire cannot work: {error}") from error
+    marks = [i == 0 and delta.hot for delta in deltas for i in range(len(delta.token_ids))]
+    logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
+    even = -math.log(PROBE.top_k)
+    if marks[:1] != [True] or any(marks[1:]) or abs(logprobs[0] - even) > _TOLERANCE:
+        found = f"logprob {logprobs[0]:.3f}" if logprobs else "no token"
+        raise UserError(
+            f"generator.fire cannot work: this engine's first token is not hot ({found} instead "
+            f"of {even:.3f} in a test); leave [generator.fire] out, or use another generator.engine"
+        )
 
 
 def has_gpu() -> bool:

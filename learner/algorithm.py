@@ -30,13 +30,18 @@ from learner.advantages import credited_length, length_adaptive_lambda, packed_e
 from learner.aggregation import fixed_length_weights, sample_mean_weights, token_mean_weights
 from learner.groups import Groups, group_advantages
 from learner.hot_tokens import HotStreams, hot_streams
-from learner.penalties import kl_divergence
-from learner.policy_losses import PolicyLoss, clipped_surrogate, reinforce
+from learner.penalties import kl_divergence, overlong_penalty
+from learner.policy_losses import (
+    PolicyLoss,
+    ValueLoss,
+    clipped_squared_error,
+    clipped_surrogate,
+    reinforce,
+    squared_error,
+)
 from learner.ratio_slot import RatioFunction, build_ratio, reads_proximal
 from learner.segments import Segments, discounted_suffix_sums, segment_ids, tokens_left
-from learner.shaping import overlong_penalty
 from learner.targets import ValueTargets, lambda_returns, monte_carlo_returns
-from learner.value_losses import ValueLoss, clipped_squared_error, squared_error
 
 
 class AdvantageFunction(Protocol):

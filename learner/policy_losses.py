@@ -1,8 +1,8 @@
-"""Policy losses: from ratio and advantage to one loss a token.
+"""Policy and value losses: one loss a token.
 
-In: log ratios with gradient, advantages without. Out: the loss of each token, and where which
-clip holds the gradient back. Promise: nothing is averaged, masked or weighted here; that is the
-business of `ratios` and `aggregation`.
+In: log ratios or values with gradient; advantages, targets and old values without. Out: the loss of
+each token, and where which clip holds the gradient back. Promise: nothing is averaged, masked or
+weighted here; that is the business of `ratios` and `aggregation`.
 """
 
 from typing import NamedTuple
@@ -74,3 +74,35 @@ def reinforce(log_ratio: Tensor, advantages: Tensor) -> PolicyLoss:
     """
     never = torch.zeros_like(advantages, dtype=torch.bool)
     return PolicyLoss(-advantages * log_ratio, never, never, never)
+
+
+class ValueLoss(NamedTuple):
+    """Loss [T] with gradient, and clipped [T] bool: the clipped branch binds, gradient 0."""
+
+    loss: Tensor
+    clipped: Tensor
+
+
+def squared_error(values: Tensor, targets: Tensor) -> ValueLoss:
+    """L_t = (v - R)^2 / 2, all [T]."""
+    return ValueLoss(0.5 * (values - targets).square(), torch.zeros_like(values, dtype=torch.bool))
+
+
+def clipped_squared_error(
+    values: Tensor, old_values: Tensor, targets: Tensor, *, clip_low: float, clip_high: float
+) -> ValueLoss:
+    """L_t = max((v - R)^2, (clip(v, v_old - low, v_old + high) - R)^2) / 2, all [T].
+
+    Args:
+        values: the critic now, with gradient.
+        old_values: the critic when the update began, for the tokens of all windows.
+        targets: R.
+        clip_low: how far below the old value the clipped value may go (T-PPO recipe: 0.5).
+        clip_high: how far above (0.6).
+
+    Source: T-PPO recipe. Changed: old values are recomputed at the update's start, where the
+    recipe keeps those of the time each window was generated.
+    """
+    bounded = torch.minimum(torch.maximum(values, old_values - clip_low), old_values + clip_high)
+    free, held = (values - targets).square(), (bounded - targets).square()
+    return ValueLoss(0.5 * torch.maximum(free, held), held > free)

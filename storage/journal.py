@@ -23,9 +23,9 @@ from headrace.protocol.records import (
     AnyRecord,
     ChunkArrived,
     Record,
+    Snapshot,
     UpdateCommitted,
 )
-from headrace.protocol.snapshots import Snapshot
 from headrace.protocol.streams import Span, Streams
 from storage.frames import Walk
 from storage.segments import (

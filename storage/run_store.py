@@ -26,8 +26,7 @@ from headrace.config.run import RunConfig
 from headrace.disk import writing
 from headrace.errors import UserError
 from headrace.protocol.messages import JournalEnd
-from headrace.protocol.records import Record, UpdateCommitted
-from headrace.protocol.snapshots import Snapshot
+from headrace.protocol.records import Record, Snapshot, UpdateCommitted
 from headrace.run_folder import RESOLVED, hold_writer, read_config, write_config
 from storage import projection
 from storage.checkpoints import check_history, lost

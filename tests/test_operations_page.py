@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.troubles import Troubles
+from coordinator.alerts import Troubles
 from headrace import disk, run_folder
 from headrace.commands.roles import await_listener
 from headrace.commands.training import report

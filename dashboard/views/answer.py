@@ -12,15 +12,17 @@ from dashboard.chart_spec import kept
 from dashboard.data import RunData
 from dashboard.figures import thinned, token_chart
 from dashboard.token_block import token_block
-from dashboard.token_diff import Difference, difference, difference_text
 from dashboard.token_facts import answer_data, answer_json
 from dashboard.tokens import (
     COLOURINGS,
     KINDS,
     MAX_TOKENS,
+    Difference,
     Scale,
     colour_scale,
     colour_values,
+    difference,
+    difference_text,
     prompt_html,
     scale_html,
     window_cuts,

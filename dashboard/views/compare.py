@@ -4,7 +4,7 @@ It needs no run to be chosen at the left: the address lists the runs (`run_choic
 the same lines in the same colours over the same axis.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -28,16 +28,16 @@ from dashboard.comparison import (
     place,
 )
 from dashboard.comparison_charts import comparison_chart
-from dashboard.comparison_tables import accuracy_rows, marked_differences
 from dashboard.configurations import differences
 from dashboard.curves import Divergence
 from dashboard.data import RunData
 from dashboard.figures import AXES, scaled_axis
+from dashboard.palette import ORANGE, tint
 from dashboard.picker import Choice
 from dashboard.run_choice import choose_runs
-from dashboard.targets import default_target, noise_margin
+from dashboard.targets import accuracies, default_target, noise_margin
 from dashboard.views.learning import SMOOTHING
-from dashboard.words import metric_caption, series_words, share
+from dashboard.words import count, duration, metric_caption, series_words, share
 from headrace.errors import UserError
 from headrace.metrics import METRICS, info_of
 from storage.queries import RunLine
@@ -339,3 +339,37 @@ def _differences(wanted: Wanted) -> None:
             "one; a dash: it has no such key. Keys of how long a run went on, where it ran and "
             "what it kept come last and do not part seeds."
         )
+
+
+def accuracy_rows(runs: Mapping[str, RunData], lines: Sequence[Line], target: float) -> Any:
+    """A row for each run, line by line; `run` is a link to its overview."""
+    rows = []
+    for line in lines:
+        for member in line.members:
+            found = accuracies(runs[member.name].evaluations(), target)
+            rows.append(
+                {
+                    "run": f"overview?run={member.name}",
+                    "recipe": member.recipe,
+                    "seed": member.seed,
+                    "first": found.first,
+                    "best": found.best,
+                    "at update": found.best_update,
+                    "last": found.last,
+                    f"tokens to {share(target)}": found.tokens,
+                    f"training to {share(target)}": found.seconds,
+                }
+            )
+    frame = pd.DataFrame(rows).convert_dtypes()
+    words: dict[Any, Any] = {"seed": count, "at update": count}
+    words |= dict.fromkeys(["first", "best", "last"], share)
+    words |= {f"tokens to {share(target)}": count, f"training to {share(target)}": duration}
+    return frame.style.format(words, na_rep="-")
+
+
+def marked_differences(found: pd.DataFrame) -> Any:
+    """Differences with what is not as in the first column marked, in bold and in colour."""
+    other = found.ne(found.iloc[:, 0], axis=0)
+    style = f"background-color: {tint(ORANGE, 0.2)}; font-weight: 700"
+    styles = other.map(lambda differs: style if differs else "")
+    return found.style.apply(lambda _: styles, axis=None)

@@ -9,9 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import panels
-from dashboard.alert_list import CAPTION, alerts_html
+from dashboard.alert_list import CAPTION, LEVELS, alerts_html, event_html
 from dashboard.data import RunData, is_live
-from dashboard.events import LEVELS, event_html
 from dashboard.wellbeing import Look, health_rows, health_sentence
 from dashboard.words import duration, moment
 from storage.queries import Stack

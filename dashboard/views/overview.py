@@ -10,10 +10,9 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import data, panels
-from dashboard.alert_list import CAPTION, alerts_html
+from dashboard.alert_list import CAPTION, alerts_html, event_html
 from dashboard.chart_spec import kept
 from dashboard.data import RunData
-from dashboard.events import event_html
 from dashboard.figures import accuracy_chart
 from dashboard.ledger import ledger_html
 from dashboard.words import count, duration, moment, number, progress, share

@@ -11,11 +11,10 @@ import pandas as pd
 import streamlit as st
 
 from dashboard import panels, scorings
+from dashboard.alert_list import WARNS
 from dashboard.chart_spec import kept
 from dashboard.data import RunData, is_live
-from dashboard.events import WARNS
-from dashboard.figures import series_chart
-from dashboard.scatter import scatter_chart
+from dashboard.figures import scatter_chart, series_chart
 from dashboard.scorings import Scorings
 from dashboard.words import count, metric_caption, number, series_words, share
 from headrace.bands import BACK

@@ -1,4 +1,5 @@
-"""Checks of the installation: each question gets one `Finding`, and nothing is changed.
+"""`headrace doctor`, the checks of the installation: each question gets one `Finding`, and nothing
+is changed.
 
 Out: findings of level ok, note (good to know) or bad (will not work), each with a line of advice.
 An installation that brings no torch is one to open runs with: what only training needs is no fault
@@ -6,7 +7,9 @@ of it, and is not asked. Packages are found without being imported; torch and vL
 of the sandbox are tried, which takes some seconds the first time after a start of the machine.
 """
 
+import argparse
 import asyncio
+import json
 import os
 import platform
 import shutil
@@ -196,6 +199,24 @@ def _sandbox() -> Iterator[Finding]:
     used = next((trial.layer for trial in trials if trial.works), None)
     text = f"programs run in {used}" if used else f"none: model-written code is refused; {ADVICE}"
     yield Finding("ok" if used else "note", "model-written code", text)
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Print the findings; exit code 2 where something will not work. Where only reading was
+    installed, that training is not there is no fault."""
+    findings = examine()
+    trains = is_for_training()
+    bad = [finding for finding in findings if finding.level == "bad"]
+    if arguments.json:
+        told = [each._asdict() for each in findings]
+        print(json.dumps({"ok": not bad, "trains": trains, "findings": told}))
+        return 2 if bad else 0
+    for finding in findings:
+        mark = {"ok": "  ok", "note": "note", "bad": " BAD"}[finding.level]
+        print(f"{mark}  {finding.topic:<18} {finding.text}")
+    good = "all good" if trains else "all good for reading runs; nothing here trains"
+    print(f"\n{len(bad)} thing(s) to mend" if bad else f"\n{good}")
+    return 2 if bad else 0
 
 
 def _list(numbers: tuple[int, ...]) -> str:

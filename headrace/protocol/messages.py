@@ -12,22 +12,17 @@ import msgspec
 from headrace.protocol import fields
 from headrace.protocol.batches import Shard
 from headrace.protocol.diagnostics import TokenDiagnostics
-from headrace.protocol.message import Message as Message
 from headrace.protocol.streams import Float32, Int32, Reward, Span, Streams
-from headrace.protocol.watching import Command as Command
-from headrace.protocol.watching import Status as Status
-from headrace.protocol.watching import StatusRequest as StatusRequest
-from headrace.protocol.watching import Trouble as Trouble
-from headrace.protocol.weights import WeightBytes as WeightBytes
-from headrace.protocol.weights import WeightNotice as WeightNotice
-from headrace.protocol.weights import WeightRequest as WeightRequest
-from headrace.protocol.weights import WeightsLoaded as WeightsLoaded
 
 PROTOCOL_VERSION = 5
 
 Role = Literal["generator", "reward", "learner", "monitor"]
 Finish = Literal["stop", "length", "window", "held", "failed"]
 Purpose = Literal["train", "eval"]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all messages; the tag is the class name."""
 
 
 # -- joining and staying ---------------------------------------------------------------------------
@@ -227,6 +222,41 @@ class GeneratorReport(Message, frozen=True, kw_only=True, tag=True):
     leases_until: fields.LeaseBorder = -1
 
 
+class WeightNotice(Message, frozen=True, kw_only=True, tag=True):
+    """Weights `version` can be had: learner to coordinator to generators. `sources` are tried in
+    order: `file:/path.safetensors` (same host) or `tcp://host:port` (the learner's own ROUTER)."""
+
+    version: fields.Count
+    update: fields.Count
+    sha256: fields.Digest
+    num_bytes: fields.Count
+    sources: list[fields.Line]
+
+
+class WeightsLoaded(Message, frozen=True, kw_only=True, tag=True):
+    """Generator to coordinator: `version` samples from now on; how long requests stood still."""
+
+    version: fields.Count
+    gap_s: fields.Seconds
+    load_s: fields.Seconds
+    error: fields.Prose | None = None
+
+
+class WeightRequest(Message, frozen=True, kw_only=True, tag=True):
+    """Generator to the learner's weight ROUTER: send `version` from byte `offset`."""
+
+    version: fields.Count
+    offset: fields.Count
+
+
+class WeightBytes(Message, frozen=True, kw_only=True, tag=True):
+    """Answer: a piece of the safetensors file; an empty piece says the version is gone."""
+
+    version: int
+    offset: int
+    data: bytes
+
+
 # -- rewards ---------------------------------------------------------------------------------------
 
 
@@ -363,6 +393,46 @@ class CheckpointDone(Message, frozen=True, kw_only=True, tag=True):
 
     update: fields.Count
     path: fields.Line
+
+
+class Trouble(Message, frozen=True, kw_only=True, tag=True):
+    """Learner to coordinator: something that a user should know now. `waits`: the learner goes on
+    when it is over, and then says so with an empty text."""
+
+    kind: fields.Label
+    text: fields.Prose
+    waits: bool = False
+
+
+class Command(Message, frozen=True, kw_only=True, tag=True):
+    """Monitor to coordinator. drain, checkpoint, end; the run is then `stopped`, or
+    `interrupted` when it was Ctrl-C."""
+
+    action: Literal["stop", "interrupt"]
+
+
+class StatusRequest(Message, frozen=True, kw_only=True, tag=True):
+    """Monitor to coordinator."""
+
+
+class Status(Message, frozen=True, kw_only=True, tag=True):
+    """Coordinator to monitor: where the run stands. `gauges` are numbers by metric name. `waits`:
+    whom the run waits for and for what, with the seconds since that last moved; `stalled`: nobody
+    has made progress for too long, and the run is about to end for it. `troubles` are the last
+    things that a user should know."""
+
+    run_id: str
+    phase: str
+    update: int
+    version: int
+    gauges: dict[str, float]
+    ledger: dict[str, int]
+    dropped: dict[str, int]
+    waits: dict[str, float]
+    processes: dict[str, str]
+    message: str = ""
+    stalled: bool = False
+    troubles: list[str] = msgspec.field(default_factory=list)
 
 
 AnyMessage = (

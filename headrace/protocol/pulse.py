@@ -6,9 +6,8 @@ import threading
 
 from headrace.errors import RunFailedError
 from headrace.protocol.identity import PULSE_SUFFIX
-from headrace.protocol.link import Link
 from headrace.protocol.messages import Heartbeat
-from headrace.protocol.sockets import BlockingDealer
+from headrace.protocol.sockets import BlockingDealer, Link
 
 
 class Pulse(contextlib.AbstractContextManager["Pulse"]):

@@ -15,8 +15,6 @@ import msgspec
 from headrace.protocol.diagnostics import TokenDiagnostics
 from headrace.protocol.fields import Metric
 from headrace.protocol.messages import Purpose
-from headrace.protocol.record import Record as Record
-from headrace.protocol.snapshots import Snapshot
 from headrace.protocol.streams import Float32, Int32, Piece, Reward, Span, Streams
 
 DropReason = Literal[
@@ -34,6 +32,12 @@ RECORD_FORMAT = 2
 TrajectoryStatus = Literal["running", "finished", "truncated", "aborted", "failed"]
 ScoreStatus = Literal["ok", "timeout", "crashed", "invalid"]
 LinesState = Literal["scored", "late", "failed"]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of all records. `at` is wall-clock time in seconds since the epoch."""
+
+    at: float
 
 
 class GroupIssued(Record, frozen=True, kw_only=True, tag=True):
@@ -297,6 +301,23 @@ class Restarted(Record, frozen=True, kw_only=True, tag=True):
     that was under way begins anew, and lease ids go on from `next_lease`."""
 
     next_lease: int
+
+
+class Milestone(msgspec.Struct, frozen=True, array_like=True):
+    """Groups from `group` on were issued at the journal's record `record` or later."""
+
+    record: int
+    group: int
+
+
+class Snapshot(Record, frozen=True, kw_only=True, tag=True):
+    """What the coordinator's state is after all records before this one, so that a restart need not
+    read those. It changes nothing. `state` is the coordinator's own (`coordinator.snapshots`);
+    prompts and tokens are not in it, because the journal has them: those that it still needs stand
+    at the first milestone's record or later."""
+
+    state: bytes
+    milestones: list[Milestone]
 
 
 class VersionIssued(Record, frozen=True, kw_only=True, tag=True):

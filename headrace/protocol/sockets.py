@@ -10,25 +10,52 @@ are); without keys a router binds to loopback only.
 """
 
 import asyncio
+import ipaddress
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
+from headrace.config.process import TransportConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.curve import Gate, enter
 from headrace.protocol.delivery import Frames
 from headrace.protocol.ends import RoleEnd, RouterEnd
-from headrace.protocol.link import Link as Link
-from headrace.protocol.link import is_loopback as is_loopback
 from headrace.protocol.messages import Message
 
 LINGER_MS = 2000
+
 MOST_WAITING = 10_000
 """Messages of one connection that wait in a router's memory; what follows waits at the sender."""
+
 MOST_UNREAD = 10_000
 """Messages that a router keeps for one connection that does not read; more are not sent."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where and how to connect: address, size limit, key folder."""
+
+    address: str
+    max_bytes: int = 64 << 20
+    curve_keys: str | None = None
+
+    @classmethod
+    def from_config(cls, transport: TransportConfig, address: str) -> "Link":
+        """The link of a run's transport section at `address`."""
+        return cls(address, int(transport.max_message_mib * 2**20), transport.curve_keys)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address never leaves this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _open_dealer(context: zmq.Context[Any], link: Link, identity: str) -> Any:

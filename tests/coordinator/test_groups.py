@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.admission import is_mixed
-from coordinator.shares import DropShares
+from coordinator.training import DropShares
 from headrace.metrics import METRICS
 from headrace.protocol.batches import GroupScores, PolicyWindow
 from headrace.protocol.records import Forgotten, WindowsDropped

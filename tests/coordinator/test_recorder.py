@@ -6,8 +6,8 @@ import time
 import pytest
 
 from coordinator import recorder as module
+from coordinator.alerts import KEPT, MOST, Troubles
 from coordinator.recorder import Recorder
-from coordinator.troubles import KEPT, MOST, Troubles
 from headrace.errors import StorageBlockedError
 from headrace.protocol.messages import JournalEnd
 from headrace.protocol.records import Incident, Record

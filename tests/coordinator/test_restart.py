@@ -21,10 +21,10 @@ from headrace.protocol.pulse import Pulse
 from headrace.protocol.records import (
     Incident,
     Restarted,
+    Snapshot,
     TokensLost,
     UpdateCommitted,
 )
-from headrace.protocol.snapshots import Snapshot
 from headrace.protocol.sockets import Dealer, Link
 from headrace.protocol.streams import Span
 from storage.audit import audit_run, recount_ledger

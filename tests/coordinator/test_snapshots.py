@@ -24,9 +24,10 @@ from headrace.protocol.records import (
     GroupIssued,
     LineScore,
     LinesScored,
+    Milestone,
     Record,
+    Snapshot,
 )
-from headrace.protocol.snapshots import Milestone, Snapshot
 from headrace.protocol.streams import Coefficient, Mark, Piece, Reward, Span, Streams, Weight
 from headrace.run_folder import read_config
 from storage.audit import audit_run

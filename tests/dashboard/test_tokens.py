@@ -11,9 +11,15 @@ import pytest
 
 import dashboard
 from dashboard import token_facts, tokens
-from dashboard.token_diff import difference, difference_text
 from dashboard.token_facts import answer_data, answer_json, borders, columns, fates
-from dashboard.tokens import Scale, background, colour_scale, colour_values
+from dashboard.tokens import (
+    Scale,
+    background,
+    colour_scale,
+    colour_values,
+    difference,
+    difference_text,
+)
 from headrace.protocol.diagnostics import COLUMN_NAMES
 from storage.queries import REASONS, SOURCES, TrajectoryDetail, trajectory_detail, trajectory_page
 from storage.tokens import TokenTable

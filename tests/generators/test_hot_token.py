@@ -13,7 +13,7 @@ import pytest
 from generators import run
 from generators.engine import GenerationRequest, TokenDelta
 from generators.fake_engine import FakeEngine
-from generators.hot_check import check_hot
+from generators.run import check_hot
 from generators.torch_engine import TorchEngine
 from generators.weights import WeightLayout
 from headrace.config.generator import FireConfig

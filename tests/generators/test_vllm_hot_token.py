@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from generators.distributions import hot_logprobs
 from generators.engine import GenerationRequest, RequestError, TokenDelta
-from generators.hot_check import check_hot
 from generators.policy_files import end_token_ids, read_config, weight_layout
-from generators.run import build_engine
+from generators.run import build_engine, check_hot
 from generators.vllm_engine import VllmEngine, VllmSettings, prepare_environment
 from generators.weights import WeightLayout
 from headrace.config.generator import FireConfig

@@ -19,8 +19,7 @@ from learner.penalties import (
     positive_likelihood,
     token_entropy,
 )
-from learner.policy_losses import clipped_surrogate, reinforce
-from learner.value_losses import clipped_squared_error, squared_error
+from learner.policy_losses import clipped_squared_error, clipped_surrogate, reinforce, squared_error
 from tests.learner import reference
 from tests.learner.test_advantages import close, f64
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.shaping import overlong_penalty
+from learner.penalties import overlong_penalty
 from tests.learner import reference
 from tests.learner.test_advantages import close, f64
 

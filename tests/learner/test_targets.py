@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.advantages import gae
+from learner.policy_losses import squared_error
 from learner.segments import segments_of
 from learner.targets import lambda_returns, monte_carlo_returns
-from learner.value_losses import squared_error
 from tests.learner import reference
 from tests.learner.test_advantages import END_REWARD, V5, close, f64, unit_64ths
 

@@ -16,9 +16,10 @@ from headrace.protocol.records import (
     ChunkArrived,
     Incident,
     MetricsSampled,
+    Milestone,
     Record,
+    Snapshot,
 )
-from headrace.protocol.snapshots import Milestone, Snapshot
 from headrace.protocol.streams import Span
 from storage.journal import WORTH, Journal, decode, encode, read_journal, snapshots
 from storage.segments import DamagedError, segment_paths

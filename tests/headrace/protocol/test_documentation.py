@@ -6,12 +6,12 @@ from typing import get_args
 import msgspec
 import pytest
 
-from headrace.protocol import batches, diagnostics, messages, streams, watching, weights
+from headrace.protocol import batches, diagnostics, messages, streams
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
 KINDS = [
     kind
-    for module in (messages, watching, weights, batches, streams, diagnostics)
+    for module in (messages, batches, streams, diagnostics)
     for kind in vars(module).values()
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)
