@@ -8,37 +8,28 @@ and in which order, does not depend on who arrived first. Each event costs const
 from collections.abc import Iterable
 
 from coordinator.leases import Leases
-from coordinator.schedule import Halves, Selection, Warmup
+from coordinator.schedule import Scheduler
 from coordinator.state import State
 from headrace.config.run import RunConfig
 from sequence.trajectories import Trajectory
 from sequence.windows import Window
 
 
-class Rounds:
+class Rounds(Scheduler):
     """One round of windows at a time."""
 
     lockstep = True
 
     def __init__(self, config: RunConfig, state: State, leases: Leases) -> None:
-        self._config, self._schedule = config, config.schedule
-        self._account, self._leases = state.account, leases
-        self._warmup = Warmup(config, state)
-        self._halves = Halves(config, state, by_arrival=False)
-        self.bound = self._schedule.bound
+        super().__init__(config, state, leases, by_arrival=False)
         self._round: set[int] = set()
         """Trajectories of the round that is being generated."""
         self._pending: set[int] = set()
         """Those of them that may not be through yet."""
 
-    @property
-    def warming(self) -> bool:
-        """The value model is being warmed up."""
-        return self._warmup.on
-
     def restart(self) -> None:
         """The learner is at another update than it was."""
-        self._warmup.restart()
+        super().restart()
         self._find_round()
 
     def resume(self) -> None:
@@ -49,7 +40,7 @@ class Rounds:
         """An update is in. Its round is over, unless the batch was one that came back."""
         if self._round_over():
             self._end_round()
-        self._warmup.committed(explained_variance)
+        super().committed(explained_variance)
 
     def _find_round(self) -> None:
         """The round that is under way, as the account shows it: unfinished trajectories without a
@@ -87,14 +78,6 @@ class Rounds:
     def stops_at_border(self) -> bool:
         """A warm-up has the same weights all along, and needs whole responses."""
         return not self.warming
-
-    def in_play(self) -> int:
-        """Windows being generated, waiting, ready or with the learner."""
-        account = self._account
-        ready = len(account.values) if self.warming else len(account.ready)
-        batch = account.taken
-        taken = len(batch.windows) or len(batch.value_trajectories) if batch else 0
-        return len(self._leases.open) + account.closed + ready + taken
 
     def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
         """The slots of a round: carried trajectories, then new groups; later the unleased rest."""
@@ -150,37 +133,25 @@ class Rounds:
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def is_behind(self) -> bool:
-        """Whether nothing is to be sampled, because a rollback is gone over again."""
-        return self._halves.is_behind()
-
-    def too_stale(self) -> list[Window]:
-        """Ready windows that can no longer be trained."""
-        return self._halves.too_stale()
-
-    def next_batch(self) -> Selection | None:
-        """The next batch, or None when the learner has to wait."""
-        if self._account.taken is not None:
-            return None
-        if again := self._halves.again():
-            return again
-        if self._round and not self._round_over():
-            return None
-        value = self._config.algorithm.value
-        if self.warming:
-            assert value is not None
-            trajectories = self._halves.warmup_values() if self._round else []
-            if not trajectories:
-                self._end_round()
-                return None
-            return Selection([], trajectories, value.warmup_epochs)
-        # Windows left over from a warm-up or a dead learner need no new round.
+    def _policy_half(self) -> list[Window]:
+        """Windows left over from a warm-up or a dead learner need no new round."""
+        if self._under_way():
+            return []
         windows: list[Window] = [] if self._refills() else self._halves.windows()
         if not windows:
             self._end_round()
-            return None
-        values = self._halves.values(windows)
-        return Selection(windows, values, self._config.learner.value.epochs)
+        return windows
+
+    def _warmup_half(self) -> list[Trajectory]:
+        if self._under_way():
+            return []
+        trajectories = self._halves.warmup_values() if self._round else []
+        if not trajectories:
+            self._end_round()
+        return trajectories
+
+    def _under_way(self) -> bool:
+        return bool(self._round) and not self._round_over()
 
     def _refills(self) -> bool:
         """Dynamic sampling: the round goes on until it has a batch."""

@@ -6,10 +6,12 @@ critic that has trained on its outcome; in a warm-up, where the policy trains no
 `coordinator.stream` and `coordinator.rounds` decide when.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
+from coordinator.leases import Leases
 from coordinator.state import State
 from headrace.config.run import RunConfig
 from sequence.trajectories import Trajectory
@@ -23,56 +25,6 @@ class Selection:
     windows: list[Window]
     value_trajectories: list[Trajectory]
     value_epochs: int
-
-
-class Scheduler(Protocol):
-    """Who may generate and what is trained next."""
-
-    @property
-    def lockstep(self) -> bool:
-        """Nothing is generated while the learner trains."""
-
-    @property
-    def warming(self) -> bool:
-        """The value model is being warmed up: batches have no policy half."""
-
-    @property
-    def bound(self) -> int:
-        """Most windows in play in a stream."""
-
-    def restart(self) -> None:
-        """The learner is at another update than it was: begin the round and the warm-up there."""
-
-    def resume(self) -> None:
-        """A new coordinator took over: leases are in force already."""
-
-    def is_behind(self) -> bool:
-        """Whether nothing is to be sampled, because a rollback is gone over again."""
-
-    def stops_at_border(self) -> bool:
-        """Whether a request ends with its window."""
-
-    def in_play(self) -> int:
-        """Windows being generated, waiting, ready or with the learner."""
-
-    def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
-        """Trajectories to go on with, and how many new groups to issue, for `free` slots. The
-        caller gives leases to the trajectories at once."""
-
-    def issued(self, trajectories: Iterable[Trajectory]) -> None:
-        """New trajectories exist: they hold a window from now on."""
-
-    def goes_on(self, trajectory: Trajectory) -> bool:
-        """A trajectory that is being generated came to a border: may it begin the next window?"""
-
-    def too_stale(self) -> list[Window]:
-        """Ready windows that can no longer be trained."""
-
-    def next_batch(self) -> Selection | None:
-        """The next batch, or None when the learner has to wait."""
-
-    def committed(self, explained_variance: float | None) -> None:
-        """An update is in."""
 
 
 class Warmup:
@@ -210,3 +162,97 @@ class Halves:
 def _is_past(window: Window, going: set[int]) -> bool:
     """Its advantages are made before, or in the very update in which the critic sees its end."""
     return window.state in ("taken", "trained", "dropped") or window.window_id in going
+
+
+class Scheduler(ABC):
+    """Who may generate and what is trained next."""
+
+    lockstep: ClassVar[bool]
+    """Nothing is generated while the learner trains."""
+
+    def __init__(
+        self, config: RunConfig, state: State, leases: Leases, *, by_arrival: bool
+    ) -> None:
+        """`by_arrival`: of windows of one version those that came first are trained first."""
+        self._config, self._schedule = config, config.schedule
+        self._state, self._account, self._leases = state, state.account, leases
+        self._warmup = Warmup(config, state)
+        self._halves = Halves(config, state, by_arrival=by_arrival)
+        self.bound = self._schedule.bound
+        """Most windows in play in a stream."""
+
+    @property
+    def warming(self) -> bool:
+        """The value model is being warmed up: batches have no policy half."""
+        return self._warmup.on
+
+    def restart(self) -> None:
+        """The learner is at another update than it was: begin the round and the warm-up there."""
+        self._warmup.restart()
+
+    @abstractmethod
+    def resume(self) -> None:
+        """A new coordinator took over: leases are in force already."""
+
+    def is_behind(self) -> bool:
+        """Whether nothing is to be sampled, because a rollback is gone over again."""
+        return self._halves.is_behind()
+
+    @abstractmethod
+    def stops_at_border(self) -> bool:
+        """Whether a request ends with its window."""
+
+    def in_play(self) -> int:
+        """Windows being generated, waiting, ready or with the learner."""
+        account = self._account
+        # A warm-up consumes trajectories, not windows: those that wait for it fill the bound.
+        ready = len(account.values) if self.warming else len(account.ready)
+        batch = account.taken
+        taken = len(batch.windows) or len(batch.value_trajectories) if batch else 0
+        return len(self._leases.open) + account.closed + ready + taken
+
+    @abstractmethod
+    def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
+        """Trajectories to go on with, and how many new groups to issue, for `free` slots. The
+        caller gives leases to the trajectories at once."""
+
+    @abstractmethod
+    def issued(self, trajectories: Iterable[Trajectory]) -> None:
+        """New trajectories exist: they hold a window from now on."""
+
+    @abstractmethod
+    def goes_on(self, trajectory: Trajectory) -> bool:
+        """A trajectory that is being generated came to a border: may it begin the next window?"""
+
+    def too_stale(self) -> list[Window]:
+        """Ready windows that can no longer be trained."""
+        return self._halves.too_stale()
+
+    def next_batch(self) -> Selection | None:
+        """The next batch, or None when the learner has to wait."""
+        if self._account.taken is not None:
+            return None
+        if again := self._halves.again():
+            return again
+        value = self._config.algorithm.value
+        if self.warming:
+            assert value is not None
+            trajectories = self._warmup_half()
+            return Selection([], trajectories, value.warmup_epochs) if trajectories else None
+        windows = self._policy_half()
+        if not windows:
+            return None
+        values = self._halves.values(windows)
+        return Selection(windows, values, self._config.learner.value.epochs)
+
+    @abstractmethod
+    def _policy_half(self) -> list[Window]:
+        """The windows of the next batch; none: the learner has to wait."""
+
+    @abstractmethod
+    def _warmup_half(self) -> list[Trajectory]:
+        """The trajectories of the next batch of a warm-up; none: the learner has to wait."""
+
+    def committed(self, explained_variance: float | None) -> None:
+        """An update is in."""
+        self._warmup.committed(explained_variance)

@@ -10,43 +10,26 @@ time; only a batch that is about to leave looks at all windows.
 from collections.abc import Iterable
 
 from coordinator.leases import Leases
-from coordinator.schedule import Halves, Selection, Warmup
+from coordinator.schedule import Scheduler
 from coordinator.state import State
 from headrace.config.run import RunConfig
 from sequence.trajectories import Trajectory
 from sequence.windows import Window
 
 
-class Stream:
+class Stream(Scheduler):
     """Leases under a bound, batches as soon as there are enough windows."""
 
     lockstep = False
 
     def __init__(self, config: RunConfig, state: State, leases: Leases) -> None:
-        self._config, self._schedule = config, config.schedule
-        self._state, self._account, self._leases = state, state.account, leases
-        self._warmup = Warmup(config, state)
-        self._halves = Halves(config, state, by_arrival=self._schedule.max_staleness > 0)
-        self.bound = self._schedule.bound
+        super().__init__(config, state, leases, by_arrival=config.schedule.max_staleness > 0)
         full = self._schedule.warm_start == "full" and state.update == 0
         self._opening: set[int] | None = set() if full else None
         """warm_start = full: trajectories of the first leases that may lack a complete window."""
 
-    @property
-    def warming(self) -> bool:
-        """The value model is being warmed up."""
-        return self._warmup.on
-
-    def restart(self) -> None:
-        """The learner is at another update than it was."""
-        self._warmup.restart()
-
     def resume(self) -> None:
         """A new coordinator took over: whoever has a lease is in play already."""
-
-    def committed(self, explained_variance: float | None) -> None:
-        """An update is in."""
-        self._warmup.committed(explained_variance)
 
     # -- generation -------------------------------------------------------------------------------
 
@@ -54,15 +37,6 @@ class Stream:
         """Where no next window begins before new weights, a request ends with its window. A warm-up
         has the same weights all along, and needs whole responses."""
         return self._schedule.max_staleness == 0 and not self.warming
-
-    def in_play(self) -> int:
-        """Windows being generated, waiting, ready or with the learner."""
-        account = self._account
-        # A warm-up consumes trajectories, not windows: those that wait for it fill the bound.
-        ready = len(account.values) if self.warming else len(account.ready)
-        batch = account.taken
-        taken = len(batch.windows) or len(batch.value_trajectories) if batch else 0
-        return len(self._leases.open) + account.closed + ready + taken
 
     def _may_begin(self, in_play: int, windows: int = 1) -> bool:
         return in_play + windows <= self.bound
@@ -104,31 +78,6 @@ class Stream:
         return True
 
     # -- batches ----------------------------------------------------------------------------------
-
-    def is_behind(self) -> bool:
-        """Whether nothing is to be sampled, because a rollback is gone over again."""
-        return self._halves.is_behind()
-
-    def too_stale(self) -> list[Window]:
-        """Ready windows that can no longer be trained."""
-        return self._halves.too_stale()
-
-    def next_batch(self) -> Selection | None:
-        """The next batch, or None when the learner has to wait."""
-        if self._account.taken is not None:
-            return None
-        if again := self._halves.again():
-            return again
-        value = self._config.algorithm.value
-        if self.warming:
-            assert value is not None
-            trajectories = self._warmup_half()
-            return Selection([], trajectories, value.warmup_epochs) if trajectories else None
-        windows = self._policy_half()
-        if not windows:
-            return None
-        values = self._halves.values(windows)
-        return Selection(windows, values, self._config.learner.value.epochs)
 
     def _policy_half(self) -> list[Window]:
         few = len(self._account.ready) < self._schedule.batch_windows

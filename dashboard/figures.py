@@ -19,10 +19,7 @@ from headrace.bands import SIDES, Limits
 
 Chart = alt.Chart | alt.LayerChart
 HEIGHT = 240
-
-
 _GOLDEN = 0.6180339887498949
-
 _NUDGE = 0.03
 """How far points are moved at most, of the range of rewards."""
 AXES = {

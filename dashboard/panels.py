@@ -14,10 +14,10 @@ from streamlit.delta_generator import DeltaGenerator
 from dashboard import chart_spec, data
 from dashboard.chart_spec import Spec
 from dashboard.data import RunData
-from dashboard.figures import Chart
+from dashboard.figures import HEIGHT, Chart, accuracy_chart
 from dashboard.metric_charts import array_of, series_of
 from dashboard.palette import GREY, STATUSES
-from dashboard.words import metric_caption, number, share
+from dashboard.words import count, metric_caption, number, share
 from headrace.errors import UserError
 from headrace.metrics import info_of
 from storage.queries.metrics import Axis
@@ -164,6 +164,19 @@ def metric_card(
         note=_newest(run, names[0], found.newest) if len(names) == 1 else "",
         wait=awaited(run, what),
         words=found.words,
+    )
+
+
+def accuracy_card(run: RunData, x: Axis = "train_time") -> None:
+    """A card of the held-out accuracies."""
+    rows = run.evaluations()
+    card(
+        "Held-out accuracy",
+        None if rows.empty else chart_spec.kept(accuracy_chart, rows, x=x, height=HEIGHT),
+        "Share of held-out prompts answered correctly, by update or by training time (evaluations "
+        "stop that clock); the band is one standard error. Healthy: rising.",
+        note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",
+        wait=awaited(run, "the first evaluation"),
     )
 
 

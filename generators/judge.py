@@ -20,7 +20,7 @@ from generators.run import has_gpu
 from generators.vllm_engine import VllmSettings, prepare_environment
 from headrace import stacks
 from headrace.config.judge import JudgeConfig
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.protocol.judges import FOLDER, JudgeAddress, forget_address, write_address
 from headrace.run_folder import read_config
 
@@ -137,19 +137,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     stacks.listen()
-    try:
+
+    def run() -> int:
         judge = read_config(args.run_dir).reward.judges[args.name]
         if args.cpus:
             os.sched_setaffinity(0, args.cpus)
         return asyncio.run(serve(judge, args.name, args.run_dir / FOLDER))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+
+    return exit_code(run)
 
 
 if __name__ == "__main__":

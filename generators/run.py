@@ -23,7 +23,7 @@ from generators.loop import GeneratorLoop
 from generators.vllm_engine import cache_folder
 from headrace import stacks
 from headrace.config.run import RunConfig
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import FireSampling, Hello, Refused, Welcome
 from headrace.protocol.pulse import Pulse
@@ -247,17 +247,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     stacks.listen()
-    try:
-        link = Link(args.connect, curve_keys=args.curve_keys)
-        return asyncio.run(generate(link, args.name, args.cpus, args.evaluation_cpus))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (RunFailedError, EngineDeadError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    link = Link(args.connect, curve_keys=args.curve_keys)
+    run = generate(link, args.name, args.cpus, args.evaluation_cpus)
+    return exit_code(lambda: asyncio.run(run), EngineDeadError)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ used, so that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one l
 """
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,8 +21,8 @@ from headrace.cli_options import (
     take_root,
     take_run,
 )
-from headrace.cli_reward import add_reward, reward_action
-from headrace.errors import RunFailedError, StorageBlockedError, UserError
+from headrace.cli_reward import add_reward
+from headrace.errors import StorageBlockedError, exit_code
 
 Action = Callable[[argparse.Namespace], int]
 
@@ -50,6 +51,33 @@ more than one machine:
 `headrace COMMAND --help` shows the options and examples of one command.
 """
 
+WORK = {
+    "train": "headrace.commands.training.train",
+    "launch": "headrace.commands.launching.launch",
+    "generator": "headrace.commands.roles.generator",
+    "stop": "headrace.commands.runs.stop",
+    "eval": "headrace.commands.evaluation.evaluate",
+    "dashboard": "headrace.commands.dashboard.dashboard",
+    "runs": "headrace.commands.runs.runs",
+    "show": "headrace.commands.runs.show",
+    "audit": "headrace.commands.audit.audit",
+    "replay": "headrace.commands.replay.replay",
+    "export": "headrace.commands.export.export",
+    "sql": "headrace.commands.sql.sql",
+    "sink": "headrace.commands.sink.sink",
+    "config show": "headrace.commands.configuration.show",
+    "config check": "headrace.commands.configuration.check",
+    "config explain": "headrace.commands.configuration.explain",
+    "reward try": "headrace.commands.trial.try_rewards",
+    "reward label": "headrace.commands.labels.label",
+    "reward anchors": "headrace.commands.anchors.anchors",
+    "reward train": "headrace.commands.reward_training.train",
+    "doctor": "headrace.commands.doctor.doctor",
+    "sandbox run": "headrace.commands.sandbox.run",
+    "keys": "headrace.commands.roles.keys",
+    "bench": "headrace.commands.benchmark.bench",
+}
+"""The function of each command, by its words."""
 NEEDS = {
     "train": "train", "launch": "train", "generator": "train", "eval": "train", "replay": "train",
     "dashboard": "dashboard",
@@ -290,87 +318,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def action(arguments: argparse.Namespace) -> Action:
     """The function that does a command's work and takes its arguments; it is imported only here."""
-    match arguments.command:
-        case "train":
-            from headrace.commands.training import train
-
-            return train
-        case "launch":
-            from headrace.commands.launching import launch
-
-            return launch
-        case "generator":
-            from headrace.commands.roles import generator
-
-            return generator
-        case "stop":
-            from headrace.commands.runs import stop
-
-            return stop
-        case "eval":
-            from headrace.commands.evaluation import evaluate
-
-            return evaluate
-        case "dashboard":
-            from headrace.commands.dashboard import dashboard
-
-            return dashboard
-        case "runs":
-            from headrace.commands.runs import runs
-
-            return runs
-        case "show":
-            from headrace.commands.runs import show
-
-            return show
-        case "audit":
-            from headrace.commands.audit import audit
-
-            return audit
-        case "replay":
-            from headrace.commands.replay import replay
-
-            return replay
-        case "export":
-            from headrace.commands.export import export
-
-            return export
-        case "sql":
-            from headrace.commands.sql import sql
-
-            return sql
-        case "sink":
-            from headrace.commands.sink import sink
-
-            return sink
-        case "reward":
-            return reward_action(arguments.action)
-        case "doctor":
-            from headrace.commands.doctor import doctor
-
-            return doctor
-        case "sandbox":
-            from headrace.commands.sandbox import run
-
-            return run
-        case "keys":
-            from headrace.commands.roles import keys
-
-            return keys
-        case "bench":
-            from headrace.commands.benchmark import bench
-
-            return bench
-        case "config":
-            from headrace.commands import configuration
-
-            each = {
-                "show": configuration.show,
-                "check": configuration.check,
-                "explain": configuration.explain,
-            }
-            return each[arguments.action]
-    raise AssertionError(f"the command {arguments.command!r} has no function")
+    words = (arguments.command, getattr(arguments, "action", None))
+    module, _, function = WORK[" ".join(filter(None, words))].rpartition(".")
+    found: Action = getattr(importlib.import_module(module), function)
+    return found
 
 
 def missing(error: ModuleNotFoundError) -> str:
@@ -395,15 +346,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.command:
         parser().print_help()
         return 0
-    try:
+
+    def run() -> int:
         if arguments.command in NEEDS:
             from headrace.install import require
 
             require(NEEDS[arguments.command])
         return action(arguments)(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+
+    try:
+        return exit_code(run)
     except ModuleNotFoundError as error:
         line = missing(error)
         if not line:
@@ -413,11 +365,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StorageBlockedError as error:
         print(f"error: this needs {error}", file=sys.stderr)
         return 1
-    except RunFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 0

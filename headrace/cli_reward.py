@@ -1,17 +1,13 @@
-"""`headrace reward ...`: its subcommands, their options, and which function is behind each.
+"""`headrace reward ...`: its subcommands and their options.
 
-In: what makes a command's parser. Out: parsers; the function of a subcommand. Promise: no role is
-loaded before a subcommand is used.
+In: what makes a command's parser. Out: parsers.
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from headrace.cli_options import Maker, offer_json, take_overrides, take_recipe, take_root
-
-Action = Callable[[argparse.Namespace], int]
 
 ANCHOR_EXAMPLES = """\
 headrace reward anchors recipes/pairwise-ppo.toml --best-of 8 --out anchors.jsonl
@@ -122,22 +118,3 @@ def _reward_training(command: Maker, within: Any) -> None:
     trained.add_argument("--plain", action="store_true", help="plain lines, no live display")
     offer_json(trained)
     take_root(trained)
-
-
-def reward_action(name: str) -> Action:
-    """The function of a subcommand."""
-    if name == "label":
-        from headrace.commands.labels import label
-
-        return label
-    if name == "anchors":
-        from headrace.commands.anchors import anchors
-
-        return anchors
-    if name == "train":
-        from headrace.commands.reward_training import train
-
-        return train
-    from headrace.commands.trial import try_rewards
-
-    return try_rewards

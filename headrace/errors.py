@@ -1,5 +1,8 @@
 """The errors that cross module borders, and what a process does with each."""
 
+import sys
+from collections.abc import Callable
+
 
 class UserError(Exception):
     """The user's mistake: printed as one line without a traceback, exit code 2.
@@ -35,3 +38,19 @@ class StorageBlockedError(Exception):
 
     Whoever gets it says so, waits, and tries again.
     """
+
+
+def exit_code(run: Callable[[], int | None], *also: type[Exception]) -> int:
+    """Run a process to its end; its exit code, None being 0. The user's mistake is a line and 2, a
+    run that failed, or one of `also`, a line and 1, Ctrl-C 130."""
+    failures: tuple[type[Exception], ...] = (RunFailedError, *also)
+    try:
+        return run() or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except failures as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -20,7 +20,7 @@ import torch
 
 from headrace import stacks
 from headrace.config.run import RunConfig
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import UserError, exit_code
 from headrace.protocol.messages import Trouble
 from learner.checkpoint import passed_over
 from learner.engines import join_ranks
@@ -46,17 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
     )
     stacks.listen()
-    try:
-        _run(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code(lambda: _run(options))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from headrace import stacks
 from headrace.config.process import TransportConfig
 from headrace.config.run import RunConfig
-from headrace.errors import RunFailedError, UserError
+from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import Goodbye, Hello, Refused, Shutdown, Welcome
 from headrace.protocol.pulse import Pulse
@@ -88,17 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     stacks.listen()
     link = Link(options.connect, curve_keys=options.curve_keys)
-    try:
-        asyncio.run(_until_signal(link, options.name))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code(lambda: asyncio.run(_until_signal(link, options.name)))
 
 
 async def _until_signal(link: Link, name: str) -> None:

@@ -8,9 +8,8 @@ import streamlit as st
 
 from dashboard import panels
 from dashboard.alert_list import CHART
-from dashboard.chart_spec import kept
 from dashboard.data import RunData
-from dashboard.figures import AXES, accuracy_chart
+from dashboard.figures import AXES
 from dashboard.words import metric_label
 from storage.queries.metrics import Axis
 
@@ -80,7 +79,7 @@ def _body(run: RunData) -> None:
         for title, names in CHARTS
     ]
     arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
-    panels.grid([partial(_accuracy, run, x), *draw, *arrays])
+    panels.grid([partial(panels.accuracy_card, run, x), *draw, *arrays])
 
 
 def _asked(run: RunData) -> str | None:
@@ -96,14 +95,3 @@ def _asked(run: RunData) -> str | None:
         help="A metric whose chart stands first and alone: what a link of an alert opens.",
     )
     return chosen if chosen in names else None
-
-
-def _accuracy(run: RunData, x: Axis) -> None:
-    rows = run.evaluations()
-    panels.card(
-        "Held-out accuracy",
-        None if rows.empty else kept(accuracy_chart, rows, x=x, height=240),
-        "Share of held-out prompts answered correctly, by update or by training time; the band is "
-        "one standard error. Healthy: rising.",
-        wait=panels.awaited(run, "the first evaluation"),
-    )

@@ -11,9 +11,7 @@ import streamlit as st
 
 from dashboard import data, panels
 from dashboard.alert_list import CAPTION, alerts_html, event_html
-from dashboard.chart_spec import kept
 from dashboard.data import RunData
-from dashboard.figures import accuracy_chart
 from dashboard.ledger import ledger_html
 from dashboard.words import count, duration, moment, number, progress, share
 from storage.queries import UNREADABLE, RunLine
@@ -39,7 +37,7 @@ def _run(run: RunData, root: Path) -> None:
         )
     panels.grid(
         [
-            partial(_accuracy, run),
+            partial(panels.accuracy_card, run),
             partial(panels.metric_card, run, "Reward", ("reward/mean",)),
             partial(panels.metric_card, run, "Response length", ("response_length/mean",)),
         ],
@@ -72,77 +70,46 @@ def _figures(summary: dict[str, Any]) -> None:
     rows = summary["evaluations"]
     last = rows[-1] if rows else {}
     first = rows[0] if len(rows) > 1 else {}
-    columns = st.columns(5)
     accuracy, length = last.get("accuracy"), last.get("response_length")
     if first and accuracy is not None:
         change: str | None = f"{100 * (accuracy - first['accuracy']):+.1f} points"
     else:
         change = f"{last['label']} training" if last else None
-    columns[0].metric(
+    before = f"; {share(first['accuracy'])} before training" if first else ""
+    grown = (
+        f"x {length / first['response_length']:.2f}"
+        if first and length and first["response_length"]
+        else None
+    )
+    accuracy_card, length_card, updates, tokens, staleness = st.columns(5)
+    framed: dict[str, Any] = {"border": True, "height": "stretch"}
+    plain = framed | {"delta_color": "off"}
+    accuracy_card.metric(
         "Held-out accuracy",
         share(accuracy),
         change,
         delta_color="normal" if first else "off",
         delta_arrow="auto" if first else "off",
-        help="share of held-out prompts answered correctly"
-        + (f"; {share(first['accuracy'])} before training" if first else ""),
-        border=True,
-        height="stretch",
+        help=f"share of held-out prompts answered correctly{before}",
+        **framed,
     )
-    columns[1].metric(
-        "Response length",
-        number(length),
-        f"x {length / first['response_length']:.2f}"
-        if first and length and first["response_length"]
-        else None,
-        delta_color="off",
-        help="mean, in tokens, in the held-out evaluations",
-        border=True,
-        height="stretch",
-    )
-    columns[2].metric(
-        "Updates",
-        count(summary["updates"]),
-        _skipped(summary),
-        delta_color="off",
-        border=True,
-        height="stretch",
-    )
-    columns[3].metric(
-        "Tokens trained",
-        count(summary["tokens"]["trained_policy"]),
-        f"{count(summary['tokens']['generated'])} generated",
-        delta_color="off",
-        delta_arrow="off",
-        border=True,
-        height="stretch",
-    )
-    columns[4].metric(
+    meaning = "mean, in tokens, in the held-out evaluations"
+    length_card.metric("Response length", number(length), grown, help=meaning, **plain)
+    updates.metric("Updates", count(summary["updates"]), _skipped(summary), **plain)
+    plain["delta_arrow"] = "off"
+    generated = f"{count(summary['tokens']['generated'])} generated"
+    tokens.metric("Tokens trained", count(summary["tokens"]["trained_policy"]), generated, **plain)
+    staleness.metric(
         "Mean staleness",
         number(summary["staleness"]["mean"]),
         f"{number(summary['staleness']['max'])} at most",
-        delta_color="off",
-        delta_arrow="off",
         help="updates between the sampling of a token and its training",
-        border=True,
-        height="stretch",
+        **plain,
     )
 
 
 def _skipped(summary: dict[str, Any]) -> str | None:
     return f"{summary['skipped_updates']} skipped" if summary["skipped_updates"] else None
-
-
-def _accuracy(run: RunData) -> None:
-    rows = run.evaluations()
-    panels.card(
-        "Held-out accuracy",
-        None if rows.empty else kept(accuracy_chart, rows, height=240),
-        "Share of held-out prompts answered correctly, over training time (evaluations stop that "
-        "clock). The band is one standard error. Healthy: rising.",
-        note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",
-        wait=panels.awaited(run, "the first evaluation"),
-    )
 
 
 def _alerts(run: RunData) -> None:

@@ -7,13 +7,15 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from headrace import run_folder
-from headrace.cli import action, main, parse, parser
+from headrace.cli import WORK, action, main, parse, parser
 from headrace.commands import roles
 from headrace.commands.roles import await_listener
 from headrace.config.load import load_recipe
@@ -78,26 +80,24 @@ def test_every_command_has_an_example(command: str, capsys: pytest.CaptureFixtur
     assert f"headrace {command}" in capsys.readouterr().out
 
 
+def leaves(one: argparse.ArgumentParser, words: str = "") -> Iterator[str]:
+    """The words of every command below a parser."""
+    inner = [each for each in one._actions if isinstance(each, argparse._SubParsersAction)]
+    if not inner:
+        yield words.strip()
+    for choices in inner:
+        for name, made in choices.choices.items():
+            yield from leaves(made, f"{words} {name}")
+
+
 def test_every_command_has_a_function() -> None:
-    words = {
-        "train": [],
-        "launch": ["r.toml", "--on", "slurm"],
-        "generator": ["--connect", "tcp://h:1"],
-        "eval": ["model", "--task", "r.toml"],
-        "stop": ["r1"],
-        "replay": ["r1", "--update", "1"],
-        "sink": ["r1", "jsonl"],
-        "show": ["r1"],
-        "export": ["r1", "tokens", "--out", "o.jsonl"],
-        "keys": ["k"],
-        "sandbox": ["run", "f.py"],
-        "reward": ["try", "r.toml", "a.jsonl"],
-    }
-    lines = [[command, *words.get(command, [])] for command in COMMANDS if command != "config"]
-    lines += [["config", word, "r.toml"] for word in ("show", "check", "explain")]
-    lines.append(["reward", "train", "r.toml"])
-    found = [action(parse(line)) for line in lines]
-    assert len({(function.__module__, function.__qualname__) for function in found}) == len(lines)
+    assert set(leaves(parser())) == set(WORK)
+    found = []
+    for words in WORK:
+        command, _, word = words.partition(" ")
+        found.append(action(argparse.Namespace(command=command, action=word or None)))
+    assert all(signature(function).return_annotation is int for function in found)
+    assert len({(function.__module__, function.__qualname__) for function in found}) == len(WORK)
 
 
 def test_a_package_that_is_missing_is_one_line(
