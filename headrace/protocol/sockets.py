@@ -13,7 +13,7 @@ import asyncio
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import zmq
 import zmq.asyncio
@@ -58,93 +58,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _open_dealer(context: zmq.Context[Any], link: Link, identity: str) -> Any:
-    socket: Any = context.socket(zmq.DEALER)
-    try:
-        socket.setsockopt(zmq.IDENTITY, identity.encode())
-        socket.setsockopt(zmq.LINGER, LINGER_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        socket.setsockopt(zmq.SNDHWM, 0)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
-        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        if link.curve_keys:
-            enter(socket, link.curve_keys)
-        socket.connect(link.address)
-    except (UserError, zmq.ZMQError) as error:
-        socket.close()
-        context.term()
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"cannot connect to {link.address!r} ({error}); an address looks like tcp://HOST:PORT"
-        ) from error
-    return socket
+class _Bound:
+    """A bound ROUTER, its context and its key check, for both kinds of routers. Errors: UserError
+    where the address or the keys are wrong."""
 
-
-class _Binding:
-    """A bound ROUTER, its context and its key check, for both kinds of routers."""
-
-    def __init__(
-        self,
-        kind: type[zmq.Context[Any]],
-        host: str,
-        port: int,
-        max_bytes: int,
-        curve_keys: str | None,
-    ) -> None:
-        if not is_loopback(host) and not curve_keys:
-            raise UserError(
-                f"refusing to bind {host} without keys: make them with `headrace keys DIR` and set "
-                "transport.curve_keys=DIR"
-            )
-        self._context = context = kind()
-        self._gate: Gate | None = None
-        # Of asyncio or not, as the context is.
-        self.socket: Any = context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.socket.setsockopt(zmq.LINGER, LINGER_MS)
-        self.socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
-        self.socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-        try:
-            if curve_keys:
-                self._gate = Gate(self.socket, curve_keys)
-            self.socket.bind(f"tcp://{host}:{port or '*'}")
-        except zmq.ZMQError as error:
-            self.close()
-            raise UserError(
-                f"cannot bind {host}:{port} ({error}); choose another with transport.port=PORT "
-                "(0 takes a free one)"
-            ) from error
-        except UserError:
-            self.close()
-            raise
-        endpoint = self.socket.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(endpoint, bytes)
-        self.address = endpoint.rstrip(b"\0").decode()
-        self.port = int(self.address.rsplit(":", 1)[1])
-
-    @property
-    def denied(self) -> int:
-        """How many connections had no key, or another one."""
-        return self._gate.denied if self._gate is not None else 0
-
-    def close(self) -> None:
-        """Close after what was sent is out (two seconds at most)."""
-        if self._gate is not None:
-            self._gate.close()
-        self.socket.close()
-        if self._gate is not None:
-            self._gate.stop()
-        self._context.term()
-
-
-class Router:
-    """The coordinator's socket: bind, receive from all, send to one. Errors: UserError where the
-    address or the keys are wrong."""
+    _kind: ClassVar[type[zmq.Context[Any]]] = zmq.Context
 
     def __init__(
         self,
@@ -155,9 +73,39 @@ class Router:
         curve_keys: str | None = None,
         on_reject: Callable[[str, str], None] | None = None,
     ) -> None:
-        self._bound = _Binding(zmq.asyncio.Context, host, port, max_bytes, curve_keys)
+        if not is_loopback(host) and not curve_keys:
+            raise UserError(
+                f"refusing to bind {host} without keys: make them with `headrace keys DIR` and set "
+                "transport.curve_keys=DIR"
+            )
         self._end = RouterEnd(max_bytes, MOST_UNREAD, on_reject)
-        self.address, self.port = self._bound.address, self._bound.port
+        self._context = context = self._kind()
+        self._gate: Gate | None = None
+        # Of asyncio or not, as the context is.
+        self._socket: Any = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
+        self._socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+        try:
+            if curve_keys:
+                self._gate = Gate(self._socket, curve_keys)
+            self._socket.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise UserError(
+                f"cannot bind {host}:{port} ({error}); choose another with transport.port=PORT "
+                "(0 takes a free one)"
+            ) from error
+        except UserError:
+            self.close()
+            raise
+        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.address = endpoint.rstrip(b"\0").decode()
+        self.port = int(self.address.rsplit(":", 1)[1])
 
     @property
     def rejected(self) -> int:
@@ -167,7 +115,22 @@ class Router:
     @property
     def denied(self) -> int:
         """How many connections had no key, or another one."""
-        return self._bound.denied
+        return self._gate.denied if self._gate is not None else 0
+
+    def close(self) -> None:
+        """Close after what was sent is out (two seconds at most)."""
+        if self._gate is not None:
+            self._gate.close()
+        self._socket.close()
+        if self._gate is not None:
+            self._gate.stop()
+        self._context.term()
+
+
+class Router(_Bound):
+    """The coordinator's socket: bind, receive from all, send to one."""
+
+    _kind = zmq.asyncio.Context
 
     def begin(self, identity: str) -> None:
         """What was received last is a Hello that is accepted: from it on messages of and to this
@@ -181,7 +144,7 @@ class Router:
     async def receive(self) -> tuple[str, Message]:
         """The next good message and its sender."""
         while True:
-            name, message, answers = self._end.hear(await self._bound.socket.recv_multipart())
+            name, message, answers = self._end.hear(await self._socket.recv_multipart())
             for frames in answers:
                 if not await self._put(name, frames):
                     break  # Who lacks something asks again.
@@ -198,47 +161,20 @@ class Router:
 
     async def _put(self, name: str, frames: Frames) -> bool:
         try:
-            await self._bound.socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
+            await self._socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             return _not_sent(error)
         return True
 
-    def close(self) -> None:
-        """Close after what was sent is out (two seconds at most)."""
-        self._bound.close()
 
-
-class BlockingRouter:
+class BlockingRouter(_Bound):
     """A router without an event loop and without deliveries, for requests that are answered: who
     asked asks again. One thread only."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        max_bytes: int,
-        curve_keys: str | None = None,
-        on_reject: Callable[[str, str], None] | None = None,
-    ) -> None:
-        self._bound = _Binding(zmq.Context, host, port, max_bytes, curve_keys)
-        self._end = RouterEnd(max_bytes, MOST_UNREAD, on_reject)
-        self.address, self.port = self._bound.address, self._bound.port
-
-    @property
-    def rejected(self) -> int:
-        """How many arrivals were no messages."""
-        return self._end.rejected
-
-    @property
-    def denied(self) -> int:
-        """How many connections had no key, or another one."""
-        return self._bound.denied
-
     def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
         """The next good message and its sender; None when the time is over."""
-        while _arrives(self._bound.socket, timeout_s):
-            name, message, _ = self._end.hear(self._bound.socket.recv_multipart())
+        while _arrives(self._socket, timeout_s):
+            name, message, _ = self._end.hear(self._socket.recv_multipart())
             if message is not None:
                 return name, message
         return None
@@ -249,14 +185,10 @@ class BlockingRouter:
         frames = self._end.say(name, message)
         assert frames is not None, "no delivery has begun"
         try:
-            self._bound.socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
+            self._socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             return _not_sent(error)
         return True
-
-    def close(self) -> None:
-        """Close after what was sent is out (two seconds at most)."""
-        self._bound.close()
 
 
 def _turned_away(address: str) -> RunFailedError:
@@ -282,23 +214,61 @@ def _arrives(socket: zmq.Socket[bytes], timeout_s: float | None) -> bool:
     return bool(socket.poll(_milliseconds(timeout_s)))
 
 
-class Dealer:
-    """A role's socket, for asyncio. `context`: one that it shares with others, who end it."""
+class _Connected:
+    """A DEALER and its context, for both kinds of dealers. Errors: UserError where the address or
+    the keys are wrong."""
 
     def __init__(
-        self, link: Link, name: str, *, context: zmq.asyncio.Context | None = None
+        self, context: zmq.Context[Any], link: Link, name: str, *, shared: bool = False
     ) -> None:
-        self._owns_context = context is None
-        self._context = zmq.asyncio.Context() if context is None else context
-        self._socket = _open_dealer(self._context, link, name)
+        """A `shared` context is ended by others."""
+        self._context, self._shared = context, shared
+        # Of asyncio or not, as the context is.
+        self._socket: Any = context.socket(zmq.DEALER)
         self._end = RoleEnd(link.max_bytes)
         self._address = link.address
-        self._arriving: asyncio.Future[list[bytes]] | None = None
+        try:
+            self._socket.setsockopt(zmq.IDENTITY, name.encode())
+            self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+            self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+            self._socket.setsockopt(zmq.SNDHWM, 0)
+            self._socket.setsockopt(zmq.RCVHWM, 0)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
+            self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            if link.curve_keys:
+                enter(self._socket, link.curve_keys)
+            self._socket.connect(link.address)
+        except (UserError, zmq.ZMQError) as error:
+            self.close()
+            if isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"cannot connect to {link.address!r} ({error}); an address looks like "
+                "tcp://HOST:PORT"
+            ) from error
 
     @property
     def rejected(self) -> int:
         """How many arrivals were no messages."""
         return self._end.rejected
+
+    def close(self) -> None:
+        """Close after what was sent is out (two seconds at most)."""
+        self._socket.close()
+        if not self._shared:
+            self._context.term()
+
+
+class Dealer(_Connected):
+    """A role's socket, for asyncio. `context`: one that it shares with others, who end it."""
+
+    def __init__(
+        self, link: Link, name: str, *, context: zmq.asyncio.Context | None = None
+    ) -> None:
+        shared = context is not None
+        super().__init__(context or zmq.asyncio.Context(), link, name, shared=shared)
+        self._arriving: asyncio.Future[list[bytes]] | None = None
 
     async def send(self, message: Message) -> None:
         """Queue a message; it waits in memory while there is no connection. RunFailedError where
@@ -336,26 +306,12 @@ class Dealer:
             if message is not None:
                 return message
 
-    def close(self) -> None:
-        """Close after what was sent is out (two seconds at most)."""
-        self._socket.close()
-        if self._owns_context:
-            self._context.term()
 
-
-class BlockingDealer:
+class BlockingDealer(_Connected):
     """A role's socket, without an event loop. One thread only."""
 
     def __init__(self, link: Link, name: str) -> None:
-        self._context = zmq.Context()
-        self._socket = _open_dealer(self._context, link, name)
-        self._end = RoleEnd(link.max_bytes)
-        self._address = link.address
-
-    @property
-    def rejected(self) -> int:
-        """How many arrivals were no messages."""
-        return self._end.rejected
+        super().__init__(zmq.Context(), link, name)
 
     def send(self, message: Message) -> None:
         """Queue a message; it waits in memory while there is no connection. RunFailedError where
@@ -377,8 +333,3 @@ class BlockingDealer:
             if message is not None:
                 return message
         return None
-
-    def close(self) -> None:
-        """Close after what was sent is out (two seconds at most)."""
-        self._socket.close()
-        self._context.term()

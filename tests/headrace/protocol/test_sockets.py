@@ -194,7 +194,7 @@ async def test_a_role_counts_garbage_too() -> None:
     with routed() as router, dealt(link_to(router), "reward-0") as dealer:
         await dealer.send(hello("reward-0"))
         await arrival(router)
-        await router._bound.socket.send_multipart([b"reward-0", b"noise"])
+        await router._socket.send_multipart([b"reward-0", b"noise"])
         await router.send("reward-0", Shutdown(reason="done"))
         assert await dealer.receive() == Shutdown(reason="done")
         assert dealer.rejected == 1
