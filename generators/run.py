@@ -16,6 +16,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from generators.cores import Cores
 from generators.engine import Engine, EngineDeadError, GenerationRequest, RequestError
 from generators.fake_engine import FakeEngine
@@ -32,10 +34,7 @@ from headrace.protocol.sockets import Dealer, Link
 _LOG = logging.getLogger("headrace.generator")
 _GREETING_S = 2.0
 _FIRST_ANSWER_S = 120.0
-
-
 PROBE = FireSampling(temperature=1e8, top_k=3)
-
 _TOLERANCE = 1e-3
 
 
@@ -189,13 +188,7 @@ async def generate(
             loop = GeneratorLoop(
                 engine,
                 dealer,
-                Hello(
-                    role="generator",
-                    name=name,
-                    pid=os.getpid(),
-                    host=socket.gethostname(),
-                    capacity=config.generator.capacity,
-                ),
+                replace(hello, capacity=config.generator.capacity),
                 chunk_tokens=config.chunk_tokens,
                 weights_folder=cache_folder() / "weights" / name,
                 curve_keys=link.curve_keys,

@@ -17,7 +17,6 @@ from pathlib import Path
 from headrace.protocol.messages import WeightBytes, WeightNotice, WeightRequest
 from headrace.protocol.sockets import Dealer, Link
 
-_HASH_BLOCK = 4 << 20
 _MAX_HEADER = 100 << 20
 _ASKS = 2
 """How often a piece is asked for."""
@@ -28,11 +27,8 @@ class WeightsUnavailableError(Exception):
 
 
 def _digest(path: Path) -> str:
-    sha256 = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK):
-            sha256.update(block)
-    return sha256.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 async def _check(path: Path, notice: WeightNotice) -> None:

@@ -94,9 +94,8 @@ def connections(port: int) -> int:
 
 def _memory() -> tuple[int, int]:
     """(total, available) bytes, the container's limit taken into account."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    info = {name: int(rest.split()[0]) * 1024 for name, rest in (x.split(":") for x in lines)}
-    total, available = info["MemTotal"], info["MemAvailable"]
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
     if limit is not None and limit < total:
         cache = _cgroup_stat("inactive_file")

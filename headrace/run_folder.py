@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import FormatError, UserError
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # a third of a second, which only who reads or writes a confi
     from headrace.config.reward_model import RewardModelConfig
     from headrace.config.run import RunConfig
 
+Config = TypeVar("Config", "RunConfig", "RewardModelConfig")
 LATEST = "latest"
 RESOLVED = "resolved.json"
 REWARD_MODEL = "reward-model.json"
@@ -158,8 +159,6 @@ def is_reward_model(run_dir: Path) -> bool:
 
 def read_config(run_dir: Path) -> "RunConfig":
     """The configuration a run was started with; UserError for the run of a reward model."""
-    from pydantic import ValidationError
-
     from headrace.config.run import RunConfig
 
     if is_reward_model(run_dir):
@@ -167,28 +166,26 @@ def read_config(run_dir: Path) -> "RunConfig":
             f"{run_dir.name} trained a reward model: look at it with `headrace show`, go on with "
             "it by `headrace reward train --resume`"
         )
-    try:
-        return RunConfig.model_validate_json((run_dir / RESOLVED).read_text())
-    except (OSError, ValidationError) as error:
-        line = str(error).splitlines()[0]
-        raise UserError(f"{run_dir / RESOLVED} cannot be read by this version: {line}") from error
+    return _read(run_dir / RESOLVED, RunConfig)
 
 
 def read_reward_model_config(run_dir: Path) -> "RewardModelConfig":
     """The recipe of a reward model's run; UserError for any other run."""
-    from pydantic import ValidationError
-
     from headrace.config.reward_model import RewardModelConfig
 
     if not is_reward_model(run_dir):
         raise UserError(f"{run_dir.name} did not train a reward model: it has no {REWARD_MODEL}")
+    return _read(run_dir / REWARD_MODEL, RewardModelConfig)
+
+
+def _read(path: Path, kind: type[Config]) -> Config:
+    from pydantic import ValidationError
+
     try:
-        return RewardModelConfig.model_validate_json((run_dir / REWARD_MODEL).read_text())
+        return kind.model_validate_json(path.read_text())
     except (OSError, ValidationError) as error:
         line = str(error).splitlines()[0]
-        raise UserError(
-            f"{run_dir / REWARD_MODEL} cannot be read by this version: {line}"
-        ) from error
+        raise UserError(f"{path} cannot be read by this version: {line}") from error
 
 
 def write_config(run_dir: Path, config: "RunConfig | RewardModelConfig") -> None:

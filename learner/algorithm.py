@@ -33,7 +33,6 @@ from learner.hot_tokens import HotStreams, hot_streams
 from learner.penalties import kl_divergence, overlong_penalty
 from learner.policy_losses import (
     PolicyLoss,
-    ValueLoss,
     clipped_squared_error,
     clipped_surrogate,
     reinforce,
@@ -90,7 +89,7 @@ class ValueSlots:
     targets do."""
 
     targets: Callable[[Tensor, Tensor, Segments], ValueTargets]
-    loss: Callable[[Tensor, Tensor, Tensor], ValueLoss]
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor]
     aggregate: AggregateFunction
     reads_old: bool
     targets_read_old: bool
@@ -329,12 +328,12 @@ def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
     lam, low, high = config.gae_lambda_value, config.value_clip_low, config.value_clip_high
     unbounded = float("inf")
 
-    def clipped(values: Tensor, old: Tensor, targets: Tensor) -> ValueLoss:
+    def clipped(values: Tensor, old: Tensor, targets: Tensor) -> Tensor:
         return clipped_squared_error(
             values, old, targets, clip_low=low or unbounded, clip_high=high or unbounded
         )
 
-    def plain(values: Tensor, old: Tensor, targets: Tensor) -> ValueLoss:
+    def plain(values: Tensor, old: Tensor, targets: Tensor) -> Tensor:
         return squared_error(values, targets)
 
     has_clip = low is not None or high is not None

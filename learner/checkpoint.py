@@ -21,7 +21,6 @@ from headrace.run_folder import CHECKPOINT_FORMAT, MANIFEST, read_manifest
 LATEST, BEST = "latest", "best"
 POLICY, CRITIC, STATE = "policy", "critic", "state"
 """The folders of a checkpoint; the first two are also what the models are called in memory."""
-_BLOCK = 4 << 20
 _LOG = logging.getLogger("headrace.learner")
 
 
@@ -150,10 +149,8 @@ def _forget(root: Path, update: int, keep_last: int) -> None:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
+        digest = hashlib.file_digest(file, "sha256")
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 

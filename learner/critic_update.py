@@ -150,7 +150,7 @@ class CriticUpdate:
             old = torch.where(self.known[tokens], before, values.detach().to(before.dtype))
             self.old[tokens] = old
             self.known[tokens] = True
-            loss = self._slots.loss(values, old, self.targets[tokens]).loss
+            loss = self._slots.loss(values, old, self.targets[tokens])
             weights = self._slots.aggregate(
                 torch.ones_like(tokens, dtype=torch.bool),
                 self._ids[tokens],

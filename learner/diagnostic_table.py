@@ -7,7 +7,6 @@ data is None, never 0 or NaN; a sum that holds NaN or Inf shows as such.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from headrace.metrics import LENGTH_BINS
 from learner.diagnostics import NUM_POSITION_BINS, TAIL_BOUNDS, Tally
@@ -17,33 +16,19 @@ Figure = float | list[float | None]
 Formula = Callable[[Named, Named], float | None]
 
 
-class Diagnostic(NamedTuple):
-    """One figure: the metric's name, and its formula."""
-
-    name: str
-    formula: Formula
-
-
-class ArrayDiagnostic(NamedTuple):
-    """A figure for each bin: the metric's name, and the formulas in the order of its bins."""
-
-    name: str
-    formulas: tuple[Formula, ...]
-
-
 def finalise(tally: Tally) -> dict[str, Figure]:
     """Figures by name, for every row of the tables whose sums the tally holds."""
     sums = {name: value.item() for name, value in tally.sums.items()}
     maxima = {name: value.item() for name, value in tally.maxima.items()}
     figures: dict[str, Figure] = {}
-    for row in DIAGNOSTICS:
-        figure = row.formula(sums, maxima)
+    for name, formula in DIAGNOSTICS.items():
+        figure = formula(sums, maxima)
         if figure is not None:
-            figures[row.name] = figure
-    for array in ARRAYS:
-        bins = [formula(sums, maxima) for formula in array.formulas]
+            figures[name] = figure
+    for name, formulas in ARRAYS.items():
+        bins = [formula(sums, maxima) for formula in formulas]
         if any(figure is not None for figure in bins):
-            figures[array.name] = bins
+            figures[name] = bins
     return figures
 
 
@@ -122,112 +107,73 @@ def clipped_share(sums: Named, _maxima: Named) -> float | None:
     return (sums["policy/clipped_low"] + sums["policy/clipped_high"]) / n if n else None
 
 
-_POLICY = (
-    Diagnostic("actor/ppo_kl", share("policy/k3", "policy/tokens")),
-    Diagnostic("actor/pg_clipfrac", clipped_share),
-    Diagnostic("actor/pg_clipfrac_lower", share("policy/clipped_low", "policy/tokens")),
-    Diagnostic("actor/pg_clipfrac_upper", share("policy/clipped_high", "policy/tokens")),
-    Diagnostic("actor/pg_clipfrac_dual", share("policy/clipped_dual", "policy/tokens")),
-    Diagnostic("actor/ratio_max", largest("policy/ratio")),
-    Diagnostic("actor/entropy", share("policy/entropy", "policy/entropy_tokens")),
-    Diagnostic("actor/advantage_mean", share("policy/advantage", "policy/tokens")),
-    Diagnostic(
-        "actor/advantage_std",
-        deviation("policy/advantage_squared", "policy/advantage", "policy/tokens", centred=True),
+DIAGNOSTICS: dict[str, Formula] = {
+    "actor/ppo_kl": share("policy/k3", "policy/tokens"),
+    "actor/pg_clipfrac": clipped_share,
+    "actor/pg_clipfrac_lower": share("policy/clipped_low", "policy/tokens"),
+    "actor/pg_clipfrac_upper": share("policy/clipped_high", "policy/tokens"),
+    "actor/pg_clipfrac_dual": share("policy/clipped_dual", "policy/tokens"),
+    "actor/ratio_max": largest("policy/ratio"),
+    "actor/entropy": share("policy/entropy", "policy/entropy_tokens"),
+    "actor/advantage_mean": share("policy/advantage", "policy/tokens"),
+    "actor/advantage_std": deviation(
+        "policy/advantage_squared", "policy/advantage", "policy/tokens", centred=True
     ),
-    Diagnostic("actor/reference_kl", share("reference/k3", "reference/tokens")),
-)
-
-_WEIGHTS = (
-    Diagnostic("rollout/weight_mean", share("weight/sum", "weight/tokens")),
-    Diagnostic("rollout/ess", effective_sample_size),
-    Diagnostic("rollout/weight_over_cap", share("weight/over_cap", "weight/tokens")),
-    Diagnostic("rollout/weight_dropped", share("weight/dropped", "weight/tokens")),
-    Diagnostic("rollout/weight_max", largest("weight/rho")),
-    *(
-        Diagnostic(f"rollout/weight_above_{b:g}", share(f"weight/above_{b:g}", "weight/tokens"))
+    "actor/reference_kl": share("reference/k3", "reference/tokens"),
+    "rollout/weight_mean": share("weight/sum", "weight/tokens"),
+    "rollout/ess": effective_sample_size,
+    "rollout/weight_over_cap": share("weight/over_cap", "weight/tokens"),
+    "rollout/weight_dropped": share("weight/dropped", "weight/tokens"),
+    "rollout/weight_max": largest("weight/rho"),
+    **{
+        f"rollout/weight_above_{b:g}": share(f"weight/above_{b:g}", "weight/tokens")
         for b in TAIL_BOUNDS
+    },
+    **{
+        f"rollout/weight_below_1_over_{b:g}": share(f"weight/below_1/{b:g}", "weight/tokens")
+        for b in TAIL_BOUNDS
+    },
+    "rollout/mismatch_kl": share("mismatch/k3", "mismatch/tokens"),
+    "rollout/logprob_diff": share("mismatch/absolute", "mismatch/tokens"),
+    "rollout/logprob_diff_max": largest("mismatch/absolute"),
+    "rollout/hot_tokens": number_of("hot/tokens"),
+    "rollout/hot_ratio_mean": share("hot/ratio", "hot/compared"),
+    "rollout/hot_over_cap": share("hot/over_cap", "hot/trained"),
+    "critic/vf_explained_var": explained_variance,
+    "critic/value_bias": share("value/error", "value/tokens"),
+    "critic/value_rmse": deviation(
+        "value/error_squared", "value/error", "value/tokens", centred=False
     ),
-    *(
-        Diagnostic(
-            f"rollout/weight_below_1_over_{b:g}", share(f"weight/below_1/{b:g}", "weight/tokens")
+    "critic/value_error_max": largest("value/error"),
+    "value/cut_bias": share("value/cut_error", "value/cut_tokens"),
+    "value/cut_rmse": deviation(
+        "value/cut_error_squared", "value/cut_error", "value/cut_tokens", centred=False
+    ),
+    "egae/bootstrap_tokens": share("egae/bootstrapped_tokens", "egae/tokens"),
+    "egae/bootstrap_share": share("egae/cut_windows", "egae/windows"),
+    "value/at_cut": share("egae/value_at_cut", "egae/cut_windows"),
+    "egae/boundary_advantage": share("egae/boundary_advantage", "egae/boundary_tokens"),
+    "egae/boundary_advantage_abs": share("egae/boundary_absolute", "egae/boundary_tokens"),
+    "egae/advantage_abs": share("egae/absolute", "egae/tokens"),
+    "egae/lambda": share("egae/lambda", "egae/windows"),
+}
+"""The formula of each figure, by the metric's name."""
+
+ARRAYS: dict[str, tuple[Formula, ...]] = {
+    "value/bias": tuple(
+        share(f"value/bin_{b}_error", f"value/bin_{b}_tokens") for b in range(NUM_POSITION_BINS)
+    ),
+    "value/rmse": tuple(
+        deviation(
+            f"value/bin_{b}_error_squared",
+            f"value/bin_{b}_error",
+            f"value/bin_{b}_tokens",
+            centred=False,
         )
-        for b in TAIL_BOUNDS
+        for b in range(NUM_POSITION_BINS)
     ),
-)
-
-_MISMATCH = (
-    Diagnostic("rollout/mismatch_kl", share("mismatch/k3", "mismatch/tokens")),
-    Diagnostic("rollout/logprob_diff", share("mismatch/absolute", "mismatch/tokens")),
-    Diagnostic("rollout/logprob_diff_max", largest("mismatch/absolute")),
-)
-
-_HOT = (
-    Diagnostic("rollout/hot_tokens", number_of("hot/tokens")),
-    Diagnostic("rollout/hot_ratio_mean", share("hot/ratio", "hot/compared")),
-    Diagnostic("rollout/hot_over_cap", share("hot/over_cap", "hot/trained")),
-)
-
-_VALUE = (
-    Diagnostic("critic/vf_explained_var", explained_variance),
-    Diagnostic("critic/value_bias", share("value/error", "value/tokens")),
-    Diagnostic(
-        "critic/value_rmse",
-        deviation("value/error_squared", "value/error", "value/tokens", centred=False),
+    "egae/lambda_by_length": tuple(
+        share(f"egae/bin_{b}_lambda", f"egae/bin_{b}_windows") for b in range(len(LENGTH_BINS) + 1)
     ),
-    Diagnostic("critic/value_error_max", largest("value/error")),
-    Diagnostic("value/cut_bias", share("value/cut_error", "value/cut_tokens")),
-    Diagnostic(
-        "value/cut_rmse",
-        deviation("value/cut_error_squared", "value/cut_error", "value/cut_tokens", centred=False),
-    ),
-)
-
-_EGAE = (
-    Diagnostic("egae/bootstrap_tokens", share("egae/bootstrapped_tokens", "egae/tokens")),
-    Diagnostic("egae/bootstrap_share", share("egae/cut_windows", "egae/windows")),
-    Diagnostic("value/at_cut", share("egae/value_at_cut", "egae/cut_windows")),
-    Diagnostic("egae/boundary_advantage", share("egae/boundary_advantage", "egae/boundary_tokens")),
-    Diagnostic(
-        "egae/boundary_advantage_abs", share("egae/boundary_absolute", "egae/boundary_tokens")
-    ),
-    Diagnostic("egae/advantage_abs", share("egae/absolute", "egae/tokens")),
-    Diagnostic("egae/lambda", share("egae/lambda", "egae/windows")),
-)
-
-ARRAYS = (
-    ArrayDiagnostic(
-        "value/bias",
-        tuple(
-            share(f"value/bin_{b}_error", f"value/bin_{b}_tokens") for b in range(NUM_POSITION_BINS)
-        ),
-    ),
-    ArrayDiagnostic(
-        "value/rmse",
-        tuple(
-            deviation(
-                f"value/bin_{b}_error_squared",
-                f"value/bin_{b}_error",
-                f"value/bin_{b}_tokens",
-                centred=False,
-            )
-            for b in range(NUM_POSITION_BINS)
-        ),
-    ),
-    ArrayDiagnostic(
-        "egae/lambda_by_length",
-        tuple(
-            share(f"egae/bin_{b}_lambda", f"egae/bin_{b}_windows")
-            for b in range(len(LENGTH_BINS) + 1)
-        ),
-    ),
-)
-
-DIAGNOSTICS: tuple[Diagnostic, ...] = (
-    *_POLICY,
-    *_WEIGHTS,
-    *_MISMATCH,
-    *_HOT,
-    *_VALUE,
-    *_EGAE,
-)
+}
+"""Formulas of figures that have one for each bin, in the order of the bins."""

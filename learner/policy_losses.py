@@ -76,21 +76,14 @@ def reinforce(log_ratio: Tensor, advantages: Tensor) -> PolicyLoss:
     return PolicyLoss(-advantages * log_ratio, never, never, never)
 
 
-class ValueLoss(NamedTuple):
-    """Loss [T] with gradient, and clipped [T] bool: the clipped branch binds, gradient 0."""
-
-    loss: Tensor
-    clipped: Tensor
-
-
-def squared_error(values: Tensor, targets: Tensor) -> ValueLoss:
-    """L_t = (v - R)^2 / 2, all [T]."""
-    return ValueLoss(0.5 * (values - targets).square(), torch.zeros_like(values, dtype=torch.bool))
+def squared_error(values: Tensor, targets: Tensor) -> Tensor:
+    """L_t = (v - R)^2 / 2, all [T], with gradient."""
+    return 0.5 * (values - targets).square()
 
 
 def clipped_squared_error(
     values: Tensor, old_values: Tensor, targets: Tensor, *, clip_low: float, clip_high: float
-) -> ValueLoss:
+) -> Tensor:
     """L_t = max((v - R)^2, (clip(v, v_old - low, v_old + high) - R)^2) / 2, all [T].
 
     Args:
@@ -105,4 +98,4 @@ def clipped_squared_error(
     """
     bounded = torch.minimum(torch.maximum(values, old_values - clip_low), old_values + clip_high)
     free, held = (values - targets).square(), (bounded - targets).square()
-    return ValueLoss(0.5 * torch.maximum(free, held), held > free)
+    return 0.5 * torch.maximum(free, held)

@@ -75,10 +75,8 @@ class Publisher:
                 raise
 
         until_written(attempt, self._folder, bytes_of(weights), tell=self._tell)
-        digest = hashlib.sha256()
         with partial.open("rb") as file:
-            while block := file.read(PIECE_BYTES):
-                digest.update(block)
+            digest = hashlib.file_digest(file, "sha256")
         partial.rename(path)
         self._kept.append(version)
         for old in self._kept[:-KEPT_VERSIONS]:

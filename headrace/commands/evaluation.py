@@ -15,8 +15,8 @@ from headrace import run_folder
 from headrace.commands.preflight import check_start
 from headrace.commands.training import configured, report, supervise
 from headrace.config.checks import check_recipe
-from headrace.config.hub import is_hub_name, with_local_model
-from headrace.errors import RunFailedError, UserError
+from headrace.config.hub import named_model, with_local_model
+from headrace.errors import RunFailedError
 from headrace.hardware import detect
 from headrace.processes.keys import with_keys
 from headrace.processes.launch import plan_processes
@@ -25,10 +25,7 @@ from headrace.processes.supervise import DONE, USER
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """Evaluate and print the result, as text or as one JSON object."""
-    folder = Path(arguments.model).expanduser()
-    if not folder.is_dir() and not is_hub_name(arguments.model):
-        raise UserError(f"no model folder at {arguments.model}")
-    model = str(folder.resolve()) if folder.is_dir() else arguments.model
+    model = named_model(arguments.model)
     arguments.overrides = [
         *arguments.overrides,
         f"model.path={json.dumps(model)}",

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
@@ -24,7 +23,7 @@ from rich.progress import (
 
 from headrace.commands.training import configured
 from headrace.config.checks import check_dataset, check_model, check_recipe
-from headrace.config.hub import is_hub_name, with_local_model
+from headrace.config.hub import named_model, with_local_model
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 
@@ -40,11 +39,8 @@ def sampling_config(arguments: argparse.Namespace) -> RunConfig:
     """The recipe with the policy that is asked for. Value models and sources of lines are left out:
     they may be what the answers are for."""
     if arguments.policy is not None:
-        folder = Path(arguments.policy).expanduser()
-        if not folder.is_dir() and not is_hub_name(arguments.policy):
-            raise UserError(f"no model folder at {arguments.policy}")
-        model = str(folder.resolve()) if folder.is_dir() else arguments.policy
-        arguments.overrides = [*arguments.overrides, f"model.path={json.dumps(model)}"]
+        model = json.dumps(named_model(arguments.policy))
+        arguments.overrides = [*arguments.overrides, f"model.path={model}"]
     arguments.overrides = [
         *arguments.overrides,
         "model.critic_path=null",

@@ -19,6 +19,16 @@ C = TypeVar("C", RunConfig, RewardModelConfig)
 FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
+def named_model(name: str) -> str:
+    """The model folder, in full, or hub name that a user gave; UserError where it is neither."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(folder.resolve())
+    if is_hub_name(name):
+        return name
+    raise UserError(f"no model folder at {name}")
+
+
 def is_hub_name(path: str) -> bool:
     """Whether a path can only be meant as `owner/name` on the hub."""
     if not HUB_NAME.fullmatch(path) or path.startswith("."):

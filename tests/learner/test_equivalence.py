@@ -77,7 +77,7 @@ def windowed_step(
         ratio.weight * surrogate.loss, token_mean_weights(mask, global_tokens=int(mask.sum()))
     )
     value_loss = weighted_sum(
-        squared_error(values, target.targets).loss,
+        squared_error(values, target.targets),
         sample_mean_weights(target.mask, ids, global_samples=len(data.lengths)),
     )
     torch.autograd.backward(policy_loss + value_loss)

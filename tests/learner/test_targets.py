@@ -45,7 +45,7 @@ def test_decoupled_lambdas() -> None:
     close(actor, [0.693951875, 0.6252125, 0.71075, 0.485, 0.3], atol=1e-12)
     critic = lambda_returns(f64(END_REWARD), f64(V5), one, gamma=1.0, lam=1.0)
     assert critic.targets.tolist() == [1.0] * 5
-    loss = squared_error(f64(V5), critic.targets).loss.mean().item()
+    loss = squared_error(f64(V5), critic.targets).mean().item()
     assert loss == pytest.approx(0.20325, abs=1e-12)
 
 
