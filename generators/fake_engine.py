@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from generators.draws import uniform
 from generators.engine import (
     NO_VERSION,
     DeltaFinish,
@@ -25,6 +24,7 @@ from generators.engine import (
     RequestError,
     TokenDelta,
     WeightsRefusedError,
+    uniform,
 )
 from headrace.protocol.messages import FireSampling
 

@@ -19,7 +19,7 @@ from typing import Any
 from generators.run import has_gpu
 from generators.vllm_engine import VllmSettings, prepare_environment
 from headrace import stacks
-from headrace.config.judge import JudgeConfig
+from headrace.config.model import JudgeConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.protocol.judges import FOLDER, JudgeAddress, forget_address, write_address
 from headrace.run_folder import read_config

@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from generators.distributions import hot_logprobs, narrow
-from generators.draws import uniform
 from generators.engine import (
     NO_VERSION,
     DeltaFinish,
@@ -32,6 +31,7 @@ from generators.engine import (
     RequestError,
     TokenDelta,
     WeightsRefusedError,
+    uniform,
 )
 from generators.weights import WeightLayout
 from headrace.errors import UserError

@@ -24,7 +24,6 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from generators.draws import mix
 from generators.engine import (
     NO_VERSION,
     DeltaFinish,
@@ -36,6 +35,7 @@ from generators.engine import (
     TokenDelta,
     WeightsBrokenError,
     WeightsRefusedError,
+    mix,
 )
 from generators.weights import WeightLayout
 from headrace.errors import UserError

@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from headrace.cli_data import add_data, add_replay
-from headrace.cli_options import (
-    Maker,
-    offer_json,
-    take_overrides,
-    take_recipe,
-    take_root,
-    take_run,
-)
+from headrace.cli_options import Maker, take
 from headrace.cli_reward import add_reward
 from headrace.errors import StorageBlockedError, exit_code
 
@@ -105,7 +98,7 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
 
     def command(
-        name: str, text: str, example: str, *, within: Any = None
+        name: str, text: str, example: str, *, takes: str = "", within: Any = None
     ) -> argparse.ArgumentParser:
         made = (within or commands).add_parser(
             name,
@@ -114,6 +107,7 @@ def parser() -> argparse.ArgumentParser:
             epilog=f"example:\n  {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        take(made, takes)
         return made
 
     _training(command)
@@ -127,19 +121,18 @@ def _training(command: Maker) -> None:
     train = command(
         "train", "train a model by a recipe, or go on with a run",
         "headrace train recipes/quickstart.toml learner.policy.lr=5e-5 --no-dashboard",
+        takes="recipe? overrides root",
     )  # fmt: skip
-    take_recipe(train, optional=True)
-    take_overrides(train)
     train.add_argument("--resume", metavar="RUN", help="go on with this run (`latest`: the newest)")
     train.add_argument("--no-dashboard", action="store_true", help="start no web page")
     train.add_argument("--plain", action="store_true", help="plain lines, no live display")
-    take_root(train)
 
     _launching(command)
 
     generator = command(
         "generator", "one more generator for a run that is going on",
         "headrace generator --connect runs/RUN",
+        takes="root",
     )  # fmt: skip
     generator.add_argument(
         "--connect", required=True, metavar="RUN|tcp://HOST:PORT",
@@ -150,56 +143,54 @@ def _training(command: Maker) -> None:
         "--curve-keys", type=Path, metavar="DIR", help="a copy of the run's keys, for an address"
     )
     generator.add_argument("--cpus", help="processor cores, e.g. 0,1")
-    take_root(generator)
 
-    stop = command("stop", "drain a run, write its checkpoint, end it", "headrace stop latest")
-    take_run(stop)
+    stop = command(
+        "stop",
+        "drain a run, write its checkpoint, end it",
+        "headrace stop latest",
+        takes="run root",
+    )
     stop.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds to wait")
-    take_root(stop)
 
     evaluate = command(
         "eval", "accuracy of a model on a recipe's held-out prompts",
         "headrace eval runs/RUN/checkpoints/step_60/policy --task recipes/quickstart.toml --json",
+        takes="json root",
     )  # fmt: skip
     evaluate.add_argument("model", metavar="MODEL", help="a model folder")
     evaluate.add_argument(
         "--task", required=True, metavar="RECIPE", dest="recipe", help="whose held-out prompts"
     )
-    take_overrides(evaluate)
-    offer_json(evaluate)
-    take_root(evaluate)
+    take(evaluate, "overrides")
 
 
 def _looking(command: Maker) -> None:
     page = command(
-        "dashboard", "serve the web page of all runs", "headrace dashboard runs --port 8600"
+        "dashboard",
+        "serve the web page of all runs",
+        "headrace dashboard runs --port 8600",
+        takes="root",
     )
     page.add_argument("folder", nargs="?", metavar="ROOT", help="folder of the runs (runs)")
-    take_root(page)
     page.add_argument("--host", default="127.0.0.1", help="where it listens (127.0.0.1)")
     page.add_argument("--port", type=int, default=8501, help="0 takes a free one (8501)")
 
-    runs = command("runs", "list what ran", "headrace runs --json")
+    runs = command("runs", "list what ran", "headrace runs --json", takes="json root")
     runs.add_argument("--archived", action="store_true", help="list archived runs, too")
-    offer_json(runs)
-    take_root(runs)
 
-    show = command("show", "one run's figures and its ledger", "headrace show latest")
-    take_run(show)
-    offer_json(show)
-    take_root(show)
+    command(
+        "show", "one run's figures and its ledger", "headrace show latest", takes="run json root"
+    )
 
     audit = command(
         "audit", "count a run's tokens again and check its account, or repair its journal",
         "headrace audit latest --json",
+        takes="run json root",
     )  # fmt: skip
-    take_run(audit)
     audit.add_argument(
         "--repair", action="store_true",
         help="end a damaged journal before its first unusable record; keeps the damaged one",
     )  # fmt: skip
-    offer_json(audit)
-    take_root(audit)
 
     add_replay(command)
 
@@ -215,16 +206,17 @@ def _checking(command: Maker) -> None:
         ("check", "all that is wrong with a recipe on this machine"),
         ("explain", "what a recipe means: batch arithmetic, staleness, memory, processes"),
     ):
-        made = command(name, text, f"headrace config {name} recipes/quickstart.toml", within=inner)
-        take_recipe(made)
-        take_overrides(made)
-        offer_json(made)
-        take_root(made)
+        command(
+            name,
+            text,
+            f"headrace config {name} recipes/quickstart.toml",
+            within=inner,
+            takes="recipe overrides json root",
+        )
 
     add_reward(command)
 
-    doctor = command("doctor", "check the installation", "headrace doctor")
-    offer_json(doctor)
+    command("doctor", "check the installation", "headrace doctor", takes="json")
 
     box = command(
         "sandbox", "run a program where it can do no harm",
@@ -234,6 +226,7 @@ def _checking(command: Maker) -> None:
     made = command(
         "run", "one Python file, with what came of it", "headrace sandbox run program.py",
         within=within,
+        takes="json",
     )  # fmt: skip
     made.add_argument("file", type=Path, metavar="FILE.py", help="the program")
     made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="deadline (10)")
@@ -244,7 +237,6 @@ def _checking(command: Maker) -> None:
         "--package", action="append", default=[], metavar="NAME",
         help="an installed package that the program may import; repeat for more",
     )  # fmt: skip
-    offer_json(made)
 
     keys = command("keys", "make key files for connections off this machine", "headrace keys k/")
     keys.add_argument("folder", type=Path, metavar="DIR", help="a folder that is made for them")
@@ -263,15 +255,13 @@ def _launching(command: Maker) -> None:
     launch = command(
         "launch", "train over several hosts of a cluster",
         "headrace launch recipe.toml --on slurm --nodes 4 --gpus-per-node 8 --time 12:00:00",
+        takes="recipe? overrides root",
     )  # fmt: skip
-    take_recipe(launch, optional=True)
-    take_overrides(launch)
     launch.add_argument(
         "--on", required=True, choices=("slurm", "ray"),
         help="slurm: write the scripts of a job into a new run folder; ray: run on a Ray cluster",
     )  # fmt: skip
     launch.add_argument("--resume", metavar="RUN", help="go on with this run")
-    take_root(launch)
     on_ray = launch.add_argument_group("on Ray")
     on_ray.add_argument(
         "--address", default="auto", metavar="HOST:PORT", help="the cluster (the one of this host)"

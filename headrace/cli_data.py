@@ -6,7 +6,7 @@ has is named here once more, and a test compares.
 
 from pathlib import Path
 
-from headrace.cli_options import Maker, offer_json, take_root, take_run
+from headrace.cli_options import Maker
 
 KINDS = {
     "trajectories": "a response, with its texts and lists of its tokens",
@@ -57,8 +57,8 @@ def add_data(command: Maker) -> None:
     export = command(
         "export", "write a run's answers, tokens, metrics, windows or preferences to a file",
         EXPORT_EXAMPLES + rows,
+        takes="run root",
     )  # fmt: skip
-    take_run(export)
     export.add_argument("kind", metavar="KIND", help=f"one of: {', '.join(KINDS)}")
     export.add_argument(
         "--format", metavar="F", help=f"{', '.join(FORMATS)} (by the ending of PATH)"
@@ -80,12 +80,11 @@ def add_data(command: Maker) -> None:
         help=f"of preferences and sft, for whose trainer: {', '.join(SCHEMAS)} (native)",
     )  # fmt: skip
     export.add_argument("--force", action="store_true", help="replace what is at PATH")
-    take_root(export)
 
     sql = command(
-        "sql", "ask a run in SQL", SQL_EXAMPLES.format(tables=", ".join(TABLES))
+        "sql", "ask a run in SQL", SQL_EXAMPLES.format(tables=", ".join(TABLES)),
+        takes="run root",
     )  # fmt: skip
-    take_run(sql)
     sql.add_argument(
         "query", metavar="QUERY", help="one SELECT in quotes; - reads it from standard input"
     )
@@ -102,13 +101,12 @@ def add_data(command: Maker) -> None:
     sql.add_argument(
         "--memory", type=int, default=1024, metavar="MIB", help="memory limit in MiB (1024)"
     )  # fmt: skip
-    take_root(sql)
 
     sink = command(
         "sink", "tell another program of a run's figures, while it goes on or afterwards",
         "headrace sink latest tensorboard --out boards/first",
+        takes="run root",
     )  # fmt: skip
-    take_run(sink)
     sink.add_argument(
         "sink", metavar="SINK", help=f"{', '.join(SINKS)}, or a file of your own: my_sink.py"
     )
@@ -116,7 +114,6 @@ def add_data(command: Maker) -> None:
         "--out", type=Path, metavar="DIR", help="the sink's folder (RUN/sinks/SINK)"
     )  # fmt: skip
     sink.add_argument("--once", action="store_true", help="tell what there is and end")
-    take_root(sink)
 
 
 def add_replay(command: Maker) -> None:
@@ -124,8 +121,8 @@ def add_replay(command: Maker) -> None:
     again = command(
         "replay", "make one update again from what is stored, and say where numbers differ",
         REPLAY_EXAMPLES,
+        takes="run json root",
     )  # fmt: skip
-    take_run(again)
     again.add_argument(
         "--update", type=int, required=True, metavar="N", help="which one; the first is 1"
     )
@@ -138,5 +135,3 @@ def add_replay(command: Maker) -> None:
         "--tolerance", type=float, default=1e-4, metavar="X",
         help="how far numbers of models may lie apart (1e-4 of the stored one, or of 1)",
     )  # fmt: skip
-    offer_json(again)
-    take_root(again)

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from headrace.cli_options import Maker, offer_json, take_overrides, take_recipe, take_root
+from headrace.cli_options import Maker, take
 
 ANCHOR_EXAMPLES = """\
 headrace reward anchors recipes/pairwise-ppo.toml --best-of 8 --out anchors.jsonl
@@ -43,12 +43,11 @@ def add_reward(command: Maker) -> None:
     tried = command(
         "try", "score the answers in a file as a run would, one line each",
         "headrace reward try recipes/quickstart.toml answers.jsonl --json", within=inner,
+        takes="recipe root",
     )  # fmt: skip
-    take_recipe(tried)
     tried.add_argument("file", metavar="FILE", help="rows of prompt, completion, answer, ...")
-    take_overrides(tried)
+    take(tried, "overrides")
     tried.add_argument("--json", action="store_true", help="one JSON object a line")
-    take_root(tried)
     _labelling(command, inner)
     _anchors(command, inner)
     _reward_training(command, inner)
@@ -59,9 +58,8 @@ def _labelling(command: Maker, within: Any) -> None:
         "label", "label the lines of answers, for training a line reward model",
         "headrace reward label recipes/code-prm.toml --samples 2000 --k 8 --out labels.jsonl",
         within=within,
+        takes="recipe overrides json root",
     )  # fmt: skip
-    take_recipe(labelled)
-    take_overrides(labelled)
     labelled.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
     labelled.add_argument(
         "--answers", metavar="FILE", help="rows of prompt, completion, answer, ..."
@@ -77,17 +75,14 @@ def _labelling(command: Maker, within: Any) -> None:
         "--fenced", action=argparse.BooleanOptionalAction, default=None,
         help="only lines in a fenced code block count (default: where there is one)",
     )  # fmt: skip
-    offer_json(labelled)
-    take_root(labelled)
 
 
 def _anchors(command: Maker, within: Any) -> None:
     made = command(
         "anchors", "make the answer of each prompt that others have to beat", ANCHOR_EXAMPLES,
         within=within,
+        takes="recipe overrides json root",
     )  # fmt: skip
-    take_recipe(made)
-    take_overrides(made)
     made.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
     made.add_argument(
         "--best-of", type=int, default=30, metavar="N", help="answers of each prompt (30)"
@@ -100,21 +95,16 @@ def _anchors(command: Maker, within: Any) -> None:
         "--by", metavar="SOURCE", help="the source of rewards that picks (the prompt's own)"
     )
     made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
-    offer_json(made)
-    take_root(made)
 
 
 def _reward_training(command: Maker, within: Any) -> None:
     trained = command(
         "train", "train a reward model by a recipe, or go on with one", REWARD_EXAMPLES,
         within=within,
+        takes="recipe? overrides json root",
     )  # fmt: skip
-    take_recipe(trained, optional=True)
-    take_overrides(trained)
     trained.add_argument("--out", type=Path, metavar="DIR", help="folder of the trained model")
     trained.add_argument(
         "--resume", metavar="RUN", help="go on with this run (`latest`: the newest of its kind)"
     )
     trained.add_argument("--plain", action="store_true", help="plain lines, no live display")
-    offer_json(trained)
-    take_root(trained)

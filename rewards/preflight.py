@@ -8,7 +8,7 @@ so that the user's code never runs in the caller's process; one that asks a judg
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 
-from headrace.config.judge import JudgeConfig
+from headrace.config.model import JudgeConfig
 from headrace.config.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError, UserError
 from rewards.pipe import Ready

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -22,6 +23,41 @@ SPANS: dict[str, float | None] = {
 }
 NOW_S = 60.0
 """What counts as now."""
+CHARTS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
+    (
+        "Windows in play against the bound",
+        ("schedule/in_play", "schedule/bound"),
+        {"bounds": ("schedule/bound",)},
+    ),
+    ("Staleness", ("staleness/mean", "staleness/max"), {}),
+    (
+        "Tokens per second",
+        ("perf/generated_tokens_per_s", "perf/trained_tokens_per_s"),
+        {},
+    ),
+    (
+        "Queues",
+        (
+            "schedule/live",
+            "schedule/ready_windows",
+            "schedule/scoring",
+            "schedule/value_waiting",
+        ),
+        {"x": "wall", "samples": True},
+    ),
+    (
+        "Where an update's time goes",
+        (
+            "timing_s/wait_for_batch",
+            "timing_s/forward",
+            "timing_s/policy",
+            "timing_s/value",
+            "timing_s/publish",
+        ),
+        {},
+    ),
+)
+"""Titles, metrics, and how a chart differs from others."""
 ARRAYS = (
     ("Dropped for age, by response length", "staleness/drop_share"),
     ("Masked otherwise, by response length", "staleness/mask_share"),
@@ -48,50 +84,12 @@ def _body(run: RunData) -> None:
     frame = run.activity(SPANS[chosen])
     _waits(run, frame, chosen)
     _timeline(run, frame)
-    panels.grid(
-        [
-            partial(
-                panels.metric_card,
-                run,
-                "Windows in play against the bound",
-                ("schedule/in_play", "schedule/bound"),
-                bounds=("schedule/bound",),
-            ),
-            partial(panels.metric_card, run, "Staleness", ("staleness/mean", "staleness/max")),
-            partial(
-                panels.metric_card,
-                run,
-                "Tokens per second",
-                ("perf/generated_tokens_per_s", "perf/trained_tokens_per_s"),
-            ),
-            partial(
-                panels.metric_card,
-                run,
-                "Queues",
-                (
-                    "schedule/live",
-                    "schedule/ready_windows",
-                    "schedule/scoring",
-                    "schedule/value_waiting",
-                ),
-                "wall",
-                samples=True,
-            ),
-            partial(
-                panels.metric_card,
-                run,
-                "Where an update's time goes",
-                (
-                    "timing_s/wait_for_batch",
-                    "timing_s/forward",
-                    "timing_s/policy",
-                    "timing_s/value",
-                    "timing_s/publish",
-                ),
-            ),
-            *(partial(panels.array_card, run, title, name) for title, name in ARRAYS),
-        ]
-    )
+    charts = [
+        partial(panels.metric_card, run, title, names, **options)
+        for title, names, options in CHARTS
+    ]
+    arrays = [partial(panels.array_card, run, title, name) for title, name in ARRAYS]
+    panels.grid([*charts, *arrays])
 
 
 def _sentence(run: RunData) -> None:
@@ -133,20 +131,19 @@ def _waits(run: RunData, frame: pd.DataFrame, span: str) -> None:
     learner, generators = idle_shares(frame)
     staleness, whole = summary["staleness"], span == "whole run"
     over = "the run's training time" if whole else f"the training time of the {span}"
+    framed: dict[str, Any] = {"border": True, "height": "stretch"}
     columns[0].metric(
         "Learner idle",
         share(learner),
         help=f"share of {over} in which the learner waited for a batch: what is grey below",
-        border=True,
-        height="stretch",
+        **framed,
     )
     columns[1].metric(
         "Generators idle",
         share(generators),
         help=f"share of {over} in which generators were held or had no trajectory: what is orange "
         "or grey below",
-        border=True,
-        height="stretch",
+        **framed,
     )
     columns[2].metric(
         "Staleness",
@@ -155,12 +152,9 @@ def _waits(run: RunData, frame: pd.DataFrame, span: str) -> None:
         delta_color="off",
         delta_arrow="off",
         help="updates between the sampling of a token and its training, in the whole run",
-        border=True,
-        height="stretch",
+        **framed,
     )
-    columns[3].metric(
-        "Weight version", number(summary["weight_version"]), border=True, height="stretch"
-    )
+    columns[3].metric("Weight version", number(summary["weight_version"]), **framed)
 
 
 def _timeline(run: RunData, frame: pd.DataFrame) -> None:

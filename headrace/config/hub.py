@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headrace.config.judge import JudgeConfig
+from headrace.config.model import JudgeConfig
 from headrace.config.reward_model import RewardModelConfig
 from headrace.config.run import RunConfig
 from headrace.errors import UserError

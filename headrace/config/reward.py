@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from headrace.config.base import StrictModel
-from headrace.config.judge import JudgeConfig
+from headrace.config.model import JudgeConfig
 from headrace.config.reward_monitors import AlertConfig, AuditConfig
 
 Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "slime", "rllm", "plain"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headrace.config.judge import JudgeConfig
+from headrace.config.model import JudgeConfig
 from headrace.config.run import RunConfig
 from headrace.errors import UserError
 from headrace.hardware import Hardware

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.config.judge import JudgeConfig
+from headrace.config.model import JudgeConfig
 from headrace.errors import UserError
 from headrace.tokenizer import load_tokenizer
 from rewards.judging.address import Address

@@ -3,7 +3,7 @@
 import statistics
 
 from generators.cores import WorkTime
-from generators.draws import mix, uniform
+from generators.engine import mix, uniform
 
 GOLDEN = [13559592256819170517, 3959813011084891817, 5994294346378712867]
 

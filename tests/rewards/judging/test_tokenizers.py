@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.judge import JudgeConfig
+from headrace.config.model import JudgeConfig
 from headrace.config.reward import RewardConfig
 from headrace.errors import UserError
 from rewards.judging.options import Options
