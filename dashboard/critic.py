@@ -42,7 +42,7 @@ class CriticReport:
     Attributes:
         tokens, cuts: how many the figures are of.
         explained: 1 - Var(R - V) / Var(R) over tokens; None where all returns are the same.
-        bias, rmse: mean and root mean square of V - R over tokens.
+        bias: mean of V - R over tokens.
         cut_bias, cut_rmse: of what the rule in force assumed less what came, over cuts.
         along, calibration, tenths, numbers, rules, costs, ends: see the functions of these names.
         reach: tokens over which the weight of a reward in an advantage halves; None: it does not.
@@ -56,7 +56,6 @@ class CriticReport:
     cuts: int
     explained: float | None
     bias: Mean
-    rmse: float
     cut_bias: Mean
     cut_rmse: float
     along: pd.DataFrame
@@ -83,7 +82,6 @@ def report(sample: CriticSample, *, gamma: float, boundary: str) -> CriticReport
         cuts=len(cuts),
         explained=explained_variance(_floats(tokens["value"]), _floats(tokens["return"])),
         bias=mean_over(tokens),
-        rmse=_rms(tokens["error"]),
         cut_bias=mean_over(cuts),
         cut_rmse=_rms(cuts["error"]),
         along=along(tokens),

@@ -111,6 +111,13 @@ class RunData:
         status = self.line.status
         return PACED.read(key, stamp or newest, status, lambda: ask(Path(folder), *wanted))
 
+    def _kept(
+        self, ask: Callable[..., Any], *wanted: Any, at: tuple[str, str] | None = None, **how: Any
+    ) -> Any:
+        """What a read of the folder gives, kept as long as the run's stamp, or `at`, stays."""
+        folder, stamp = at or self._at
+        return _read(folder, stamp, ask.__name__, wanted, how, ask)
+
     def summary(self) -> dict[str, Any]:
         """`storage.queries.run_figures`."""
         found: dict[str, Any] = self._paced(queries.run_figures)
@@ -128,20 +135,27 @@ class RunData:
 
     def array(self, name: str) -> pd.DataFrame:
         """A metric that is an array, over the updates."""
-        return _array(*self.picture(), name)
+        found: pd.DataFrame = self._kept(
+            queries.metric_arrays, name, points=POINTS // 4, at=self.picture()
+        )
+        return found
 
     def charted(self) -> list[str]:
         """Metrics that are one number an update and are described, by name."""
-        return _charted(*self.picture())
+        gauges = ("heartbeat/NAME", "memory/NAME")
+        names: list[str] = self._kept(queries.metric_names, at=self.picture())
+        patterns = {name: pattern_of(name) for name in names}
+        return [name for name, p in patterns.items() if p in METRICS and p not in gauges]
 
     def latest(self, prefix: str) -> dict[str, float | None]:
         """Newest values of the metrics whose name begins so."""
-        found = _latest(*self._at)
+        found: dict[str, float | None] = self._kept(queries.latest_metrics)
         return {name: value for name, value in found.items() if name.startswith(prefix)}
 
     def reward_model_curves(self) -> pd.DataFrame:
         """`storage.queries.reward_model_curves`, at most POINTS a name."""
-        return _reward_model_curves(*self._at)
+        found: pd.DataFrame = self._kept(queries.reward_model_curves, points=POINTS)
+        return found
 
     def reward_model_report(self) -> dict[str, Any] | None:
         """`storage.queries.reward_model_report`."""
@@ -158,7 +172,8 @@ class RunData:
 
     def reward_lengths(self) -> pd.DataFrame:
         """Lengths and rewards of the newest answers, of a live run as of the newest picture."""
-        return _reward_lengths(*self.picture())
+        found: pd.DataFrame = self._kept(queries.reward_lengths, newest=POINTS, at=self.picture())
+        return found
 
     def scorings(self, sources: tuple[str, ...]) -> Scorings:
         """Scorings over the whole run by these sources; of a live run they change when there is
@@ -187,7 +202,8 @@ class RunData:
 
     def evaluations(self) -> pd.DataFrame:
         """Held-out evaluations in order."""
-        return _evaluations(*self._at)
+        found: pd.DataFrame = self._kept(queries.evaluations)
+        return found
 
     def activity(self, seconds: float | None) -> pd.DataFrame:
         """What everyone did in the last so many seconds; None: in the whole run, which is drawn
@@ -198,7 +214,8 @@ class RunData:
 
     def processes(self) -> pd.DataFrame:
         """One row a process."""
-        return _processes(*self._at)
+        found: pd.DataFrame = self._kept(queries.process_table)
+        return found
 
     def events(self, limit: int = 40, kind: str | None = None) -> pd.DataFrame:
         """Newest events. Those of the supervisor appear without a new record in the journal."""
@@ -211,7 +228,8 @@ class RunData:
 
     def dropped_page(self, **wanted: Any) -> DroppedPage:
         """Windows or trajectories that lost tokens, see `storage.queries.dropped_page`."""
-        return _dropped_page(*self._at, wanted)
+        found: DroppedPage = self._kept(queries.dropped_page, **wanted)
+        return found
 
     def losses_by_length(self) -> pd.DataFrame:
         """Tokens that were lost, by length of the answer and reason."""
@@ -235,39 +253,24 @@ class RunData:
         return _trajectory(*self._at, trajectory_id)
 
 
+@st.cache_data(max_entries=256, show_spinner=False)
+def _read(
+    run_dir: str,
+    stamp: str,
+    name: str,
+    wanted: tuple[Any, ...],
+    how: dict[str, Any],
+    _ask: Callable[..., Any],
+) -> Any:
+    return _ask(Path(run_dir), *wanted, **how)
+
+
 @st.cache_data(max_entries=128, show_spinner=False)
 def _series(
     run_dir: str, stamp: str, names: tuple[str, ...], x: Axis, samples: bool
 ) -> pd.DataFrame:
     points = POINTS * LINES // max(LINES, len(names)) if samples else POINTS
     return queries.metric_series(Path(run_dir), names, x, samples=samples, points=points)
-
-
-@st.cache_data(max_entries=16, show_spinner=False)
-def _reward_model_curves(run_dir: str, stamp: str) -> pd.DataFrame:
-    return queries.reward_model_curves(Path(run_dir), points=POINTS)
-
-
-@st.cache_data(max_entries=32, show_spinner=False)
-def _array(run_dir: str, stamp: str, name: str) -> pd.DataFrame:
-    return queries.metric_arrays(Path(run_dir), name, points=POINTS // 4)
-
-
-@st.cache_data(max_entries=16, show_spinner=False)
-def _charted(run_dir: str, stamp: str) -> list[str]:
-    gauges = ("heartbeat/NAME", "memory/NAME")
-    patterns = {name: pattern_of(name) for name in queries.metric_names(Path(run_dir))}
-    return [name for name, p in patterns.items() if p in METRICS and p not in gauges]
-
-
-@st.cache_data(max_entries=32, show_spinner=False)
-def _latest(run_dir: str, stamp: str) -> dict[str, float | None]:
-    return queries.latest_metrics(Path(run_dir))
-
-
-@st.cache_data(max_entries=16, show_spinner=False)
-def _reward_lengths(run_dir: str, stamp: str) -> pd.DataFrame:
-    return queries.reward_lengths(Path(run_dir), newest=POINTS)
 
 
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
@@ -280,11 +283,6 @@ def _stacks(run_dir: str) -> dict[str, Stack]:
     return queries.last_stacks(Path(run_dir))
 
 
-@st.cache_data(max_entries=64, show_spinner=False)
-def _evaluations(run_dir: str, stamp: str) -> pd.DataFrame:
-    return queries.evaluations(Path(run_dir))
-
-
 def _scorings(run_dir: Path, sources: tuple[str, ...]) -> Scorings:
     return scorings(queries.reward_sample(run_dir), sources)
 
@@ -295,19 +293,9 @@ def _activity(run_dir: Path, seconds: float | None) -> pd.DataFrame:
     return queries.activity(run_dir, since=None if seconds is None else end - seconds)
 
 
-@st.cache_data(max_entries=16, show_spinner=False)
-def _processes(run_dir: str, stamp: str) -> pd.DataFrame:
-    return queries.process_table(Path(run_dir))
-
-
 @st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
 def _events(run_dir: str, limit: int, kind: str | None) -> pd.DataFrame:
     return queries.events(Path(run_dir), limit=limit, kind=kind)
-
-
-@st.cache_data(max_entries=64, show_spinner=False)
-def _dropped_page(run_dir: str, stamp: str, wanted: dict[str, Any]) -> DroppedPage:
-    return queries.dropped_page(Path(run_dir), **wanted)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)

@@ -21,6 +21,7 @@ from generators.vllm_engine import VllmSettings, prepare_environment
 from headrace import stacks
 from headrace.config.model import JudgeConfig
 from headrace.errors import RunFailedError, UserError, exit_code
+from headrace.hardware import cores_of
 from headrace.protocol.judges import FOLDER, JudgeAddress, forget_address, write_address
 from headrace.run_folder import read_config
 
@@ -122,16 +123,12 @@ async def _tell(address: JudgeAddress, folder: Path) -> None:
     print(f"{address.model} serves at {address.base}", file=sys.stderr, flush=True)
 
 
-def _cores(text: str) -> list[int]:
-    return [int(core) for core in text.split(",")]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the exit code."""
     parser = argparse.ArgumentParser(prog="generators.judge", description=__doc__)
     parser.add_argument("--run-dir", required=True, type=Path, metavar="DIR")
     parser.add_argument("--name", required=True, help="of [reward.judges.NAME]")
-    parser.add_argument("--cpus", type=_cores, metavar="0,1", help="cores of this judge")
+    parser.add_argument("--cpus", type=cores_of, metavar="0,1", help="cores of this judge")
     args = parser.parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"

@@ -26,6 +26,7 @@ from generators.vllm_engine import cache_folder
 from headrace import stacks
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError, exit_code
+from headrace.hardware import cores_of
 from headrace.protocol.identity import identity_of
 from headrace.protocol.messages import FireSampling, Hello, Refused, Welcome
 from headrace.protocol.pulse import Pulse
@@ -216,22 +217,16 @@ def _end_on_signals(loop: GeneratorLoop, interrupted: asyncio.Event) -> None:
     events.add_signal_handler(signal.SIGINT, interrupt)
 
 
-def _cores(text: str) -> list[int]:
-    if text == "all":
-        return sorted(os.sched_getaffinity(0))
-    return [int(core) for core in text.split(",")]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; the exit code."""
     parser = argparse.ArgumentParser(prog="generators.run", description=__doc__)
     parser.add_argument("--connect", required=True, metavar="ADDR", help="tcp://host:port")
     parser.add_argument("--name", required=True, help="unique in the run, e.g. generator-0")
     parser.add_argument("--curve-keys", metavar="DIR", help="folder with CURVE keys")
-    parser.add_argument("--cpus", type=_cores, metavar="0,1", help="its cores, or `all`")
+    parser.add_argument("--cpus", type=cores_of, metavar="0,1", help="its cores, or `all`")
     parser.add_argument(
         "--evaluation-cpus",
-        type=_cores,
+        type=cores_of,
         metavar="0,1",
         help="cores that this process, but not vLLM's, may use during evaluations",
     )

@@ -40,6 +40,13 @@ def detect() -> Hardware:
     return Hardware(tuple(sorted(os.sched_getaffinity(0))), total, available, _gpus())
 
 
+def cores_of(text: str) -> list[int]:
+    """The cores of an option: `0,1`, or `all` that this process may use."""
+    if text == "all":
+        return sorted(os.sched_getaffinity(0))
+    return [int(core) for core in text.split(",")]
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A port nobody uses now."""
     with socket.socket() as probe:

@@ -9,11 +9,9 @@ and floats, and know neither DeepSpeed nor configuration. To read it, in this or
     targets           what the critic should have said
     ratios            how far the policy moved, what a stale token is worth
     hot_tokens        what the policy learns from the hot first tokens of FIRE sampling
-    policy_losses     the clipped surrogate
-    value_losses      squared error, clipped or not
-    penalties         KL, entropy, likelihood of right answers
+    policy_losses     the clipped surrogate; squared error of values, clipped or not
+    penalties         KL, entropy, likelihood of right answers, overlong penalty
     aggregation       from token losses to one number that no split of the batch changes
-    shaping           overlong penalty
     diagnostics       sums to be added over micro-batches and ranks
     diagnostic_table  how each figure is made from the sums (headrace.metrics says what it means)
 

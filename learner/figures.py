@@ -143,14 +143,13 @@ def _policy_tallies(windows: PolicyHalf, policy: PolicyUpdate) -> list[Tally]:
 def _log_tally(prefix: str, log: StepLog) -> Tally:
     losses = torch.stack(log.losses).to(torch.float64).sum() if log.losses else torch.zeros(())
     counts = {
-        "loss": losses.to(torch.float64),
-        "tokens": torch.tensor(float(log.tokens), dtype=torch.float64),
-        "fillers": torch.tensor(float(log.fillers), dtype=torch.float64),
-        "trained": torch.tensor(float(log.trained), dtype=torch.float64),
-        "reads": torch.tensor(float(log.reads), dtype=torch.float64),
-    }
-    device = counts["loss"].device
-    return Tally({f"{prefix}/{name}": x.to(device) for name, x in counts.items()}, {})
+        name: torch.tensor(float(number), dtype=torch.float64, device=losses.device)
+        for name, number in (
+            ("tokens", log.tokens), ("fillers", log.fillers), ("trained", log.trained),
+            ("reads", log.reads),
+        )
+    } | {"loss": losses.to(torch.float64)}  # fmt: skip
+    return Tally({f"{prefix}/{name}": x for name, x in counts.items()}, {})
 
 
 def _carried_tally(carried: Sequence[Carried], place: Place) -> Tally:
@@ -158,7 +157,7 @@ def _carried_tally(carried: Sequence[Carried], place: Place) -> Tally:
         "bytes": sum(store.num_bytes for store in carried),
         "hits": sum(store.figures.hits for store in carried),
         "misses": sum(store.figures.misses for store in carried),
-        "recomputed": sum(store.figures.recomputed for store in carried),
+        "recomputed_tokens": sum(store.figures.recomputed for store in carried),
         "tokens": sum(store.figures.carried for store in carried),
         "age": sum(store.figures.age for store in carried),
     }
@@ -208,13 +207,10 @@ def _work_figures(sums: Mapping[str, float], totals: Totals) -> dict[str, float]
 
 def _carried_figures(sums: Mapping[str, float]) -> dict[str, float]:
     """Of all models together: what was there, what was not, and how old it was."""
-    names = {
-        "bytes": "bytes",
-        "hits": "hits",
-        "misses": "misses",
-        "recomputed": "recomputed_tokens",
+    figures = {
+        f"perf/carried_{name}": sums[f"carried/{name}"]
+        for name in ("bytes", "hits", "misses", "recomputed_tokens")
     }
-    figures = {f"perf/carried_{name}": sums[f"carried/{key}"] for key, name in names.items()}
     if sums["carried/tokens"]:
         figures["perf/carried_age"] = sums["carried/age"] / sums["carried/tokens"]
     return figures

@@ -21,6 +21,7 @@ import torch
 from headrace import stacks
 from headrace.config.run import RunConfig
 from headrace.errors import UserError, exit_code
+from headrace.hardware import cores_of
 from headrace.protocol.messages import Trouble
 from learner.checkpoint import passed_over
 from learner.engines import join_ranks
@@ -57,7 +58,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--world-size", type=int, help="ranks in all")
     parser.add_argument("--master-address", default="127.0.0.1", help="rank 0's host")
     parser.add_argument("--master-port", type=int, help="rank 0's port")
-    parser.add_argument("--cpus", type=_cores, help="cores to run on, such as 1,2")
+    parser.add_argument("--cpus", type=cores_of, help="cores to run on, such as 1,2")
     options = parser.parse_args(argv)
     options.local_rank = options.rank
     if options.rank is None:
@@ -68,10 +69,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         options.rank, options.local_rank, options.world_size, options.master_port = numbers
         options.master_address = os.environ[TORCHRUN[-1]]
     return options
-
-
-def _cores(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def _run(options: argparse.Namespace) -> None:

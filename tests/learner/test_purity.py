@@ -20,10 +20,8 @@ MATHEMATICS = (
     "ratios",
     "hot_tokens",
     "policy_losses",
-    "value_losses",
     "penalties",
     "aggregation",
-    "shaping",
     "diagnostics",
     "diagnostic_table",
 )
