@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.arms import Arm, Row
 from benchmarks.run_facts import cpu_at_evaluations, long_prompts, lost_by_tenth
 from benchmarks.runs import Summary, series, train
-from benchmarks.study_plan import Arm, Row
 from headrace.install import ROOT
 
 SERIES = (
@@ -43,13 +43,11 @@ def run_arm(
     """One run to its end, as a row, with `facts` of its folder. RunFailedError when it ended
     badly."""
     # A run is found by its name, and one that is made again is another.
-    root = Path(tempfile.mkdtemp(dir=_made(root)))
+    root.mkdir(parents=True, exist_ok=True)
+    root = Path(tempfile.mkdtemp(dir=root))
     name = f"{''.join(c if c.isalnum() else '-' for c in arm.name)}-{seed}"
     recipe = str(ROOT / arm.recipe)
-    variables = dict(one.split("=", 1) for one in arm.environment)
-    summary = train(
-        recipe, [f"seed={seed}", *arm.overrides], root=root, name=name, environment=variables
-    )
+    summary = train(recipe, [f"seed={seed}", *arm.overrides], root=root, name=name)
     folder = Path(summary["folder"])
     row = measured(arm, seed, summary, figures(summary))
     versions = [version for version, *_ in row["evaluations"]]
@@ -72,17 +70,11 @@ def measured(arm: Arm, seed: int, summary: Summary, found: Row) -> Row:
         "seed": seed,
         "recipe": arm.recipe,
         "overrides": list(arm.overrides),
-        **({"environment": list(arm.environment)} if arm.environment else {}),
         **found,
         "num_prompts": min(e["num_prompts"] for e in summary["evaluations"]),
         **summary["machine_state"],
         "evaluation_cpu_s": cpu_at_evaluations(summary["watch"], summary["evaluations"], versions),
     }
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def figures(summary: Summary) -> Row:

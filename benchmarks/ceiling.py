@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arms import Arm, Row
 from benchmarks.machine_state import Watch
 from benchmarks.runs import train
-from benchmarks.study_plan import Arm, Row
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError
 from headrace.hardware import detect
@@ -50,11 +50,10 @@ def measure(arm: Arm, seed: int) -> Row:
     """Run the arm, then its two halves alone."""
     with tempfile.TemporaryDirectory(prefix="headrace-ceiling-") as scratch:
         folder = Path(scratch)
-        variables = dict(one.split("=", 1) for one in arm.environment)
         recipe = str(ROOT / arm.recipe)
         overrides = [f"seed={seed}", *arm.overrides, *UNSEEN]
         with Watch() as watch:
-            stream = train(recipe, overrides, root=folder, name="stream", environment=variables)
+            stream = train(recipe, overrides, root=folder, name="stream")
             run_dir = Path(stream["folder"])
             learner = learner_alone(run_dir)
             config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())

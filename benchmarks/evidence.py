@@ -1,10 +1,13 @@
 """Tables and plots of `docs/evidence.md`, and tables of `docs/operations.md` and
 `docs/security.md`, from the rows that are checked in.
 
-In: the rows of all studies; what was measured before a study changed is in `benchmarks.archive`.
-Out: the parts of the pages between `<!-- table NAME -->` and `<!-- end -->`, and one SVG a plot.
-Nothing is run; a study without rows says how to get them. `--check` writes nothing and fails when
-a page is not what the rows say.
+In: the files of all studies, which say what is shown of them, and their rows. Out: the parts of the
+pages between `<!-- table NAME -->` and `<!-- end -->`, and one SVG a plot. Nothing is run; a study
+without rows says how to get them. `--check` writes nothing and fails when a page is not what the
+rows say.
+
+What was measured stays what it is where a recipe, the code or the study has changed since: such
+rows, under the month they are from, are found by their arm and seed alone.
 """
 
 import re
@@ -13,115 +16,207 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 from benchmarks import (
-    code_prm,
-    dapo_parts,
     dashboard_evidence,
-    egae,
-    egae_bias,
     fault_evidence,
-    race_evidence,
     reward_evidence,
-    staleness,
-    trl_evidence,
-    untuned_race,
-    vapo_parts,
-    vcppo,
+    study_file,
+    study_plots,
+    trl,
 )
-from benchmarks.archive import MONTH, measured_arms, rows_in, study_rows
+from benchmarks.arms import Row, rows_of
 from benchmarks.command_line import command_line
-from benchmarks.egae_bias_evidence import bias_table, draw_egae_bias
-from benchmarks.plots import STYLE
-from benchmarks.race_settings import SETTINGS
-from benchmarks.rows import Rows, read_rows
-from benchmarks.study_plan import Column, Row, Study, rows_of
-from benchmarks.study_plots import PLOTS as STUDY_PLOTS
-from benchmarks.study_table import cells, lines_of, table
+from benchmarks.crossings import curve, smoothed
+from benchmarks.race_figures import (
+    cost_table,
+    in_words,
+    part_figures,
+    part_table,
+    race_of,
+    race_table,
+    summarise,
+    target_of,
+)
+from benchmarks.rows import read_rows
+from benchmarks.study_plan import Study
+from benchmarks.study_plots import COLOURS, STYLE, Points, save
+from benchmarks.study_table import arms_table, lines_of
 from headrace.install import ROOT
 
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("evidence", "operations", "security"))
 PAGE = PAGES[0]
 IMAGES = ROOT / "docs" / "images" / "evidence"
-STUDIES = (vapo_parts.STUDY, vcppo.STUDY, staleness.STUDY, dapo_parts.STUDY)
-NEW_STUDIES = (code_prm.STUDY,)
-"""Nothing of them was measured before."""
-REFERENCES_THEN = {
-    vapo_parts.STUDY.name: "vapo",
-    vcppo.STUDY.name: "ppo",
-    staleness.STUDY.name: "staleness 0, behaviour",
-    dapo_parts.STUDY.name: "dapo",
-}
-"""These were measured with other arms before; then this arm was what the others are compared
-with."""
+MONTH = "2026-11"
+RACE = "tppo-vs-ppo"
 PART = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-Arms = dict[str, list[Row]]
+POINTS = 60
+"""Of a median over seeds, at evenly spaced seconds."""
+ByArm = dict[str, dict[int, Row]]
 
 
-def arms_of(study: Study, rows: Rows) -> Arms:
-    """The rows of the study's arms, arm by arm, where there are any."""
-    found = {arm.name: rows_of(arm, rows.rows) for arm in study.arms}
-    return {name: list(mine.values()) for name, mine in found.items() if mine}
+def studies() -> list[Study]:
+    """All studies whose arms are one table."""
+    found = (Study.load(name) for name in study_file.names() if not _has_settings(name))
+    return [study for study in found if study.file.retired is None]
+
+
+def races() -> list[Study]:
+    """The race in each of its settings."""
+    return [
+        Study.load(RACE, setting)
+        for setting in study_file.settings(study_file.FOLDER / f"{RACE}.toml")
+    ]
+
+
+def _has_settings(name: str) -> bool:
+    return bool(study_file.settings(study_file.FOLDER / f"{name}.toml"))
+
+
+def missing(command: str) -> str:
+    """What stands where there are no rows."""
+    return f"Not measured yet: `headrace bench {command}`.\n"
+
+
+def images(study: Study) -> str:
+    """Markdown of a study's plots."""
+    return "".join(f"![{p.caption}](images/evidence/{p.file}.svg)\n\n" for p in study.file.plots)
+
+
+# -- studies ---------------------------------------------------------------------------------------
+
+
+def measured(path: Path) -> ByArm:
+    """The rows of a file by arm and seed, in the order of their first ones."""
+    found: ByArm = {}
+    for row in read_rows(path).values():
+        found.setdefault(row["arm"], {})[row["seed"]] = row
+    return found
+
+
+def rows_by_arm(study: Study) -> ByArm:
+    """The rows of the study's arms, where there are any."""
+    file = study.file
+    if file.measured is not None:
+        there = measured(study.folder / file.measured / study.path().name)
+        return {mode: there[mode] for mode in file.arms if mode in there}
+    rows = read_rows(study.path())
+    found = {mode: rows_of(study.arm(mode), rows) for mode in file.arms}
+    return {mode: own for mode, own in found.items() if own}
 
 
 def study_part(study: Study) -> str:
     """Markdown of a study: its plots, its table and how many of its runs others disturbed; or how
     to get them."""
-    rows = Rows(study.rows_path)
-    arms = arms_of(study, rows)
-    if not arms:
-        return f"Not measured yet: `headrace bench {study.name}`.\n"
-    plots = STUDY_PLOTS[study.name].items()
-    images = [f"![{plot.caption}](images/evidence/{name}.svg)\n\n" for name, plot in plots]
-    runs = [row for mine in arms.values() for row in mine]
+    file, found = study.file, rows_by_arm(study)
+    if not found:
+        return missing(study.name)
+    lines = lines_of(found, reference=file.reference, columns=file.columns)
+    table = arms_table(lines, reference=file.reference, columns=file.columns).markdown()
+    if file.measured is not None:  # its plots stand elsewhere on the page
+        return table
+    runs = [row for own in found.values() for row in own.values()]
     disturbed = sum(row["disturbed"] for row in runs)
     beside = f"\nOthers disturbed {disturbed} of {len(runs)} runs.\n" if disturbed else ""
-    return "".join(images) + study_table(study, rows) + beside
+    return images(study) + table + beside
 
 
-def study_table(study: Study, rows: Rows) -> str:
-    """Markdown: one line an arm that has rows."""
-    plan = [(arm, seed) for arm in study.arms for seed in range(study.seeds)]
-    return arms_table(table(study, plan, rows), study.reference, study.columns)
-
-
-def table_then(study: Study) -> str:
+def part_before(study: Study, reference: str) -> str:
     """Markdown of what was measured with the arms that the study had before."""
-    reference = REFERENCES_THEN[study.name]
-    return arms_table(lines_of(measured_arms(study), reference=reference), reference)
+    lines = lines_of(measured(study.folder / MONTH / study.path().name), reference=reference)
+    return arms_table(lines, reference=reference).markdown()
 
 
-def arms_table(lines: Sequence[Row], reference: str, columns: Sequence[Column] = ()) -> str:
-    """Markdown: one line an arm, medians with least and largest; mean accuracy also as the
-    difference to the reference, seed by seed."""
-    titles = [
-        *("arm", "seeds", "final accuracy", "mean accuracy", f"less that of *{reference}*"),
-        *("final length", "tokens generated"),
-        *(column.title for column in columns),
-    ]
-    head = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
-    rows = [f"| {' | '.join(cells(line, columns))} |" for line in lines]
-    return "\n".join([*head, *rows]) + "\n"
+# -- the race --------------------------------------------------------------------------------------
+
+
+def race_part(study: Study) -> str:
+    """Markdown of the race: its plot, if it is over, its tables and what they say."""
+    rows = read_rows(study.path())
+    if not rows:
+        return missing(f"{study.name} --setting {study.setting}")
+    name, seeds = study.setting, study.file.seeds
+    result = summarise(study, rows, list(study.file.arms), seeds)
+    plot = f"![Accuracy over seconds of training, setting {name}](images/evidence/race-{name}.svg)"
+    paragraphs = (f"{line}\n" for line in in_words(study, result, seeds))
+    parts = (race_table(result).markdown(), *paragraphs, cost_table(result).markdown())
+    return (f"{plot}\n\n" if finished_arms(study) else "") + "\n".join(parts)
+
+
+def race_parts(study: Study) -> dict[str, str]:
+    """Markdown of what is run beside the race and has its place on the page."""
+    found = {}
+    for name, part in study.file.parts.items():
+        if part.title is None:
+            continue
+        rows = read_rows(study.path(name))
+        figures = part_figures(study, name, rows, study.target)
+        text = part_table(study, name, figures).markdown()
+        if disturbed := sum(one["disturbed"] for one in figures.values()):
+            text += f"\nOthers disturbed {disturbed} of these runs.\n"
+        command = f"{study.name} --setting {study.setting} --{name}"
+        found[f"{name}-{study.setting}"] = text if figures else missing(command)
+    return found
+
+
+def finished_arms(study: Study) -> dict[str, list[Row]]:
+    """Rows of the arms whose seeds were all run, the two of the ratio first; empty until those two
+    are among them."""
+    rows, seeds = read_rows(study.path()), study.file.seeds
+    pair = (study.file.reference, race_of(study).ratio)
+    modes = [*pair, *(mode for mode in study.file.arms if mode not in pair)]
+    found = {mode: list(rows_of(study.arm(mode), rows, seeds).values()) for mode in modes}
+    over = {mode: own for mode, own in found.items() if len(own) == len(seeds)}
+    return over if over.keys() >= set(pair) else {}
+
+
+def draw_race(study: Study, arms: Mapping[str, Sequence[Row]], path: Path) -> None:
+    """The smoothed curves that crossings are read from: a line a seed, up to its run's end, their
+    median while all run, and the target."""
+    target = target_of(race_of(study), dict(enumerate(arms[study.file.reference])))
+    figure, axes = plt.subplots(figsize=(6.4, 3.6))
+    for colour, (mode, rows) in zip(COLOURS, arms.items(), strict=False):
+        lines = [smoothed(curve(row)) for row in rows]
+        for line in lines:
+            axes.plot(*zip(*line, strict=True), color=colour, alpha=0.3, linewidth=0.8)
+        middle = median_line(lines)
+        axes.plot(*zip(*middle, strict=True), color=colour, linewidth=2, label=mode)
+    axes.axhline(target, color="black", linewidth=0.8, linestyle=":", label="target")
+    axes.set(xlabel="seconds of training", ylabel="held-out accuracy")
+    axes.legend(loc="lower right")
+    save(figure, path)
+
+
+def median_line(lines: Sequence[Points]) -> Points:
+    """The median of lines whose points lie at different x, from where all have begun to where the
+    first one ends, linear between points."""
+    begin, end = max(line[0][0] for line in lines), min(line[-1][0] for line in lines)
+    xs = [begin + (end - begin) * i / (POINTS - 1) for i in range(POINTS)]
+    each = [np.interp(xs, [x for x, _ in line], [y for _, y in line]) for line in lines]
+    return [(x, float(y)) for x, y in zip(xs, np.median(each, axis=0), strict=True)]
+
+
+# -- the pages -------------------------------------------------------------------------------------
 
 
 def tables() -> dict[str, str]:
     """Every part of the pages that is made, by name."""
-    return {
-        **{f"race-{name}": race_evidence.part(name) for name in SETTINGS},
-        **{f"old-data-{name}": race_evidence.old_data_part(name) for name in SETTINGS},
-        untuned_race.STUDY.name: race_evidence.untuned_table(),
-        **{study.name: study_part(study) for study in (*STUDIES, *NEW_STUDIES)},
-        **{f"{study.name}-{MONTH}": table_then(study) for study in STUDIES},
-        egae.STUDY.name: study_table(egae.STUDY, study_rows(egae.STUDY)),
-        "egae-bias": bias_table(rows_in(egae_bias.ROWS.name)),
-        "code-prm-parts": code_prm.parts_table(read_rows(code_prm.PARTS_ROWS)),
-        "trl": trl_evidence.part(),
+    found = {
+        "trl": trl.part(),
         "faults": fault_evidence.figures_table(),
         "chaos": fault_evidence.chaos_table(),
         "fuzz": fault_evidence.fuzz_table(),
         "dashboard": dashboard_evidence.pages_table(),
         **{name: reward_evidence.part(name) for name in reward_evidence.STUDIES},
     }
+    for study in races():
+        found |= {f"race-{study.setting}": race_part(study), **race_parts(study)}
+    for study in studies():
+        found[study.name] = study_part(study)
+        if study.file.before is not None:
+            found[f"{study.name}-{MONTH}"] = part_before(study, study.file.before)
+    return found
 
 
 def page(old: str, parts: Mapping[str, str]) -> str:
@@ -133,18 +228,17 @@ def draw(folder: Path) -> list[Path]:
     """Draw every plot that there are rows for; the files."""
     drawn = []
     with plt.rc_context(STYLE):
-        drawn += race_evidence.draw(folder)
-        drawn.append(folder / "egae-bias.svg")
-        draw_egae_bias(rows_in(egae_bias.ROWS.name), drawn[-1])
-        studies = (*STUDIES, *NEW_STUDIES)
-        measured = {study.name: arms_of(study, Rows(study.rows_path)) for study in studies}
-        measured[egae.STUDY.name] = arms_of(egae.STUDY, study_rows(egae.STUDY))
-        for study, arms in measured.items():
-            for name, plot in STUDY_PLOTS[study].items() if arms else ():
-                drawn.append(folder / f"{name}.svg")
-                plot.draw(arms, drawn[-1])
+        for study in races():
+            if arms := finished_arms(study):
+                drawn.append(folder / f"race-{study.setting}.svg")
+                draw_race(study, arms, drawn[-1])
+        for study in studies():
+            by_arm = {mode: list(own.values()) for mode, own in rows_by_arm(study).items()}
+            for plot in study.file.plots if by_arm else ():
+                drawn.append(folder / f"{plot.file}.svg")
+                study_plots.draw(plot, by_arm, drawn[-1])
         drawn += reward_evidence.draw(folder)
-        drawn += trl_evidence.draw(folder)
+        drawn += trl.draw(folder)
     return drawn
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 
 from benchmarks import hacking, pairwise
-from benchmarks.plots import Points, curves, dots, save
 from benchmarks.rows import read_rows
+from benchmarks.study_plots import Points, curves, dots, save
 from benchmarks.study_table import spread, text
 
 Row = dict[str, Any]
@@ -128,7 +128,7 @@ def draw_pairwise(rows: Sequence[Row], path: Path) -> None:
         squeeze=False, height_ratios=[1 + len(found) for found in values.values()],
     )  # fmt: skip
     for (axes,), (part, found) in zip(grid, values.items(), strict=True):
-        dots(axes, {name: [{"x": x} for x in seeds] for name, seeds in found.items()}, "x")
+        dots(axes, found)
         axes.set_title(part, loc="left", fontsize=9)
     save(figure, path)
 

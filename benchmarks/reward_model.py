@@ -14,6 +14,7 @@ between 0 and 1, it says about a third at the first token, more than the answers
 no start for the failure.
 """
 
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,3 +116,7 @@ def scores(model: Any, group: list[Judged]) -> Tensor:
     )
     found: Tensor = model(input_ids=ids).logits[..., 0]
     return found
+
+
+if __name__ == "__main__":
+    write_reward_model(*map(Path, sys.argv[1:]))

@@ -1,16 +1,19 @@
 """What a row keeps of a run that its summary does not say: read from the run's folder.
 
 In: a finished run's folder, and the watch over it. Out: fields of a row: processor seconds up to
-each evaluation, tokens that were not trained by length of the answer, accuracy on long prompts.
+each evaluation, tokens that were not trained by length of the answer, accuracy on long prompts,
+and on programs by their lines.
 """
 
 import json
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.machine_state import Watch
-from storage.queries import evaluation_answers, losses_by_length
+from storage.queries import evaluation_answers, export, losses_by_length
 
 LONG_SHARE = 0.1
 """The longest tenth of the held-out prompts is what counts as long."""
@@ -76,3 +79,42 @@ def long_prompts(folder: Path, versions: Sequence[int]) -> dict[str, Any]:
         "share": round(len(chosen) / len(frame), 4),
         "accuracy": [round(float(accuracy.get(version, 0.0)), 4) for version in versions],
     }
+
+
+def answers_by_lines(folder: Path) -> dict[str, Any]:
+    """`written`: of a run on programs, `before` training and `after` it, accuracy on those of two
+    lines (`short`) and of six to eight (`long`), `lines` of an answer, share of comments
+    (`neutral`)."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "answers.jsonl"
+        export(folder, "trajectories", None, path, where="purpose = 'eval'")
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    versions = [row["min_version"] for row in rows if row["min_version"] is not None]
+    found = {
+        when: written([row for row in rows if row["min_version"] == version])
+        for when, version in (("before", min(versions)), ("after", max(versions)))
+    }
+    return {"written": found}
+
+
+def written(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Figures of some answers to held-out prompts."""
+    terms = [int(_object(row["info"])["terms"]) for row in rows]
+    parts = [_object(row["reward_parts"]) for row in rows]
+    right = [float(row["correct"] or 0.0) for row in rows]
+    pairs = list(zip(right, terms, strict=True))
+    return {
+        "short": _mean([value for value, count in pairs if count == 2]),
+        "long": _mean([value for value, count in pairs if 6 <= count <= 8]),
+        "lines": _mean([part["lines"] for part in parts if "lines" in part]),
+        "neutral": _mean([part["neutral"] for part in parts if "neutral" in part]),
+    }
+
+
+def _object(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(value) if isinstance(value, str) else value
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(fmean(values), 4) if values else 0.0

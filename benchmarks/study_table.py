@@ -1,27 +1,68 @@
-"""The table of a study: one line an arm, over its seeds.
+"""Tables of studies: figures of rows by a study's formulas, one line an arm over its seeds.
 
-In: rows by arm and seed. Out: lines as data, as cells of text, and on the terminal.
+In: rows by arm and seed. Out: lines as data; a `Table` of cells, as Markdown or on the terminal.
+`final` of a row is the mean accuracy of its last two evaluations, `mean` the area under accuracy
+against the policy's updates (`benchmarks.arm_run`).
 """
 
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from rich import table as rich_table
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import tries
-from benchmarks.rows import Rows
-from benchmarks.study_plan import Arm, Column, Row, Study, key
+from benchmarks.arm_run import generated_at, metric_of
+from benchmarks.arms import Row
+from benchmarks.study_file import Column, value_of
+
+TENTHS = [(i + 0.5) / 10 for i in range(10)]
 
 
-def table(study: Study, plan: Iterable[tuple[Arm, int]], rows: Rows) -> list[Row]:
-    """One line an arm over the seeds that are there: `lines_of` with the study's columns."""
-    by_arm: dict[str, dict[int, Row]] = {}
-    for arm, seed in plan:
-        if row := tries.row_of(key(arm, seed), rows.rows):
-            by_arm.setdefault(arm.name, {})[seed] = row
-    return lines_of(by_arm, reference=study.reference, columns=study.columns)
+class Table(NamedTuple):
+    """Cells under titles."""
+
+    titles: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        head = [f"| {' | '.join(self.titles)} |", "|" + "---|" * len(self.titles)]
+        return "".join(
+            f"{line}\n" for line in (*head, *(f"| {' | '.join(x)} |" for x in self.lines))
+        )
+
+    def show(self, title: str) -> None:
+        """The table on the terminal."""
+        shown = rich_table.Table(title=title, title_justify="left")
+        for name in self.titles:
+            shown.add_column(name, no_wrap=True)
+        for line in self.lines:
+            shown.add_row(*line)
+        Console(width=None if sys.stdout.isatty() else 200).print(shown)
+
+
+def figure_of(row: Row, formula: str) -> Any:
+    """What a formula comes to for a row. It names the row's fields, and lists: of each evaluation
+    the policy's `versions`, `seconds` of training, `accuracies`, `lengths` of answers, tokens
+    `generated` until then (those of the value model's warm-up included); `metric(NAME)` at the
+    updates `updates_of(NAME)` of the policy; the middles of ten `tenths`; and an `average`."""
+    points = row.get("evaluations", ())
+    known = {
+        **row,
+        "versions": [float(version) for version, *_ in points],
+        "seconds": [at for _, at, *_ in points],
+        "accuracies": [accuracy for _, _, accuracy, _ in points],
+        "lengths": [length for *_, length in points],
+        "metric": lambda name: [value for _, value in metric_of(row, name)],
+        "updates_of": lambda name: [float(update) for update, _ in metric_of(row, name)],
+        "tenths": TENTHS,
+        "average": statistics.fmean,
+    }
+    if "ledger/generated" in row.get("series", ()):
+        known["generated"] = [generated_at(row, version) for version, *_ in points]
+    return value_of(formula, known)
 
 
 def lines_of(
@@ -40,9 +81,32 @@ def lines_of(
         differences = [found[seed]["mean"] - other[seed]["mean"] for seed in common]
         line["against"] = spread(differences) if common else None
         for column in columns:
-            line[column.title] = spread([column.figure(row) for row in found.values()])
+            values = [float(figure_of(row, column.figure)) for row in found.values()]
+            line[column.title] = spread(values)
         lines.append(line)
     return lines
+
+
+def arms_table(lines: Iterable[Row], *, reference: str, columns: Sequence[Column] = ()) -> Table:
+    """One line an arm: medians with least and largest; mean accuracy also less that of the
+    reference, seed by seed; and the study's own columns."""
+    figures = {
+        "final accuracy": ("final", ".3f"),
+        "mean accuracy": ("mean", ".3f"),
+        f"less that of *{reference}*": ("against", "+.3f"),
+        "final length": ("final_length", ".0f"),
+        "tokens generated": ("generated", ",.0f"),
+        **{column.title: (column.title, column.form) for column in columns},
+    }
+    cells = [
+        (
+            line["arm"],
+            str(line["seeds"]),
+            *(text(line[name], form) for name, form in figures.values()),
+        )
+        for line in lines
+    ]
+    return Table(("arm", "seeds", *figures), cells)
 
 
 def beside(rows: Sequence[Row]) -> dict[str, float]:
@@ -60,33 +124,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def show(study: Study, lines: list[Row]) -> None:
-    """The table on the terminal."""
-    shown = Table(title=study.name, title_justify="left")
-    against = f"against {study.reference}"
-    titles = ("arm", "seeds", "final accuracy", "mean accuracy", against, "length", "tokens")
-    for title in (*titles, *(column.title for column in study.columns)):
-        shown.add_column(title, no_wrap=True)
-    for line in lines:
-        shown.add_row(*cells(line, study.columns))
-    Console(width=None if sys.stdout.isatty() else 200).print(shown)
-
-
-def cells(line: Row, columns: Sequence[Column] = ()) -> list[str]:
-    """A line of a table: arm, seeds, final and mean accuracy, mean accuracy less that of the
-    reference, final length, tokens generated, and the study's own columns."""
-    return [
-        line["arm"],
-        str(line["seeds"]),
-        text(line["final"], ".3f"),
-        text(line["mean"], ".3f"),
-        text(line["against"], "+.3f"),
-        text(line["final_length"], ".0f"),
-        text(line["generated"], ",.0f"),
-        *(text(line[column.title], column.form) for column in columns),
-    ]
-
-
 def text(values: Mapping[str, float] | None, form: str) -> str:
     """`median (least to most)`; `-` where there is nothing."""
     if values is None:
@@ -97,6 +134,6 @@ def text(values: Mapping[str, float] | None, form: str) -> str:
 
 def line_of(row: Row) -> str:
     """A finished run in a line."""
-    curve = " ".join(f"{accuracy:.2f}@{version}" for version, _, accuracy, _ in row["evaluations"])
+    points = " ".join(f"{accuracy:.2f}@{version}" for version, _, accuracy, _ in row["evaluations"])
     beside = f"; others took {row['others_cpu_share']:.2f} cores" if row.get("disturbed") else ""
-    return f"{row['arm']} seed {row['seed']}: {curve}; {row['final_length']:.0f} tokens{beside}"
+    return f"{row['arm']} seed {row['seed']}: {points}; {row['final_length']:.0f} tokens{beside}"

@@ -24,78 +24,142 @@ tuning and 30 that are shown; with `--reduced` 12 (two seeds, tuned if the rows 
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks import study_plots
+from benchmarks.arms import Arm, Row, rows_of
 from benchmarks.command_line import command_line, take_rows
 from benchmarks.crossings import (
     Time,
     compared,
     crossing,
     curve,
+    interval_text,
     ratio_text,
     restricted_mean,
     spent_at,
     time_to,
 )
-from benchmarks.race import Plan, Track, in_drawn_order, listing, tune
-from benchmarks.rows import RESULTS, Rows, result_line
-from benchmarks.study_plan import Row, rows_of
-from benchmarks.study_table import beside, spread, text
-from benchmarks.trl_arms import run
+from benchmarks.rows import RESULTS, Rows, read_rows, result_line
+from benchmarks.study_file import Point
+from benchmarks.study_plan import Plan, Study, in_drawn_order
+from benchmarks.study_runs import Runner, listing
+from benchmarks.study_table import Table, beside, spread, text
+from benchmarks.trl_arms import TRL, TrlArm, run
 from benchmarks.trl_environment import trl_python
-from benchmarks.trl_settings import (
-    ACCURACY,
-    GRIDS,
-    MODES,
-    PARTS,
-    RACE,
-    SPEED,
-    STREAMING,
-    SYNCHRONOUS,
-    TRL,
-    UPDATES,
-    arm_of,
-)
 from benchmarks.tuning import Score, Tuning, words
 
 CORES = 2
-TUNING_SEEDS = (100,)
-SEEDS, REDUCED_SEEDS = 5, 2
 ROWS = RESULTS / "trl.jsonl"
-COSTS: Mapping[str, tuple[str, Callable[[Row], Time]]] = {
-    "s_per_token": (SPEED, lambda row: Time(row["train_time_s"] / _tokens(row), True)),
-    "cpu_s_per_token": (SPEED, lambda row: Time(row["evaluation_cpu_s"][-1] / _tokens(row), True)),
-    "seconds": (RACE, lambda row: time_to(row, ACCURACY)),
-    "cpu_s": (RACE, lambda row: spent_at(row, ACCURACY, row["evaluation_cpu_s"])),
-}
-"""What is compared: in which part, and what a run took. The last two are up to the accuracy."""
+STREAMING, SYNCHRONOUS = "streaming", "synchronous"
+MODES = (TRL, STREAMING, SYNCHRONOUS)
+SPEED, RACE = PARTS = ("speed", "race")
+"""Settings of the study; arms are tuned for speed."""
+COST_PARTS = {"s_per_token": SPEED, "cpu_s_per_token": SPEED, "seconds": RACE, "cpu_s": RACE}
+"""What is compared: in which part. The last two are up to the accuracy."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both parts of the study with the rows there are; `updates` of a run of its speed, where they
+    are others than the study's."""
+
+    rows: Mapping[str, Row]
+    updates: int | None = None
+
+    @cached_property
+    def studies(self) -> dict[str, Study]:
+        """By part."""
+        found = {part: Study.load("trl", part) for part in PARTS}
+        if self.updates is not None:
+            file = found[SPEED].file
+            variables = {**file.variables, "updates": self.updates}
+            found[SPEED] = Study(
+                "trl", file.model_copy(update={"variables": variables}), setting=SPEED
+            )
+        return found
+
+    @property
+    def accuracy(self) -> float:
+        """To which arms race."""
+        return float(self.studies[RACE].file.variables["accuracy"])
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Those that are shown."""
+        return self.studies[SPEED].file.seeds
+
+    def arm(self, part: str, mode: str, point: Point) -> Arm:
+        """The arm of a part at a point; what else TRL is told is its point."""
+        arm = self.studies[part].arm(mode, point)
+        return TrlArm(arm.name, arm.recipe, arm.overrides, point) if mode == TRL else arm
+
+    @property
+    def tuning(self) -> Tuning:
+        """Tuning of the arms by the rows there are: for speed."""
+        file = self.studies[SPEED].file
+        assert file.tuning is not None
+        return Tuning(
+            {mode: file.grids[mode] for mode in MODES},
+            arm=lambda mode, point: self.arm(SPEED, mode, point),
+            score=score,
+            seeds=file.tuning.seeds,
+            rows=self.rows,
+        )
+
+    def plan(self, seeds: Sequence[int]) -> Plan:
+        """Both parts of all arms at their best points."""
+        best = {mode: self.tuning.best(mode) for mode in MODES}
+        arms = [self.arm(part, mode, best[mode]) for part in PARTS for mode in MODES]
+        return in_drawn_order(arms, seeds)
+
+    def shown(self, seeds: Sequence[int]) -> dict[tuple[str, str], dict[int, Row]]:
+        """By part and mode: the rows of the arm at its best point, by seed."""
+        best = {mode: self.tuning.best(mode) for mode in MODES}
+        return {
+            (part, mode): rows_of(self.arm(part, mode, best[mode]), self.rows, seeds)
+            for part in PARTS
+            for mode in MODES
+        }
+
+    def cost(self, name: str, row: Row) -> Time:
+        """What a run took, of one of `COST_PARTS`."""
+        if name == "seconds":
+            return time_to(row, self.accuracy)
+        if name == "cpu_s":
+            return spent_at(row, self.accuracy, row["evaluation_cpu_s"])
+        spent = row["train_time_s"] if name == "s_per_token" else row["evaluation_cpu_s"][-1]
+        return Time(spent / _tokens(row), True)
 
 
 def main(argv: list[str]) -> int:
     """Run what is missing, print the figures; 1 when runs failed."""
     options = parse(argv)
-    seeds = range(options.seeds or (REDUCED_SEEDS if options.reduced else SEEDS))
     rows = Rows(options.rows)
-    tuning = tuning_of(rows.rows, options.updates)
+    found = Comparison(rows.rows, options.updates)
+    file = found.studies[SPEED].file
+    assert file.reduced is not None
+    seeds = range(options.seeds or (file.reduced.seeds if options.reduced else len(found.seeds)))
     if options.list:
-        plan = plan_of(tuning, seeds, options.updates)
-        print("\n".join(listing(tuning, MODES, plan, rows.rows)))
+        print("\n".join(listing(found.tuning, MODES, found.plan(seeds), rows.rows)))
         return 0
     trl_python()  # built before anything is measured
-    track = Track(rows, study="trl", measure=run)
+    runner = Runner("trl", rows, measure=run)
     cores = os.sched_getaffinity(0)
     # What is started from here runs on the same cores, whatever its arm.
     os.sched_setaffinity(0, sorted(cores)[:CORES])
     try:
         if not options.reduced:
-            tune(tuning, track, MODES)
-        failed = track.run_all(plan_of(tuning, seeds, options.updates))
+            runner.tune(found.tuning, MODES)
+        failed = runner.run_all(found.plan(seeds))
     finally:
         os.sched_setaffinity(0, cores)
-    result = summarise(tuning, seeds, options.updates)
+    result = summarise(found, seeds)
     show(result)
     if options.json:
         print(result_line(result))
@@ -106,31 +170,17 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options."""
     parser = command_line("trl", __doc__)
     parser.add_argument("--reduced", action="store_true", help="fewer seeds, no tuning")
-    parser.add_argument("--seeds", type=int, help=f"seeds that are shown (default: {SEEDS})")
-    parser.add_argument("--updates", type=int, default=UPDATES, help="of a run of its speed")
+    parser.add_argument("--seeds", type=int, help="so many seeds, instead of the study's")
+    parser.add_argument("--updates", type=int, help="of a run of its speed, instead of the study's")
     parser.add_argument("--list", action="store_true", help="what would be run, and stop")
     take_rows(parser, ROWS, resumes=True)
     return parser.parse_args(argv)
 
 
-def tuning_of(rows: Mapping[str, Row], updates: int) -> Tuning:
-    """Tuning of the arms by the rows there are: for speed."""
-    arm = partial(arm_of, SPEED, updates=updates)
-    return Tuning(GRIDS, arm=arm, score=score, seeds=TUNING_SEEDS, rows=rows)
-
-
 def score(rows: Sequence[Row]) -> Score:
     """How good a point is: runs that failed, then seconds a token."""
-    times = [COSTS["s_per_token"][1](row).value for row in rows if "failed" not in row]
+    times = [row["train_time_s"] / _tokens(row) for row in rows if "failed" not in row]
     return len(rows) - len(times), fmean(times) if times else 0.0
-
-
-def plan_of(tuning: Tuning, seeds: Sequence[int], updates: int) -> Plan:
-    """Both parts of all arms at their best points."""
-    arms = [
-        arm_of(part, mode, tuning.best(mode), updates=updates) for part in PARTS for mode in MODES
-    ]
-    return in_drawn_order(arms, seeds)
 
 
 def _tokens(row: Row) -> int:
@@ -140,16 +190,23 @@ def _tokens(row: Row) -> int:
 # -- the result --------------------------------------------------------------------------------
 
 
-def summarise(tuning: Tuning, seeds: Sequence[int], updates: int) -> dict[str, Any]:
+def summarise(found: Comparison, seeds: Sequence[int]) -> dict[str, Any]:
     """The result: figures of the ratio at the top, each arm below. A ratio is None until both of
     its arms have a run."""
-    found = shown_rows(tuning, seeds, updates)
-    arms = {mode: arm_figures({part: found[part, mode] for part in PARTS}) for mode in MODES}
+    rows, tuning = found.shown(seeds), found.tuning
+    arms = {mode: arm_figures(found, {part: rows[part, mode] for part in PARTS}) for mode in MODES}
     for mode, arm in arms.items():
         arm["point"] = dict(tuning.best(mode))
+        # TRL's cost by the arm's own, over the seeds that both have.
         arm["against_trl"] = {
-            name: against(found[part, TRL], found[part, mode], cost)
-            for name, (part, cost) in COSTS.items()
+            name: compared(
+                {
+                    seed: (found.cost(name, rows[part, TRL][seed]), found.cost(name, row))
+                    for seed, row in sorted(rows[part, mode].items())
+                    if seed in rows[part, TRL]
+                }
+            )
+            for name, part in COST_PARTS.items()
         }
     ratios = {mode: arm["against_trl"] for mode, arm in arms.items()}
     speed, cpu = ratios[STREAMING]["s_per_token"], ratios[SYNCHRONOUS]["cpu_s_per_token"]
@@ -158,46 +215,26 @@ def summarise(tuning: Tuning, seeds: Sequence[int], updates: int) -> dict[str, A
         **{name: speed.get(name) for name in ("ratio", "ratio_min", "ratio_max", "interval")},
         "cpu_ratio": cpu.get("ratio"),
         "tuned": tuning.is_fair(MODES, seeds),
-        "seeds": sorted({seed for rows in found.values() for seed in rows}),
-        "updates": updates,
-        "accuracy": ACCURACY,
+        "seeds": sorted({seed for by_seed in rows.values() for seed in by_seed}),
+        "updates": found.studies[SPEED].file.variables["updates"],
+        "accuracy": found.accuracy,
         "arms": arms,
     }
 
 
-def shown_rows(
-    tuning: Tuning, seeds: Sequence[int], updates: int
-) -> dict[tuple[str, str], dict[int, Row]]:
-    """By part and mode: the rows of the arm at its best point, by seed."""
-    return {
-        (part, mode): rows_of(
-            arm_of(part, mode, tuning.best(mode), updates=updates), tuning.rows, seeds
-        )
-        for part in PARTS
-        for mode in MODES
-    }
-
-
-def against(
-    trl: Mapping[int, Row], own: Mapping[int, Row], cost: Callable[[Row], Time]
-) -> dict[str, Any]:
-    """TRL's cost by an arm's own, over the seeds that both have."""
-    return compared({s: (cost(trl[s]), cost(own[s])) for s in sorted(trl.keys() & own.keys())})
-
-
-def arm_figures(rows: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
+def arm_figures(found: Comparison, rows: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
     """Figures of one arm by its rows of each part; `censored`: runs that never had the accuracy."""
     speed, race = list(rows[SPEED].values()), list(rows[RACE].values())
     figures: dict[str, Any] = {"speed_seeds": len(speed), "race_seeds": len(race)}
-    for name, (part, cost) in COSTS.items():
-        times = [cost(row) for row in rows[part].values()]
+    for name, part in COST_PARTS.items():
+        times = [found.cost(name, row) for row in rows[part].values()]
         figures[name] = restricted_mean(times) if times else None
     if speed:
         figures["tokens_per_s"] = spread([_tokens(row) / row["train_time_s"] for row in speed])
     if race:
-        crossings = [crossing(curve(row), ACCURACY) for row in race]
+        crossings = [crossing(curve(row), found.accuracy) for row in race]
         figures |= {
-            "seconds_of_seed": {s: time_to(row, ACCURACY).value for s, row in rows[RACE].items()},
+            "seconds_of_seed": {s: found.cost("seconds", r).value for s, r in rows[RACE].items()},
             "censored": crossings.count(None),
             "dense": all(one.is_dense for one in crossings if one),
             "prompts": min(row["num_prompts"] for row in race),
@@ -205,24 +242,45 @@ def arm_figures(rows: Mapping[str, Mapping[int, Row]]) -> dict[str, Any]:
     return figures | (beside([*speed, *race]) if speed or race else {})
 
 
-# -- on the terminal ---------------------------------------------------------------------------
+# -- on the terminal and on the page -------------------------------------------------------------
 
 
 def show(result: Mapping[str, Any]) -> None:
     """The arms, and the ratio in words."""
-    for mode, arm in result["arms"].items():
-        parts = [words(arm["point"])]
-        if arm["race_seeds"]:
-            never = f" ({arm['censored']} of {arm['race_seeds']} never)" if arm["censored"] else ""
-            parts.insert(
-                0, f"{arm['seconds']:.1f} s, {arm['cpu_s']:.1f} CPU s to {ACCURACY}{never}"
-            )
-        if arm["speed_seeds"]:
-            rate = f"{text(arm['tokens_per_s'], ',.0f')} tokens/s"
-            parts.insert(0, f"{rate}, {1000 * arm['cpu_s_per_token']:.2f} CPU ms a token")
-        print(f"{mode:<11} {'; '.join(parts)}")
+    arms_table(result).show("trl")
     if result["ratio"] is not None:
         print(ratio_line(result))
+
+
+def arms_table(result: Mapping[str, Any]) -> Table:
+    """A line for each arm."""
+    titles = (
+        "arm", "seeds of speed, of the race", "tokens a second", "CPU ms a token",
+        f"seconds to {result['accuracy']}", f"CPU seconds to {result['accuracy']}",
+        "TRL's seconds over its own", "TRL's CPU seconds over its own", "best setting",
+    )  # fmt: skip
+    lines = []
+    for mode, arm in result["arms"].items():
+        crossed = arm["race_seeds"] - arm.get("censored", 0)
+        some = f" ({crossed} crossed)" if crossed < arm["race_seeds"] else ""
+        each = arm["cpu_s_per_token"]
+        lines.append(
+            (
+                mode,
+                f"{arm['speed_seeds']}, {arm['race_seeds']}{some}",
+                text(arm.get("tokens_per_s"), ",.0f"),
+                "-" if each is None else f"{1000 * each:.2f}",
+                *("-" if arm[n] is None else f"{arm[n]:.1f}" for n in ("seconds", "cpu_s")),
+                *(_ratio(arm["against_trl"][name]) for name in ("seconds", "cpu_s")),
+                words(arm["point"]),
+            )
+        )
+    return Table(titles, lines)
+
+
+def _ratio(found: Mapping[str, Any]) -> str:
+    """A ratio with its interval; `-` where there is none."""
+    return f"{found['ratio']:.2f} ({interval_text(found['interval'])})" if found else "-"
 
 
 def ratio_line(result: Mapping[str, Any]) -> str:
@@ -240,3 +298,28 @@ def ratio_line(result: Mapping[str, Any]) -> str:
     if disturbed := sum(arm.get("disturbed", 0) for arm in arms):
         parts.append(f"{disturbed} runs beside others that took more than a twentieth of a core")
     return "; ".join(parts) + "."
+
+
+def part(path: Path = ROWS) -> str:
+    """Markdown: the plot, a line for each arm, the ratio in words; or how to get them."""
+    found = Comparison(read_rows(path))
+    result = summarise(found, found.seeds)
+    if result["ratio"] is None:
+        return "Not measured yet: `headrace bench trl`.\n"
+    (plot,) = found.studies[RACE].file.plots
+    drawn = all(arm["race_seeds"] for arm in result["arms"].values())
+    image = f"![{plot.caption}](images/evidence/{plot.file}.svg)\n\n" if drawn else ""
+    return f"{image}{arms_table(result).markdown()}\n{ratio_line(result)}\n"
+
+
+def draw(folder: Path, path: Path = ROWS) -> list[Path]:
+    """The plot, if there are rows of the race; the file."""
+    found = Comparison(read_rows(path))
+    rows = found.shown(found.seeds)
+    arms = {mode: list(by_seed.values()) for mode in MODES if (by_seed := rows[RACE, mode])}
+    if len(arms) < len(MODES):
+        return []
+    (plot,) = found.studies[RACE].file.plots
+    drawn = folder / f"{plot.file}.svg"
+    study_plots.draw(plot, arms, drawn)
+    return [drawn]

@@ -1,10 +1,12 @@
 """How a run of `headrace bench trl` is made, whatever its arm.
 
-In: an arm (`benchmarks.trl_settings`) and a seed. Out: a row of the shape that all studies have.
-Ours are runs of the recipe; TRL's are processes of its own environment that get the same model,
-prompts in the same order, reward, sampling and optimizer from that recipe (`benchmarks.trl_job`).
+In: an arm (`benchmarks/studies/trl.toml`) and a seed. Out: a row of the shape that all studies
+have. Ours are runs of the recipe; TRL's are processes of its own environment that get the same
+model, prompts in the same order, reward, sampling and optimizer from that recipe
+(`benchmarks.trl_job`).
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,19 +15,18 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
 from benchmarks.arm_run import learned, measured, run_arm
+from benchmarks.arms import Arm, Row
 from benchmarks.machine_state import Watch
-from benchmarks.race_settings import Point
-from benchmarks.study_plan import Arm, Row
-from benchmarks.trl_environment import trl_python
+from benchmarks.study_file import Point
+from benchmarks.trl_environment import LOCK, trl_python
 from benchmarks.trl_job import Job
-from benchmarks.trl_settings import TRL, TrlArm
 from headrace.config.algorithm import ClippedLossConfig
 from headrace.config.load import load_recipe
 from headrace.config.run import RunConfig
@@ -41,6 +42,23 @@ GRACE_S = 10.0
 CACHE_BYTES = 2**29
 """For TRL's continuous batching: ample for an update of the recipe. It writes zeros over all of it
 before each batch, so that its default, half the memory, would be slow."""
+CONTINUOUS_BATCH_TOKENS = 1024
+"""Tokens of one forward pass of continuous batching: room for an update's completions and some
+prompts. Its default on a CPU leaves no memory for keys and values."""
+TRL = "trl"
+
+
+@dataclass(frozen=True, slots=True)
+class TrlArm(Arm):
+    """TRL on the work that recipe and overrides say; `point` is how."""
+
+    point: Point = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Changes with the work, with the point, and with a pin of TRL's environment."""
+        facts = (Arm.digest(self), json.dumps(dict(self.point), sort_keys=True))
+        text = "\n".join((*facts, LOCK.read_text(encoding="utf-8")))
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def run(arm: Arm, seed: int, root: Path, *, remove: bool = True) -> Row:
@@ -56,7 +74,7 @@ def run_trl(arm: TrlArm, seed: int, root: Path, *, remove: bool = True) -> Row:
     folder = Path(tempfile.mkdtemp(prefix=f"trl-{seed}-", dir=root))
     job = job_of(config, arm.point, folder)
     source = build_source(config.task, seed)
-    prompts = job.updates * job.completions // job.num_generations
+    prompts = job.updates * config.schedule.batch_windows // config.schedule.num_generations
     write_rows(Path(job.train_rows), [source.row_at(place) for place in range(prompts)])
     write_rows(Path(job.held_out_rows), source.eval_rows(config.evaluation.num_prompts))
     path = folder / "job.json"
@@ -81,51 +99,92 @@ def run_trl(arm: TrlArm, seed: int, root: Path, *, remove: bool = True) -> Row:
 
 def job_of(config: RunConfig, point: Point, folder: Path) -> Job:
     """The work of a configuration in TRL's words; its files are in `folder`."""
+    evaluation, reward, stop = config.evaluation, config.reward, config.stop
+    assert stop.updates is not None
+    assert stop.train_time_s is not None
+    return Job(
+        model=str(Path(config.model.path).resolve()),
+        train_rows=str(folder / "train.jsonl"),
+        held_out_rows=str(folder / "held-out.jsonl"),
+        arguments=trainer_arguments(config, point, folder),
+        updates=stop.updates,
+        steps_an_update=config.learner.policy.minibatches * config.learner.policy.epochs,
+        limit_s=stop.train_time_s,
+        accuracy=stop.accuracy,
+        evaluate_before=evaluation.before,
+        evaluate_after=evaluation.after,
+        every_updates=evaluation.every_updates,
+        marker=reward.answer_marker,
+        correct_reward=reward.correct_reward,
+        wrong_reward=reward.wrong_reward,
+        processes=int(point["processes"]),
+    )
+
+
+def trainer_arguments(config: RunConfig, point: Point, folder: Path) -> dict[str, Any]:
+    """The arguments of TRL 1.16's `GRPOConfig`. ValueError where the batch cannot be split so."""
     optimizer, schedule, stop = config.learner.policy, config.schedule, config.stop
     loss, kl = config.algorithm.policy_loss, config.algorithm.kl
     assert isinstance(loss, ClippedLossConfig)
     assert kl is not None
     assert stop.updates is not None
-    assert stop.train_time_s is not None
-    processes, continuous = int(point["processes"]), bool(point["continuous_batching"])
-    return Job(
-        model=str(Path(config.model.path).resolve()),
-        train_rows=str(folder / "train.jsonl"),
-        held_out_rows=str(folder / "held-out.jsonl"),
-        output=str(folder / "output"),
-        seed=config.seed,
-        updates=stop.updates,
-        limit_s=stop.train_time_s,
-        accuracy=stop.accuracy,
-        evaluate_before=config.evaluation.before,
-        evaluate_after=config.evaluation.after,
-        every_updates=config.evaluation.every_updates,
-        completions=schedule.batch_windows,
-        num_generations=schedule.num_generations,
-        max_length=config.task.max_response_length,
-        temperature=config.generator.temperature,
-        minibatches=optimizer.minibatches,
-        epochs=optimizer.epochs,
-        lr=optimizer.lr,
-        warmup_steps=optimizer.warmup_steps,
-        betas=optimizer.betas,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        grad_clip=optimizer.grad_clip,
-        kl_coef=kl.coef,
-        clip_low=loss.clip_ratio_low,
-        clip_high=loss.clip_ratio_high,
-        marker=config.reward.answer_marker,
-        correct_reward=config.reward.correct_reward,
-        wrong_reward=config.reward.wrong_reward,
-        processes=processes,
-        # Before it samples so, TRL casts the very weights that it trains, and they stay so: under
-        # bfloat16 most of Adam's steps would be rounded away.
-        bf16=bool(point["bf16"]) and not continuous,
-        continuous_batching=continuous,
-        cache_share=CACHE_BYTES / psutil.virtual_memory().total,
-        micro_batch=int(point["at_once"]) // processes,
-    )
+    at_once, continuous = int(point["at_once"]), bool(point["continuous_batching"])
+    completions = schedule.batch_windows
+    accumulated, left = divmod(completions, optimizer.minibatches * at_once)
+    if left:
+        raise ValueError(
+            f"{completions} completions are not {optimizer.minibatches} steps of a number of "
+            f"micro-batches of {at_once}"
+        )
+    return {
+        "output_dir": str(folder / "output"),
+        "seed": config.seed,
+        "use_cpu": True,
+        # The work of an update.
+        "max_steps": stop.updates * optimizer.minibatches * optimizer.epochs,
+        "per_device_train_batch_size": at_once // int(point["processes"]),
+        "gradient_accumulation_steps": accumulated,
+        "steps_per_generation": accumulated * optimizer.minibatches,
+        "num_iterations": optimizer.epochs,
+        "num_generations": schedule.num_generations,
+        "shuffle_dataset": False,
+        # Sampling.
+        "max_completion_length": config.task.max_response_length,
+        "temperature": config.generator.temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "use_transformers_continuous_batching": continuous,
+        "transformers_continuous_batching_config": {
+            "max_memory_percent": CACHE_BYTES / psutil.virtual_memory().total,
+            "max_batch_tokens": CONTINUOUS_BATCH_TOKENS,
+        },
+        # The loss: GRPO as published, with the gradient of the divergence corrected.
+        "loss_type": "grpo",
+        "scale_rewards": "group",
+        "beta": kl.coef,
+        "use_bias_correction_kl": True,
+        "epsilon": loss.clip_ratio_low,
+        "epsilon_high": loss.clip_ratio_high,
+        # The optimizer.
+        "learning_rate": optimizer.lr,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": optimizer.warmup_steps,
+        "adam_beta1": optimizer.betas[0],
+        "adam_beta2": optimizer.betas[1],
+        "adam_epsilon": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+        "max_grad_norm": optimizer.grad_clip,
+        # Speed: nothing is recomputed, logged or saved, and every weight is known to be used.
+        # Before it samples in continuous batches, TRL casts the very weights that it trains, and
+        # they stay so: under bfloat16 most of Adam's steps would be rounded away.
+        "bf16": bool(point["bf16"]) and not continuous,
+        "gradient_checkpointing": False,
+        "ddp_find_unused_parameters": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
 
 
 def write_rows(path: Path, rows: Sequence[TaskRow]) -> None:

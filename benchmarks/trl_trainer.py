@@ -22,7 +22,7 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.trl_job import Job, is_correct, trainer_arguments
+from benchmarks.trl_job import Job, is_correct
 
 Say = Callable[[dict[str, Any]], None]
 Rows = list[dict[str, str]]
@@ -179,7 +179,7 @@ def train(job: Job, say: Say) -> None:
     trainer = GRPOTrainer(
         model=job.model,
         reward_funcs=scorer,
-        args=GRPOConfig(**trainer_arguments(job)),
+        args=GRPOConfig(**job.arguments),
         train_dataset=Dataset.from_list(read_rows(job.train_rows)),
         callbacks=[course],
     )
@@ -205,8 +205,7 @@ def answer(path: Path) -> None:
         if speaks:
             lines.write(json.dumps(message) + "\n")
 
-    table = json.loads(path.read_text(encoding="utf-8"))
-    train(Job(**{**table, "betas": tuple(table["betas"])}), say)
+    train(Job(**json.loads(path.read_text(encoding="utf-8"))), say)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks import tries
-from benchmarks.race_settings import Grid, Point
-from benchmarks.study_plan import Arm, Row, key
+from benchmarks.arms import Arm, Row, is_missing, key, row_of
+from benchmarks.study_file import Grid, Point
 
 Score = tuple[float, ...]
 """Less is better, the first number before the second."""
@@ -63,10 +62,11 @@ def walk(grid: Grid, seeds: Sequence[int], known: Known) -> Walk:
     def in_full(point: Point) -> Score:
         return known(point, seeds) or ()
 
-    best, tried = grid.start, [grid.start]
+    best: Point = grid.start
+    tried = [best]
     if missing := next_run(best):
         return Walk(tuple(tried), best, missing)
-    for name, values in grid.alternatives:
+    for name, values in grid.alternatives.items():
         found, bar = [best], known(best, seeds[:1]) or ()
         for value in values:
             point = {**best, name: value}
@@ -96,7 +96,7 @@ class Tuning:
         """How far the arm is."""
 
         def known(point: Point, seeds: Sequence[int]) -> Score | None:
-            if any(tries.is_missing(name, self.rows) for name in self._keys(mode, point, seeds)):
+            if any(is_missing(name, self.rows) for name in self._keys(mode, point, seeds)):
                 return None
             return self.score(self._found(mode, point, seeds))
 
@@ -131,7 +131,7 @@ class Tuning:
         return [key(arm, seed) for seed in seeds]
 
     def _found(self, mode: str, point: Point, seeds: Sequence[int]) -> list[Row]:
-        found = (tries.row_of(name, self.rows) for name in self._keys(mode, point, seeds))
+        found = (row_of(name, self.rows) for name in self._keys(mode, point, seeds))
         return [row for row in found if row is not None]
 
 

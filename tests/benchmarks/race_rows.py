@@ -1,15 +1,15 @@
 """Made rows of the race, and a small setting of it."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.race import Race
-from benchmarks.race_settings import SETTINGS, Point, arm_of
+from benchmarks.arms import key
 from benchmarks.rows import Rows
-from benchmarks.study_plan import key
+from benchmarks.study_file import Point
+from benchmarks.study_plan import Study
 
-SMALL = replace(SETTINGS["short"], name="small", seeds=(1, 2, 3), tuning_seeds=(101,))
+SEEDS, TUNING_SEEDS = (1, 2, 3), (101,)
+PAIR = ("synchronous", "streaming")
 Curve = list[tuple[int, float, float]]
 """(version, seconds, accuracy)"""
 
@@ -58,12 +58,30 @@ def rising(slope: float, *, until: float = 40.0, top: float = 0.9) -> Curve:
     return [(i, float(i), min(top, slope * i)) for i in range(int(until) + 1)]
 
 
-def add(rows: Rows, mode: str, point: Point, seed: int, curve: Curve, **more: Any) -> None:
+def small_race(folder: Path) -> Study:
+    """The race in its setting `short` with fewer seeds, and its rows in `folder`."""
+    file = Study.load("tppo-vs-ppo", "short").file
+    assert file.tuning is not None
+    tuning = file.tuning.model_copy(update={"seeds": TUNING_SEEDS})
+    file = file.model_copy(update={"seeds": SEEDS, "tuning": tuning})
+    return Study("tppo-vs-ppo", file, "small", folder)
+
+
+def start_of(study: Study, mode: str) -> Point:
+    """Where tuning of an arm begins."""
+    return study.file.grids[study.file.arms[mode].grid or ""].start
+
+
+def points_of(study: Study, mode: str) -> list[Point]:
+    """Where tuning of an arm begins, and each of its alternatives from there."""
+    grid = study.file.grids[study.file.arms[mode].grid or ""]
+    others = [{**grid.start, name: v} for name, values in grid.alternatives.items() for v in values]
+    return [grid.start, *others]
+
+
+def add(
+    study: Study, rows: Rows, mode: str, point: Point, seed: int, curve: Curve, **more: Any
+) -> None:
     """A row of the small setting, of tuning or of the race, as the seed says."""
-    arm = arm_of(SMALL, mode, point, tuning=seed in SMALL.tuning_seeds)
+    arm = study.arm(mode, point, tuned=seed in TUNING_SEEDS)
     rows.add(key(arm, seed), race_row(arm.name, seed, curve, **more))
-
-
-def small_race(folder: Path) -> Race:
-    """The race of the small setting, with its rows in `folder`."""
-    return Race(SMALL, folder)

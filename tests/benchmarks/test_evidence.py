@@ -1,58 +1,73 @@
 """The pages are what the rows say, and every plot can be drawn from the rows there are."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import evidence, race_evidence
-from benchmarks.race import Race
-from benchmarks.race_settings import GRIDS
+from benchmarks import evidence
+from benchmarks.arms import key
 from benchmarks.rows import Rows
-from benchmarks.study_plan import Study, key
-from benchmarks.study_plots import PLOTS
-from tests.benchmarks.race_rows import SMALL, add, race_row, rising
+from benchmarks.study_plan import Study
+from tests.benchmarks.race_rows import SEEDS, add, race_row, rising, small_race, start_of
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, str]:
+    """All that is made of the rows that are checked in."""
+    return evidence.tables()
 
 
 @pytest.mark.parametrize("page", evidence.PAGES, ids=lambda path: path.stem)
-def test_a_page_is_what_the_rows_say(page: Path) -> None:
+def test_a_page_is_what_the_rows_say(page: Path, tables: dict[str, str]) -> None:
     old = page.read_text(encoding="utf-8")
-    assert evidence.page(old, evidence.tables()) == old
+    assert evidence.page(old, tables) == old
 
 
-def test_every_table_has_its_place_on_a_page() -> None:
+def test_every_table_has_its_place_on_a_page(tables: dict[str, str]) -> None:
     texts = [path.read_text(encoding="utf-8") for path in evidence.PAGES]
     names = [match[2] for text in texts for match in evidence.PART.finditer(text)]
-    assert sorted(names) == sorted(evidence.tables())
+    assert sorted(names) == sorted(tables)
 
 
 @pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
-    """The rows of a small race, none yet, in place of those that are checked in."""
-    rows = Rows(tmp_path / "race.jsonl")
-    monkeypatch.setattr(race_evidence, "SETTINGS", {"small": SMALL})
-    monkeypatch.setattr(race_evidence, "race_path", lambda name: rows.path)
-    monkeypatch.setattr(race_evidence, "Race", lambda setting: Race(setting, tmp_path))
-    return rows
+def race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    """A small race without rows, in place of the one whose rows are checked in."""
+    race = small_race(tmp_path)
+    monkeypatch.setattr(evidence, "races", lambda: [race])
+    return race
 
 
-def test_a_race_that_has_rows_has_a_line_for_each_arm(rows: Rows) -> None:
-    assert race_evidence.race_table("small").startswith("Not measured yet")
-    for seed in SMALL.seeds:
-        for mode, slope in (("synchronous", 0.03), ("streaming", 0.06)):
-            text = race_evidence.race_table("small") if rows.rows else ""
-            add(rows, mode, GRIDS[mode].start, seed, rising(slope))
+def run(race: Study, mode: str, slope: float, seeds: tuple[int, ...] = SEEDS) -> None:
+    """Rows of an arm where its tuning begins."""
+    for seed in seeds:
+        add(race, Rows(race.path()), mode, start_of(race, mode), seed, rising(slope))
+
+
+def test_a_race_that_has_rows_has_a_line_for_each_arm(race: Study) -> None:
+    assert evidence.race_part(race).startswith("Not measured yet")
+    run(race, "synchronous", 0.03)
+    run(race, "streaming", 0.06, SEEDS[:2])
+    text = evidence.race_part(race)
     assert "2 of 3 seeds of streaming have been run. Nothing is claimed yet." in text
-    text = race_evidence.race_table("small")
+    run(race, "streaming", 0.06, SEEDS[2:])
+    text = evidence.race_part(race)
     assert "under way" not in text
     assert "| streaming | 3 | 14.4 | 28.8 | 1,638 | 1.98 | 1.98 to 1.98 | 0.900 | 0.450 |" in text
     assert "| synchronous | 100 | generator-0 70, learner-0 60 | 0.10, 0.30 | 1.50 |" in text
     assert "not tuned alike" in text
 
 
-def rows_for(study: Study, path: Path) -> None:
+def test_what_is_run_beside_the_race_says_how_to_get_it(race: Study) -> None:
+    command = "headrace bench tppo-vs-ppo --setting small --old-data"
+    assert evidence.race_parts(race) == {"old-data-small": f"Not measured yet: `{command}`.\n"}
+
+
+def rows_for(study: Study) -> None:
     """Made rows of the study's reduced form."""
-    rows, tenths = Rows(path), [0.1 * i for i in range(10)]
-    for arm, seed in study.plan(reduced=True):
+    rows, tenths = Rows(study.path()), [0.1 * i for i in range(10)]
+    assert study.file.reduced is not None
+    for arm, seed, _ in study.plan(study.file.reduced.arms, range(study.file.reduced.seeds)):
         row = race_row(arm.name, seed, rising(0.1, until=10), mean=0.5, dropped={"stale": 51})
         row["series"]["actor/entropy"] = [0.5] * row["updates"]
         row["early_positions"] = {"all": {"value": tenths, "advantage": tenths[::-1]}}
@@ -60,36 +75,43 @@ def rows_for(study: Study, path: Path) -> None:
         rows.add(key(arm, seed), row)
 
 
-@pytest.mark.parametrize(
-    "study", [*evidence.STUDIES, *evidence.NEW_STUDIES], ids=lambda study: study.name
-)
+NEW = [study for study in evidence.studies() if study.file.measured is None]
+
+
+@pytest.mark.parametrize("study", NEW, ids=lambda study: study.name)
 def test_a_study_that_has_rows_has_its_plots_and_its_table(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.study_plan.RESULTS", tmp_path)
+    study = replace(study, folder=tmp_path)
+    monkeypatch.setattr(evidence, "studies", lambda: [study])
     assert evidence.study_part(study) == f"Not measured yet: `headrace bench {study.name}`.\n"
-    rows_for(study, study.rows_path)
+    rows_for(study)
     text = evidence.study_part(study)
-    for arm in study.reduced_arms:
-        assert f"| {arm} | {study.reduced_seeds} | 0.900 |" in text
+    assert study.file.reduced is not None
+    for arm in study.file.reduced.arms:
+        assert f"| {arm} | {study.file.reduced.seeds} | 0.900 |" in text
     assert "Others disturbed" not in text
     names = [path.name for path in evidence.draw(tmp_path / "images")]
-    for name in PLOTS[study.name]:
-        assert f"images/evidence/{name}.svg" in text
-        assert f"{name}.svg" in names
+    for plot in study.file.plots:
+        assert f"images/evidence/{plot.file}.svg" in text
+        assert f"{plot.file}.svg" in names
 
 
-def test_the_page_counts_the_runs_that_others_disturbed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.study_plan.RESULTS", tmp_path)
-    study = evidence.STUDIES[-1]
-    rows = Rows(study.rows_path)
+def test_the_page_counts_the_runs_that_others_disturbed(tmp_path: Path) -> None:
+    study = replace(Study.load("vapo-parts"), folder=tmp_path)
+    rows, arm = Rows(study.path()), study.arm("vapo")
     for seed, disturbed in ((0, True), (1, False)):
-        row = race_row(study.reference, seed, rising(0.1), mean=0.5, disturbed=disturbed)
-        row["series"]["actor/entropy"] = [0.5] * row["updates"]
-        rows.add(key(study.arms[0], seed), row)
+        row = race_row(arm.name, seed, rising(0.1), mean=0.5, disturbed=disturbed)
+        rows.add(key(arm, seed), row)
     assert "Others disturbed 1 of 2 runs." in evidence.study_part(study)
+
+
+def test_rows_that_were_measured_before_are_found_by_their_names_then(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "s.jsonl")
+    for seed in (0, 1):
+        rows.add(f"gone/{seed}/of-an-older-recipe", {"arm": "gone", "seed": seed, "mean": 0.5})
+    found = evidence.measured(tmp_path / "s.jsonl")
+    assert {name: list(by_seed) for name, by_seed in found.items()} == {"gone": [0, 1]}
 
 
 def test_plots_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
@@ -100,15 +122,15 @@ def test_plots_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
 
 
 def test_a_race_that_is_over_has_a_plot_with_both_arms_and_the_median_of_each(
-    rows: Rows, tmp_path: Path
+    race: Study, tmp_path: Path
 ) -> None:
-    for seed in SMALL.seeds:
-        assert "race-small.svg" not in race_evidence.part("small")
-        for mode, slope in (("synchronous", 0.03), ("streaming", 0.06)):
-            add(rows, mode, GRIDS[mode].start, seed, rising(slope))
-    assert "race-small.svg" in race_evidence.part("small")
-    assert tmp_path / "race-small.svg" in race_evidence.draw(tmp_path)
-    assert "to 0.900 it is" in race_evidence.part("small")
+    run(race, "synchronous", 0.03)
+    run(race, "streaming", 0.06, SEEDS[:2])
+    assert "race-small.svg" not in evidence.race_part(race)
+    run(race, "streaming", 0.06, SEEDS[2:])
+    assert "race-small.svg" in evidence.race_part(race)
+    assert tmp_path / "race-small.svg" in evidence.draw(tmp_path)
+    assert "to 0.900 it is" in evidence.race_part(race)
 
 
 @pytest.mark.parametrize(
@@ -120,23 +142,21 @@ def test_a_race_that_is_over_has_a_plot_with_both_arms_and_the_median_of_each(
     ],
 )
 def test_an_arm_is_compared_and_drawn_once_all_its_seeds_were_run(
-    rows: Rows, tmp_path: Path, mode: str, said: dict[str, str]
+    race: Study, mode: str, said: dict[str, str]
 ) -> None:
-    for one, rise in (("synchronous", 0.03), ("streaming", 0.06)):
-        for seed in SMALL.seeds:
-            add(rows, one, GRIDS[one].start, seed, rising(rise))
-    for seed in SMALL.seeds:
-        text = race_evidence.race_table("small")
-        assert [name for name in said if f"{name}: " in text] == []
-        assert list(race_evidence.finished_arms("small")) == ["synchronous", "streaming"]
-        add(rows, mode, GRIDS[mode].start, seed, rising(0.09))
-    text = race_evidence.race_table("small")
+    run(race, "synchronous", 0.03)
+    run(race, "streaming", 0.06)
+    run(race, mode, 0.09, SEEDS[:2])
+    text = evidence.race_part(race)
+    assert [name for name in said if f"{name}: " in text] == []
+    assert list(evidence.finished_arms(race)) == ["synchronous", "streaming"]
+    run(race, mode, 0.09, SEEDS[2:])
+    text = evidence.race_part(race)
     for name, ratio in said.items():
         found = f"{name}: {ratio} (seeds {ratio} to {ratio}; 95 % interval {ratio} to {ratio})"
         assert found in text
     assert text.count("to 0.900 it is") == 1 + len(said)
-    assert list(race_evidence.finished_arms("small")) == ["synchronous", "streaming", mode]
-    assert tmp_path / "race-small.svg" in race_evidence.draw(tmp_path)
+    assert list(evidence.finished_arms(race)) == ["synchronous", "streaming", mode]
 
 
 def test_a_median_of_lines_is_taken_where_all_of_them_are() -> None:
@@ -145,6 +165,6 @@ def test_a_median_of_lines_is_taken_where_all_of_them_are() -> None:
         [(1.0, 3.0), (5.0, 3.0)],
         [(0.0, 9.0), (2.0, 9.0), (8.0, 9.0)],
     ]
-    found = race_evidence.median_line(lines)
+    found = evidence.median_line(lines)
     assert (found[0], found[-1]) == ((1.0, 3.0), (5.0, 3.0))
-    assert race_evidence.median_line([lines[0]])[30][1] == pytest.approx(30 / 59)
+    assert evidence.median_line([lines[0]])[30][1] == pytest.approx(30 / 59)

@@ -1,67 +1,85 @@
 """The race: arms that start, an order that is drawn, a ratio that leaves nobody out."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import tppo_vs_ppo
+from benchmarks.arms import Arm, key
 from benchmarks.ceiling import ALONE, UNSEEN, share
-from benchmarks.race import Race, Track, in_drawn_order
 from benchmarks.race_figures import (
     ceiling_figures,
     ceiling_line,
-    factor_figures,
+    part_figures,
+    part_table,
     ratio_line,
     summarise,
 )
-from benchmarks.race_settings import ARMS, ENGINES, GRIDS, LOCKSTEP, PAIR, SETTINGS, arm_of, factors
 from benchmarks.rows import Rows
-from benchmarks.study_plan import Arm, key
-from benchmarks.tppo_vs_ppo import main
+from benchmarks.study import main
+from benchmarks.study_plan import Study, in_drawn_order
+from benchmarks.study_runs import Runner
 from headrace.config.checks import problems
 from headrace.config.load import load_recipe
 from headrace.errors import RunFailedError, UserError
 from headrace.install import ROOT
-from tests.benchmarks.race_rows import SMALL, Curve, add, race_row, rising, small_race
+from tests.benchmarks.race_rows import (
+    PAIR,
+    SEEDS,
+    Curve,
+    add,
+    points_of,
+    race_row,
+    rising,
+    small_race,
+    start_of,
+)
 
-READY = [s for s in SETTINGS.values() if (ROOT / s.recipe).exists()]
-
-
-@pytest.mark.parametrize("setting", READY, ids=lambda setting: setting.name)
-@pytest.mark.parametrize("mode", ARMS)
-def test_every_point_of_every_arm_is_a_configuration_that_starts(mode: str, setting: Any) -> None:
-    grid = GRIDS[mode]
-    points = [grid.start]
-    points += [{**grid.start, name: v} for name, values in grid.alternatives for v in values]
-    for point in points:
-        for engine in ENGINES:
-            arm = arm_of(setting, mode, point, engine=engine)
-            config = load_recipe(ROOT / arm.recipe, [f"seed={setting.seeds[0]}", *arm.overrides])
-            assert problems(config) == []
-            assert config.schedule.mode in mode or config.schedule.mode == "streaming"
-            assert config.generator.count == (ENGINES[engine].count if mode in LOCKSTEP else 1)
-            assert config.learner.policy.minibatches == point["steps"]
-            assert (config.algorithm.value is None) == mode.startswith("grpo")
-            assert config.stop.tokens == setting.tokens
-            assert config.evaluation.num_prompts >= 1024
-            assert not set(setting.seeds) & set(setting.tuning_seeds)
+SETTINGS = ("short", "long")
+RACES = [Study.load("tppo-vs-ppo", setting) for setting in SETTINGS]
+LOCKSTEP = ("synchronous", "windowed", "grpo-synchronous")
 
 
-@pytest.mark.parametrize("setting", READY, ids=lambda setting: setting.name)
-def test_factors_change_one_thing_and_start(setting: Any) -> None:
-    best = {mode: grid.start for mode, grid in GRIDS.items()}
-    found = factors(setting, best)
-    assert {"window", "staleness", "steps", "batch"} <= set(found)
-    names = [arm.name for arms in found.values() for arm in arms]
-    assert len(set(names)) == len(names)
-    for arms in found.values():
-        for arm in arms:
-            assert problems(load_recipe(ROOT / arm.recipe, arm.overrides)) == []
-            mode = arm.name.partition(", ")[0].partition("/")[2]
-            assert arm.digest() != arm_of(setting, mode, best[mode]).digest()
+@pytest.mark.parametrize("race", RACES, ids=SETTINGS)
+@pytest.mark.parametrize("mode", RACES[0].file.arms)
+def test_every_point_of_every_arm_is_a_configuration_that_starts(mode: str, race: Study) -> None:
+    for point in points_of(race, mode):
+        arm = race.arm(mode, point)
+        config = load_recipe(ROOT / arm.recipe, [f"seed={race.file.seeds[0]}", *arm.overrides])
+        assert problems(config) == []
+        assert config.schedule.mode in mode or config.schedule.mode == "streaming"
+        assert config.generator.count == 1
+        assert config.learner.policy.minibatches == point["steps"]
+        assert (config.algorithm.value is None) == mode.startswith("grpo")
+        assert (config.learner.context == "full") or mode not in LOCKSTEP
+        assert config.stop.tokens == race.file.variables["tokens"]
+        assert config.evaluation.num_prompts >= 1024
+        assert not set(race.file.seeds) & set(race.tuning().seeds)
+
+
+@pytest.mark.parametrize("race", RACES, ids=SETTINGS)
+@pytest.mark.parametrize("part", RACES[0].file.parts)
+def test_arms_of_a_part_are_runs_of_their_own_that_start(part: str, race: Study) -> None:
+    found = race.part(part)
+    digests = set()
+    for variant, arm in found.values():
+        config = load_recipe(ROOT / arm.recipe, arm.overrides)
+        assert problems(config) == []
+        digests.add(config.model_dump_json())
+        against = variant.against or race.file.parts[part].against
+        assert against is None or against in found
+        if race.file.parts[part].tuned:
+            assert config.stop.accuracy == race.target
+    assert len(digests) == len(found)
+    assert len({arm.name for _, arm in found.values()}) == len(found)
+
+
+@pytest.mark.parametrize("race", RACES, ids=SETTINGS)
+def test_seeds_of_what_old_data_costs_are_of_nothing_else(race: Study) -> None:
+    seeds = race.file.parts["old-data"].seeds
+    assert not set(seeds) & {*race.file.seeds, *race.tuning().seeds}
+    assert [seed for _, seed, _ in race.part_plan("old-data")] == sorted([*seeds] * 8)
 
 
 def test_the_order_of_the_arms_is_drawn_from_the_seed_and_turned_for_the_next() -> None:
@@ -77,12 +95,11 @@ def test_the_order_of_the_arms_is_drawn_from_the_seed_and_turned_for_the_next() 
 
 def ran(tmp_path: Path, ppo: list[Curve], streaming: list[Curve]) -> tuple[dict[str, Any], Rows]:
     """The result of a race at the points where tuning begins."""
-    rows = Rows(tmp_path / "race.jsonl")
+    race, rows = small_race(tmp_path), Rows(tmp_path / "race.jsonl")
     for mode, curves in zip(PAIR, (ppo, streaming), strict=True):
-        for seed, curve in zip(SMALL.seeds, curves, strict=False):
-            add(rows, mode, GRIDS[mode].start, seed, curve)
-    race = small_race(tmp_path)
-    return summarise(race, rows.rows, list(ARMS), SMALL.seeds), rows
+        for seed, curve in zip(SEEDS, curves, strict=False):
+            add(race, rows, mode, start_of(race, mode), seed, curve)
+    return summarise(race, rows.rows, list(race.file.arms), SEEDS), rows
 
 
 def test_ratio_is_of_restricted_means_and_its_bounds_are_of_seeds(tmp_path: Path) -> None:
@@ -103,7 +120,7 @@ def test_ratio_is_of_restricted_means_and_its_bounds_are_of_seeds(tmp_path: Path
     )
     assert (result["censored"], result["tuned"], result["seeds"]) == (0, False, [1, 2, 3])
     assert json.loads(json.dumps(result))["setting"] == "small"
-    line = ratio_line(result)
+    line = ratio_line(result, PAIR)
     assert "every run came there" in line
     assert "not tuned alike" in line
 
@@ -117,7 +134,7 @@ def test_a_streaming_run_that_never_crosses_counts_with_its_whole_time(tmp_path:
     assert result["ratio_of_seed"][3] == pytest.approx(28.5 / 60, abs=0.02)
     assert result["ratio_min"] == result["ratio_of_seed"][3]
     assert result["ratio"] == pytest.approx(3 * 28.5 / (9.5 + 9.5 + 60), rel=0.05)
-    assert "1 of these runs never came there" in ratio_line(result)
+    assert "1 of these runs never came there" in ratio_line(result, PAIR)
 
 
 def test_figures_of_an_arm(tmp_path: Path) -> None:
@@ -132,11 +149,11 @@ def test_figures_of_an_arm(tmp_path: Path) -> None:
     assert arm["final_on_long_prompts"]["median"] == pytest.approx(0.45)
     assert (arm["stale_by_tenth"], arm["lost_by_tenth"]) == ([0.25] * 10, [0.125] * 10)
     assert arm["cpu_s_by_role"] == {"generator-0": 70.0, "learner-0": 60.0}
-    assert arm["point"] == dict(GRIDS["streaming"].start)
+    assert arm["point"] == dict(start_of(small_race(tmp_path), "streaming"))
     # One second apart, and 9.5 s to the target: that is not a tenth of it.
     assert not arm["dense"]
     assert result["arms"]["synchronous"]["dense"]
-    assert "more than a tenth of a crossing time apart" in ratio_line(result)
+    assert "more than a tenth of a crossing time apart" in ratio_line(result, PAIR)
 
 
 def test_without_one_side_there_is_no_ratio(tmp_path: Path) -> None:
@@ -149,41 +166,28 @@ def test_without_one_side_there_is_no_ratio(tmp_path: Path) -> None:
 
 def test_a_race_of_tuned_arms_says_so(tmp_path: Path) -> None:
     race = small_race(tmp_path)
-    tuning = race.rows("tuning")
+    tuning = Rows(race.path("tuning"))
     for mode in PAIR:
-        while missing := race.tuning.walk(mode).missing:
+        while missing := race.tuning(tuning).walk(mode).missing:
             slope = 0.1 if missing.point["steps"] == 4 else 0.05
-            add(tuning, mode, missing.point, missing.seed, rising(slope))
+            add(race, tuning, mode, missing.point, missing.seed, rising(slope))
     rows = Rows(tmp_path / "race.jsonl")
     for mode in PAIR:
-        best = race.tuning.best(mode)
+        best = race.best(mode)
         assert best["steps"] == 4
-        for seed in SMALL.seeds:
-            add(rows, mode, best, seed, rising(0.05))
-    assert summarise(race, rows.rows, PAIR, SMALL.seeds)["tuned"] is True
-    assert summarise(race, rows.rows, list(ARMS), SMALL.seeds)["tuned"] is True
+        for seed in SEEDS:
+            add(race, rows, mode, best, seed, rising(0.05))
+    assert summarise(race, rows.rows, PAIR, SEEDS)["tuned"] is True
+    assert summarise(race, rows.rows, list(race.file.arms), SEEDS)["tuned"] is True
     # Rows of other settings than the best ones are not those of the race.
     start = Rows(tmp_path / "start.jsonl")
-    add(start, "streaming", GRIDS["streaming"].start, 1, rising(0.2))
-    assert "arms" not in summarise(race, start.rows, PAIR, SMALL.seeds)
-
-
-def test_the_faster_engine_is_taken_and_one_process_without_rows(tmp_path: Path) -> None:
-    race = small_race(tmp_path)
-    assert race.engine == "one process"
-    rows = race.rows("generators")
-    for engine, seconds in (("one process", 40.0), ("two processes", 30.0)):
-        arm = race.engine_arm(engine)
-        name = key(arm, 101)
-        rows.add(name, race_row(arm.name, 101, rising(0.1, until=seconds)))
-    assert race.engine == "two processes"
-    assert "generator.count=2" in race.arm("synchronous").overrides
-    assert "generator.count=1" in race.arm("streaming").overrides
+    add(race, start, "streaming", start_of(race, "streaming"), 1, rising(0.2))
+    assert "arms" not in summarise(race, start.rows, PAIR, SEEDS)
 
 
 def test_a_ceiling_is_the_slower_half_alone(tmp_path: Path) -> None:
     race = small_race(tmp_path)
-    rows = race.rows("ceiling")
+    rows = Rows(race.path("ceiling"))
     arm = race.arm("streaming")
     measured = {"arm": arm.name, "seed": 1, "trained": 1000, "stream_s": 20.0,
                 "generator_s": 16.0, "learner_s": 10.0}  # fmt: skip
@@ -197,10 +201,10 @@ def test_a_ceiling_is_the_slower_half_alone(tmp_path: Path) -> None:
     assert ceiling_figures(small_race(tmp_path / "none"), {}) is None
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("race", RACES, ids=SETTINGS)
 @pytest.mark.parametrize("part", ["stream", "generator"])
-def test_both_parts_of_a_ceiling_are_runs_that_a_user_could_ask_for(name: str, part: str) -> None:
-    arm = Race(SETTINGS[name]).arm("streaming")
+def test_both_parts_of_a_ceiling_are_runs_that_a_user_could_ask_for(race: Study, part: str) -> None:
+    arm = race.arm("streaming")
     changed = (*arm.overrides, *(UNSEEN if part == "stream" else ALONE))
     run = load_recipe(ROOT / arm.recipe, changed)
     assert problems(run) == []
@@ -210,21 +214,45 @@ def test_both_parts_of_a_ceiling_are_runs_that_a_user_could_ask_for(name: str, p
 
 def test_factors_are_measured_against_the_races_target(tmp_path: Path) -> None:
     race = small_race(tmp_path)
-    rows = race.rows("factors")
-    for arms in race.factor_arms().values():
-        for arm in arms:
-            name = key(arm, 1)
-            slope = 0.03 if "synchronous" in arm.name else 0.06
-            rows.add(name, race_row(arm.name, 1, rising(slope, top=0.9)))
-    found = factor_figures(race, rows.rows, 0.6)
-    tail = found["tail"]["small/streaming, tail 3"]
+    rows = Rows(race.path("factors"))
+    for _, arm in race.part("factors").values():
+        slope = 0.03 if "synchronous" in arm.name else 0.06
+        rows.add(key(arm, 11), race_row(arm.name, 11, rising(slope, top=0.9)))
+    found = part_figures(race, "factors", rows.rows, 0.6)
+    tail = found["streaming, tail 3"]
     assert tail["target"] == pytest.approx(0.855)
-    assert tail["against_ppo"]["ratio"] == pytest.approx(2.0, abs=0.1)
-    assert found["window"]["small/streaming, window 41"]["seconds"] == pytest.approx(10.0)
-    assert found["steps"]["small/synchronous, steps 4"]["target"] == 0.6
+    assert tail["over"]["ratio"] == pytest.approx(0.5, abs=0.03)
+    assert found["streaming, window 41"]["seconds"] == pytest.approx(10.0)
+    assert found["streaming, window 41"]["over"] == {}
+    assert found["synchronous, steps 4"]["target"] == 0.6
 
 
-def run_of(others: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_counts_who_never_came_there_and_how_far_accuracy_fell(tmp_path: Path) -> None:
+    race = small_race(tmp_path)
+    rows, seeds = Rows(race.path("old-data")), race.file.parts["old-data"].seeds
+    found = race.part("old-data")
+    best, plain = (found[f"streaming, {name}"][1] for name in ("as tuned", "larger steps"))
+    dip = [(0, 0.0, 0.6), (1, 10.0, 0.6), (2, 20.0, 0.3), (3, 30.0, 0.3), (4, 40.0, 0.3)]
+    for seed in seeds[:2]:
+        rows.add(key(best, seed), race_row(best.name, seed, rising(0.1)))
+        slow = dip if seed == seeds[0] else rising(0.05)
+        rows.add(key(plain, seed), race_row(plain.name, seed, slow))
+    figures = part_figures(race, "old-data", rows.rows, race.target)
+    assert list(figures) == ["streaming, as tuned", "streaming, larger steps"]
+    tuned, larger = figures.values()
+    assert (tuned["censored"], larger["censored"]) == (0, 1)
+    assert larger["over"]["ratio_min"] == pytest.approx(2.0, abs=0.1)
+    assert larger["over"]["ratio_max"] > 4
+    assert larger["fall"] == [pytest.approx(0.3), 0.0]
+    text = part_table(race, "old-data", figures).markdown()
+    assert text.startswith(
+        "| streaming T-PPO | seeds | seconds to 0.87 | seed by seed | over those"
+    )
+    assert "| larger steps | 2 (1 crossed) |" in text
+    assert "over 40, " in text
+
+
+def measure_of(others: list[float]) -> Any:
     shares = iter(others)
 
     def run(arm: Arm, seed: int, root: Path, *, remove: bool) -> dict[str, Any]:
@@ -234,38 +262,32 @@ def run_of(others: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
         more = {"others_cpu_share": beside, "disturbed": beside > 0.05}
         return race_row(arm.name, seed, rising(0.1), **more)
 
-    monkeypatch.setattr("benchmarks.race.run_arm", run)
+    return run
 
 
-def test_a_disturbed_run_is_run_again_and_a_row_says_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disturbed_run_is_run_again_and_a_row_says_its_place(tmp_path: Path) -> None:
     arm = Arm("one", "recipes/quickstart.toml")
-    run_of([0.5, 0.0], monkeypatch)
-    track = Track(Rows(tmp_path / "rows.jsonl"))
-    assert track.run_all([(arm, 1, 3)]) == []
-    assert [row["place"] for row in track.rows.rows.values()] == [3, 3]
-    assert list(track.rows.rows) == [f"{key(arm, 1)}/disturbed-0", key(arm, 1)]
-    assert track.run_all([(arm, 1, 3)]) == [], "nothing is missing"
+    runner = Runner("race", Rows(tmp_path / "rows.jsonl"), measure_of([0.5, 0.0]))
+    assert runner.run_all([(arm, 1, 3)]) == []
+    assert [row["place"] for row in runner.rows.rows.values()] == [3, 3]
+    assert list(runner.rows.rows) == [f"{key(arm, 1)}/disturbed-0", key(arm, 1)]
+    assert runner.run_all([(arm, 1, 3)]) == [], "nothing is missing"
 
 
-def test_a_failure_is_kept_in_tuning_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_kept_in_tuning_alone(tmp_path: Path) -> None:
     arm = Arm("one", "recipes/quickstart.toml")
-    run_of([-1, -1], monkeypatch)
-    track = Track(Rows(tmp_path / "rows.jsonl"))
-    assert track.run_all([(arm, 1, 0)]) == ["one seed 1: no memory"]
-    assert track.rows.rows == {}
-    track.run(arm, 1, keep_failures=True)
-    assert track.rows.rows[key(arm, 1)]["failed"] == "no memory"
+    runner = Runner("race", Rows(tmp_path / "rows.jsonl"), measure_of([-1, -1]))
+    assert runner.run_all([(arm, 1, 0)]) == ["one seed 1: no memory"]
+    assert runner.rows.rows == {}
+    runner.run_all([(arm, 1, 0)], keep_failures=True)
+    assert runner.rows.rows[key(arm, 1)]["failed"] == "no memory"
 
 
-def test_a_setting_whose_recipe_is_missing_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    missing = replace(SETTINGS["long"], recipe="recipes/no-such-recipe.toml")
-    monkeypatch.setitem(SETTINGS, "long", missing)
+def test_a_study_whose_recipe_is_missing_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('recipe = "recipes/no-such-recipe.toml"\nseeds = [0]\n[arms]\none = []\n')
     with pytest.raises(UserError, match=r"no recipe at .*no-such-recipe\.toml"):
-        main(["--list"])
+        main([str(path), "--list"])
 
 
 def test_own_seeds_go_into_an_own_file(
@@ -273,17 +295,16 @@ def test_own_seeds_go_into_an_own_file(
 ) -> None:
     own = tmp_path / "own.jsonl"
     with pytest.raises(SystemExit):
-        main(["--setting", "short", "--seed-list", "7", "8"])
+        main(["tppo-vs-ppo", "--setting", "short", "--seed-list", "7", "8"])
     asked: list[tuple[str, int]] = []
 
     def run(arm: Arm, seed: int, root: Path, *, remove: bool) -> dict[str, Any]:
         asked.append((arm.name, seed))
         return race_row(arm.name, seed, rising(0.03 if "synchronous" in arm.name else 0.06))
 
-    monkeypatch.setattr("benchmarks.race.run_arm", run)
-    monkeypatch.setattr(tppo_vs_ppo, "Race", lambda setting: Race(setting, tmp_path))
+    monkeypatch.setattr("benchmarks.study.run_arm", run)
     options = ["--setting", "short", "--seed-list", "7", "8", "--rows", str(own), "--reduced"]
-    assert main([*options, "--json"]) == 0
+    assert main(["tppo-vs-ppo", *options, "--json"]) == 0
     assert sorted(asked) == [(f"short/{mode}", seed) for mode in sorted(PAIR) for seed in (7, 8)]
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {"ratio", "ratio_min", "ratio_max", "tuned", "censored", "interval", "setting",

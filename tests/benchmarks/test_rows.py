@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import rows as rows_module
-from benchmarks.archive import MEASURED
-from benchmarks.rows import DIRTY, FORMAT, UNKNOWN, Rows, commit, result_line, stamped
+from benchmarks.evidence import MONTH
+from benchmarks.rows import DIRTY, FORMAT, RESULTS, UNKNOWN, Rows, commit, result_line, stamped
 
 SAID = {"format", "commit", "at", "machine", "load"}
 
@@ -89,6 +89,6 @@ def test_a_tree_that_changed_during_a_measurement_counts_as_dirty(
 
 def test_checked_in_rows_say_their_format_or_lie_under_their_date() -> None:
     """A row of format 1 does not say its commit, so that its place has to say its time."""
-    for path in MEASURED.parent.rglob("*.jsonl"):
+    for path in RESULTS.rglob("*.jsonl"):
         for row in Rows(path).rows.values():
-            assert path.parent == MEASURED or {*SAID} <= set(row)
+            assert path.parent == RESULTS / MONTH or {*SAID} <= set(row)

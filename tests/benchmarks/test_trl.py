@@ -12,33 +12,28 @@ from typing import Any
 
 import pytest
 
-from benchmarks import trl, trl_arms, trl_environment, trl_evidence
-from benchmarks.race_settings import Grid, Point
+from benchmarks import trl, trl_arms, trl_environment
+from benchmarks.arms import Arm
 from benchmarks.rows import Rows
-from benchmarks.study_plan import Arm
-from benchmarks.trl import score
-from benchmarks.trl_arms import job_of, listen, run, trl_command, trl_environment_of
-from benchmarks.trl_job import Job, is_correct, trainer_arguments
-from benchmarks.trl_settings import (
-    GRIDS,
-    MODES,
-    PARTS,
-    RACE,
-    RECIPE,
-    SPEED,
-    STREAMING,
-    SYNCHRONOUS,
+from benchmarks.study_file import Grid, Point
+from benchmarks.trl import MODES, PARTS, RACE, SPEED, STREAMING, SYNCHRONOUS, Comparison, score
+from benchmarks.trl_arms import (
     TRL,
     TrlArm,
-    arm_of,
-    work_of,
+    job_of,
+    listen,
+    run,
+    trl_command,
+    trl_environment_of,
 )
+from benchmarks.trl_job import Job, is_correct
 from headrace.config.checks import problems
 from headrace.config.load import load_recipe
 from headrace.config.reward import RewardConfig
 from headrace.config.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.install import ROOT
+from headrace.processes.launch import SPINS
 from rewards.verifier import build_verifier
 from tasks.chain_sums import CHAIN_SUMS, read_prompt, write_jumps
 from tasks.procedural import prompt_row
@@ -46,14 +41,21 @@ from tests.benchmarks.race_rows import race_row, rising
 from tests.rewards.items import item
 from tests.rewards.test_math_answer import RIGHT, WRONG
 
+FOUND = Comparison({})
+GRIDS = FOUND.tuning.grids
+RECIPE = "recipes/algorithms/grpo.toml"
 START = GRIDS[TRL].start
+
+
+def arm_of(part: str, mode: str, point: Point, *, updates: int = 24) -> Arm:
+    return Comparison({}, updates).arm(part, mode, point)
 
 
 def points(grid: Grid) -> Iterator[Point]:
     """All points that tuning could come to."""
-    values = [(grid.start[name], *others) for name, others in grid.alternatives]
+    values = [(grid.start[name], *others) for name, others in grid.alternatives.items()]
     for chosen in itertools.product(*values):
-        yield dict(zip([name for name, _ in grid.alternatives], chosen, strict=True))
+        yield dict(zip(grid.alternatives, chosen, strict=True))
 
 
 def config_of(arm: Arm, seed: int = 0) -> RunConfig:
@@ -64,6 +66,11 @@ def trl_job(part: str, point: Point) -> Job:
     return job_of(config_of(arm_of(part, TRL, point), 3), point, Path("folder"))
 
 
+def work_of(part: str, updates: int) -> tuple[str, ...]:
+    """What TRL's arm is told of a run, its point apart."""
+    return arm_of(part, TRL, START, updates=updates).overrides
+
+
 # -- the same work ---------------------------------------------------------------------------------
 
 
@@ -71,7 +78,7 @@ def trl_job(part: str, point: Point) -> Job:
 def test_trl_is_told_what_the_recipe_says(part: str) -> None:
     config = config_of(arm_of(part, SYNCHRONOUS, GRIDS[SYNCHRONOUS].start), 3)
     job = trl_job(part, START)
-    arguments = trainer_arguments(job)
+    arguments = job.arguments
     policy = config.learner.policy
     assert Path(job.model) == ROOT / "recipes/models/chain-sums-cold"
     assert arguments["seed"] == config.seed == 3
@@ -100,13 +107,14 @@ def test_all_arms_do_the_same_work(part: str) -> None:
         assert set(work_of(part, 10)) <= set(arm.overrides)
     trls = arm_of(part, TRL, START, updates=10)
     assert isinstance(trls, TrlArm)
-    assert trls.overrides == work_of(part, 10), "what else TRL is told is its point"
+    assert trls.point == START, "what else TRL is told is its point"
+    assert all(one.startswith(("stop.", "evaluation.")) for one in trls.overrides)
 
 
 def test_an_update_has_the_same_completions_however_the_batch_is_split() -> None:
     for point in points(GRIDS[TRL]):
         job = trl_job(SPEED, point)
-        found = trainer_arguments(job)
+        found = job.arguments
         at_once = found["per_device_train_batch_size"] * job.processes
         assert at_once == point["at_once"]
         assert at_once * found["gradient_accumulation_steps"] == 64
@@ -118,15 +126,15 @@ def test_an_update_has_the_same_completions_however_the_batch_is_split() -> None
 def test_trls_weights_stay_in_float32() -> None:
     """Its continuous batching casts them to bfloat16, for good, where that is on."""
     for point in points(GRIDS[TRL]):
-        job = trl_job(SPEED, point)
-        assert job.continuous_batching == bool(point["continuous_batching"])
-        assert not (job.bf16 and job.continuous_batching)
-        assert job.bf16 == (bool(point["bf16"]) and not job.continuous_batching)
+        told = trl_job(SPEED, point).arguments
+        continuous = told["use_transformers_continuous_batching"]
+        assert continuous == bool(point["continuous_batching"])
+        assert told["bf16"] == (bool(point["bf16"]) and not continuous)
 
 
 def test_a_batch_that_cannot_be_split_is_refused() -> None:
     with pytest.raises(ValueError, match="micro-batches of 48"):
-        trainer_arguments(trl_job(SPEED, {**START, "at_once": 48}))
+        trl_job(SPEED, {**START, "at_once": 48})
 
 
 @pytest.mark.parametrize("mode", [STREAMING, SYNCHRONOUS])
@@ -153,7 +161,7 @@ def test_arms_are_tuned_with_the_same_number_of_runs() -> None:
     assert set(GRIDS) == set(MODES)
     assert {grid.budget for grid in GRIDS.values()} == {8}
     for mode, grid in GRIDS.items():
-        assert {name for name, _ in grid.alternatives} == set(grid.start)
+        assert {name for name in grid.alternatives} == set(grid.start)
         digests = {arm_of(SPEED, mode, point).digest() for point in points(grid)}
         assert len(digests) == len(list(points(grid)))
 
@@ -164,7 +172,7 @@ def test_another_lock_makes_another_run_of_trl(
     old = {mode: arm_of(SPEED, mode, GRIDS[mode].start).digest() for mode in MODES}
     lock = tmp_path / "trl.lock"
     lock.write_text("trl==99\n")
-    monkeypatch.setattr("benchmarks.trl_settings.LOCK", lock)
+    monkeypatch.setattr("benchmarks.trl_arms.LOCK", lock)
     new = {mode: arm_of(SPEED, mode, GRIDS[mode].start).digest() for mode in MODES}
     assert [mode for mode in MODES if old[mode] != new[mode]] == [TRL]
 
@@ -328,6 +336,10 @@ def test_trls_lock_holds_no_build_for_a_gpu() -> None:
     assert not {name for name in pins if name.startswith(("nvidia-", "vllm", "torchvision"))}
 
 
+def test_idle_threads_of_trl_spin_as_ours_at_first() -> None:
+    assert START["spins"] == SPINS
+
+
 # -- tuning and rows -------------------------------------------------------------------------------
 
 
@@ -407,21 +419,21 @@ def test_the_page_has_a_line_for_each_arm_the_ratio_and_a_plot(
     bench: Bench, tmp_path: Path
 ) -> None:
     rows = tmp_path / "rows.jsonl"
-    assert trl_evidence.part(rows).startswith("Not measured yet")
-    assert trl_evidence.draw(tmp_path, rows) == []
+    assert trl.part(rows).startswith("Not measured yet")
+    assert trl.draw(tmp_path, rows) == []
     bench(Measured(), "--seeds", "2")
-    text = trl_evidence.part(rows)
+    text = trl.part(rows)
     assert "| trl | 2, 2 | 100 | 20.01 | 30.0 | 60.0 | 1.00 (1.00 to 1.00) | 1.00 (" in text
     assert "| streaming | 2, 2 | 250 (249 to 250) | 8.01 | 10.0 | 20.0 | 3.00 (3.00 to" in text
     assert "over TRL's: 2.50 (seeds 2.50 to 2.50" in text
     assert "over those of our synchronous mode: 1.67; all tuned alike" in text
-    (plot,) = trl_evidence.draw(tmp_path, rows)
+    (plot,) = trl.draw(tmp_path, rows)
     assert plot.name in text
 
 
 def test_the_page_says_who_never_got_there(bench: Bench, tmp_path: Path) -> None:
     bench(Measured(top=0.7), "--reduced")
-    assert "| trl | 2, 2 (0 crossed) |" in trl_evidence.part(tmp_path / "rows.jsonl")
+    assert "| trl | 2, 2 (0 crossed) |" in trl.part(tmp_path / "rows.jsonl")
 
 
 def test_what_is_there_is_not_run_again(bench: Bench) -> None:
@@ -465,7 +477,7 @@ def test_a_run_that_never_got_there_counts_with_its_whole_time(bench: Bench) -> 
 def test_listing_starts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trl, "Track", None)
+    monkeypatch.setattr(trl, "Runner", None)
     rows = tmp_path / "rows.jsonl"
     assert trl.main(["--list", "--seeds", "1", "--rows", str(rows)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -3,42 +3,48 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pytest
-
-from benchmarks.race import score, tuning_of
-from benchmarks.race_settings import ARMS, GRIDS, PAIR, Grid, Point, arm_of
+from benchmarks.arms import key
+from benchmarks.race_figures import tuning_lines
 from benchmarks.rows import Rows
-from benchmarks.study_plan import key
+from benchmarks.study_file import Grid, Point
+from benchmarks.study_plan import Study, score
 from benchmarks.tuning import Score, walk
-from tests.benchmarks.race_rows import SMALL, add, race_row, rising, small_race
+from tests.benchmarks.race_rows import (
+    PAIR,
+    add,
+    points_of,
+    race_row,
+    rising,
+    small_race,
+    start_of,
+)
 
-GRID = Grid({"a": 1, "b": 1}, (("a", (2, 4)), ("b", (3,))))
-
-
-def test_every_arm_has_as_many_points_to_try() -> None:
-    assert set(GRIDS) == set(ARMS)
-    assert {grid.budget for grid in GRIDS.values()} == {11}
-
-
-def test_points_of_a_grid_are_different_arms() -> None:
-    for mode, grid in GRIDS.items():
-        points = [grid.start]
-        points += [{**grid.start, name: v} for name, values in grid.alternatives for v in values]
-        assert len({arm_of(SMALL, mode, point).digest() for point in points}) == grid.budget
+GRID = Grid(start={"a": 1, "b": 1}, alternatives={"a": (2, 4), "b": (3,)})
 
 
-def test_every_arm_is_tuned_on_half_the_prompts_half_as_often() -> None:
-    for mode, grid in GRIDS.items():
+def test_every_arm_has_as_many_points_to_try(tmp_path: Path) -> None:
+    race = small_race(tmp_path)
+    assert set(race.tuning().grids) == set(race.file.arms)
+    assert {grid.budget for grid in race.file.grids.values()} == {11}
+
+
+def test_points_of_a_grid_are_different_arms(tmp_path: Path) -> None:
+    race = small_race(tmp_path)
+    for mode in race.file.arms:
+        points = points_of(race, mode)
+        assert len({race.arm(mode, point).digest() for point in points}) == 11
+
+
+def test_every_arm_is_tuned_on_half_the_prompts_half_as_often(tmp_path: Path) -> None:
+    race = small_race(tmp_path)
+    for mode in race.file.arms:
         tuned, raced = (
-            dict(one.split("=") for one in arm_of(SMALL, mode, grid.start, tuning=t).overrides)
+            dict(one.split("=") for one in race.arm(mode, start_of(race, mode), tuned=t).overrides)
             for t in (True, False)
         )
         assert int(tuned["evaluation.num_prompts"]) * 2 == int(raced["evaluation.num_prompts"])
         assert float(tuned["evaluation.spacing"]) == 2 * float(raced["evaluation.spacing"])
-        assert (float(tuned["stop.accuracy"]), raced["stop.accuracy"]) == (
-            SMALL.tuning_target,
-            "null",
-        )
+        assert (float(tuned["stop.accuracy"]), raced["stop.accuracy"]) == (race.target, "null")
         changed = {name for name in raced if raced[name] != tuned.get(name)}
         assert {name.partition(".")[0] for name in changed} == {"evaluation", "stop"}
 
@@ -93,54 +99,54 @@ def test_a_point_is_better_that_crosses_then_that_is_faster_then_that_ends_highe
     assert of(never) < score([{"failed": "no memory"}], target=0.8)
 
 
-def tuned(rows: Rows, mode: str) -> None:
-    """All that tuning asks for, two optimizer steps being the best."""
-    tuning = tuning_of(SMALL, rows.rows)
+def tuned(race: Study, rows: Rows, mode: str) -> None:
+    """All that tuning asks for, four optimizer steps being the best."""
+    tuning = race.tuning(rows)
     while missing := tuning.walk(mode).missing:
         point, seed = missing
         slope = 0.1 if point["steps"] == 4 and point["policy_lr"] == 1 else 0.05
-        add(rows, mode, point, seed, rising(slope))
+        add(race, rows, mode, point, seed, rising(slope))
 
 
 def test_the_race_takes_the_best_point_of_a_tuning_that_is_over(tmp_path: Path) -> None:
     race = small_race(tmp_path)
-    rows = race.rows("tuning")
-    assert race.tuning.best("streaming") == GRIDS["streaming"].start
-    tuned(rows, "streaming")
-    assert race.tuning.best("streaming") == {**GRIDS["streaming"].start, "steps": 4}
-    assert len(rows.rows) == GRIDS["streaming"].budget
-    table = race.tuning_table(["streaming"])
+    rows, start = Rows(race.path("tuning")), start_of(race, "streaming")
+    assert race.best("streaming") == start
+    tuned(race, rows, "streaming")
+    assert race.best("streaming") == {**start, "steps": 4}
+    assert len(rows.rows) == 11
+    table = tuning_lines(race, ["streaming"])
     assert [line["best"] for line in table].count(True) == 1
     assert {line["crossed"] for line in table} == {1}
 
 
 def test_tuned_is_said_of_equal_budgets_and_of_other_seeds_alone(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
-    tuning = tuning_of(SMALL, rows.rows)
+    race, rows = small_race(tmp_path), Rows(tmp_path / "rows.jsonl")
+    tuning = race.tuning(rows)
     assert not tuning.is_fair([], [1, 2])
-    tuned(rows, "streaming")
+    tuned(race, rows, "streaming")
     assert tuning.is_fair(["streaming"], [1, 2])
     assert not tuning.is_fair(PAIR, [1, 2]), "PPO is not tuned"
-    tuned(rows, "synchronous")
+    tuned(race, rows, "synchronous")
     assert tuning.is_fair(PAIR, [1, 2])
     assert not tuning.is_fair(PAIR, [1, 101]), "a seed that was tuned on"
 
 
 def test_a_point_that_others_disturbed_is_run_again(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
-    start = GRIDS["synchronous"].start
-    name = key(arm_of(SMALL, "synchronous", start, tuning=True), 101)
+    race, rows = small_race(tmp_path), Rows(tmp_path / "rows.jsonl")
+    start = start_of(race, "synchronous")
+    name = key(race.arm("synchronous", start, tuned=True), 101)
     row = race_row("small/synchronous", 101, rising(0.1), disturbed=True)
     rows.add(f"{name}/disturbed-0", row)
-    assert tuning_of(SMALL, rows.rows).walk("synchronous").missing == (start, 101)
+    assert race.tuning(rows).walk("synchronous").missing == (start, 101)
 
 
-def test_budgets_that_differ_are_not_fair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Rows(tmp_path / "rows.jsonl")
-    whole = GRIDS["synchronous"]
-    shorter = Grid(whole.start, whole.alternatives[:1])
-    monkeypatch.setattr("benchmarks.race.GRIDS", {**GRIDS, "synchronous": shorter})
+def test_budgets_that_differ_are_not_fair(tmp_path: Path) -> None:
+    race, rows = small_race(tmp_path), Rows(tmp_path / "rows.jsonl")
+    shorter = Grid(start=dict(start_of(race, "synchronous")), alternatives={"steps": (1, 4)})
+    grids = {**race.file.grids, "turns": shorter}
+    race = Study(race.name, race.file.model_copy(update={"grids": grids}), "small", tmp_path)
     for mode in PAIR:
-        tuned(rows, mode)
-    assert tuning_of(SMALL, rows.rows).walk("synchronous").missing is None
-    assert not tuning_of(SMALL, rows.rows).is_fair(PAIR, [1])
+        tuned(race, rows, mode)
+    assert race.tuning(rows).walk("synchronous").missing is None
+    assert not race.tuning(rows).is_fair(PAIR, [1])
