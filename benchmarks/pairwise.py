@@ -23,7 +23,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,15 +34,23 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks import difficulty, digit_task, hacking_task, seeds
-from benchmarks.filler_task import Task
-from benchmarks.hacking_task import COPY
-from benchmarks.reinforce import reinforce, sample, truths
+from benchmarks import reinforce, seeds, small_tasks
+from benchmarks.reinforce import (
+    HELD_OUT,
+    POLICY_LR,
+    PROMPTS_AN_UPDATE,
+    SAMPLES,
+    UPDATES,
+    Answers,
+    sample,
+    truths,
+)
 from benchmarks.rows import RESULTS, result_line
-from benchmarks.sums_task import SUMS
+from benchmarks.small_tasks import COPY, DIGITS, SUMS
 from headrace.config.load import load_reward_model
 from headrace.config.reward_model import FileDataConfig
 from headrace.install import ROOT
@@ -55,8 +63,7 @@ ROWS = RESULTS / "pairwise.jsonl"
 RECIPE = ROOT / "recipes" / "reward-models" / "pairwise.toml"
 SEEDS = 3
 PAIRS, STEPS, FIRST_SHARE = 4000, 400, 0.85
-UPDATES, PROMPTS_AN_UPDATE, SAMPLES, HELD_OUT = 60, 32, 8, 300
-POLICY_LR, OFFSET, SHARPNESS = 3e-4, 2.0, 3.0
+OFFSET, SHARPNESS = 2.0, 3.0
 GAP_WITH, GAP_WITHOUT, RIGHT_WITH = 0.03, 0.10, 0.90
 TRUTH_HIGHER, AGAINST_THE_RIGHT_ONE = 0.02, 0.52
 FIRST_OFFSET_SEED = SEEDS
@@ -71,7 +78,7 @@ def write_pairs(path: Path, seed: int) -> None:
     """Copies of a digit, right and wrong."""
     rng, rows = Random(f"pairs/{seed}"), []
     for _ in range(PAIRS):
-        right, wrong = rng.sample(digit_task.DIGITS, 2)
+        right, wrong = rng.sample(DIGITS, 2)
         prompt = rng.choice(LABELS) + right + "="
         rows.append({"prompt": prompt, "chosen": f"#{right}", "rejected": f"#{wrong}"})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -147,35 +154,22 @@ def against_anchor(prompt: str, truth: float, seed: int) -> float:
 ARMS: dict[str, Callable[[str, float, int], float]] = {"score": scalar, "anchor": against_anchor}
 
 
-def trained(
-    task: Task, folder: Path, seed: int, pay: Callable[[str, float, int], float]
-) -> list[float]:
-    """Share of right answers to held-out prompts, before and after training."""
-    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=POLICY_LR, weight_decay=0.0)
-    held_out = task.prompts(HELD_OUT, Random(f"held out/{seed}"))
-    rng = Random(f"training/{seed}")
-    found = [fmean(truths(task, sample(task, model, held_out, SAMPLES, seed)))]
-    for _ in range(UPDATES):
-        asked = task.prompts(PROMPTS_AN_UPDATE, rng)
-        answers = sample(task, model, asked, SAMPLES, rng.getrandbits(32))
-        right = zip(answers.prompts, truths(task, answers), strict=True)
-        rewards = torch.tensor([pay(prompt, truth, seed) for prompt, truth in right])
-        reinforce(model, optimizer, answers, rewards - rewards.mean())
-    return [*found, fmean(truths(task, sample(task, model, held_out, SAMPLES, seed)))]
-
-
-def offset(folder: Path, seed: int, *, steps: int) -> Row:
-    """The same policy, taught for so many steps, trained on each reward."""
-    task = SUMS.task(steps)
-    task.make_model(folder, seed)
+def offset(folder: Path, seed: int) -> Row:
+    """The same policy trained on each reward: share of right answers to held-out prompts."""
+    SUMS.make_model(folder, seed)
     arms = {}
     for name, pay in ARMS.items():
-        before, after = trained(task, folder, seed, pay)
-        arms[name] = {"before": before, "after": after}
+
+        def advantages(answers: Answers, pay: Callable[..., float] = pay) -> Tensor:
+            right = zip(answers.prompts, truths(SUMS, answers), strict=True)
+            rewards = torch.tensor([pay(prompt, truth, seed) for prompt, truth in right])
+            return rewards - rewards.mean()
+
+        before, after = reinforce.trained(SUMS, folder, seed, advantages)
+        arms[name] = {"before": fmean(truths(SUMS, before)), "after": fmean(truths(SUMS, after))}
     passed = arms["anchor"]["after"] - arms["score"]["after"] >= TRUTH_HIGHER
     gate = {"gate": TRUTH_HIGHER, "passed": passed}
-    return {"task": SUMS.name, "steps": steps, "arms": arms, **gate}
+    return {"task": SUMS.name, "steps": small_tasks.STEPS, "arms": arms, **gate}
 
 
 def anchors(folder: Path, seed: int) -> Row:
@@ -200,36 +194,43 @@ def anchors(folder: Path, seed: int) -> Row:
 
 # -- the study -------------------------------------------------------------------------------------
 
-PARTS = ("position", "offset", "anchors")
+PARTS: dict[str, Callable[[Path, int], Row]] = {
+    "position": position,
+    "offset": offset,
+    "anchors": anchors,
+}
 
 
 def key(part: str, seed: int) -> str:
     """The key of a row; changes with the settings."""
     said = (PAIRS, STEPS, FIRST_SHARE, UPDATES, PROMPTS_AN_UPDATE, SAMPLES, HELD_OUT, POLICY_LR,
-            OFFSET, SHARPNESS, hacking_task.STEPS)  # fmt: skip
-    return f"{part}/{seed}/{hashlib.sha256(repr(said).encode()).hexdigest()[:8]}"
+            OFFSET, SHARPNESS, small_tasks.STEPS)  # fmt: skip
+    return f"{part}/{seed}/{_digest(said)}{_of_sums() if part == 'offset' else ''}"
 
 
-def run(part: str, seed: int, make: Callable[[Path, int], Row]) -> Row:
+def _of_sums() -> str:
+    """What the sums' policy is taught by, which is a part of the key of what is trained on them."""
+    said = (small_tasks.STEPS, small_tasks.TERMS, small_tasks.ROOM, small_tasks.WORKED_SHARE,
+            small_tasks.FILLERS, UPDATES, PROMPTS_AN_UPDATE, SAMPLES, HELD_OUT,
+            POLICY_LR)  # fmt: skip
+    return f"/{_digest(said)}"
+
+
+def _digest(said: object) -> str:
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:8]
+
+
+def run(part: str, seed: int) -> Row:
     """The row of one part and seed."""
     with tempfile.TemporaryDirectory(prefix="headrace-pairwise-") as scratch:
-        return {"part": part, "seed": seed, **make(Path(scratch), seed)}
+        return {"part": part, "seed": seed, **PARTS[part](Path(scratch), seed)}
 
 
-def rows_wanted(
-    parts: Sequence[str], number: int, tuning: Path
-) -> dict[str, Callable[[], Mapping[str, Any]]]:
-    """What makes the rows of parts and seeds, by their keys. The sums' difficulty is a part of the
-    key of what is trained on them."""
-    makes: dict[str, Callable[[Path, int], Row]] = {"position": position, "anchors": anchors}
-    kind, first = {}, {}
-    if "offset" in parts:
-        steps = difficulty.chosen(SUMS, tuning)
-        makes["offset"] = partial(offset, steps=steps)
-        kind["offset"] = f"/{difficulty.digest(SUMS, steps)}"
-        first["offset"] = FIRST_OFFSET_SEED
+def rows_wanted(parts: Iterable[str], number: int) -> dict[str, Callable[[], Row]]:
+    """What makes the rows of parts and seeds, by their keys."""
+    first = {"offset": FIRST_OFFSET_SEED}
     return {
-        key(part, seed) + kind.get(part, ""): partial(run, part, seed, makes[part])
+        key(part, seed): partial(run, part, seed)
         for part in parts
         for seed in range(first.get(part, 0), first.get(part, 0) + number)
     }
@@ -256,12 +257,11 @@ def main(argv: list[str]) -> int:
     """Make the rows that are missing, print the table; 1 where one fails its gate."""
     parser = seeds.parser("pairwise", __doc__, ROWS, seeds=SEEDS)
     parser.add_argument("--part", choices=PARTS, help="one part alone")
-    seeds.take_tuning(parser, difficulty.ROWS)
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     disable_progress_bar()
     parts = [options.part] if options.part else PARTS
-    found = seeds.rows_of(options.rows, rows_wanted(parts, options.seeds, options.tuning))
+    found = seeds.rows_of(options.rows, rows_wanted(parts, options.seeds))
     show(found)
     if options.json:
         print(result_line({"name": "pairwise", "rows": found}))

@@ -1,17 +1,23 @@
-"""REINFORCE in miniature: answers of a small policy, and one update by them.
+"""REINFORCE in miniature: a small policy trained on a task, by what is paid for its answers.
 
-In: a task, a model that is small enough to compute every answer anew for each token, prompts,
-advantages. Out: sampled answers; a model that has taken a step.
+In: a task, a model that is small enough to compute every answer anew for each token, a seed, and
+what makes advantages of answers. Out: sampled answers; a model that has taken a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
-from benchmarks.filler_task import Task
+from benchmarks.small_tasks import Task
+
+UPDATES, PROMPTS_AN_UPDATE, SAMPLES, HELD_OUT = 60, 32, 8, 300
+POLICY_LR = 3e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +75,20 @@ def reinforce(
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
+
+
+def trained(
+    task: Task, folder: Path, seed: int, advantages: Callable[[Answers], Tensor]
+) -> tuple[Answers, Answers]:
+    """Train the policy of a folder; its answers to held-out prompts before and after. `advantages`
+    gets the answers of each update, those of one prompt side by side, and makes [n] of them."""
+    model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=POLICY_LR, weight_decay=0.0)
+    held_out = task.prompts(HELD_OUT, Random(f"held out/{seed}"))
+    rng = Random(f"training/{seed}")
+    before = sample(task, model, held_out, SAMPLES, seed)
+    for _ in range(UPDATES):
+        asked = task.prompts(PROMPTS_AN_UPDATE, rng)
+        answers = sample(task, model, asked, SAMPLES, rng.getrandbits(32))
+        reinforce(model, optimizer, answers, advantages(answers))
+    return before, sample(task, model, held_out, SAMPLES, seed)

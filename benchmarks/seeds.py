@@ -25,11 +25,6 @@ def parser(
     return made
 
 
-def take_tuning(parser: argparse.ArgumentParser, rows: Path) -> None:
-    """`--tuning`: where the rows of the tuning seeds are."""
-    parser.add_argument("--tuning", type=Path, default=rows, help="rows of the tuning seeds")
-
-
 def rows_of(path: Path, wanted: Mapping[str, Callable[[], Mapping[str, Any]]]) -> list[Row]:
     """The rows of a file under these keys; what is not there is made and kept."""
     rows = Rows(path)

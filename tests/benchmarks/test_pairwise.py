@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import difficulty, hacking_task, pairwise
+from benchmarks import pairwise, reinforce, small_tasks
 from benchmarks.rows import Rows
 from headrace.install import ROOT
 
@@ -31,12 +31,13 @@ def test_pairs_are_a_copy_and_another_digit(tmp_path: Path, monkeypatch: Any) ->
 
 @pytest.mark.parametrize("part", ["position", "offset", "anchors"])
 def test_a_little_of_each_part(part: str, tmp_path: Path, monkeypatch: Any) -> None:
-    for name, value in {
-        "STEPS": 2, "PAIRS": 60, "UPDATES": 2, "HELD_OUT": 8, "PROMPTS_AN_UPDATE": 4,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(pairwise, name, value)
-    monkeypatch.setattr(hacking_task, "STEPS", 4)
-    monkeypatch.setattr(difficulty, "chosen", lambda kind, path: 4)
+    for module, values in {
+        pairwise: {"STEPS": 2, "PAIRS": 60, "HELD_OUT": 8},
+        reinforce: {"UPDATES": 2, "HELD_OUT": 8, "PROMPTS_AN_UPDATE": 4},
+        small_tasks: {"STEPS": 4},
+    }.items():
+        for name, value in values.items():
+            monkeypatch.setattr(module, name, value)
     path = tmp_path / "rows.jsonl"
     assert pairwise.main(["--part", part, "--seeds", "1", "--rows", str(path)]) in (0, 1)
     (row,) = Rows(path).rows.values()
