@@ -46,7 +46,6 @@ from benchmarks.study_table import arms_table, lines_of
 from headrace.install import ROOT
 
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("evidence", "operations", "security"))
-PAGE = PAGES[0]
 IMAGES = ROOT / "docs" / "images" / "evidence"
 MONTH = "2026-11"
 RACE = "tppo-vs-ppo"

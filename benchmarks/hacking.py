@@ -15,7 +15,6 @@ before.
 """
 
 import hashlib
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,8 +23,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
@@ -33,6 +30,7 @@ from benchmarks import reinforce, seeds, small_tasks
 from benchmarks.reinforce import Answers, truths
 from benchmarks.rows import RESULTS, result_line
 from benchmarks.small_tasks import PARITIES, Task, fillers
+from benchmarks.study_table import Table
 from coordinator.alerts import Alerts, Estimate, Seen, estimate
 from coordinator.spread import largest_distance
 from headrace.config.reward_monitors import AlertConfig
@@ -119,15 +117,14 @@ def passed(arms: dict[str, dict[str, Any]]) -> bool:
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """A line for each seed and arm."""
     names = ("truth", "proxy", "gap", "fillers", "entropy_estimate", "edit_distance")
-    table = Table(title="before -> after training", title_justify="left")
-    for title in ("seed", "trained on", *names, "alert at", "passed"):
-        table.add_column(title.replace("_", " "), no_wrap=True)
+    titles = ("seed", "trained on", *names, "alert at", "passed")
+    lines = []
     for row in rows:
         for arm, found in row["arms"].items():
             cells = [f"{found['before'][n]:.2f} -> {found['after'][n]:.2f}" for n in names]
             alert = "-" if found["alert"] is None else str(found["alert"])
-            table.add_row(str(row["seed"]), arm, *cells, alert, "yes" if row["passed"] else "no")
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+            lines.append((str(row["seed"]), arm, *cells, alert, "yes" if row["passed"] else "no"))
+    Table([title.replace("_", " ") for title in titles], lines).show("before -> after training")
 
 
 def main(argv: list[str]) -> int:

@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from benchmarks import hacking, pairwise
 from benchmarks.rows import read_rows
 from benchmarks.study_plots import Points, curves, dots, save
-from benchmarks.study_table import spread, text
+from benchmarks.study_table import Table, spread, text
 
 Row = dict[str, Any]
 EASY = "copy"
@@ -55,17 +55,14 @@ def _moved(found: Sequence[Row], figure: str) -> str:
 def hacking_table(rows: Sequence[Row]) -> str:
     """Markdown: what training on each reward did, and when the alert of the gap came."""
     titles = ("task", "trained on", "seeds", *HACKING_FIGURES.values(), "alert at", "gate passed")
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = []
     for task, mine in _by(rows, _task).items():
         for arm in mine[0]["arms"]:
             found = [row["arms"][arm] for row in mine]
             cells = [_moved(found, figure) for figure in HACKING_FIGURES]
             alerts = ", ".join("-" if one["alert"] is None else str(one["alert"]) for one in found)
-            lines.append(
-                f"| {task} | {arm} | {len(mine)} | {' | '.join(cells)} | {alerts} "
-                f"| {_passed(mine)} |"
-            )
-    return "\n".join(lines) + "\n"
+            lines.append((task, arm, str(len(mine)), *cells, alerts, _passed(mine)))
+    return Table(titles, lines).markdown()
 
 
 def draw_hacking(rows: Sequence[Row], path: Path) -> None:
@@ -109,14 +106,12 @@ def _values(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 def pairwise_table(rows: Sequence[Row]) -> str:
     """Markdown: a line for each figure of each part."""
-    lines = ["| part | figure | value | seeds | gate passed |", "|---|---|---|---|---|"]
-    for part, mine in _by(rows, _part).items():
-        for name, values in _values(mine).items():
-            lines.append(
-                f"| {part} | {name} | {text(spread(values), '.3f')} | {len(values)} "
-                f"| {_passed(mine)} |"
-            )
-    return "\n".join(lines) + "\n"
+    lines = [
+        (part, name, text(spread(values), ".3f"), str(len(values)), _passed(mine))
+        for part, mine in _by(rows, _part).items()
+        for name, values in _values(mine).items()
+    ]
+    return Table(("part", "figure", "value", "seeds", "gate passed"), lines).markdown()
 
 
 def draw_pairwise(rows: Sequence[Row], path: Path) -> None:

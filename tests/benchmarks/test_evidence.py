@@ -115,7 +115,7 @@ def test_rows_that_were_measured_before_are_found_by_their_names_then(tmp_path: 
 
 
 def test_plots_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
-    text = evidence.PAGE.read_text(encoding="utf-8")
+    text = evidence.PAGES[0].read_text(encoding="utf-8")
     for path in evidence.draw(tmp_path):
         assert path.read_text(encoding="utf-8").startswith("<?xml")
         assert f"images/evidence/{path.name}" in text
