@@ -25,10 +25,9 @@ from typing import Any
 from playwright.sync_api import BrowserContext, Page
 
 from benchmarks.command_line import command_line, take_rows
-from benchmarks.dashboard_living import Living
 from benchmarks.dashboard_pages import Served, first_paints, painted, refreshes, served, timed
-from benchmarks.dashboard_run import BATCH, Size, make_run
 from benchmarks.machine_state import Watch
+from benchmarks.made_runs import Living, Shape, make_run
 from benchmarks.rows import RESULTS, Rows
 from headrace.errors import UserError
 from headrace.install import ROOT
@@ -37,6 +36,7 @@ from tests.dashboard.chromium import open_window
 from tests.services import find_chromium
 
 NAME, OTHER = "large", "other"
+BATCH = 64
 WINDOW = (1440, 1200)
 """Pixels across and down."""
 RUN_PAGES = (
@@ -48,6 +48,14 @@ WORST = (
     *("first_paint_s", "whole_s", "cpu_s", "bytes_per_paint", "bytes_per_refresh"),
     "refresh_cpu_s",
 )
+
+
+def shape(metric_rows: int, trajectories: int, *, figures: float = 0.1) -> Shape:
+    """A run of that size, of at least four updates, in which not all goes well."""
+    return Shape(
+        max(4 * BATCH, trajectories), metric_rows=metric_rows, batch=BATCH, group=8,
+        figures=figures, mishaps=True,
+    )  # fmt: skip
 
 
 def path_of(page: str) -> str:
@@ -106,11 +114,10 @@ def rows_of(run_dir: Path) -> dict[str, int]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
-    size = Size(options.metric_rows, options.trajectories)
+    size = shape(options.metric_rows, options.trajectories)
     root = options.root / f"{size.metric_rows}-{size.trajectories}"
-    other = Size(size.metric_rows // 10, max(4 * BATCH, size.trajectories // 10))
-    make_run(root, OTHER, other)
-    run_dir = make_run(root, NAME, size)
+    make_run(root / OTHER, shape(size.metric_rows // 10, size.trajectories // 10))
+    run_dir = make_run(root / NAME, size)
     counts = rows_of(run_dir)
     print(f"{counts['metric_rows']:,} metric rows, {counts['trajectories']:,} trajectories")
     pages: dict[str, Any] = {}

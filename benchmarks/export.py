@@ -1,7 +1,7 @@
 """Claim: an export costs at most twice the processor time of a bare rewrite, in bounded memory.
 
-A made-up run is written by the real store (`benchmarks/export_run.py`). Then two processes take
-turns, and who is first changes from turn to turn:
+A made-up run is written by the real store (`benchmarks.made_runs`). Then two processes take turns,
+and who is first changes from turn to turn:
 
 - export    `headrace export RUN tokens --out FILE`, Parquet: SQL, journal and diagnostics are read
             and checked, joined token by token, looked through, and written
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command_line import command_line, take_rows
-from benchmarks.export_run import write_run
 from benchmarks.machine_state import Watch
+from benchmarks.made_runs import Shape, make_run
 from benchmarks.rows import RESULTS, Rows, result_line
 from headrace.errors import RunFailedError
 from headrace.install import ROOT
@@ -95,10 +95,17 @@ def summary(figures: Figures) -> dict[str, Any]:
     }
 
 
+def shape(tokens: int, length: int) -> Shape:
+    """A run with so many tokens (rounded up to whole batches) in responses of this length."""
+    return Shape(
+        -(-tokens // length), (length, length), window=128, chunk=64, masked=4, figures=1.0
+    )
+
+
 def measure(tokens: int, length: int, turns: int, root: Path | None) -> dict[str, Any]:
     """The row of a size."""
     with tempfile.TemporaryDirectory(prefix="headrace-export-", dir=root) as folder:
-        run_dir = write_run(Path(folder) / "run", tokens, length)
+        run_dir = make_run(Path(folder) / "run", shape(tokens, length))
         out = Path(folder) / "tokens.parquet"
         with Watch() as watch:
             figures = in_turn(run_dir, out, turns)

@@ -12,7 +12,6 @@ what the kill cuts off that ends the run, do not count), and `texts`, the first 
 """
 
 import asyncio
-import os
 import statistics
 import sys
 import tempfile
@@ -21,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from benchmarks.command_line import command_line, offer_row
-from benchmarks.coordinator import on_core
-from benchmarks.fleet import FILES, Fleet, allow_files, config
+from benchmarks.fleet import CountingReward, fleet
+from benchmarks.made_server import Server, allow_files, on_core, two_cores
 from benchmarks.rows import keep, result_line
 from storage.audit import audit_run
 from storage.audit.findings import Finding
@@ -47,36 +46,33 @@ class Look(NamedTuple):
     memory: float
 
 
-Stretch = list[Look]
-"""Between two kills."""
-
-
 async def run(
     folder: Path, *, trajectories: int, restarts: int, generators: int, core: int
 ) -> dict[str, Any]:
     """The whole run."""
-    capacity = 4096 // generators
-    settings = config(generators=generators, ranks=1, capacity=capacity, every_updates=20)
-    fleet = Fleet(folder, settings, generators=generators, capacity=capacity)
-    address = fleet.start(core=core)
-    stretches: list[Stretch] = []
+    stretches: list[list[Look]] = []
     restart_s: list[float] = []
     began = time.monotonic()
-    try:
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns) as progress:
+    settings = {"generators": generators, "ranks": 1, "every_updates": 20, "core": core}
+    async with fleet(folder, **settings) as (server, reward):
+        with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()) as progress:
             task = progress.add_task("answers", total=trajectories)
-            async with fleet.peers(address):
-                for part in range(1, restarts + 2):
-                    goal = trajectories * part // (restarts + 1)
-                    stretches.append(await _watched(fleet, goal, progress, task))
-                    if part <= restarts:
-                        restart_s.append(await _killed(fleet, core))
+            for part in range(1, restarts + 2):
+                if part > 1:
+                    restart_s.append(await _killed(server, reward))
+                looks: list[Look] = []
+                goal = trajectories * part // (restarts + 1)
+                waiting = asyncio.create_task(reward.until(goal))
+                while not waiting.done():
+                    await asyncio.wait([waiting], timeout=EVERY_S)
+                    looks.append(Look(reward.scored, server.seen.memory_info().rss / MIB))
+                    progress.update(task, completed=reward.scored)
+                await waiting
+                stretches.append(looks)
         wall = time.monotonic() - began
-    finally:
-        fleet.kill()
     audit = await asyncio.to_thread(audit_run, folder)
     found = [one for one in audit.findings if not _is_expected(one)]
+    journal = (path.stat().st_size for path in (folder / "journal").rglob("*") if path.is_file())
     return {
         "benchmark": "soak",
         "trajectories": trajectories,
@@ -84,12 +80,21 @@ async def run(
         "trajectories_per_s": round(trajectories / wall, 1),
         **growth(stretches),
         "restart_s": [round(seconds, 2) for seconds in restart_s],
-        "journal_mb": round(_bytes(folder / "journal") / MIB, 1),
+        "journal_mb": round(sum(journal) / MIB, 1),
         "sql_mb": round(sum(p.stat().st_size for p in folder.glob("*.sqlite*")) / MIB, 1),
         "findings": len(found),
         "texts": [f"{one.kind} {one.where}: {one.text}" for one in found[:MOST_TEXTS]],
         "balanced": audit.balanced,
     }
+
+
+async def _killed(server: Server, reward: CountingReward) -> float:
+    """Kill the coordinator and start another; seconds until answers are scored again."""
+    before, began = reward.scored, time.monotonic()
+    server.kill()
+    await asyncio.to_thread(server.start, resume=True)
+    await reward.until(before + 1)
+    return time.monotonic() - began
 
 
 def _is_expected(finding: Finding) -> bool:
@@ -100,28 +105,7 @@ def _is_expected(finding: Finding) -> bool:
     return finding.kind == "torn"
 
 
-async def _watched(fleet: Fleet, goal: int, progress: Progress, task: TaskID) -> Stretch:
-    """Go on to so many answers, and look at the memory on the way."""
-    looks: Stretch = []
-    waiting = asyncio.create_task(fleet.scored(goal))
-    while not waiting.done():
-        await asyncio.wait([waiting], timeout=EVERY_S)
-        looks.append(Look(fleet.reward.scored, fleet.seen.memory_info().rss / MIB))
-        progress.update(task, completed=fleet.reward.scored)
-    await waiting
-    return looks
-
-
-async def _killed(fleet: Fleet, core: int) -> float:
-    """Kill the coordinator and start another; seconds until answers are scored again."""
-    before, began = fleet.reward.scored, time.monotonic()
-    fleet.kill()
-    await asyncio.to_thread(fleet.start, core=core, resume=True)
-    await fleet.scored(before + 1)
-    return time.monotonic() - began
-
-
-def growth(stretches: Sequence[Stretch]) -> dict[str, Any]:
+def growth(stretches: Sequence[Sequence[Look]]) -> dict[str, Any]:
     """What grew, from the looks of each stretch: its second third against its last tenth."""
     lines: list[dict[str, Any]] = []
     for looks in stretches:
@@ -142,16 +126,12 @@ def growth(stretches: Sequence[Stretch]) -> dict[str, Any]:
     }
 
 
-def _held(looks: Stretch, since: float, until: float) -> float:
+def _held(looks: Sequence[Look], since: float, until: float) -> float:
     """What was held in a part of a stretch, as shares of its answers; at its end, where nobody
     looked."""
     first, size = looks[0].scored, max(1, looks[-1].scored - looks[0].scored)
     among = [look.memory for look in looks if since <= (look.scored - first) / size <= until]
     return statistics.median(among or [looks[-1].memory])
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,18 +143,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="a folder for the run, which then stays")
     offer_row(parser)
     args = parser.parse_args(argv)
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        parser.error("coordinator and peers need a core each")
-    allow_files(args.generators * FILES + 256)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(cores[1]):
+    core, own = two_cores(parser)
+    allow_files(args.generators)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(own):
         result = asyncio.run(
             run(
                 args.keep or Path(root) / "run",
                 trajectories=args.trajectories,
                 restarts=args.restarts,
                 generators=args.generators,
-                core=cores[0],
+                core=core,
             )
         )
     print(

@@ -1,9 +1,11 @@
 """The coordinator's benchmark measures what it says: chunks that are in journal and SQL."""
 
+import asyncio
 import os
 from pathlib import Path
 
-from benchmarks.coordinator import CHUNK, Bench
+from benchmarks.coordinator import CHUNK, bench
+from benchmarks.made_server import Used
 from benchmarks.stages import stage_of
 from headrace.protocol.records import ChunkArrived, WindowsReady
 from storage.journal import read_journal
@@ -11,12 +13,13 @@ from storage.journal import read_journal
 
 def test_what_is_measured_is_on_disk(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
-    bench = Bench(tmp_path / "run", 4, core=core, stages=tmp_path / "stages.json")
-    try:
-        sample = bench.measure(32, 8)
-    finally:
-        bench.close()
-    assert sample.chunks == 32
+
+    async def measured() -> Used:
+        stages = tmp_path / "stages.json"
+        async with bench(tmp_path / "run", 4, core=core, stages=stages) as measure:
+            return await measure(32, 8)
+
+    assert asyncio.run(measured()).wall_s > 0
     records = [r for batch in read_journal(tmp_path / "run" / "journal") for _, r in batch]
     chunks = [r for r in records if isinstance(r, ChunkArrived)]
     assert len(chunks) == 32

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from benchmarks.export import in_turn, line, main, summary
-from benchmarks.export_run import BATCH, write_run
+from benchmarks.export import in_turn, line, main, shape, summary
+from benchmarks.made_runs import make_run
 from storage.audit import recount_ledger
 from storage.exports import export
 
+BATCH = 128
+
 
 def test_the_run_is_a_run_in_which_every_token_has_its_place(tmp_path: Path) -> None:
-    run_dir = write_run(tmp_path / "run", tokens=2 * BATCH * 160 - 1, length=160)
+    run_dir = make_run(tmp_path / "run", shape(tokens=2 * BATCH * 160 - 1, length=160))
     counted = recount_ledger(run_dir)
     assert counted["generated"] == 2 * BATCH * 160
     written = export(run_dir, "tokens", None, tmp_path / "t.parquet")
@@ -38,7 +40,7 @@ def test_ratios_are_of_the_same_turn() -> None:
 
 
 def test_both_arms_write_the_same_rows(tmp_path: Path) -> None:
-    run_dir = write_run(tmp_path / "run", tokens=BATCH * 8, length=8)
+    run_dir = make_run(tmp_path / "run", shape(tokens=BATCH * 8, length=8))
     figures = in_turn(run_dir, tmp_path / "t.parquet", turns=1)
     assert {name: len(told) for name, told in figures.items()} == {"export": 1, "rewrite": 1}
     assert all(

@@ -7,16 +7,15 @@ import pytest
 
 from benchmarks import restart
 from benchmarks.rows import read_rows
-from headrace.run_folder import write_config
 from storage.audit import audit_run
 
 
 def test_the_history_is_sound(tmp_path: Path) -> None:
     """Before and behind a resume; nobody trained it, so checkpoints and figures are not there."""
-    write_config(tmp_path, restart.config())
+    run_dir = tmp_path / "run"
     for size in (256, 2816):
-        restart.grow(tmp_path, size, 8)
-    report = audit_run(tmp_path)
+        restart.grow(run_dir, size, 8)
+    report = audit_run(run_dir)
     assert report.balanced
     assert report.looked_at["trajectories"] == 2816
     assert {finding.kind for finding in report.findings} <= {"checkpoint", "weights", "diagnostics"}

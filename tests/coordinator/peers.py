@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ MODEL = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
 
 
 class CoordinatorProcess:
-    """`python -m coordinator.run` in a run folder of its own."""
+    """`python -m coordinator.run` in a run folder of its own; `program`: what is run instead, with
+    its first options."""
 
-    def __init__(self, run_dir: Path, config: RunConfig) -> None:
-        self.run_dir = run_dir
+    def __init__(self, run_dir: Path, config: RunConfig, *, program: Sequence[str] = ()) -> None:
+        self.run_dir, self._program = run_dir, program or ["coordinator.run"]
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "resolved.json").write_text(config.model_dump_json())
         self.process: subprocess.Popen[bytes] | None = None
@@ -41,7 +43,7 @@ class CoordinatorProcess:
     def start(self, *, resume: bool = False) -> str:
         """Start and wait for the address."""
         announced = self.run_dir / "coordinator.json"
-        command = [sys.executable, "-m", "coordinator.run", "--run-dir", str(self.run_dir)]
+        command = [sys.executable, "-m", *self._program, "--run-dir", str(self.run_dir)]
         with (self.run_dir / "coordinator.log").open("ab") as log:
             self.process = subprocess.Popen(command + ["--resume"] * resume, stderr=log)
         while True:
@@ -49,7 +51,7 @@ class CoordinatorProcess:
             said = json.loads(announced.read_text()) if announced.exists() else {}
             if said.get("pid") == self.process.pid:
                 return str(said["address"])
-            time.sleep(0.05)
+            time.sleep(0.01)
 
     def interrupt(self) -> None:
         """SIGINT: the run ends in order."""

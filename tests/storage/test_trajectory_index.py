@@ -69,13 +69,11 @@ def test_random_conditions(run_dir: Path) -> None:
 
 def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
     """What had not ended is read again; the run's end is known at once."""
-    from benchmarks.dashboard_run import Ledger, Made, Size
-    from storage.run_store import RunStore
-    from tests.dashboard.scripted_run import make_config
+    from benchmarks.made_runs import MadeRun, Shape
 
-    run_dir, size = tmp_path / "run", Size(100, 400)
-    store = RunStore.create(run_dir, "run", make_config(tmp_path))
-    made = Made(size, Ledger({}))
+    run_dir = tmp_path / "run"
+    made = MadeRun(run_dir, Shape(400, batch=64, group=8, mishaps=True))
+    store = made.store
     records = [record for number in range(1, 4) for record in made.update(number)]
     random, at = Random(1), 0
     while at < len(records):
