@@ -24,7 +24,7 @@ from headrace.protocol.records import (
 )
 from storage.audit import audit_run
 from storage.audit.recount import surplus
-from storage.run_store import RunStore
+from storage.journal import read_journal
 
 Figures = dict[str, Any]
 DOUBLED: Final = "trained_twice"
@@ -49,11 +49,7 @@ def facts(run_dir: Path, course: Course) -> Figures:
     report = audit_run(run_dir)
     weights = compare(run_dir)
     kinds = Counter(finding.kind for finding in report.findings)
-    store = RunStore.open(run_dir)
-    try:
-        records = list(store.replay())
-    finally:
-        store.close()
+    records = [one for batch in read_journal(run_dir / "journal") for _, one in batch]
     lost, refusals = Counter[str](), []
     for record in records:
         match record:
@@ -137,22 +133,17 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
             recovery[role] += seconds
 
     def total(name: str) -> int:
-        return sum(row[name] for row in rows)
+        return sum(row.get(name, 0) for row in rows)
 
     undone = total("rolled_back")
+    counted = (
+        "faults", "kills", "stops", "moved", "lost", "doubled", "doubled_in_weights", "orphans",
+        "hangs", "unresumable", "ledger_error_tokens", "died", "generated", "trained", "updates",
+        "resumes",
+    )  # fmt: skip
     return {
         "runs": len(rows),
-        "faults": total("faults"),
-        "kills": total("kills"),
-        "stops": total("stops"),
-        "moved": sum(row.get("moved", 0) for row in rows),
-        **{
-            name: total(name)
-            for name in (
-                "lost", "doubled", "doubled_in_weights", "orphans", "hangs", "unresumable",
-                "ledger_error_tokens", "died", "generated", "trained", "updates", "resumes",
-            )
-        },
+        **{name: total(name) for name in counted},
         "rolled_back_trained_again": round(total("trained_again") / undone, 4) if undone else None,
         "recovery_s": {
             role: {
@@ -162,4 +153,4 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
             }
             for role, seconds in sorted(recovery.items())
         },
-    }  # fmt: skip
+    }

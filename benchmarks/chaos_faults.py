@@ -6,50 +6,43 @@ In: a seed and what this machine can do. Out: `Fault`s in their order. Nothing i
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal[
-    "kill",
-    "kill_child",
-    "kill_job",
-    "stop",
-    "stop_child",
-    "disk_full",
-    "slow_disk",
-    "cut_network",
-    "slow_network",
-    "reset",
-]
-WEIGHTS: dict[Kind, int] = {
-    "kill": 8,
-    "kill_child": 2,
-    "kill_job": 1,
-    "stop": 5,
-    "stop_child": 1,
-    "disk_full": 1,
-    "slow_disk": 1,
-    "cut_network": 1,
-    "slow_network": 1,
-    "reset": 4,
+    "kill", "kill_child", "kill_job", "stop", "stop_child", "disk_full", "slow_disk",
+    "cut_network", "slow_network", "reset",
+]  # fmt: skip
+
+
+class Drawn(NamedTuple):
+    """How often a kind is drawn, of the sum of all; from how many to how many seconds it lasts;
+    what a table calls it."""
+
+    weight: int
+    seconds: tuple[float, float]
+    text: str
+
+
+HEARTBEAT_S = 5.0
+"""After so many seconds a silent process counts as gone: some stops and cuts last longer."""
+KINDS: dict[Kind, Drawn] = {
+    "kill": Drawn(8, (0.0, 0.0), "kills of a role"),
+    "kill_child": Drawn(2, (0.0, 0.0), "kills of a role's child"),
+    "kill_job": Drawn(1, (0.0, 0.0), "kills of the whole job"),
+    "stop": Drawn(5, (0.2, 12.0), "stops of a role"),
+    "stop_child": Drawn(1, (0.2, 12.0), "stops of a role's child"),
+    "disk_full": Drawn(1, (1.0, 6.0), "full disk"),
+    "slow_disk": Drawn(1, (1.0, 6.0), "slow disk"),
+    "cut_network": Drawn(1, (0.2, 12.0), "network cut"),
+    "slow_network": Drawn(1, (2.0, 8.0), "network slow"),
+    # One at least, and others every third of a second.
+    "reset": Drawn(4, (0.0, 3.0), "connections reset"),
 }
-"""How often each is drawn, of their sum."""
 KILLS: tuple[Kind, ...] = ("kill", "kill_child", "kill_job")
 STOPS: tuple[Kind, ...] = ("stop", "stop_child")
 ROLES = ("coordinator", "learner", "generator", "reward")
 WITH_CHILDREN = ("generator", "reward")
 """Roles that start processes of their own: an inference engine, children that score."""
-SECONDS: dict[Kind, tuple[float, float]] = {
-    # On both sides of the seconds after which a silent process counts as gone (`HEARTBEAT_S`).
-    "stop": (0.2, 12.0),
-    "stop_child": (0.2, 12.0),
-    "disk_full": (1.0, 6.0),
-    "slow_disk": (1.0, 6.0),
-    "cut_network": (0.2, 12.0),
-    "slow_network": (2.0, 8.0),
-    # One at least, and others every third of a second.
-    "reset": (0.0, 3.0),
-}
-HEARTBEAT_S = 5.0
 SETTLED = 0.7
 """The share of faults before which the run has gone on after the last one; the others come while
 it still recovers."""
@@ -74,7 +67,7 @@ class Fault:
 def draw(seed: int, count: int, kinds: Sequence[Kind], *, children: Sequence[str]) -> list[Fault]:
     """`count` faults of these kinds. `children`: the roles that have child processes."""
     dice = random.Random(seed)
-    weights = [WEIGHTS[kind] for kind in kinds]
+    weights = [KINDS[kind].weight for kind in kinds]
     found = []
     for kind in dice.choices(list(kinds), weights, k=count):
         if kind in ("kill", "stop", "reset"):
@@ -88,7 +81,7 @@ def draw(seed: int, count: int, kinds: Sequence[Kind], *, children: Sequence[str
                 kind=kind,
                 role=role,
                 which=dice.randrange(1 << 16),
-                seconds=round(dice.uniform(*SECONDS.get(kind, (0.0, 0.0))), 2),
+                seconds=round(dice.uniform(*KINDS[kind].seconds), 2),
                 settled=dice.random() < SETTLED,
                 wait_s=round(dice.uniform(0.0, WAIT_S), 2),
             )

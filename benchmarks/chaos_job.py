@@ -35,9 +35,38 @@ APPEAR_S = 60.0
 MOST_RESUMES = 3
 """So many resumes in a row without an update, and the run counts as one that cannot be resumed."""
 RECIPE = ROOT / "recipes" / "quickstart.toml"
-
-
 Found = TypeVar("Found")
+
+
+def started(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """A process of this tree's code in a session of its own; what it says goes behind the log."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command, stdout=file, stderr=file, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
+        )  # fmt: skip
+
+
+class Runs:
+    """The folder of one run, as files say of it. `root`: where the run's own folder is or will
+    be."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def begun(self) -> bool:
+        """Whether there is a run folder."""
+        return any(path.is_dir() for path in self.root.iterdir())
+
+    @property
+    def run_dir(self) -> Path:
+        """The only run folder."""
+        (folder,) = [p for p in self.root.iterdir() if p.is_dir() and not p.is_symlink()]
+        return folder
+
+    def updates(self) -> list[float]:
+        """When each update was in the weights."""
+        return [line.at for _, line in read_applied(self.run_dir)] if self.begun() else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +93,14 @@ class Course:
     last_code: int | None = None
 
 
-class Job:
+class Job(Runs):
     """One run folder and the supervisor that serves it now."""
 
     def __init__(self, place: Place, overrides: Sequence[str]) -> None:
+        super().__init__(place.root)
         self._place, self._overrides = place, overrides
         self.course = Course()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes]
         self._log = place.root.parent.parent / "train.log"
         self._failed_resumes = 0
         self._seen: set[psutil.Process] = set()
@@ -81,49 +111,40 @@ class Job:
     def play(self, faults: Sequence[Fault]) -> Course:
         """Start, do every fault at its moment, and end by a Ctrl-C. Leaves nothing behind when it
         is broken off."""
+        self._start()
         try:
-            self._start()
-            self._faults(faults)
+            over = time.time()
+            for fault in faults:
+                if fault.settled or not self.course.done:
+                    self._await_update(over)
+                time.sleep(fault.wait_s)
+                if not self._up():
+                    break
+                if done := self._do(fault):
+                    self.course.done.append(done)
+                    over = done.over
+            self._await_update(over)
             self._finish()
         finally:
             self.end()
         return self.course
 
-    def _faults(self, faults: Sequence[Fault]) -> None:
-        over = time.time()
-        for fault in faults:
-            if fault.settled or not self.course.done:
-                self._await_update(over)
-            time.sleep(fault.wait_s)
-            if not self._up():
-                break
-            done = self._do(fault)
-            if done is not None:
-                self.course.done.append(done)
-                over = done.over
-        if self.course.resumable:
-            self._await_update(over)
-
     def _start(self) -> None:
         command = [sys.executable, "-m", "headrace", "train", "--plain"]
-        if self._folders():
+        if self.begun():
             command += ["--resume", str(self.run_dir)]
         else:
-            command += [str(RECIPE), "--root", str(self._place.root), *self._overrides]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._place.command(command), stdout=log, stderr=log, cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,
-            )  # fmt: skip
+            command += [str(RECIPE), "--root", str(self.root), *self._overrides]
+        self._process = started(self._place.command(command), self._log)
 
     def _up(self) -> bool:
         """See to it that a job runs; False where the run cannot be resumed."""
-        assert self._process is not None
         code = self._process.poll()
         if code is None:
             return True
         self.course.last_code = code
-        self.course.ends.append(self._last_line() or f"exit code {code}")
+        lines = self._log.read_text(errors="replace").rstrip().splitlines()
+        self.course.ends.append(lines[-1] if lines else f"exit code {code}")
         self._count_orphans()
         return self._resume()
 
@@ -140,7 +161,7 @@ class Job:
         """Until an update is in the weights that began its life after this moment."""
         deadline = time.monotonic() + PATIENCE_S
         while self.course.resumable:
-            if self.newest_update() > after:
+            if max(self.updates(), default=0.0) > after:
                 self._failed_resumes = 0
                 return
             if not self._up():
@@ -153,10 +174,9 @@ class Job:
             time.sleep(0.2)
 
     def _finish(self) -> None:
-        assert self._process is not None
         self._look()
         if self._process.poll() is None:
-            os.kill(self._process.pid, signal.SIGINT)
+            self._process.send_signal(signal.SIGINT)
             try:
                 self.course.last_code = self._process.wait(END_S)
             except subprocess.TimeoutExpired:
@@ -166,25 +186,35 @@ class Job:
 
     def end(self) -> None:
         """Whatever happened: leave nothing behind."""
-        if self._process is None:
-            return
         self._look()
         if self._process.poll() is None:
-            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
+
+    def _look(self) -> None:
+        """Remember who belongs to the job now."""
+        self._seen |= descendants(self._process.pid)
+
+    def _count_orphans(self) -> None:
+        """Wait for the processes of a job that ended; count and kill those that stay."""
+        if left := waited(lambda: living(self._seen), REAP_S):
+            self.course.orphans += len(left)
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._seen.clear()
 
     # -- faults --------------------------------------------------------------------------------
 
     def _do(self, fault: Fault) -> Done | None:
         """Do a fault; None where nobody comes to whom it could be done."""
-        assert self._process is not None
-        pid = self._process.pid
+        pid, network = self._process.pid, self._place.network
         if fault.role not in ("job", "machine"):
             found = waited_for(lambda: self._victims(fault), APPEAR_S)
             if not found:
                 return None
             pid = found[fault.which % len(found)]
-        began = time.time()
+        began, was_done = time.time(), True
         match fault.kind:
             case "kill_job":
                 self._kill_job()
@@ -192,17 +222,18 @@ class Job:
                 self._place.disk_full(fault.seconds)
             case "slow_disk":
                 self._place.slow_disk(fault.seconds)
-            case "cut_network":
-                self._place.cut_network(pid, fault.seconds)
-            case "slow_network":
-                self._place.slow_network(pid, fault.seconds)
-            case "reset":
-                if not self._reset(pid, fault.seconds):
-                    return None
-            case "kill" | "stop" | "kill_child" | "stop_child":
-                if not self._signal(pid, fault):
-                    return None
-        return Done(fault, began, time.time(), pid)
+            case "cut_network" if network:
+                network.cut(0, fault.seconds)
+            case "slow_network" if network:
+                network.slow(0, fault.seconds)
+            case "reset" if network:
+                coordinator = coordinator_of(self.run_dir)
+                was_done = coordinator is not None
+                if coordinator is not None:
+                    network.reset(pid, int(coordinator[0].rsplit(":", 1)[1]), fault.seconds)
+            case _:
+                was_done = _signalled(pid, fault)
+        return Done(fault, began, time.time(), pid) if was_done else None
 
     def _kill_job(self) -> None:
         """SIGKILL to the supervisor, and a resume when all its processes are gone."""
@@ -216,83 +247,34 @@ class Job:
         if fault.kind not in ("kill_child", "stop_child"):
             return alive
         assert fault.role in WITH_CHILDREN
-        started = [child for pid in alive for child in descendants(pid)]
-        return sorted(child.pid for child in started if not is_reaper(child))
-
-    def _reset(self, pid: int, seconds: float) -> bool:
-        found = coordinator_of(self.run_dir)
-        if found is None:
-            return False
-        try:
-            self._place.reset(pid, int(found[0].rsplit(":", 1)[1]), seconds)
-        except subprocess.CalledProcessError:
-            return is_alive(pid)  # It ended meanwhile, and its network with it.
-        return True
-
-    def _signal(self, pid: int, fault: Fault) -> bool:
-        try:
-            if fault.kind in KILLS:
-                os.kill(pid, signal.SIGKILL)
-                return True
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(fault.seconds)
-            os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            # It ended before, or the supervisor replaced it while it was stopped.
-            return fault.kind in STOPS
-        return True
-
-    # -- what the run folder says --------------------------------------------------------------
-
-    @property
-    def run_dir(self) -> Path:
-        """The only run folder of the place."""
-        (folder,) = self._folders()
-        return folder
-
-    def newest_update(self) -> float:
-        """When the newest update was in the weights; 0.0 before the first."""
-        if not self._folders():
-            return 0.0
-        return max((line.at for _, line in read_applied(self.run_dir)), default=0.0)
-
-    def _folders(self) -> list[Path]:
-        return [p for p in self._place.root.iterdir() if p.is_dir() and not p.is_symlink()]
-
-    def _rows(self) -> list[dict[str, object]]:
-        path = self.run_dir / "supervisor.jsonl" if self._folders() else None
-        if path is None or not path.exists():
-            return []
-        found = []
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue  # Cut off when its supervisor was killed.
-        return found
+        children = [child for pid in alive for child in descendants(pid)]
+        return sorted(child.pid for child in children if not is_reaper(child))
 
     def _newest(self) -> dict[str, int]:
-        """The pid of each process by name."""
-        rows = self._rows()
-        return {str(row["name"]): int(str(row["pid"])) for row in rows if row.get("pid")}
+        """The pid of each process by name, as the supervisor's own account has it."""
+        path = self.run_dir / "supervisor.jsonl" if self.begun() else None
+        found: dict[str, int] = {}
+        for line in path.read_text(errors="replace").splitlines() if path and path.exists() else ():
+            with contextlib.suppress(ValueError):  # Cut off when its supervisor was killed.
+                row = json.loads(line)
+                if row.get("pid"):
+                    found[str(row["name"])] = int(row["pid"])
+        return found
 
-    def _look(self) -> None:
-        """Remember who belongs to the job now."""
-        assert self._process is not None
-        self._seen |= descendants(self._process.pid)
 
-    def _count_orphans(self) -> None:
-        """Wait for the processes of a job that ended; count and kill those that stay."""
-        if left := waited(lambda: living(self._seen), REAP_S):
-            self.course.orphans += len(left)
-            for process in left:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-        self._seen.clear()
-
-    def _last_line(self) -> str:
-        lines = self._log.read_text(errors="replace").rstrip().splitlines()
-        return lines[-1] if lines else ""
+def _signalled(pid: int, fault: Fault) -> bool:
+    """Kill a process, or stop it for as long as the fault lasts; whether that was done."""
+    try:
+        if fault.kind in KILLS:
+            os.kill(pid, signal.SIGKILL)
+            return True
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(fault.seconds)
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        # It ended before, or the supervisor replaced it while it was stopped.
+        return fault.kind in STOPS
+    return True
 
 
 def descendants(pid: int) -> set[psutil.Process]:
@@ -319,10 +301,9 @@ def living(processes: set[psutil.Process]) -> list[psutil.Process]:
 def is_alive(pid: int) -> bool:
     """Whether a process is there and no zombie."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    return state != "Z"
 
 
 def waited_for(find: Callable[[], list[Found]], seconds: float) -> list[Found]:

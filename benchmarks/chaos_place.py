@@ -1,12 +1,13 @@
-"""Where a chaos run lives: a small disk and a network of its own, so that both can be hurt.
+"""Where runs live that are hurt: a small disk and a network of their own.
 
-In: nothing but root's rights. Out: `Place`, with the folder for runs, how to start a job in it, and
-the faults of disk and network. Promise: nothing outside is touched, and the disk is gone with the
-block. Where rights or tools are missing, `missing` says which faults cannot be made, and why.
+In: root's rights. Out: `Network`, the run's host and others, whose wires can be cut and slowed;
+`Place`, with the folder for runs, how to start a job in it, and the faults of disk and network.
+Promise: nothing outside is touched, and all is gone with the block. Where rights or tools are
+missing, `missing` says which faults cannot be made, and why.
 
 The disk is a file system in a file (ext4 on a loop device): it is filled to the last byte, or
-frozen again and again. The network is a namespace of the job: its loopback is taken down, or gets a
-token bucket, or the kernel ends connections in it with RST.
+frozen again and again. A host is a network namespace: its link is taken down, or gets a token
+bucket, or the kernel ends connections in it with RST.
 """
 
 import contextlib
@@ -39,31 +40,124 @@ client.recv(1)
 """Says by an error what became of a connection that was to be ended."""
 
 
+class Network:
+    """The run's host (0) and others, joined by a bridge in the run's own namespace. Addresses are
+    10.77.0.1 and up; nothing of it is seen from outside."""
+
+    def __init__(self, hosts: int = 0) -> None:
+        tag = f"hr{os.getpid()}"
+        self.names = [f"{tag}-{number}" for number in range(hosts + 1)]
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self) -> None:
+        home = self.names[0]
+        for name in self.names:
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        for number, name in enumerate(self.names[1:], 1):
+            wire = f"wire{number}"
+            peer = ("type", "veth", "peer", "name", "eth0", "netns", name)
+            if number == 1:
+                _run("ip", "-n", home, "link", "add", "bridge", "type", "bridge")
+                self._address(0, "bridge")
+            _run("ip", "-n", home, "link", "add", wire, *peer)
+            _run("ip", "-n", home, "link", "set", wire, "master", "bridge", "up")
+            self._address(number, "eth0")
+
+    def _address(self, host: int, device: str) -> None:
+        name = self.names[host]
+        _run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", device)
+        _run("ip", "-n", name, "link", "set", device, "up")
+
+    def address(self, host: int) -> str:
+        """A host's address."""
+        return f"10.77.0.{host + 1}"
+
+    def command(self, host: int, argv: Sequence[str]) -> list[str]:
+        """The command that runs on a host."""
+        return ["ip", "netns", "exec", self.names[host], *argv]
+
+    def run(self, host: int, *argv: str) -> str:
+        """What a command says on a host."""
+        return _run(*self.command(host, argv))
+
+    def cut(self, host: int, seconds: float) -> None:
+        """Nothing reaches the host, and nothing leaves it, for so long."""
+        link = ("ip", "-n", self.names[0], "link", "set", f"wire{host}" if host else "lo")
+        _run(*link, "down")
+        try:
+            time.sleep(seconds)
+        finally:
+            _run(*link, "up")
+
+    def slow(self, host: int, seconds: float) -> None:
+        """What leaves the host waits for a token bucket for so long."""
+        device = ("dev", "eth0" if host else "lo", "root")
+        bucket = ("tbf", "rate", SLOW_RATE, "burst", "32kb", "latency", "500ms")
+        self.run(host, "tc", "qdisc", "add", *device, *bucket)
+        try:
+            time.sleep(seconds)
+        finally:
+            self.run(host, "tc", "qdisc", "del", *device)
+
+    def reset(self, pid: int, port: int, seconds: float) -> None:
+        """Again and again for so long, all connections between process `pid` of the run's host and
+        whoever has or uses this port end with RST; what lay in their buffers is gone."""
+        end = time.monotonic() + seconds
+        while True:
+            if ours := self._connections(pid, port):
+                which = " or ".join(f"sport = :{own}" for own in sorted(ours))
+                self.run(0, "ss", "--kill", "--tcp", f"( {which} )")
+            if time.monotonic() + _RESET_EVERY_S > end:
+                return
+            time.sleep(_RESET_EVERY_S)
+
+    def _connections(self, pid: int, port: int) -> set[int]:
+        """Local ports of a process's connections from or to a port."""
+        which = f"( sport = :{port} or dport = :{port} )"
+        told = self.run(0, "ss", "-tnpH", "state", "established", which)
+        # Bytes that wait on both sides, this end, the other end, who has it.
+        rows = (line.split() for line in told.splitlines() if f"pid={pid}," in line)
+        return {int(row[2].rsplit(":", 1)[1]) for row in rows}
+
+    def resets(self) -> bool:
+        """Whether the kernel ends connections when it is asked to."""
+        try:
+            self.run(0, sys.executable, "-c", _TRIED)
+        except subprocess.CalledProcessError as error:
+            said = str(error.stderr)
+            return "ConnectionAbortedError" in said or "ConnectionResetError" in said
+        return False
+
+    def close(self) -> None:
+        """The hosts are gone, their wires with them."""
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
 @dataclass
 class Place:
     """See the module's docstring. `root`: the folder for runs."""
 
     root: Path
-    has_disk: bool
-    has_network: bool
+    network: Network | None
     missing: dict[Kind, str] = field(default_factory=dict)
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command that starts a job here."""
-        if not self.has_network:
-            return list(argv)
-        script = 'ip link set lo up && exec "$@"'
-        return ["unshare", "--net", "--", "sh", "-c", script, "sh", *argv]
+        return self.network.command(0, argv) if self.network else list(argv)
 
     def disk_full(self, seconds: float) -> None:
         """No byte is free for so long."""
         filler = self.root.parent / "filler"
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(bytes(1 << 20)):
-                pass
-        with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(b"0"):
-                pass
+        for size in (1 << 20, 1):
+            with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
         try:
             time.sleep(seconds)
         finally:
@@ -73,41 +167,12 @@ class Place:
         """Whoever writes waits most of the time."""
         mount, end = str(self.root.parent), time.monotonic() + seconds
         while time.monotonic() < end:
-            subprocess.run(["fsfreeze", "--freeze", mount], check=True)
+            _run("fsfreeze", "--freeze", mount)
             try:
                 time.sleep(_FROZEN_S)
             finally:
-                subprocess.run(["fsfreeze", "--unfreeze", mount], check=True)
+                _run("fsfreeze", "--unfreeze", mount)
             time.sleep(_THAW_S)
-
-    def cut_network(self, pid: int, seconds: float) -> None:
-        """Nothing arrives for so long in the network of process `pid`."""
-        _inside(pid, "ip", "link", "set", "lo", "down")
-        try:
-            time.sleep(seconds)
-        finally:
-            _inside(pid, "ip", "link", "set", "lo", "up")
-
-    def slow_network(self, pid: int, seconds: float) -> None:
-        """Everything arrives late for so long in the network of process `pid`."""
-        bucket = ("tbf", "rate", SLOW_RATE, "burst", "32kb", "latency", "500ms")
-        _inside(pid, "tc", "qdisc", "add", "dev", "lo", "root", *bucket)
-        try:
-            time.sleep(seconds)
-        finally:
-            _inside(pid, "tc", "qdisc", "del", "dev", "lo", "root")
-
-    def reset(self, pid: int, port: int, seconds: float) -> None:
-        """Again and again for so long, all connections between process `pid` and whoever has or
-        uses this port end with RST; what lay in their buffers is gone."""
-        end = time.monotonic() + seconds
-        while True:
-            if ours := _connections(pid, port):
-                which = " or ".join(f"sport = :{own}" for own in sorted(ours))
-                _inside(pid, "ss", "--kill", "--tcp", f"( {which} )")
-            if time.monotonic() + _RESET_EVERY_S > end:
-                return
-            time.sleep(_RESET_EVERY_S)
 
 
 @contextlib.contextmanager
@@ -117,20 +182,32 @@ def open_place() -> Iterator[Place]:
     missing: dict[Kind, str] = {}
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, base, ignore_errors=True)
-        problem = _disk(base, stack)
-        if problem:
+        if problem := _disk(base, stack):
             missing |= {"disk_full": problem, "slow_disk": problem}
-        network = network_problem()
-        if network:
-            missing |= {"cut_network": network, "slow_network": network, "reset": network}
+        network = None
+        if problem := network_problem():
+            missing |= {"cut_network": problem, "slow_network": problem, "reset": problem}
         else:
+            network = stack.enter_context(contextlib.closing(Network()))
             if shutil.which("tc") is None:
                 missing["slow_network"] = "there is no tc"
-            if problem_of_resets := _reset_problem():
-                missing["reset"] = problem_of_resets
+            if shutil.which("ss") is None:
+                missing["reset"] = "there is no ss"
+            elif not network.resets():
+                missing["reset"] = "the kernel does not end connections for `ss --kill`"
         root = base / "disk" / "runs"
         root.mkdir(parents=True)
-        yield Place(root, not problem, not network, missing)
+        yield Place(root, network, missing)
+
+
+def network_problem() -> str:
+    """Why there can be no network of one's own here, or an empty text."""
+    if os.geteuid() != 0:
+        return "only root may make a network"
+    name = f"hr{os.getpid()}-try"
+    if problem := _problem("ip", "netns", "add", name):
+        return problem
+    return _problem("ip", "netns", "del", name)
 
 
 def _disk(base: Path, stack: contextlib.ExitStack) -> str:
@@ -141,54 +218,22 @@ def _disk(base: Path, stack: contextlib.ExitStack) -> str:
     mount.mkdir()
     with image.open("wb") as file:
         file.truncate(DISK_MIB << 20)
-    commands = (
-        ["mkfs.ext4", "-q", "-m", "0", str(image)],
-        ["mount", "-o", "loop", str(image), str(mount)],
-    )
-    for command in commands:
-        try:
-            done = subprocess.run(command, capture_output=True, text=True)
-        except FileNotFoundError:
-            return f"there is no {command[0]}"
-        if done.returncode != 0:
-            return (done.stderr.strip().splitlines() or [f"{command[0]} failed"])[-1]
-    stack.callback(subprocess.run, ["umount", "--lazy", str(mount)], check=False)
-    return ""
+    problem = _problem("mkfs.ext4", "-q", "-m", "0", str(image))
+    problem = problem or _problem("mount", "-o", "loop", str(image), str(mount))
+    if not problem:
+        stack.callback(subprocess.run, ["umount", "--lazy", str(mount)], check=False)
+    return problem
 
 
-def network_problem() -> str:
-    """Why there can be no network of one's own here, or an empty text."""
-    if os.geteuid() != 0:
-        return "only root may make a network"
-    for tool in ("unshare", "nsenter", "ip"):
-        if shutil.which(tool) is None:
-            return f"there is no {tool}"
-    command = ["unshare", "--net", "--", "ip", "link", "set", "lo", "up"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return "" if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+def _problem(*argv: str) -> str:
+    """Why a command cannot be done here, in a line, or an empty text."""
+    if shutil.which(argv[0]) is None:
+        return f"there is no {argv[0]}"
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"{argv[0]} failed"])[-1]
 
 
-def _reset_problem() -> str:
-    """Why connections cannot be ended here from outside, or an empty text."""
-    if shutil.which("ss") is None:
-        return "there is no ss"
-    script = 'ip link set lo up && exec "$@"'
-    command = ["unshare", "--net", "--", "sh", "-c", script, "sh", sys.executable, "-c", _TRIED]
-    done = subprocess.run(command, capture_output=True, text=True)
-    ended = "ConnectionAbortedError" in done.stderr or "ConnectionResetError" in done.stderr
-    return "" if ended else "the kernel does not end connections for `ss --kill`"
-
-
-def _connections(pid: int, port: int) -> set[int]:
-    """Local ports of a process's connections from or to a port."""
-    which = f"( sport = :{port} or dport = :{port} )"
-    told = _inside(pid, "ss", "-tnpH", "state", "established", which)
-    # Bytes that wait on both sides, this end, the other end, who has it.
-    rows = (line.split() for line in told.splitlines() if f"pid={pid}," in line)
-    return {int(row[2].rsplit(":", 1)[1]) for row in rows}
-
-
-def _inside(pid: int, *argv: str) -> str:
-    """What a command says in the network of process `pid`."""
-    command = ["nsenter", "--target", str(pid), "--net", "--", *argv]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def _run(*argv: str) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout

@@ -8,10 +8,10 @@ Out: Markdown. What has no row says so; nothing is reckoned from anything but ro
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from benchmarks.chaos_facts import alone, whole
-from benchmarks.chaos_faults import Kind
+from benchmarks.chaos_faults import KINDS
 from benchmarks.fuzz import TARGETS, summary
 from benchmarks.rows import RESULTS, read_rows
 
@@ -19,17 +19,18 @@ Row = dict[str, Any]
 ENGINES = {"fake": "scripted", "torch": "PyTorch", "vllm": "vLLM"}
 WHOLE_RUN = 1_000_000
 """Trajectories for which restart and memory are promised."""
-KINDS: dict[Kind, str] = {
-    "kill": "kills of a role",
-    "kill_child": "kills of a role's child",
-    "kill_job": "kills of the whole job",
-    "stop": "stops of a role",
-    "stop_child": "stops of a role's child",
-    "disk_full": "full disk",
-    "slow_disk": "slow disk",
-    "cut_network": "network cut",
-    "slow_network": "network slow",
-    "reset": "connections reset",
+COUNTED = {
+    "runs": "runs",
+    "updates": "updates in the weights",
+    "generated": "tokens generated",
+    "lost": "tokens lost, or findings of the audit",
+    "moved": "tokens sampled twice (`moved`)",
+    "died": "tokens that died with a generator (`died`)",
+    "doubled": "trained twice by the journal",
+    "doubled_in_weights": "trained twice by the weights",
+    "orphans": "processes left behind",
+    "hangs": "hangs (no update for 150 s)",
+    "unresumable": "runs that could not be resumed",
 }
 FUZZED = {
     "codec": (
@@ -116,35 +117,15 @@ def chaos_table() -> str:
     by_engine: dict[str, list[Row]] = {}
     for row in rows:
         by_engine.setdefault(row["engine"], []).append(row)
-    found = {engine: whole(mine) for engine, mine in by_engine.items()}
-    lines = [
-        (
-            text,
-            *(str(sum(row["kinds"].get(kind, 0) for row in mine)) for mine in by_engine.values()),
-        )
-        for kind in get_args(Kind)
-        for text in [KINDS[kind]]
-    ]
-    for name, text in (
-        ("runs", "runs"),
-        ("updates", "updates in the weights"),
-        ("generated", "tokens generated"),
-        ("lost", "tokens lost, or findings of the audit"),
-        ("moved", "tokens sampled twice (`moved`)"),
-        ("died", "tokens that died with a generator (`died`)"),
-        ("doubled", "trained twice by the journal"),
-        ("doubled_in_weights", "trained twice by the weights"),
-        ("orphans", "processes left behind"),
-        ("hangs", "hangs (no update for 150 s)"),
-        ("unresumable", "runs that could not be resumed"),
-    ):
-        lines.append((text, *(f"{each[name]:,}" for each in found.values())))
+    found = [whole(mine) for mine in by_engine.values()]
+    lines = []
+    for name, kind in KINDS.items():
+        done = (str(sum(row["kinds"].get(name, 0) for row in mine)) for mine in by_engine.values())
+        lines.append((kind.text, *done))
+    lines += [(text, *(f"{each[name]:,}" for each in found)) for name, text in COUNTED.items()]
+    ended = (str(sum(bool(row["ends"]) for row in mine)) for mine in by_engine.values())
+    lines.append(("runs that ended by themselves and were resumed", *ended))
     ends = [(ENGINES[row["engine"]], row["seed"], end) for row in rows for end in row["ends"]]
-    lines.append(
-        ("runs that ended by themselves and were resumed", *(
-            str(sum(bool(row["ends"]) for row in mine)) for mine in by_engine.values()
-        ))
-    )  # fmt: skip
     head = ("", *(f"{ENGINES[engine]} engine" for engine in by_engine))
     unmeasured = [name for engine, name in ENGINES.items() if engine not in by_engine]
     rest = f"\nNo row: {', '.join(unmeasured)}.\n" if unmeasured else ""

@@ -154,7 +154,8 @@ def test_connections_with_a_port_are_reset_and_others_stay() -> None:
             assert process.stdin is not None
             assert process.stdout is not None
             port = int(process.stdout.readline())
-            place.reset(process.pid, port, 0.0)
+            assert place.network is not None
+            place.network.reset(process.pid, port, 0.0)
             process.stdin.write("\n")
             process.stdin.flush()
             said = process.stdout.read().split()

@@ -1,11 +1,13 @@
 """Generators that come, are drained, killed, cut off and slowed on hosts of their own, while
 learning goes on."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from benchmarks.elastic import Trial, elsewhere, open_network, problem
+from benchmarks.chaos_place import Network
+from benchmarks.elastic import HOSTS, Trial, elsewhere, problem
 from headrace.protocol.records import LeaseIssued
 
 pytestmark = [pytest.mark.timeout(400)]
@@ -29,7 +31,7 @@ def test_answers_of_the_killed_are_elsewhere_when_the_last_one_is_leased_again()
 @pytest.mark.slow
 @pytest.mark.skipif(bool(problem()), reason=f"no networks of one's own: {problem()}")
 def test_hosts_come_and_go_and_nothing_is_lost(tmp_path: Path) -> None:
-    with open_network() as network:
+    with closing(Network(HOSTS)) as network:
         found = Trial(tmp_path, network, seed=3).play(events=9, most=4)
     assert (found["findings"], found["lost"], found["drained_lost"]) == (0, 0, 0), found["texts"]
     assert found["exit_code"] == 130  # Ctrl-C
