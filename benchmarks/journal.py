@@ -32,19 +32,19 @@ import json
 import statistics
 import sys
 import tempfile
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from rich.console import Console
 
 from benchmarks.command_line import command_line, offer_row, take_engine
 from benchmarks.crossings import Time, compared
-from benchmarks.journal_turns import KINDS, Kind, Plan, Turn, Work, options_of, read_turns
+from benchmarks.journal_turns import KINDS, Kind, Plan, Turn, options_of, read_turns
 from benchmarks.machine_state import Watch, roles_in
 from benchmarks.rows import keep, result_line
 from headrace.commands.preflight import check_start
@@ -68,42 +68,33 @@ GOAL = 0.98
 WHOLE: tuple[Kind, ...] = ("journal", "none")
 
 
+Measured = Mapping[str, float]
+"""Of a turn: `seconds`, `tokens` that were generated and accepted, `answers` that ended, and what
+the writer did (`Work`)."""
+Round = Mapping[Kind, Measured]
+
+
 @dataclass(frozen=True)
 class Flow:
     """What a generator brought: when each chunk and each answer's end came, in order, how many
     tokens had come before each chunk and with the last one, and when the last lease was given."""
 
-    chunks: list[float]
-    tokens: list[int]
-    ended: list[float]
+    chunks: Sequence[float]
+    tokens: Sequence[int]
+    ended: Sequence[float]
     last_lease: float
 
-    def tokens_between(self, began: float, ended: float) -> int:
-        """Tokens that came from one time until before another."""
-        first, last = bisect_left(self.chunks, began), bisect_left(self.chunks, ended)
-        return self.tokens[last] - self.tokens[first]
-
-    def answers_between(self, began: float, ended: float) -> int:
-        """Answers that ended from one time until before another."""
-        return bisect_left(self.ended, ended) - bisect_left(self.ended, began)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What came in a turn, a second, and what the writer did in it."""
-
-    seconds: float
-    tokens: int
-    answers: int
-    work: Work
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Generated, and accepted by the coordinator."""
-        return self.tokens / self.seconds
-
-
-Round = Mapping[Kind, Measured]
+    def measured(self, turn: Turn) -> Measured:
+        """What came in a turn; what comes at its very end is the next one's."""
+        bounds = turn.began, turn.ended
+        first, last = np.searchsorted(self.chunks, bounds)
+        ended = np.searchsorted(self.ended, bounds)
+        return {
+            "seconds": turn.ended - turn.began,
+            "tokens": self.tokens[last] - self.tokens[first],
+            "answers": int(ended[1] - ended[0]),
+            **asdict(turn.work),
+        }
 
 
 def flow_of(run_dir: Path) -> Flow:
@@ -130,49 +121,40 @@ def rounds_of(flow: Flow, turns: Sequence[Turn], kinds: Sequence[Kind]) -> list[
     """Whole rounds, as long as prompts waited: behind the last lease slots become empty."""
     full = [turn for turn in turns if turn.ended <= flow.last_lease]
     whole = len(full) // len(kinds) * len(kinds)
-    measured = [
-        (
-            turn.kind,
-            Measured(
-                turn.ended - turn.began,
-                flow.tokens_between(turn.began, turn.ended),
-                flow.answers_between(turn.began, turn.ended),
-                turn.work,
-            ),
-        )
-        for turn in full[:whole]
-    ]
+    measured = [(turn.kind, flow.measured(turn)) for turn in full[:whole]]
     return [dict(measured[at : at + len(kinds)]) for at in range(0, whole, len(kinds))]
 
 
 def figures(rounds: Sequence[Round]) -> dict[str, Any]:
     """The figures of all rounds."""
-    turns = {kind: [one[kind] for one in rounds] for kind in KINDS if kind in rounds[0]}
-    parts = {kind: over_none(rounds, kind) for kind in turns if kind not in WHOLE}
+    kinds = [kind for kind in KINDS if kind in rounds[0]]
+
+    def per_s(name: str) -> dict[Kind, float]:
+        """Means over the rounds."""
+        return {
+            kind: round(statistics.mean(_rate(one[kind], name) for one in rounds), 1)
+            for kind in kinds
+        }
+
+    parts = {kind: over_none(rounds, kind) for kind in kinds if kind not in WHOLE}
     return {
         **over_none(rounds, "journal"),
         **({"parts": parts} if parts else {}),
         "rounds": len(rounds),
-        "tokens_per_s": {
-            kind: round(statistics.mean(one.tokens_per_s for one in mine), 1)
-            for kind, mine in turns.items()
-        },
-        "answers_per_s": {
-            kind: round(statistics.mean(one.answers / one.seconds for one in mine), 1)
-            for kind, mine in turns.items()
-        },
-        "writer": writer(turns["journal"]),
+        "tokens_per_s": per_s("tokens"),
+        "answers_per_s": per_s("answers"),
+        "writer": writer([one["journal"] for one in rounds]),
     }
+
+
+def _rate(one: Measured, name: str = "tokens") -> float:
+    return one[name] / one["seconds"]
 
 
 def over_none(rounds: Sequence[Round], kind: Kind) -> dict[str, Any]:
     """Tokens a second in one kind of turns over those in turns without a journal."""
-    found = compared(
-        {
-            number: (Time(one[kind].tokens_per_s, True), Time(one["none"].tokens_per_s, True))
-            for number, one in enumerate(rounds)
-        }
-    )
+    pairs = ((Time(_rate(one[kind]), True), Time(_rate(one["none"]), True)) for one in rounds)
+    found = compared(dict(enumerate(pairs)))
     bounds = found["interval"]
     return {
         **{name: round(found[name], 4) for name in ("ratio", "ratio_min", "ratio_max")},
@@ -182,23 +164,18 @@ def over_none(rounds: Sequence[Round], kind: Kind) -> dict[str, Any]:
 
 def writer(turns: Sequence[Measured]) -> dict[str, Any]:
     """What the writer did in some turns."""
-    seconds = sum(one.seconds for one in turns)
-    tokens = max(1, sum(one.tokens for one in turns))
-    whole = {
-        field.name: sum(getattr(one.work, field.name) for one in turns) for field in fields(Work)
-    }
+    whole = {name: sum(one[name] for one in turns) for name in turns[0]}
+    seconds, tokens = whole["seconds"], max(1, whole["tokens"])
+    written = ("journal_bytes", "written_bytes")
     return {
         "seconds": round(seconds, 2),
         "cpu_s": round(whole["cpu_s"], 3),
         "core_share": round(whole["cpu_s"] / seconds, 4),
-        "commits_per_s": round(whole["commits"] / seconds, 1),
-        "records_per_s": round(whole["records"] / seconds, 1),
+        **{f"{name}_per_s": round(whole[name] / seconds, 1) for name in ("commits", "records")},
         "fsyncs": whole["fsyncs"],
         "fsync_share": round(whole["fsync_s"] / seconds, 4),
-        "journal_bytes": whole["journal_bytes"],
-        "written_bytes": whole["written_bytes"],
-        "journal_bytes_per_token": round(whole["journal_bytes"] / tokens, 1),
-        "written_bytes_per_token": round(whole["written_bytes"] / tokens, 1),
+        **{name: whole[name] for name in written},
+        **{f"{name}_per_token": round(whole[name] / tokens, 1) for name in written},
     }
 
 

@@ -62,14 +62,13 @@ class Plan:
 
 @dataclass
 class Work:
-    """What the writer has done: commits and their records; seconds of the processor and of the
-    clock in them; fsyncs of the journal and their seconds; bytes that the journal grew by, and that
-    the process wrote to files in all."""
+    """What the writer has done: commits and their records; seconds of the processor in them; fsyncs
+    of the journal and their seconds; bytes that the journal grew by, and that the process wrote to
+    files in all."""
 
     commits: int = 0
     records: int = 0
     cpu_s: float = 0.0
-    wall_s: float = 0.0
     fsyncs: int = 0
     fsync_s: float = 0.0
     journal_bytes: int = 0
@@ -127,13 +126,12 @@ class TurnStore(RunStore):
     def append(self, records: Sequence[Record]) -> None:
         """As the turn says. Behind it the turn may be over: the next commit is another one's."""
         now = time.time()
-        cpu, clock = time.thread_time(), time.perf_counter()
+        cpu = time.thread_time()
         self._keep(records)
         work = self._work
         work.commits += 1
         work.records += len(records)
         work.cpu_s += time.thread_time() - cpu
-        work.wall_s += time.perf_counter() - clock
         for record in records:
             if isinstance(record, ChunkArrived):
                 self._is_going = True
@@ -246,22 +244,15 @@ def read_turns(run_dir: Path) -> list[Turn]:
 
 def options_of(plan: Plan) -> list[str]:
     """The plan as options of this program."""
-    return [
-        "--kinds", ",".join(plan.kinds), "--turn-s", str(plan.turn_s),
-        "--settle-s", str(plan.settle_s), "--draw", str(plan.seed),
-    ]  # fmt: skip
+    return ["--plan", json.dumps(asdict(plan))]
 
 
 def serve(argv: Sequence[str]) -> int:
     """Run a coordinator."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--kinds", required=True, help="kinds of turns, with commas")
-    parser.add_argument("--turn-s", type=float, required=True, help="seconds of a turn")
-    parser.add_argument("--settle-s", type=float, required=True, help="seconds before each turn")
-    parser.add_argument("--draw", type=int, required=True, help="seed of their order")
+    parser.add_argument("--plan", type=json.loads, required=True)
     options, rest = parser.parse_known_args(argv)
-    kinds = tuple(kind for kind in KINDS if kind in options.kinds.split(","))
-    plan = Plan(kinds, options.turn_s, options.settle_s, options.draw)
+    plan = Plan(**options.plan)
     return run.main(
         rest, create=lambda run_dir, run_id, config: new_store(plan, run_dir, run_id, config)
     )

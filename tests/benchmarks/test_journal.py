@@ -157,7 +157,7 @@ def test_the_coordinator_alone_is_another_program(tmp_path: Path) -> None:
         if spec.role != "coordinator":
             assert other == spec
             continue
-        assert other.argv[1:4] == ("-m", "benchmarks.journal_turns", "--kinds")
+        assert other.argv[1:4] == ("-m", "benchmarks.journal_turns", "--plan")
         assert other.argv[-2:] == spec.argv[-2:]
         assert other.restarts.limit == 0
 
@@ -170,7 +170,7 @@ def test_rounds_count_while_prompts_wait() -> None:
         ended=[0.5, 5.5, 6.5],
         last_lease=9.0,
     )
-    work = Work(commits=4, records=8, cpu_s=0.5, wall_s=1.0, fsyncs=4, fsync_s=0.2,
+    work = Work(commits=4, records=8, cpu_s=0.5, fsyncs=4, fsync_s=0.2,
                 journal_bytes=300, written_bytes=900)  # fmt: skip
     turns = [
         Turn("journal", 1.0, 3.0, work),
@@ -179,8 +179,8 @@ def test_rounds_count_while_prompts_wait() -> None:
         Turn("journal", 8.0, 9.5, work),
     ]
     (found,) = rounds_of(flow, turns, ("journal", "none"))
-    assert (found["journal"].tokens, found["none"].tokens) == (20, 30)
-    assert (found["journal"].answers, found["none"].answers) == (0, 1)
+    assert (found["journal"]["tokens"], found["none"]["tokens"]) == (20, 30)
+    assert (found["journal"]["answers"], found["none"]["answers"]) == (0, 1)
     said = figures([found])
     assert said["ratio"] == pytest.approx(2 / 3, abs=1e-4)
     assert said["interval"] is None
