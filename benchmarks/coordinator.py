@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks.command_line import command_line
 from benchmarks.made_runs import stream
 from benchmarks.made_server import Server, Used, on_core, sockets_for, two_cores
+from benchmarks.pairs import ratios
 from benchmarks.rows import result_line
 from headrace.config.run import RunConfig
 from headrace.protocol import messages as m
@@ -163,13 +164,13 @@ async def compare(args: argparse.Namespace, root: Path, *, core: int) -> dict[st
                     + " ".join(f"{share:7.0%}" for share in found["threads"].values()),
                     flush=True,
                 )
-    pairs = zip(samples[args.few], samples[args.many], strict=True)
-    ratios = [few.cpu_s / many.cpu_s for few, many in pairs]
+    few, many = ([one.cpu_s for one in samples[size]] for size in sizes)
+    found_ratios = ratios(few, many)
     active = {str(size): _figures(args.chunks, samples[size]) for size in sizes}
     return {
         "benchmark": "coordinator",
-        "ratio": statistics.median(ratios),
-        "ratios": [round(ratio, 3) for ratio in ratios],
+        "ratio": statistics.median(found_ratios),
+        "ratios": [round(ratio, 3) for ratio in found_ratios],
         "chunks_per_s": min(one["chunks_per_s"] for one in active.values()),
         "active": active,
         "chunk_tokens": CHUNK,

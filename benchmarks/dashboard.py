@@ -93,7 +93,7 @@ def filters(window: BrowserContext, server: Served, updates: int, times: int) ->
         for name, seconds in (took | {"update": update}).items():
             found.setdefault(name, []).append(seconds)
     return {
-        name: {"rows_s": _median([r for r, _ in took]), "whole_s": _median([w for _, w in took])}
+        name: dict(zip(("rows_s", "whole_s"), map(_median, zip(*took, strict=True)), strict=True))
         for name, took in found.items()
     }
 
@@ -141,11 +141,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                     print(f"{page:<14} {live}", flush=True)
                     pages[page] |= live
                     memory = max(memory, server.memory_mb())
-    worst = {
-        name: max(page[name] for page in pages.values() if name in page)
-        for name in WORST
-        if any(name in page for page in pages.values())
-    }
+    worst: dict[str, float] = {}
+    for name in WORST:
+        of_pages = [page[name] for page in pages.values() if name in page]
+        worst |= {name: max(of_pages)} if of_pages else {}
     return {
         **worst,
         "private": options.private,
@@ -161,21 +160,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> int:
     """Measure and print."""
     parser = command_line("dashboard", __doc__)
-    parser.add_argument(
-        "--metric-rows", type=int, default=10_000_000, help="of the run that is looked at"
-    )
+    parser.add_argument("--metric-rows", type=int, default=10_000_000, help="of the run")
     parser.add_argument("--trajectories", type=int, default=1_000_000, help="of that run")
-    parser.add_argument(
-        "--root",
-        type=Path,
-        default=ROOT / ".cache" / "dashboard",
-        help="where the run is made once and kept",
-    )
+    kept = ROOT / ".cache" / "dashboard"
+    parser.add_argument("--root", type=Path, default=kept, help="where the run is made and kept")
     parser.add_argument("--pages", nargs="+", choices=PAGES, help="these alone")
     parser.add_argument("--times", type=int, default=5, help="warm paints of each page")
-    parser.add_argument(
-        "--private", action="store_true", help="in a window that keeps no compiled code"
-    )
+    parser.add_argument("--private", action="store_true", help="a window that keeps no code")
     parser.add_argument("--live-s", type=float, default=10.0, help="of each page; 0: not at all")
     take_rows(parser, RESULTS / "dashboard.jsonl")
     options = parser.parse_args(argv)

@@ -7,14 +7,15 @@ browser gets them.
 """
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
-from playwright.sync_api import BrowserContext, Page, WebSocket
+from playwright.sync_api import BrowserContext, Page
 
 from headrace.errors import RunFailedError
 from tests.dashboard.chromium import serving
@@ -86,46 +87,29 @@ def served(root: Path) -> Iterator[Served]:
         yield Served(address, psutil.Process(pid))
 
 
-@dataclass
-class Traffic:
-    """What came over a page's websockets."""
-
-    sizes: list[int] = field(default_factory=list)
-
-    def watch(self, page: Page) -> None:
-        """Count from now on."""
-        page.on("websocket", self._socket)
-
-    def _socket(self, socket: WebSocket) -> None:
-        def came(payload: str | bytes) -> None:
-            self.sizes.append(len(payload))
-
-        socket.on("framereceived", came)
-
-    def total(self) -> int:
-        """Bytes so far."""
-        return sum(self.sizes)
-
-
-@dataclass(frozen=True)
-class Paint:
+class Paint(NamedTuple):
     """One way to a page: seconds until it was there, and until it was whole, the server's processor
     seconds, bytes."""
 
-    seconds: float
+    first_paint_s: float
     whole_s: float
     cpu_s: float
-    sent: int
+    bytes_per_paint: int
 
 
 @contextlib.contextmanager
 def painted(
     window: BrowserContext, server: Served, path: str
-) -> Iterator[tuple[Page, Paint, Traffic]]:
-    """A new page at the address, once it is there."""
-    page, traffic = window.new_page(), Traffic()
+) -> Iterator[tuple[Page, Paint, list[int]]]:
+    """A new page at the address, once it is there, and the bytes of each message that it got over
+    its websockets, which grow."""
+    page, sizes = window.new_page(), list[int]()
     page.set_default_timeout(1000 * PATIENCE_S)
-    traffic.watch(page)
+
+    def came(payload: str | bytes) -> None:
+        sizes.append(len(payload))
+
+    page.on("websocket", lambda socket: socket.on("framereceived", came))
     try:
         used, began = server.cpu_s(), time.perf_counter()
         page.goto(f"{server.address}/{path}", wait_until="commit")
@@ -135,7 +119,7 @@ def painted(
         whole = time.perf_counter() - began
         page.wait_for_timeout(1000 * SETTLE_S)
         _check(page, path)
-        yield page, Paint(seconds, whole, server.cpu_s() - used, traffic.total()), traffic
+        yield page, Paint(seconds, whole, server.cpu_s() - used, sum(sizes)), sizes
     finally:
         page.close()
 
@@ -155,19 +139,17 @@ def first_paints(
     those that count, the medians."""
     found: dict[str, Any] = {}
     for path in paths:
-        with painted(window, server, path) as (_, cold, _):
-            pass
-        warm = []
-        for visit in range(BEFORE + times):
+        paints = []
+        for _ in range(1 + BEFORE + times):
             with painted(window, server, path) as (_, paint, _):
-                warm += [paint] if visit >= BEFORE else []
+                paints.append(paint)
+        cold, warm = paints[0], paints[1 + BEFORE :]
+        middle = Paint(*map(statistics.median, zip(*warm, strict=True)))
         found[path] = {
-            "first_paint_s": round(_middle([paint.seconds for paint in warm]), 3),
-            "first_paint_most_s": round(max(paint.seconds for paint in warm), 3),
-            "whole_s": round(_middle([paint.whole_s for paint in warm]), 3),
-            "cpu_s": round(_middle([paint.cpu_s for paint in warm]), 3),
-            "bytes_per_paint": round(_middle([paint.sent for paint in warm])),
-            "cold_s": round(cold.seconds, 3),
+            **{name: round(value, 3) for name, value in middle._asdict().items()},
+            "first_paint_most_s": round(max(paint.first_paint_s for paint in warm), 3),
+            "bytes_per_paint": round(middle.bytes_per_paint),
+            "cold_s": round(cold.first_paint_s, 3),
             "cold_cpu_s": round(cold.cpu_s, 3),
             "memory_mb": round(server.memory_mb(), 1),
         }
@@ -178,15 +160,15 @@ def first_paints(
 def refreshes(window: BrowserContext, server: Served, path: str, seconds: float) -> dict[str, Any]:
     """Of a page of a run that goes on: bytes and the server's processor seconds for each refresh,
     of as many refreshes as come in so many seconds."""
-    with painted(window, server, path) as (page, _, traffic):
+    with painted(window, server, path) as (page, _, sizes):
         page.wait_for_timeout(1000)
-        used, sent, runs = server.cpu_s(), traffic.total(), len(traffic.sizes)
+        used, runs = server.cpu_s(), len(sizes)
         began = time.perf_counter()
         page.wait_for_timeout(1000 * seconds)
         count = max(1.0, (time.perf_counter() - began) / 2.0)
         return {
-            "bytes_per_refresh": round((traffic.total() - sent) / count),
-            "messages_per_refresh": round((len(traffic.sizes) - runs) / count, 1),
+            "bytes_per_refresh": round(sum(sizes[runs:]) / count),
+            "messages_per_refresh": round((len(sizes) - runs) / count, 1),
             "refresh_cpu_s": round((server.cpu_s() - used) / count, 3),
         }
 
@@ -202,9 +184,3 @@ def timed(page: Page, act: Callable[[], None]) -> tuple[float, float]:
     page.wait_for_function("() => window.ranThrough", polling="raf")
     page.wait_for_function(IS_THERE, arg=False, polling="raf")
     return rows_s, time.perf_counter() - began
-
-
-def _middle(values: list[float]) -> float:
-    """The median."""
-    ordered = sorted(values)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

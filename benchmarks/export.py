@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks.command_line import command_line, take_rows
 from benchmarks.machine_state import Watch
 from benchmarks.made_runs import Shape, make_run
+from benchmarks.pairs import in_turns, ratios
 from benchmarks.rows import RESULTS, Rows, result_line
 from headrace.errors import RunFailedError
 from headrace.install import ROOT
@@ -51,46 +52,39 @@ with pq.ParquetWriter(sys.argv[2] + ".again", source.schema_arrow, compression="
     for batch in source.iter_batches(1 << 17):
         writer.write_batch(batch)
 """
-ARMS = {"export": EXPORT, "rewrite": REWRITE}
 Figures = dict[str, list[dict[str, float]]]
 """What each arm's process told, turn by turn."""
 
 
 def alone(program: str, run_dir: Path, out: Path) -> dict[str, float]:
     """Run a program in a process of its own; its processor seconds and its peak of memory."""
-    done = subprocess.run(
-        [sys.executable, "-c", program + TELL, str(run_dir), str(out)],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    command = [sys.executable, "-c", program + TELL, str(run_dir), str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise RunFailedError(done.stderr[-2000:])
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def in_turn(run_dir: Path, out: Path, turns: int) -> Figures:
+def turns_of(run_dir: Path, out: Path, turns: int) -> Figures:
     """Both arms so many times. The rewrite needs a file, so an export that does not count is
     first; it also brings the run into the machine's memory, for all turns alike."""
-    figures: Figures = {name: [] for name in ARMS}
     alone(EXPORT, run_dir, out)
-    for turn in range(turns):
-        for name in list(ARMS)[:: -1 if turn % 2 else 1]:
-            figures[name].append(alone(ARMS[name], run_dir, out))
-    return figures
+    sides = {
+        "export": lambda _: alone(EXPORT, run_dir, out),
+        "rewrite": lambda _: alone(REWRITE, run_dir, out),
+    }
+    return in_turns(sides, turns, warm_up=False)
 
 
 def summary(figures: Figures) -> dict[str, Any]:
     """The figures of a row."""
     cpu = {name: [round(each["cpu_s"], 3) for each in told] for name, told in figures.items()}
-    pairs = zip(cpu["rewrite"], cpu["export"], strict=True)
-    ratios = [rewrite / export for rewrite, export in pairs]
+    found = ratios(cpu["rewrite"], cpu["export"])
+    told = {"median": statistics.median(found), "min": min(found), "max": max(found)}
     return {
         "cpu_s": cpu,
-        "ratio": {
-            "median": round(statistics.median(ratios), 3),
-            "min": round(min(ratios), 3),
-            "max": round(max(ratios), 3),
-        },
+        "ratio": {name: round(ratio, 3) for name, ratio in told.items()},
         "peak_mb": round(max(each["peak_mb"] for each in figures["export"])),
     }
 
@@ -108,7 +102,7 @@ def measure(tokens: int, length: int, turns: int, root: Path | None) -> dict[str
         run_dir = make_run(Path(folder) / "run", shape(tokens, length))
         out = Path(folder) / "tokens.parquet"
         with Watch() as watch:
-            figures = in_turn(run_dir, out, turns)
+            figures = turns_of(run_dir, out, turns)
         return {
             "tokens": tokens,
             "length": length,
@@ -136,11 +130,7 @@ def main(argv: Sequence[str]) -> int:
         "--tokens", type=int, nargs="+", default=[1_000_000, 10_000_000], help="sizes of the run"
     )
     parser.add_argument(
-        "--length",
-        type=int,
-        nargs="+",
-        default=[512, 32],
-        help="tokens of a response, each counted",
+        "--length", type=int, nargs="+", default=[512, 32], help="of a response, each counted"
     )
     parser.add_argument("--turns", type=int, default=5, help="measurements of each size, in turns")
     parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")

@@ -59,25 +59,18 @@ def measure(
             if key in rows.rows:
                 continue
             load = os.getloadavg()[0]
-            summary = train(
-                recipe,
-                [*overrides, f"seed={seed}"],
-                root=FOLDER / "runs",
-                name=f"{name}-{commit}-{seed}",
-                tree=trees[commit],
-            )
-            row = rows.add(
-                key,
-                {
-                    "recipe": name,
-                    "revision": commit,
-                    "seed": seed,
-                    "overrides": overrides,
-                    "load_before": round(load, 2),
-                    **summary["machine_state"],
-                    **{figure: summary.get(figure) for figure in KEPT},
-                },
-            )
+            run, chosen = f"{name}-{commit}-{seed}", [*overrides, f"seed={seed}"]
+            summary = train(recipe, chosen, root=FOLDER / "runs", name=run, tree=trees[commit])
+            figures = {
+                "recipe": name,
+                "revision": commit,
+                "seed": seed,
+                "overrides": overrides,
+                "load_before": round(load, 2),
+                **summary["machine_state"],
+                **{figure: summary.get(figure) for figure in KEPT},
+            }
+            row = rows.add(key, figures)
             print(
                 f"seed {seed}  {commit}  accuracy {row['eval']['before']:.3f} -> "
                 f"{row['eval']['after']:.3f}  in {row['train_time_s']:.0f} s",
@@ -87,9 +80,8 @@ def measure(
         commit: [rows.rows[f"revisions/{name}/{commit}/{seed}"]["eval"]["after"] for seed in seeds]
         for commit in trees
     }
-    commits = list(trees)
-    first, last = commits[0], commits[-1]
-    differences = [b - a for a, b in zip(after[first], after[last], strict=True)]
+    found = list(after.values())
+    differences = [b - a for a, b in zip(found[0], found[-1], strict=True)]
     return {
         "name": "revisions",
         "recipe": name,
@@ -110,21 +102,13 @@ def main(argv: list[str]) -> int:
         "--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of each revision"
     )
     parser.add_argument(
-        "--set",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="changes of the recipe",
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides", help="of the recipe"
     )
     take_rows(parser, RESULTS / "revisions.jsonl", resumes=True)
     arguments = parser.parse_args(argv)
+    rows = Rows(arguments.rows)
     result = measure(
-        arguments.recipe,
-        arguments.overrides,
-        arguments.revisions,
-        arguments.seeds,
-        Rows(arguments.rows),
+        arguments.recipe, arguments.overrides, arguments.revisions, arguments.seeds, rows
     )
     print(result_line(result) if arguments.json else json.dumps(result, indent=2))
     return 0

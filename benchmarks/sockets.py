@@ -34,23 +34,18 @@ LIMIT = 64 << 20
 Row = dict[str, Any]
 
 
-def a_chunk() -> m.Message:
-    """256 tokens."""
-    chunk = m.TrajectoryChunk(
-        lease_id=1,
-        trajectory_id=1,
-        chunk_index=0,
-        start=0,
-        token_ids=np.arange(256, dtype=np.int32),
-        logprobs=np.zeros(256, np.float32),
-        spans=[Span(0, 0, 256)],
-    )
-    return m.Chunks(chunks=[chunk])
-
-
+CHUNK = m.TrajectoryChunk(
+    lease_id=1,
+    trajectory_id=1,
+    chunk_index=0,
+    start=0,
+    token_ids=np.arange(256, dtype=np.int32),
+    logprobs=np.zeros(256, np.float32),
+    spans=[Span(0, 0, 256)],
+)
 SIZES: dict[str, tuple[m.Message, int]] = {
     "heartbeat": (m.Heartbeat(), 20_000),
-    "chunk": (a_chunk(), 20_000),
+    "chunk": (m.Chunks(chunks=[CHUNK]), 20_000),
     "piece": (m.WeightBytes(version=1, offset=0, data=bytes(8 << 20)), 60),
 }
 """What is sent, and how often."""
@@ -72,12 +67,11 @@ def send(pipe: Connection, address: str, keys: str | None, name: str) -> None:
 
 def measure(name: str, keys: str | None) -> Row:
     """One size, with keys or without."""
-    _, count = SIZES[name]
+    message, count = SIZES[name]
     router = BlockingRouter("127.0.0.1", 0, max_bytes=LIMIT, curve_keys=keys)
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    child = multiprocessing.get_context("spawn").Process(
-        target=send, args=(theirs, router.address, keys, name)
-    )
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    child = spawn.Process(target=send, args=(theirs, router.address, keys, name))
     child.start()
     try:
         if router.receive(60.0) is None:
@@ -93,8 +87,7 @@ def measure(name: str, keys: str | None) -> Row:
     finally:
         child.join(10.0)
         router.close()
-    frames = message_codec(max_bytes=LIMIT).encode(SIZES[name][0])
-    size = sum(map(len, frames))
+    size = sum(map(len, message_codec(max_bytes=LIMIT).encode(message)))
     return {
         "name": "sockets",
         "message": name,

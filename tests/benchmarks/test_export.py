@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from benchmarks.export import in_turn, line, main, shape, summary
+from benchmarks.export import line, main, shape, summary, turns_of
 from benchmarks.made_runs import make_run
 from storage.audit import recount_ledger
 from storage.exports import export
@@ -41,7 +41,7 @@ def test_ratios_are_of_the_same_turn() -> None:
 
 def test_both_arms_write_the_same_rows(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "run", shape(tokens=BATCH * 8, length=8))
-    figures = in_turn(run_dir, tmp_path / "t.parquet", turns=1)
+    figures = turns_of(run_dir, tmp_path / "t.parquet", turns=1)
     assert {name: len(told) for name, told in figures.items()} == {"export": 1, "rewrite": 1}
     assert all(
         told["cpu_s"] > 0 and told["peak_mb"] > 10 for each in figures.values() for told in each
