@@ -31,21 +31,10 @@ DOUBLED: Final = "trained_twice"
 
 
 def facts(run_dir: Path, course: Course) -> Figures:
-    """The figures of one run.
-
-    - lost: tokens that came and were refused, though a healthy generator's never have to be, and
-      every finding of the audit but `doubled`: what was acknowledged and is not where it must be
-    - moved: tokens of a generator that was silent for so long that another one was given their
-      trajectories and sampled them as well; work done twice, and nothing that is missing
-    - died: tokens that a generator said were not yet in a chunk, when it was killed or fell silent;
-      an estimate, and too high where it came back with them
-    - refusals: why chunks were refused, in the coordinator's words
-    - doubled, doubled_in_weights: windows or answers trained twice, by the journal and by what the
-      learner wrote down
-    - rolled_back, trained_again: tokens of updates that a rollback undid, and of those the ones in
-      the surviving weights at the end; those that wait for an update are in neither
-    - recovery_s, recovery_kill_s: see `recoveries`, after all faults and after kills alone
-    """
+    """The figures of one run, as `benchmarks.chaos` explains them; also `refusals`, why chunks were
+    refused, in the coordinator's words, and `recovery_kill_s`, after kills alone. Of `died`, tokens
+    that their generator came back with count too; of `rolled_back`, those that wait for an update
+    do not."""
     report = audit_run(run_dir)
     weights = compare(run_dir)
     kinds = Counter(finding.kind for finding in report.findings)

@@ -132,13 +132,8 @@ def summary(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, end."""
     parser = command_line("fleet", __doc__)
-    parser.add_argument(
-        "--generators",
-        type=int,
-        nargs="+",
-        default=[16, 64, 256, 1000],
-        help="how many at once, each counted",
-    )
+    sizes = [16, 64, 256, 1000]
+    parser.add_argument("--generators", type=int, nargs="+", default=sizes, help="each counted")
     parser.add_argument("--ranks", type=int, default=64, help="of the learner")
     parser.add_argument("--trajectories", type=int, default=200_000, help="a measurement")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each")

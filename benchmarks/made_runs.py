@@ -328,14 +328,12 @@ class MadeRun:
             self._note(r.Forgotten(at=at, update=state.checkpoints[-self._keep :][0]))
 
     def _publish(self, at: float) -> None:
-        state = self.state
-        version = state.versions.issued + 1
+        state, version = self.state, self.state.versions.issued + 1
         self._note(r.VersionIssued(at=at, version=version))
-        self._note(
-            r.VersionPublished(
-                at=at, version=version, lineage=state.lineage, update=state.update, num_bytes=1
-            )
+        published = r.VersionPublished(
+            at=at, version=version, lineage=state.lineage, update=state.update, num_bytes=1
         )
+        self._note(published)
         for name in GENERATORS:
             self._note(
                 r.VersionLoaded(at=at + 0.2, generator=name, version=version, gap_s=0.1, load_s=0.2)

@@ -146,15 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     core, own = two_cores(parser)
     allow_files(args.generators)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(own):
-        result = asyncio.run(
-            run(
-                args.keep or Path(root) / "run",
-                trajectories=args.trajectories,
-                restarts=args.restarts,
-                generators=args.generators,
-                core=core,
-            )
-        )
+        folder = args.keep or Path(root) / "run"
+        sizes = {name: getattr(args, name) for name in ("trajectories", "restarts", "generators")}
+        result = asyncio.run(run(folder, **sizes, core=core))
     print(
         f"{result['trajectories_per_s']:.0f} answers a second; memory grew by "
         f"{result['growth']:.1%} in a stretch (goal: under 5 %), by {result['growth_of_run']:.1%} "
