@@ -35,8 +35,8 @@ from multiprocessing import get_context
 from typing import Any, get_args
 
 from benchmarks.chaos_facts import facts, whole
-from benchmarks.chaos_faults import HEARTBEAT_S, KILLS, STOPS, WITH_CHILDREN, Kind, draw
-from benchmarks.chaos_job import Job
+from benchmarks.chaos_faults import KILLS, STOPS, WITH_CHILDREN, Kind, draw
+from benchmarks.chaos_job import SMALL, Job
 from benchmarks.chaos_place import open_place
 from benchmarks.command_line import command_line, take_engine, take_rows
 from benchmarks.rows import RESULTS, Rows, result_line
@@ -45,21 +45,10 @@ FAULTS_A_RUN = 20
 CHILDREN = {"vllm": WITH_CHILDREN, "torch": ("reward",), "fake": ("reward",)}
 """Roles with processes of their own, by engine."""
 OVERRIDES = (
-    "schedule.batch_windows=16",
-    "generator.max_num_seqs=32",
-    "generator.kv_cache_gib=0.25",
-    "algorithm.value.warmup_updates=1",
-    "evaluation.before=false",
-    "evaluation.after=false",
-    "evaluation.every_updates=null",
-    "checkpoint.every_updates=4",
-    "dashboard.enabled=false",
-    "stop.updates=null",
-    "stop.train_time_s=null",
-    "stop.tokens=100000000",
-    f"transport.heartbeat_timeout_s={HEARTBEAT_S:g}",
+    *SMALL, "generator.max_num_seqs=32", "generator.kv_cache_gib=0.25",
+    "checkpoint.every_updates=4", "stop.train_time_s=null", "stop.tokens=100000000",
     "transport.heartbeat_s=1",
-)
+)  # fmt: skip
 BAD = (
     "lost", "doubled", "doubled_in_weights", "orphans", "hangs", "unresumable",
     "ledger_error_tokens",
@@ -120,11 +109,8 @@ def one_run(engine: str, generators: int, seed: int, count: int) -> dict[str, An
     with open_place() as place:
         kinds = [kind for kind in get_args(Kind) if kind not in place.missing]
         faults = draw(seed, count, kinds, children=CHILDREN[engine])
-        overrides = (
-            *OVERRIDES, f"seed={seed}", f"generator.engine={engine}",
-            f"generator.count={generators}",
-        )  # fmt: skip
-        job = Job(place, overrides)
+        chosen = (f"seed={seed}", f"generator.engine={engine}", f"generator.count={generators}")
+        job = Job(place, (*OVERRIDES, *chosen))
         course = job.play(faults)
         by_kind = [done.fault.kind for done in course.done]
         return {

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import psutil
 
-from benchmarks.chaos_faults import KILLS, STOPS, WITH_CHILDREN, Fault
+from benchmarks.chaos_faults import HEARTBEAT_S, KILLS, STOPS, WITH_CHILDREN, Fault
 from benchmarks.chaos_place import Place
 from headrace.applied import read_applied
 from headrace.install import ROOT
@@ -35,6 +35,12 @@ APPEAR_S = 60.0
 MOST_RESUMES = 3
 """So many resumes in a row without an update, and the run counts as one that cannot be resumed."""
 RECIPE = ROOT / "recipes" / "quickstart.toml"
+SMALL = (
+    "schedule.batch_windows=16", "algorithm.value.warmup_updates=1", "dashboard.enabled=false",
+    "evaluation.before=false", "evaluation.after=false", "evaluation.every_updates=null",
+    "stop.updates=null", f"transport.heartbeat_timeout_s={HEARTBEAT_S:g}",
+)  # fmt: skip
+"""Updates follow soon upon each other, and no end is set."""
 Found = TypeVar("Found")
 
 

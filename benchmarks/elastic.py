@@ -30,7 +30,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from benchmarks.chaos_job import RECIPE, Runs, started
+from benchmarks.chaos_faults import HEARTBEAT_S
+from benchmarks.chaos_job import END_S, RECIPE, SMALL, Runs, started
 from benchmarks.chaos_place import Network, network_problem
 from benchmarks.command_line import command_line, offer_row
 from benchmarks.rows import keep, result_line
@@ -40,16 +41,9 @@ from storage.journal import read_journal
 
 Kind = Literal["join", "drain", "kill", "cut", "slow"]
 HOSTS = 3
-DEADLINE_S = 5.0
-"""`transport.heartbeat_timeout_s` of the trials."""
 CUT_S, SLOW_S = 3.0, 4.0
-START_S, END_S = 120.0, 150.0
-SETTINGS = (
-    "generator.engine=fake", "generator.count=1", "schedule.batch_windows=16",
-    "generator.max_num_seqs=16", "algorithm.value.warmup_updates=1", "dashboard.enabled=false",
-    "evaluation.before=false", "evaluation.after=false", "evaluation.every_updates=null",
-    "stop.updates=null", f"transport.heartbeat_timeout_s={DEADLINE_S:g}",
-)  # fmt: skip
+START_S = 120.0
+SETTINGS = (*SMALL, "generator.engine=fake", "generator.count=1", "generator.max_num_seqs=16")
 
 
 def problem() -> str:
@@ -222,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "median": statistics.median(waits) if waits else None,
             "max": max(waits, default=None),
         },
-        "deadline_s": DEADLINE_S,
+        "deadline_s": HEARTBEAT_S,
     }
     keep(args.rows, result)
     if args.json:

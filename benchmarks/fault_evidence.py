@@ -7,7 +7,7 @@ Out: Markdown. What has no row says so; nothing is reckoned from anything but ro
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.chaos_facts import alone, whole
@@ -82,29 +82,46 @@ def missing(command: str) -> str:
 def figures_table() -> str:
     """Markdown: the figures that are promised, and what the rows say of each."""
     lines = [
-        ("lost; doubled; doubled in the weights", "0; 0; 0", _of_chaos(_kept)),
-        ("rolled-back tokens that are trained again", "95 %", _of_chaos(_again)),
+        ("lost; doubled; doubled in the weights", "0; 0; 0", _said("chaos", _kept)),
+        ("rolled-back tokens that are trained again", "95 %", _said("chaos", _again)),
         (
             "a generator killed: its prompts run elsewhere",
             "the heartbeat deadline and 2 s",
-            _elsewhere(),
+            _said("elastic", _elsewhere, lambda row: row["elsewhere_s"]["max"] is not None),
         ),
         (
             "the learner killed: training goes on",
             "10 s beyond the loading of models",
-            _of_chaos(lambda found: _recovery(found, "learner")),
+            _said("chaos", lambda rows: _recovery(rows, "learner")),
         ),
         (
             "the coordinator killed: training goes on",
             "5 s, no acknowledged token lost",
-            _of_chaos(lambda found: _recovery(found, "coordinator")),
+            _said("chaos", lambda rows: _recovery(rows, "coordinator")),
         ),
-        ("the journal's cost", "2 % of generation, side by side", _journal()),
-        (f"restart at {WHOLE_RUN:,} trajectories", "30 s", _restart()),
-        (f"growth of the coordinator's memory over {WHOLE_RUN:,} trajectories", "5 %", _soak()),
-        ("where one coordinator ends, with more and more generators", "said, and why", _fleet()),
-        (f"{WHOLE_RUN:,} inputs of the fuzzer", "no finding open", _fuzzed()),
-        ("the test suite on two quiet cores", "25 minutes", _suite()),
+        (
+            "the journal's cost",
+            "2 % of generation, side by side",
+            # How fast other engines are says nothing of a user's runs.
+            _said("journal", _journal, lambda row: row["engine"] == "vllm" and row["interval"]),
+        ),
+        (f"restart at {WHOLE_RUN:,} trajectories", "30 s", _said("restart", _restart)),
+        (
+            f"growth of the coordinator's memory over {WHOLE_RUN:,} trajectories",
+            "5 %",
+            _said("soak", _soak),
+        ),
+        (
+            "where one coordinator ends, with more and more generators",
+            "said, and why",
+            _said("fleet", _fleet),
+        ),
+        (f"{WHOLE_RUN:,} inputs of the fuzzer", "no finding open", _said("fuzz", _fuzzed)),
+        (
+            "the test suite on two quiet cores",
+            "25 minutes",
+            _said("suite", _suite, lambda row: row["exit_code"] == 0 and not row["arguments"]),
+        ),
     ]
     return markdown(("figure", "promised", "found"), lines)
 
@@ -158,28 +175,31 @@ def fuzz_table() -> str:
     )
 
 
-def _of_chaos(tell: Callable[[Mapping[str, Any]], str]) -> str:
-    rows = rows_of("chaos")
-    return tell({**whole(rows), "rows": rows}) if rows else missing("chaos")
+def _said(
+    benchmark: str, tell: Callable[[list[Row]], str], counts: Callable[[Row], Any] = bool
+) -> str:
+    """What the rows of a benchmark that count say, or that there are none."""
+    rows = [row for row in rows_of(benchmark) if counts(row)]
+    return tell(rows) if rows else missing(benchmark)
 
 
-def _kept(found: Mapping[str, Any]) -> str:
+def _kept(rows: list[Row]) -> str:
+    found = whole(rows)
     figures = "; ".join(str(found[name]) for name in ("lost", "doubled", "doubled_in_weights"))
     return f"{figures} in {found['faults']} faults, {_runs(found['runs'])}"
 
 
-def _again(found: Mapping[str, Any]) -> str:
-    share = found["rolled_back_trained_again"]
+def _again(rows: list[Row]) -> str:
+    share = whole(rows)["rolled_back_trained_again"]
     if share is None:
         return "nothing was rolled back in the rows"
-    tokens = sum(row["rolled_back"] for row in found["rows"])
-    return f"{share:.0%} of {tokens:,}"
+    return f"{share:.0%} of {sum(row['rolled_back'] for row in rows):,}"
 
 
-def _recovery(found: Mapping[str, Any], role: str) -> str:
+def _recovery(rows: list[Row], role: str) -> str:
     """Kills alone, from the rows that tell them apart."""
-    rows = alone(found["rows"])
-    seconds = [s for row in rows for s in row.get("recovery_kill_s", {}).get(role, [])]
+    found = whole(rows)
+    seconds = [s for row in alone(rows) for s in row.get("recovery_kill_s", {}).get(role, [])]
     told = "not measured apart from stops"
     if seconds:
         told = f"{_spread(seconds)} to the next update after {len(seconds)} kills"
@@ -191,10 +211,7 @@ def _recovery(found: Mapping[str, Any], role: str) -> str:
     return f"{told}; tokens lost: {found['lost']}" if role == "coordinator" else told
 
 
-def _elsewhere() -> str:
-    rows = [row for row in rows_of("elastic") if row["elsewhere_s"]["max"] is not None]
-    if not rows:
-        return missing("elastic")
+def _elsewhere(rows: list[Row]) -> str:
     last = rows[-1]
     return (
         f"median {last['elsewhere_s']['median']:.1f} s, at most {last['elsewhere_s']['max']:.1f} s "
@@ -202,58 +219,36 @@ def _elsewhere() -> str:
     )
 
 
-def _journal() -> str:
-    """Of the last row of vLLM: how fast other engines are says nothing of a user's runs."""
-    rows = [row for row in rows_of("journal") if row["engine"] == "vllm" and row["interval"]]
-    if not rows:
-        return missing("journal")
+def _journal(rows: list[Row]) -> str:
     last = rows[-1]
     low, high = (1 - bound for bound in reversed(last["interval"]))
-    beside = "; others were busy beside it" if last["disturbed"] else ""
     return (
         f"{1 - last['ratio']:.1%} (95 %: {low:.1%} to {high:.1%}) in {last['rounds']} rounds at "
         f"{last['tokens_per_s']['journal']:,.0f} tokens a second; the writer takes "
-        f"{last['writer']['core_share']:.1%} of a core{beside}"
+        f"{last['writer']['core_share']:.1%} of a core{_beside(last)}"
     )
 
 
-def _restart() -> str:
-    sizes = [size for row in rows_of("restart") for size in row["sizes"]]
-    if not sizes:
-        return missing("restart")
+def _restart(rows: list[Row]) -> str:
+    sizes = [size for row in rows for size in row["sizes"]]
     largest = max(sizes, key=lambda size: int(size["trajectories"]))
-    return _so_far(
-        "restart",
-        largest["trajectories"],
-        f"{largest['restart_s']:.1f} s and {largest['memory_mb']:,} MB at "
-        f"{largest['trajectories']:,} trajectories",
-    )
+    told = f"{largest['restart_s']:.1f} s and {largest['memory_mb']:,} MB at "
+    told += f"{largest['trajectories']:,} trajectories"
+    return _so_far("restart", largest["trajectories"], told)
 
 
-def _soak() -> str:
-    rows = rows_of("soak")
-    if not rows:
-        return missing("soak")
+def _soak(rows: list[Row]) -> str:
     largest = max(int(row["trajectories"]) for row in rows)
     runs = [row for row in rows if row["trajectories"] == largest]
-    told = [f"{row['growth']:.1%} and {row['growth_of_run']:.1%}" for row in runs]
-    return _so_far(
-        "soak",
-        largest,
-        f"within a stretch and over the run: {'; '.join(told)} ({_runs(len(runs))} of {largest:,} "
-        f"trajectories and {runs[-1]['restarts']} kills)",
-    )
+    told = "; ".join(f"{row['growth']:.1%} and {row['growth_of_run']:.1%}" for row in runs)
+    size = f"{_runs(len(runs))} of {largest:,} trajectories and {runs[-1]['restarts']} kills"
+    return _so_far("soak", largest, f"within a stretch and over the run: {told} ({size})")
 
 
-def _fleet() -> str:
-    rows = rows_of("fleet")
-    if not rows:
-        return missing("fleet")
+def _fleet(rows: list[Row]) -> str:
     last = rows[-1]
-    rates = [
-        f"{one['trajectories_per_s']:,.0f} with {int(size):,}"
-        for size, one in last["sizes"].items()
-    ]
+    sizes = last["sizes"].items()
+    rates = [f"{one['trajectories_per_s']:,.0f} with {int(size):,}" for size, one in sizes]
     largest = list(last["sizes"].values())[-1]
     ends = "at none of these sizes"
     if last["ends_at"] is not None:
@@ -270,31 +265,27 @@ def _so_far(name: str, trajectories: int, told: str) -> str:
     return told if trajectories >= WHOLE_RUN else f"{told}; more {missing(name)}"
 
 
-def _fuzzed() -> str:
-    rows = rows_of("fuzz")
-    if not rows:
-        return missing("fuzz")
+def _fuzzed(rows: list[Row]) -> str:
     found = summary(rows)
-    least = min(TARGETS, key=lambda name: found["targets"].get(name, {"inputs": 0})["inputs"])
-    inputs = found["targets"].get(least, {"inputs": 0})["inputs"]
+    inputs = {name: found["targets"].get(name, {"inputs": 0})["inputs"] for name in TARGETS}
+    least = min(inputs, key=inputs.__getitem__)
     return (
         f"{len(found['findings'])} open in {found['inputs']:,} inputs; the fewest of a target: "
-        f"{inputs:,} (`{least}`)"
+        f"{inputs[least]:,} (`{least}`)"
     )
 
 
-def _suite() -> str:
-    """Of the last row of a whole suite."""
-    rows = [row for row in rows_of("suite") if row["exit_code"] == 0 and not row["arguments"]]
-    if not rows:
-        return missing("suite")
+def _suite(rows: list[Row]) -> str:
     last = rows[-1]
     tests = ", ".join(f"{count:,} {name}" for name, count in last["tests"].items())
-    beside = "; others were busy beside it" if last["disturbed"] else ""
     return (
         f"{last['steps'].get('tests', 0) / 60:.1f} minutes of tests, {last['seconds'] / 60:.1f} "
-        f"with checks ({tests}){beside}"
+        f"with checks ({tests}){_beside(last)}"
     )
+
+
+def _beside(row: Row) -> str:
+    return "; others were busy beside it" if row["disturbed"] else ""
 
 
 def _spread(seconds: Sequence[float]) -> str:
