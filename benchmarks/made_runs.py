@@ -181,7 +181,8 @@ class MadeRun:
             self._sampled(trajectory, began + 1.0, finish=None)
         for trajectory in ended:
             self._answered(trajectory, began + 1.0)
-        self._follow([*late, *ended], at=began + SECONDS / 2)
+        for record in self._settlement.follow([*late, *ended]):
+            self._note(replace(record, at=began + SECONDS / 2))
         self._trained(number, began)
         return self._records
 
@@ -203,10 +204,6 @@ class MadeRun:
     def _note(self, record: r.Record) -> None:
         self.state.apply(record)
         self._records.append(record)
-
-    def _follow(self, trajectories: Sequence[Trajectory], at: float) -> None:
-        for record in self._settlement.follow(trajectories):
-            self._note(replace(record, at=at))
 
     def _beginning(self) -> None:
         self._note(r.RunPhase(at=STARTED, phase="starting"))

@@ -26,7 +26,8 @@ from benchmarks.made_server import Server
 from benchmarks.rows import keep, result_line
 from headrace.run_folder import read_config
 from storage.database import SQLITE_NAME
-from storage.run_store import LITTLE, RunStore
+from storage.run_store import LITTLE
+from storage.segments import end_of
 
 BATCH = 128
 
@@ -66,24 +67,14 @@ def measure(run_dir: Path, *, sql: bool) -> dict[str, Any]:
     if sql:
         for path in run_dir.glob(f"{SQLITE_NAME}*"):
             path.unlink()
-        end = _records(run_dir)
+        end = end_of(run_dir / "journal").rows
         with restarted(run_dir) as (_, without_s):
             began = time.perf_counter() - without_s
             while _projected(run_dir) < end - LITTLE:
                 time.sleep(0.2)
             row["restart_without_sql_s"] = round(without_s, 2)
             row["sql_s"] = round(time.perf_counter() - began, 1)
-        _records(run_dir)
     return row
-
-
-def _records(run_dir: Path) -> int:
-    """How many the journal has."""
-    store = RunStore.open(run_dir)
-    try:
-        return store.end.records
-    finally:
-        store.close()
 
 
 def _projected(run_dir: Path) -> int:
