@@ -237,8 +237,10 @@ class Job(Runs):
                 was_done = coordinator is not None
                 if coordinator is not None:
                     network.reset(pid, int(coordinator[0].rsplit(":", 1)[1]), fault.seconds)
-            case _:
+            case "kill" | "kill_child" | "stop" | "stop_child":
                 was_done = _signalled(pid, fault)
+            case _:
+                was_done = False
         return Done(fault, began, time.time(), pid) if was_done else None
 
     def _kill_job(self) -> None:

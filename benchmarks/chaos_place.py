@@ -111,7 +111,8 @@ class Network:
         while True:
             if ours := self._connections(pid, port):
                 which = " or ".join(f"sport = :{own}" for own in sorted(ours))
-                self.run(0, "ss", "--kill", "--tcp", f"( {which} )")
+                with contextlib.suppress(subprocess.CalledProcessError):  # It ended meanwhile.
+                    self.run(0, "ss", "--kill", "--tcp", f"( {which} )")
             if time.monotonic() + _RESET_EVERY_S > end:
                 return
             time.sleep(_RESET_EVERY_S)
