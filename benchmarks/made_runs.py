@@ -31,7 +31,6 @@ from headrace.metrics import METRICS
 from headrace.protocol import records as r
 from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.messages import Finish
-from headrace.protocol.snapshots import Snapshot
 from headrace.protocol.streams import Span
 from headrace.run_folder import ANNOUNCED, name_latest, read_config
 from sequence.trajectories import Trajectory
@@ -193,7 +192,7 @@ class MadeRun:
             figures[f"memory/{name}"] = 4e8 + 1e8 * float(self._rng.random())
         return r.MetricsSampled(at=at, update=self.state.update, metrics=figures)
 
-    def _snapshot(self) -> Snapshot | None:
+    def _snapshot(self) -> r.Snapshot | None:
         snapshot = snapshot_of(self.state, self.store.end.records)
         if snapshot is not None:
             self.state.apply(snapshot)
