@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError
 from sqlalchemy.pool import NullPool
 
 from headrace.errors import FormatError, UserError
+from storage.tables import Base
 
 SQLITE_NAME = "headrace.sqlite"
 DATABASE_VERSION = "0006"
@@ -94,7 +95,8 @@ def read_file(path: Path) -> Engine:
 
 
 def upgrade(engine: Engine) -> None:
-    """Run the migrations that the database lacks: all of them, or none where one fails."""
+    """Make the tables in a new database, or run the migrations that it lacks: all, or nothing where
+    something fails."""
     from alembic import command  # only a writer pays for it
     from alembic.config import Config
 
@@ -102,7 +104,11 @@ def upgrade(engine: Engine) -> None:
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     with engine.connect() as connection, _one_transaction(connection):
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        if inspect(connection).has_table("alembic_version"):
+            command.upgrade(config, "head")
+        else:
+            Base.metadata.create_all(connection)
+            command.stamp(config, "head")
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """Responses put together again from the chunks in the journal.
 
-In: the journal's folder and which trajectories are wanted. Out: one Response a trajectory, in the
-order in which their last chunks were written. One pass, and memory only for the wanted responses
-that are still being put together.
+In: the journal's folder and which trajectories are wanted. Out: their responses, in the order in
+which their last chunks were written, in pages of columns or one by one. One pass, and memory only
+for a page and for the wanted responses that are still being put together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,10 @@ from headrace.protocol.streams import Float32, Int32, Piece, Streams
 from storage.journal import decode
 from storage.marks import Marks
 from storage.segments import read_batches
+
+Int64 = npt.NDArray[np.int64]
+_PAGE_TOKENS, _PAGE_ROWS = 1 << 17, 4096
+"""Of responses that are asked for one by one."""
 
 
 class Response(NamedTuple):
@@ -37,6 +42,24 @@ class Response(NamedTuple):
 EMPTY = Response(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64))
 
 
+class Responses(NamedTuple):
+    """Several responses, the tokens of one after those of the other. Response i has the tokens from
+    borders[i] to borders[i + 1]; `streams` are those of responses that have any, by i."""
+
+    borders: Int64
+    token_ids: Int32
+    logprobs: Float32
+    versions: Int64
+    streams: Mapping[int, Streams]
+
+
+class FlatResponses(NamedTuple):
+    """Responses and whose they are."""
+
+    ids: Int64
+    responses: Responses
+
+
 class Wanted(NamedTuple):
     """Which trajectories to put together: ids ascending, and where each one's last chunk is."""
 
@@ -49,20 +72,91 @@ def read_responses(
 ) -> Iterator[tuple[int, Response]]:
     """(trajectory_id, response) of each wanted trajectory; no chunk is before `first_offset`.
     `marks`: as for `storage.segments.read_batches`."""
+    for page in flat_responses(journal, wanted, _PAGE_TOKENS, _PAGE_ROWS, first_offset, marks):
+        several = page.responses
+        for place, (first, end) in enumerate(pairwise(several.borders.tolist())):
+            yield (
+                int(page.ids[place]),
+                Response(
+                    several.token_ids[first:end],
+                    several.logprobs[first:end],
+                    several.versions[first:end],
+                    several.streams.get(place),
+                ),
+            )
+
+
+def flat_responses(
+    journal: Path,
+    wanted: Wanted,
+    most_tokens: int,
+    most_rows: int,
+    first_offset: int = 0,
+    marks: Marks | None = None,
+) -> Iterator[FlatResponses]:
+    """Pages of at most so many responses, and of not many more than so many tokens; otherwise as
+    `read_responses`."""
     if len(wanted.ids) == 0:
         return
     final = int(wanted.last_offsets.max())
-    parts: dict[int, list[ChunkArrived]] = {}
+    waiting: list[pa.RecordBatch] = []
+    tokens = 0
     for batch in read_batches(journal, first_offset, marks):
         chosen = chunks_of(batch, wanted)
-        last_offsets = last_offsets_of(chosen, wanted).tolist()
-        for (offset, chunk), last in zip(decode(chosen), last_offsets, strict=True):
-            assert isinstance(chunk, ChunkArrived)
-            parts.setdefault(chunk.trajectory_id, []).append(chunk)
-            if offset == last:
-                yield chunk.trajectory_id, _join(parts.pop(chunk.trajectory_id))
-        if batch.column("offset")[batch.num_rows - 1].as_py() >= final:
+        if chosen.num_rows:
+            waiting.append(chosen)
+            tokens += len(chosen.column("token_ids").flatten())
+        last = batch.column("offset")[batch.num_rows - 1].as_py()
+        if waiting and (tokens >= most_tokens or last >= final):
+            chunks = pa.concat_batches(waiting)
+            ends = last_offsets_of(chunks, wanted)
+            for page in _pages(chunks, ends, last, most_tokens, most_rows):
+                yield _flat(page)
+            waiting, tokens = [chunks.filter(pa.array(ends > last))], 0
+        if last >= final:
             return
+
+
+def _pages(
+    chunks: pa.RecordBatch, ends: Int64, last: int, most_tokens: int, most_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """The chunks of responses that are whole, response by response."""
+    offsets = chunks.column("offset").to_numpy()
+    order = np.lexsort((offsets, ends))
+    order = order[ends[order] <= last]
+    if not len(order):
+        return
+    sizes = chunks.column("token_ids").value_lengths().to_numpy()[order]
+    firsts = np.flatnonzero(np.diff(ends[order], prepend=-1))
+    before = (np.cumsum(sizes) - sizes)[firsts].tolist()
+    cuts = [0]
+    for number, tokens in enumerate(before):
+        if tokens - before[cuts[-1]] >= most_tokens or number - cuts[-1] >= most_rows:
+            cuts.append(number)
+    for first, end in pairwise([*firsts[cuts].tolist(), len(order)]):
+        yield chunks.take(pa.array(order[first:end]))
+
+
+def _flat(chunks: pa.RecordBatch) -> FlatResponses:
+    whose = chunks.column("trajectory_id").to_numpy()
+    firsts = np.flatnonzero(np.diff(whose, prepend=whose[0] - 1))
+    sizes = chunks.column("token_ids").value_lengths().to_numpy()
+    borders = np.append(0, np.cumsum(np.add.reduceat(sizes, firsts, dtype=np.int64)))
+    token_ids = chunks.column("token_ids").flatten().to_numpy()
+    place = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(whose)))
+    spans = chunks.column("spans")
+    version, start, end = (field.to_numpy() for field in spans.flatten().flatten())
+    base = borders[place].repeat(spans.value_lengths().to_numpy())
+    versions = np.full(len(token_ids), -1, np.int64)
+    versions[covered(base + start, base + end)] = np.repeat(version, end - start)
+    responses = Responses(
+        borders,
+        token_ids,
+        chunks.column("logprobs").flatten().to_numpy(),
+        versions,
+        streams_of(chunks, place),
+    )
+    return FlatResponses(whose[firsts], responses)
 
 
 def chunks_of(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
@@ -93,29 +187,6 @@ def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int
         if streams is not None:
             found[response] = streams
     return found
-
-
-def _join(chunks: list[ChunkArrived]) -> Response:
-    tokens: list[Any] = [chunk.token_ids for chunk in chunks]
-    logprobs: list[Any] = [chunk.logprobs for chunk in chunks]
-    token_ids = np.concatenate(tokens, dtype=np.int32)
-    return Response(
-        token_ids,
-        np.concatenate(logprobs, dtype=np.float32),
-        _versions(chunks, len(token_ids)),
-        _streams(chunks),
-    )
-
-
-def _versions(chunks: list[ChunkArrived], size: int) -> npt.NDArray[np.int64]:
-    spans = [span for chunk in chunks for span in chunk.spans]
-    lengths = [span.end - span.start for span in spans]
-    if sum(lengths) == size:
-        return np.repeat(np.array([span.version for span in spans], np.int64), lengths)
-    versions = np.full(size, -1, np.int64)
-    for span in spans:
-        versions[span.start : span.end] = span.version
-    return versions
 
 
 def _streams(chunks: list[ChunkArrived]) -> Streams | None:
@@ -153,3 +224,10 @@ def _pieces(chunks: list[ChunkArrived]) -> list[Piece]:
 
 def _kind(piece: Piece) -> tuple[Any, ...]:
     return piece.source, piece.role, piece.turn, piece.media
+
+
+def covered(starts: Int64, ends: Int64) -> Int64:
+    """All positions in runs [start, end), run by run."""
+    lengths = ends - starts
+    before = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)

@@ -15,9 +15,8 @@ from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.records import DropReason
 from headrace.protocol.streams import Float32, Int32, MarkName, Source, Streams
 from storage.diagnostics import Seen, WindowKey
-from storage.responses import Response
+from storage.responses import Int64, Response, Responses, covered
 
-Int64 = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int8]
 """Places in a tuple of names; -1: none."""
 SOURCES: tuple[str, ...] = get_args(Source)
@@ -50,17 +49,6 @@ class TokenTable(NamedTuple):
     """Why it is kept out of every loss, of REASONS."""
     figures: dict[str, Float32]
     """What the learner reported, by the names of `headrace.protocol.diagnostics`."""
-
-
-class Responses(NamedTuple):
-    """Several responses, the tokens of one after those of the other. Response i has the tokens from
-    borders[i] to borders[i + 1]; `streams` are those of responses that have any, by i."""
-
-    borders: Int64
-    token_ids: Int32
-    logprobs: Float32
-    versions: Int64
-    streams: Mapping[int, Streams]
 
 
 class WindowColumns(NamedTuple):
@@ -147,13 +135,6 @@ def token_tables(responses: Responses, windows: WindowColumns, seen: Iterable[Se
         table.mask_reasons[~sampled] = -1
         table.loss_weights[~sampled] = 0
     return table
-
-
-def covered(starts: Int64, ends: Int64) -> Int64:
-    """All positions in runs [start, end), run by run."""
-    lengths = ends - starts
-    before = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
 
 
 def _place(table: TokenTable, borders: Int64, windows: WindowColumns, seen: Iterable[Seen]) -> None:

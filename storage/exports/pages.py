@@ -18,15 +18,13 @@ from sqlalchemy import Text, cast, func, select
 
 from storage.diagnostics import DiagnosticsReader
 from storage.exports.columns import JSON_TEXTS, PerToken, array_of
-from storage.exports.flat import flat_responses
 from storage.reader import RunReader
-from storage.responses import Wanted
+from storage.responses import Responses, Wanted, flat_responses
 from storage.tables import Prompt, Trajectory, Window
 from storage.tokens import (
     MARKS,
     REASONS,
     SOURCES,
-    Responses,
     TokenTable,
     WindowColumns,
     token_tables,

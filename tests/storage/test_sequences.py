@@ -25,11 +25,10 @@ from sequence.moves import moves, value_moves
 from storage import queries
 from storage.database import open_reader
 from storage.exports import export
-from storage.exports.flat import flat_responses
 from storage.exports.pages import wanted_where
 from storage.journal import decode, encode
 from storage.reader import open_run
-from storage.responses import Wanted, read_responses
+from storage.responses import Wanted, flat_responses, read_responses
 from storage.run_store import RunStore
 from storage.tables import ValueUse, Window
 from storage.tokens import MARKS, REASONS, SOURCES, names_of
