@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError
 from sqlalchemy.pool import NullPool
+from sqlalchemy.schema import CreateTable
 
 from headrace.errors import FormatError, UserError
 from storage.tables import Base
@@ -107,8 +108,19 @@ def upgrade(engine: Engine) -> None:
         if inspect(connection).has_table("alembic_version"):
             command.upgrade(config, "head")
         else:
-            Base.metadata.create_all(connection)
+            _make_tables(connection)
             command.stamp(config, "head")
+
+
+def _make_tables(connection: Connection) -> None:
+    """Tables, and their indices in an order that is always the same, those of some rows last: of
+    two that serve a query alike SQLite takes the one that was made later."""
+    for table in Base.metadata.sorted_tables:
+        connection.execute(CreateTable(table))
+        for index in sorted(
+            table.indexes, key=lambda i: (i.dialect_options["sqlite"]["where"] is not None, i.name)
+        ):
+            index.create(connection)
 
 
 @contextmanager

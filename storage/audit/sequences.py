@@ -12,6 +12,8 @@ some.
 
 from collections.abc import Iterable
 
+import msgspec
+
 from headrace.protocol.records import (
     AuditArrived,
     ChunkArrived,
@@ -248,17 +250,7 @@ class Sequences:
         trajectory = self._trajectory(window.trajectory_id)
         if trajectory is None:
             return
-        made = WindowFacts(
-            window.window_id,
-            window.trajectory_id,
-            window.index,
-            window.start,
-            window.end,
-            window.tokens,
-            window.min_version,
-            window.max_version,
-            window.final,
-        )
+        made = WindowFacts(**msgspec.structs.asdict(window))
         for problem in self._problems(trajectory, made):
             self._say("window", f"{made.name} {problem}")
         if window.window_id not in self._facts.windows:

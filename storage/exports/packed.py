@@ -5,12 +5,14 @@ tokens of a response share what is known of it. Out: plain Arrow columns and bat
 Promise: a column that nobody asks for is not made.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from storage.exports.columns import array_of
 
 Int64 = npt.NDArray[np.int64]
 
@@ -85,6 +87,17 @@ def plain(batch: pa.RecordBatch) -> Packed:
     """Rows that share nothing."""
     nothing = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
     return Packed(batch.schema, batch, nothing, np.array([batch.num_rows]))
+
+
+def from_columns(schema: pa.Schema, columns: Mapping[str, Sequence[Any]]) -> Packed:
+    """Rows that share nothing, of a list for each of the schema's columns."""
+    arrays = [array_of(field, columns[field.name]) for field in schema]
+    return plain(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+def from_rows(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> Packed:
+    """Rows that share nothing, one by one."""
+    return from_columns(schema, {name: [row[name] for row in rows] for name in schema.names})
 
 
 def repeated(values: pa.Array, sizes: Int64) -> pa.Array:

@@ -7,6 +7,7 @@ for what nobody asked for: without `tokens` the journal is not read.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -81,6 +82,23 @@ def wanted_where(reader: RunReader, condition: Any) -> Wanted:
     query = query.order_by(Trajectory.trajectory_id)
     table = np.fromiter(chain.from_iterable(reader.tuples(query)), np.int64).reshape(-1, 2)
     return Wanted(table[:, 0].copy(), table[:, 1].copy())
+
+
+class OfTrajectories:
+    """The part of rows that are made from the trajectories for which a condition (None: always)
+    holds."""
+
+    def __init__(self, reader: RunReader, condition: Any) -> None:
+        self._reader = reader
+        self._condition = condition
+
+    @cached_property
+    def _wanted(self) -> Wanted:
+        return wanted_where(self._reader, self._condition)
+
+    def total(self) -> int:
+        """How many trajectories these are."""
+        return len(self._wanted.ids)
 
 
 def _without_tokens(size: int) -> Responses:

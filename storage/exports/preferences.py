@@ -15,8 +15,8 @@ import pyarrow as pa
 from sqlalchemy import select
 
 from storage.exports.chats import CHAT, Chats, answer
-from storage.exports.columns import array_of, chosen_fields, field, scalar_field
-from storage.exports.packed import Part, plain
+from storage.exports.columns import chosen_fields, field, scalar_field
+from storage.exports.packed import Part, from_rows
 from storage.exports.pages import SQL_ROWS, pages
 from storage.exports.sft import answers_of, decoder_of
 from storage.filters import Filter, to_sql
@@ -123,9 +123,7 @@ class PreferenceRows:
                     halves[scalars["group_id"]] = one
                 else:
                     rows.append(self._row(*sorted((one, other), key=_reward, reverse=True)))
-            columns = [array_of(field, [row[field.name] for row in rows]) for field in self.schema]
-            batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-            yield Part(page.size, plain(batch))
+            yield Part(page.size, from_rows(self.schema, rows))
 
     def _row(self, best: _Half, worst: _Half) -> dict[str, Any]:
         scalars = best.scalars

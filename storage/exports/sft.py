@@ -6,7 +6,6 @@ first one counts.
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -14,12 +13,11 @@ from sqlalchemy import and_
 
 from headrace.errors import UserError
 from storage.exports.chats import CHAT, Chats, answer
-from storage.exports.columns import array_of, chosen_fields, field, scalar_field
-from storage.exports.packed import Part, plain
-from storage.exports.pages import Page, pages, wanted_where
+from storage.exports.columns import chosen_fields, field, scalar_field
+from storage.exports.packed import Part, from_rows
+from storage.exports.pages import OfTrajectories, Page, pages
 from storage.filters import Filter, to_sql
 from storage.reader import RunReader
-from storage.responses import Wanted
 from storage.tables import Trajectory
 from storage.texts import TextDecoder, text_decoder
 from storage.trajectory_rows import COLUMNS
@@ -44,7 +42,7 @@ def decoder_of(reader: RunReader) -> TextDecoder:
     return decoder
 
 
-class SftRows:
+class SftRows(OfTrajectories):
     """Rows of the export `sft`. `layout`: native, trl (prompt and completion) or verl (messages);
     in trl's they are chats where every training prompt of the run is one, else texts."""
 
@@ -55,7 +53,6 @@ class SftRows:
         columns: Sequence[str] | None,
         layout: str = "native",
     ) -> None:
-        self._reader = reader
         self._decoder = decoder_of(reader)
         self._chats = Chats(reader)
         self._as_chat = layout == "trl" and self._chats.complete
@@ -71,24 +68,14 @@ class SftRows:
             Trajectory.status == "finished",
             Trajectory.correct.is_(True),
         )
-        self._condition = and_(*accepted, *(() if where is None else (to_sql(where, COLUMNS),)))
-
-    @cached_property
-    def _wanted(self) -> Wanted:
-        return wanted_where(self._reader, self._condition)
-
-    def total(self) -> int:
-        """Right answers."""
-        return len(self._wanted.ids)
+        more = () if where is None else (to_sql(where, COLUMNS),)
+        super().__init__(reader, and_(*accepted, *more))
 
     def parts(self) -> Iterator[Part]:
         """Rows in batches of bounded size."""
         seen: set[bytes] = set()
         for page in pages(self._reader, self._wanted, _SCALARS, tokens=True, windows=False):
-            rows = list(self._rows(page, seen))
-            columns = [array_of(field, [row[field.name] for row in rows]) for field in self.schema]
-            batch = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-            yield Part(page.size, plain(batch))
+            yield Part(page.size, from_rows(self.schema, list(self._rows(page, seen))))
 
     def _rows(self, page: Page, seen: set[bytes]) -> Iterator[Mapping[str, Any]]:
         for scalars, text in answers_of(page, self._decoder):

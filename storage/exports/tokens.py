@@ -6,7 +6,7 @@ trajectories that are left.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property, reduce
+from functools import reduce
 from operator import and_ as both
 
 import numpy as np
@@ -23,10 +23,9 @@ from storage.exports.columns import (
     scalar_field,
 )
 from storage.exports.packed import Packed, Part
-from storage.exports.pages import Page, pages, scalar_array, token_array, wanted_where
+from storage.exports.pages import OfTrajectories, Page, pages, scalar_array, token_array
 from storage.filters import Filter, to_arrow, to_sql
 from storage.reader import RunReader
-from storage.responses import Wanted
 from storage.texts import text_decoder
 from storage.trajectory_rows import COLUMNS
 
@@ -43,7 +42,7 @@ def token_fields() -> list[pa.Field]:
     ]
 
 
-class TokenRows:
+class TokenRows(OfTrajectories):
     """Rows of the export `tokens`."""
 
     def __init__(
@@ -51,10 +50,10 @@ class TokenRows:
     ) -> None:
         every = token_fields()
         self.schema = chosen_fields(every, columns)
-        self._reader = reader
         self._decoder = text_decoder(reader.run_dir)
         on_whole, on_tokens = _conditions(where, pa.schema(every))
-        self._condition = and_(*(to_sql(part, COLUMNS) for part in on_whole)) if on_whole else None
+        wanted = and_(*(to_sql(part, COLUMNS) for part in on_whole)) if on_whole else None
+        super().__init__(reader, wanted)
         self._full = self.schema
         self._expression = None
         if on_tokens:
@@ -62,14 +61,6 @@ class TokenRows:
             more = self._asked - set(self.schema.names)
             self._full = pa.schema([*self.schema, *(f for f in every if f.name in more)])
             self._expression = reduce(both, (to_arrow(part, self._full) for part in on_tokens))
-
-    @cached_property
-    def _wanted(self) -> Wanted:
-        return wanted_where(self._reader, self._condition)
-
-    def total(self) -> int:
-        """Trajectories."""
-        return len(self._wanted.ids)
 
     def parts(self) -> Iterator[Part]:
         """Rows in batches of bounded size."""

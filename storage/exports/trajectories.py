@@ -2,7 +2,6 @@
 tokens."""
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +15,9 @@ from storage.exports.columns import (
     scalar_field,
 )
 from storage.exports.packed import Int64, Part, plain
-from storage.exports.pages import PROMPT_IDS, Page, pages, scalar_array, token_array, wanted_where
+from storage.exports.pages import PROMPT_IDS, OfTrajectories, Page, pages, scalar_array, token_array
 from storage.filters import Filter, to_sql
 from storage.reader import RunReader
-from storage.responses import Wanted
 from storage.texts import text_decoder
 from storage.trajectory_rows import COLUMNS
 
@@ -41,24 +39,15 @@ def _list_of(kind: pa.DataType) -> pa.DataType:
     return pa.list_(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
-class TrajectoryRows:
+class TrajectoryRows(OfTrajectories):
     """Rows of the export `trajectories`."""
 
     def __init__(
         self, reader: RunReader, where: Filter | None, columns: Sequence[str] | None
     ) -> None:
         self.schema = chosen_fields(trajectory_fields(), columns)
-        self._reader = reader
         self._decoder = text_decoder(reader.run_dir)
-        self._condition = None if where is None else to_sql(where, COLUMNS)
-
-    @cached_property
-    def _wanted(self) -> Wanted:
-        return wanted_where(self._reader, self._condition)
-
-    def total(self) -> int:
-        """Trajectories."""
-        return len(self._wanted.ids)
+        super().__init__(reader, None if where is None else to_sql(where, COLUMNS))
 
     def parts(self) -> Iterator[Part]:
         """Rows in batches of bounded size."""

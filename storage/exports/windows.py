@@ -6,8 +6,8 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Text, cast, func, select
 
-from storage.exports.columns import WORD, array_of, chosen_fields, field
-from storage.exports.packed import Part, plain
+from storage.exports.columns import WORD, chosen_fields, field
+from storage.exports.packed import Part, from_columns
 from storage.exports.pages import SQL_ROWS
 from storage.filters import Filter, to_sql
 from storage.reader import RunReader
@@ -72,5 +72,4 @@ class WindowRows:
         for ids, *found in self._reader.columns(ordered, SQL_ROWS):
             columns = dict(zip(self._names, found, strict=True))
             columns["run_id"] = (self._reader.run_id,) * len(ids)
-            arrays = [array_of(field, columns[field.name]) for field in self.schema]
-            yield Part(len(ids), plain(pa.RecordBatch.from_arrays(arrays, schema=self.schema)))
+            yield Part(len(ids), from_columns(self.schema, columns))

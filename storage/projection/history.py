@@ -41,15 +41,9 @@ def add_losses(connection: Connection, run: int, records: list[Placed]) -> None:
 
 def add_versions(connection: Connection, run: int, records: list[Placed]) -> None:
     """Weights got a version."""
+    names = ("version", "lineage", "update", "num_bytes")
     rows = [
-        {
-            "version": r.version,
-            "lineage": r.lineage,
-            "update": r.update,
-            "num_bytes": r.num_bytes,
-            "published_at": r.at,
-            "offset": offset,
-        }
+        {**{name: getattr(r, name) for name in names}, "published_at": r.at, "offset": offset}
         for offset, r in records
     ]
     upsert_rows(connection, run, WeightVersion, rows)

@@ -7,12 +7,12 @@ batch of records costs one insert.
 
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, update
 
 from headrace.protocol.records import (
     BatchReturned,
     BatchTaken,
-    ClosedWindow,
     LineageBegan,
     UpdateCommitted,
     WindowsClosed,
@@ -45,7 +45,8 @@ def move_windows(connection: Connection, run: int, records: list[Placed]) -> Non
     changed: dict[int, Row] = {}
     for offset, record in records:
         if isinstance(record, WindowsClosed):
-            made.update((window.window_id, _row(window)) for window in record.windows)
+            for window in record.windows:
+                made[window.window_id] = {**msgspec.structs.asdict(window), "lines": None}
         for move in moves(record):
             row = made.get(move.window_id)
             if row is None:
@@ -81,21 +82,6 @@ def move_values(connection: Connection, run: int, records: list[Placed]) -> None
                 "offset": offset,
             }
     upsert_rows(connection, run, ValueUse, [rows[key] for key in sorted(rows)])
-
-
-def _row(window: ClosedWindow) -> Row:
-    return {
-        "window_id": window.window_id,
-        "trajectory_id": window.trajectory_id,
-        "index": window.index,
-        "start": window.start,
-        "end": window.end,
-        "tokens": window.tokens,
-        "min_version": window.min_version,
-        "max_version": window.max_version,
-        "final": window.final,
-        "lines": None,
-    }
 
 
 def move_updates(connection: Connection, run: int, records: list[Placed]) -> None:

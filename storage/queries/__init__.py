@@ -17,7 +17,6 @@ from storage.queries.evaluations import evaluation_answers, evaluations
 from storage.queries.metrics import (
     latest_metrics,
     metric_arrays,
-    metric_info,
     metric_names,
     metric_series,
 )
@@ -100,7 +99,6 @@ __all__ = [
     "list_runs",
     "losses_by_length",
     "metric_arrays",
-    "metric_info",
     "metric_names",
     "metric_series",
     "news",

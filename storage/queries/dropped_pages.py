@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import ColumnElement, Text, and_, case, cast, func, or_, select
 
-from storage.queries.drops import is_dropped, is_masked, lost_tokens
+from storage.queries.drops import is_dropped, is_masked, losses, lost_tokens
 from storage.reader import RunReader, open_run
 from storage.tables import Trajectory, Window
 
@@ -157,11 +157,8 @@ def _within(lengths: tuple[int | None, int | None]) -> list[ColumnElement[bool]]
 
 def _reasons(window: Any, wanted: Sequence[str]) -> Counter[str]:
     """What a row of the windows table lost: tokens by reason."""
-    runs = window.masked
-    if window.state == "dropped":
-        runs = [(window.reason, window.start, window.end, window.tokens)]
     counts: Counter[str] = Counter()
-    for reason, _, _, tokens in runs:
+    for reason, tokens in losses(window):
         if not wanted or reason in wanted:
             counts[reason] += tokens
     return counts

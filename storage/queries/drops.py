@@ -5,9 +5,8 @@ written down in the windows table, and nothing else is asked.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -111,29 +110,28 @@ def _ended(reader: RunReader) -> tuple[Ints, Ints]:
 
 def _lost(reader: RunReader, ids: Ints) -> dict[str, Ints]:
     """By reason how many tokens each of the answers lost."""
-    whole = select(Window.trajectory_id, Window.reason, Window.tokens).where(
-        Window.run == reader.key, is_dropped()
-    )
-    some = select(Window.trajectory_id, Window.masked).where(Window.run == reader.key, is_masked())
+    import pandas as pd
+
+    columns = (Window.trajectory_id, Window.reason, Window.tokens, Window.state, Window.masked)
+    query = select(*columns).where(Window.run == reader.key, lost_tokens())
     found: dict[str, Ints] = {}
-
-    def lose(reason: str, whose: Sequence[int], tokens: Sequence[int]) -> None:
-        counts = found.setdefault(reason, np.zeros(len(ids), np.int64))
-        if len(ids):
-            places = np.searchsorted(ids, whose).clip(max=len(ids) - 1)
-            known = ids[places] == np.array(whose)
-            np.add.at(counts, places[known], np.array(tokens)[known])
-
-    for rows in reader.stream(whole, _ROWS):
-        for reason in {row.reason for row in rows}:
-            mine = [row for row in rows if row.reason == reason]
-            lose(reason, [row.trajectory_id for row in mine], [row.tokens for row in mine])
-    for rows in reader.stream(some, _ROWS):
-        parts = [(row.trajectory_id, *run) for row in rows for run in row.masked]
-        for reason in {reason for _, reason, *_ in parts}:
-            runs = [(whose, tokens) for whose, why, _, _, tokens in parts if why == reason]
-            lose(reason, [whose for whose, _ in runs], [tokens for _, tokens in runs])
+    for rows in reader.stream(query, _ROWS):
+        lost = pd.DataFrame(
+            [(row.trajectory_id, reason, n) for row in rows for reason, n in losses(row)],
+            columns=["whose", "reason", "tokens"],
+        )
+        lost = lost[lost["whose"].isin(ids)]
+        for reason, mine in lost.groupby("reason"):
+            counts = found.setdefault(str(reason), np.zeros(len(ids), np.int64))
+            np.add.at(counts, np.searchsorted(ids, mine["whose"]), mine["tokens"].to_numpy())
     return found
+
+
+def losses(window: Any) -> list[tuple[str, int]]:
+    """What a row of the windows table lost: (reason, tokens) of it as a whole, or of each run."""
+    if window.state == "dropped":
+        return [(window.reason, window.tokens)]
+    return [(reason, tokens) for reason, _, _, tokens in window.masked]
 
 
 def is_dropped() -> ColumnElement[bool]:

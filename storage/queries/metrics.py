@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlalchemy import CTE, ColumnElement, Integer, and_, cast, func, or_, select
 from sqlalchemy.orm import aliased
 
-from headrace.metrics import METRICS, MetricInfo
+from headrace.metrics import METRICS
 from storage.reader import RunReader, open_run
 from storage.tables import AnySelect, Metric, MetricArray, Run, Update
 
@@ -29,11 +29,6 @@ def names_of(reader: RunReader) -> list[str]:
     names = _names(reader.key)
     found = reader.rows(select(names.c.name).where(names.c.name.is_not(None)))
     return sorted(name for (name,) in found)
-
-
-def metric_info() -> dict[str, MetricInfo]:
-    """Unit, meaning and healthy range by name."""
-    return dict(METRICS)
 
 
 def metric_series(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 
 from headrace.errors import UserError
 from headrace.run_folder import (
@@ -45,12 +45,12 @@ class RunLine:
     name: str
     status: str
     started_at: float | None
-    wall_s: float
-    updates: int
-    trained_tokens: int
-    accuracy_before: float | None
-    accuracy_after: float | None
-    reward: float | None
+    wall_s: float = 0.0
+    updates: int = 0
+    trained_tokens: int = 0
+    accuracy_before: float | None = None
+    accuracy_after: float | None = None
+    reward: float | None = None
     kind: str = "training"
     detail: str = ""
     algorithm: str = ""
@@ -159,6 +159,15 @@ def run_state(reader: RunReader) -> RunState:
     return RunState(status, detail, name, lineage, started_at, last_at, ended)
 
 
+def surviving(reader: RunReader) -> list[ColumnElement[bool]]:
+    """Conditions for the updates that count: ended, and of no lineage that was given up."""
+    return [
+        Update.run == reader.key,
+        Update.state.in_(["committed", "skipped"]),
+        Update.abandoned.is_(False),
+    ]
+
+
 def _why_ended(reader: RunReader, status: str, detail: str) -> str:
     """What ended a run: the condition that was reached, who asked for it, or what went wrong."""
     if status in ("interrupted", "stopped"):
@@ -203,12 +212,6 @@ def _unread_line(run_dir: Path, error: Exception) -> RunLine:
         name=run_dir.name,
         status="starting" if held else UNREADABLE,
         started_at=begun,
-        wall_s=0.0,
-        updates=0,
-        trained_tokens=0,
-        accuracy_before=None,
-        accuracy_after=None,
-        reward=None,
         detail="" if held else " ".join(reason.split())[:_LONGEST_REASON],
         notes=read_notes(run_dir),
     )
@@ -218,11 +221,7 @@ def _line(reader: RunReader) -> RunLine:
     state = run_state(reader)
     config = read_config(reader.run_dir)
     updates = reader.rows(
-        select(func.max(Update.update), func.max(Update.trained_tokens)).where(
-            Update.run == reader.key,
-            Update.state.in_(["committed", "skipped"]),
-            Update.abandoned.is_(False),
-        )
+        select(func.max(Update.update), func.max(Update.trained_tokens)).where(*surviving(reader))
     )[0]
     evaluated = reader.rows(
         select(Evaluation.label, Evaluation.accuracy)
@@ -275,7 +274,6 @@ def _reward_model_line(run_dir: Path) -> RunLine:
         trained_tokens=row["tokens"],
         accuracy_before=before,
         accuracy_after=after,
-        reward=None,
         kind=row["kind"],
         detail=row["detail"],
         algorithm=row["objective"],

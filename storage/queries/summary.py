@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, func, literal, select
+from sqlalchemy import case, func, literal, select
 
 from headrace.bands import sentence
 from headrace.run_folder import is_reward_model, read_config
@@ -12,7 +12,7 @@ from storage.queries.metrics import latest_values, same_update
 from storage.queries.processes import supervisor_events
 from storage.queries.reward_models import reward_model_summary
 from storage.queries.rewards import ALERT, alert_texts, source_rows
-from storage.queries.runs import run_state
+from storage.queries.runs import run_state, surviving
 from storage.reader import RunReader, open_run
 from storage.reader import read_config as read_resolved
 from storage.tables import (
@@ -198,14 +198,6 @@ def _outside(reader: RunReader) -> dict[str, int]:
     }
 
 
-def _surviving(reader: RunReader) -> list[ColumnElement[bool]]:
-    return [
-        Update.run == reader.key,
-        Update.state.in_(["committed", "skipped"]),
-        Update.abandoned.is_(False),
-    ]
-
-
 def _updates(reader: RunReader, started_at: float | None) -> dict[str, Any]:
     """Numbers of updates, and clocks."""
     of_policy = (Update.state == "committed") & (Update.num_windows > 0)
@@ -216,7 +208,7 @@ def _updates(reader: RunReader, started_at: float | None) -> dict[str, Any]:
             func.min(case((of_policy, Update.committed_at))),
             func.max(Update.train_time_s),
             func.count(case((Update.state == "skipped", 1))),
-        ).where(*_surviving(reader))
+        ).where(*surviving(reader))
     )[0]
     begun = started_at or 0.0
     return {
@@ -233,7 +225,7 @@ def _per_update(reader: RunReader, *names: str) -> dict[str, list[float]]:
     query = (
         select(Metric.name, Metric.value)
         .join(Update, same_update())
-        .where(*_surviving(reader), Metric.name.in_(names), Metric.value.is_not(None))
+        .where(*surviving(reader), Metric.name.in_(names), Metric.value.is_not(None))
         .order_by(Update.update)
     )
     found: dict[str, list[float]] = {name: [] for name in names}
