@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,7 +139,6 @@ class Learner:
     def __init__(
         self,
         *,
-        model: Path = MODEL,
         budget: int = BUDGET,
         window: int = 240,
         autocast: torch.dtype | None = torch.bfloat16,
@@ -155,7 +153,7 @@ class Learner:
         policy, value = OptimizerConfig(lr=POLICY_LR), OptimizerConfig(lr=VALUE_LR)
         config = LearnerConfig(policy=policy, value=value, **settings)
         algorithm = AlgorithmConfig.model_validate({"advantages": {"kind": "egae"}, "value": {}})
-        loaded = ModelConfig(path=str(model))
+        loaded = ModelConfig(path=str(MODEL))
         critic = load_critic(loaded, dtype=torch.float32, device=CPU)
         if critic_spread:
             torch.manual_seed(7)

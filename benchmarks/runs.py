@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,17 @@ def train(
     *,
     root: Path,
     name: str,
-    environment: Mapping[str, str] | None = None,
     tree: Path = ROOT,
     watch: Watch | None = None,
 ) -> Summary:
     """Run a recipe to its end; its `headrace show --json` and, as `folder`, its run folder, as
     `watch` the watch over the machine meanwhile and as `machine_state` what a row says of it.
 
-    `name` must be new in `root`: the run is found by it. `environment`: more variables. `tree`: the
-    source tree whose code runs and shows. `watch`: one that is not the usual. RunFailedError when
-    it ended badly, KeyboardInterrupt when it was interrupted.
+    `name` must be new in `root`: the run is found by it. `tree`: the source tree whose code
+    runs and shows. `watch`: one that is not the usual. RunFailedError when it ended badly,
+    KeyboardInterrupt when it was interrupted.
     """
-    variables = {**os.environ, "PYTHONPATH": str(tree), **(environment or {})}
+    variables = {**os.environ, "PYTHONPATH": str(tree)}
     root = root.resolve()
     root.mkdir(parents=True, exist_ok=True)
     log = root / f"{name}.log"

@@ -63,7 +63,7 @@ def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse
     if file.retired:
         raise UserError(
             f"{path.stem} is run no more; its code is at commit {file.retired}, what it found on "
-            "docs/evidence.md and in benchmarks/results"
+            "the pages of docs and in benchmarks/results"
         )
     parser = command_line(path.stem, about(path))
     parser.set_defaults(part=None, setting=None)
