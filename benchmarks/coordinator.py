@@ -6,15 +6,12 @@ measurement is the same number of chunks, in messages of the same size, for few 
 trajectories in turns. In: the two sizes. Out: a table; with --json, as the last line, one JSON
 object. `ratio`: chunks per processor second of the coordinator with many over those with few (the
 median of the pairs); `chunks_per_s`: from the socket to the acknowledgement, the lower of the two
-medians; `threads`: who in the coordinator used the processor; `stages` (with --stages): in which
-stage the event loop and the recorder were when they were looked at, in a coordinator that is
-measured apart, because looking costs time.
+medians; `threads`: who in the coordinator used the processor.
 """
 
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import sys
 import tempfile
@@ -118,13 +115,10 @@ class Sender(ScriptedGenerator):
 
 
 @contextlib.asynccontextmanager
-async def bench(
-    folder: Path, active: int, *, core: int, stages: Path | None = None
-) -> AsyncIterator[Measure]:
+async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measure]:
     """A coordinator in a new folder with so many active trajectories: what some chunks take there.
     It is killed: what it would do at its end is no part of this."""
-    program = f"benchmarks.stages {stages}" if stages else ""
-    server = Server(folder, config(), core=core, program=program)
+    server = Server(folder, config(), core=core)
 
     async def measure(chunks: int, size: int) -> Used:
         before = server.used()
@@ -194,21 +188,6 @@ def _figures(chunks: int, samples: Sequence[Used]) -> dict[str, Any]:
     }
 
 
-async def stages(args: argparse.Namespace, root: Path, *, core: int) -> dict[str, Any]:
-    """Where the time goes, by the larger size."""
-    path = root / "stages.json"
-    async with bench(root / "stages", args.many, core=core, stages=path) as measure:
-        for _ in range(2):
-            path.unlink(missing_ok=True)  # What it did before is not counted.
-            await measure(args.chunks, args.message)
-    found: dict[str, Any] = json.loads(path.read_text())
-    for thread, counts in found.items():
-        whole = sum(counts.values())
-        found[thread] = {stage: round(n / whole, 3) for stage, n in counts.items()}
-        print(f"{thread}: " + ", ".join(f"{s} {share:.0%}" for s, share in found[thread].items()))
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, end."""
     parser = command_line("coordinator", __doc__)
@@ -217,13 +196,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--chunks", type=int, default=32768, help="chunks a measurement")
     parser.add_argument("--message", type=int, default=64, help="chunks a message")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each, in turns")
-    parser.add_argument("--stages", action="store_true", help="also say what binds, stage by stage")
     args = parser.parse_args(argv)
     core, own = two_cores(parser)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(own):
         result = asyncio.run(compare(args, Path(root), core=core))
-        if args.stages:
-            result["stages"] = asyncio.run(stages(args, Path(root), core=core))
     print(
         f"ratio {result['ratio']:.2f} (goal: at least 0.8); {result['chunks_per_s']:.0f} chunks a "
         "second (goal: 20000, at least 5000)"

@@ -48,13 +48,10 @@ class Used(NamedTuple):
 
 
 class Server(CoordinatorProcess):
-    """A coordinator's process; `core`: the one that it runs on alone, `program`: what is run
-    instead of `coordinator.run`, with its first options."""
+    """A coordinator's process; `core`: the one that it runs on alone."""
 
-    def __init__(
-        self, run_dir: Path, config: RunConfig, *, core: int | None = None, program: str = ""
-    ) -> None:
-        super().__init__(run_dir, config, program=program.split())
+    def __init__(self, run_dir: Path, config: RunConfig, *, core: int | None = None) -> None:
+        super().__init__(run_dir, config)
         self._core, self._heartbeat_s = core, config.transport.heartbeat_s
 
     def start(self, *, resume: bool = False) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from benchmarks.coordinator import CHUNK, bench
 from benchmarks.made_server import Used
-from benchmarks.stages import stage_of
 from headrace.protocol.records import ChunkArrived, WindowsReady
 from storage.journal import read_journal
 
@@ -15,8 +14,7 @@ def test_what_is_measured_is_on_disk(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
 
     async def measured() -> Used:
-        stages = tmp_path / "stages.json"
-        async with bench(tmp_path / "run", 4, core=core, stages=stages) as measure:
+        async with bench(tmp_path / "run", 4, core=core) as measure:
             return await measure(32, 8)
 
     assert asyncio.run(measured()).wall_s > 0
@@ -26,7 +24,3 @@ def test_what_is_measured_is_on_disk(tmp_path: Path) -> None:
     assert {c.token_ids.size for c in chunks} == {CHUNK}
     ready = [i for r in records if isinstance(r, WindowsReady) for i in r.window_ids]
     assert len(set(ready)) == 16
-
-
-def test_a_stage_is_the_innermost_function_that_is_known() -> None:
-    assert stage_of(None) == "other"

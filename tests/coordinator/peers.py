@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,10 @@ MODEL = Path(__file__).parents[2] / "recipes" / "models" / "chain-sums-cold"
 
 
 class CoordinatorProcess:
-    """`python -m coordinator.run` in a run folder of its own; `program`: what is run instead, with
-    its first options."""
+    """`python -m coordinator.run` in a run folder of its own."""
 
-    def __init__(self, run_dir: Path, config: RunConfig, *, program: Sequence[str] = ()) -> None:
-        self.run_dir, self._program = run_dir, program or ["coordinator.run"]
+    def __init__(self, run_dir: Path, config: RunConfig) -> None:
+        self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "resolved.json").write_text(config.model_dump_json())
         self.process: subprocess.Popen[bytes] | None = None
@@ -43,7 +41,7 @@ class CoordinatorProcess:
     def start(self, *, resume: bool = False) -> str:
         """Start and wait for the address."""
         announced = self.run_dir / "coordinator.json"
-        command = [sys.executable, "-m", *self._program, "--run-dir", str(self.run_dir)]
+        command = [sys.executable, "-m", "coordinator.run", "--run-dir", str(self.run_dir)]
         with (self.run_dir / "coordinator.log").open("ab") as log:
             self.process = subprocess.Popen(command + ["--resume"] * resume, stderr=log)
         while True:
