@@ -5,8 +5,7 @@ answers held-out prompts. Turn by turn of the same run the coordinator's store i
 run has (Arrow segments, an fsync a commit, SQL), or confirms at once what it is given
 (`benchmarks.journal_turns`). Records are made, applied and gathered for
 `storage.commit_interval_ms` in both, so the ratio is of all that follows: encoding, digests,
-segments, fsync, SQL. With --parts two more kinds of turns leave out the fsyncs alone (no_fsync) and
-SQL alone (no_sql).
+segments, fsync, SQL.
 
 Out: a line a run; with --json, as the last line, one JSON object:
 
@@ -14,7 +13,6 @@ Out: a line a run; with --json, as the last line, one JSON object:
                          (goal: at least 0.98); a round has a turn of each kind, in drawn order
 - interval               its 95 % interval, by bootstrap over rounds; null with a single round
 - ratio_min, ratio_max   of single rounds
-- parts                  with --parts, the same of each part's turns over those without a journal
 - rounds, runs           how many; rounds count while no slot of the generator is empty
 - tokens_per_s, answers_per_s  by kind of turn, means over the rounds
 - writer                 in turns with the journal: `core_share` of the recorder's thread (in cores)
@@ -65,9 +63,6 @@ from storage.journal import read_journal
 
 RECIPE = ROOT / "recipes" / "quickstart.toml"
 GOAL = 0.98
-WHOLE: tuple[Kind, ...] = ("journal", "none")
-
-
 Measured = Mapping[str, float]
 """Of a turn: `seconds`, `tokens` that were generated and accepted, `answers` that ended, and what
 the writer did (`Work`)."""
@@ -117,29 +112,25 @@ def flow_of(run_dir: Path) -> Flow:
     return Flow([at for at, _ in chunks], tokens, sorted(ended), last_lease)
 
 
-def rounds_of(flow: Flow, turns: Sequence[Turn], kinds: Sequence[Kind]) -> list[Round]:
+def rounds_of(flow: Flow, turns: Sequence[Turn]) -> list[Round]:
     """Whole rounds, as long as prompts waited: behind the last lease slots become empty."""
     full = [turn for turn in turns if turn.ended <= flow.last_lease]
-    whole = len(full) // len(kinds) * len(kinds)
-    measured = [(turn.kind, flow.measured(turn)) for turn in full[:whole]]
-    return [dict(measured[at : at + len(kinds)]) for at in range(0, whole, len(kinds))]
+    measured = [(turn.kind, flow.measured(turn)) for turn in full]
+    return [dict(pair) for pair in zip(measured[::2], measured[1::2], strict=False)]
 
 
 def figures(rounds: Sequence[Round]) -> dict[str, Any]:
     """The figures of all rounds."""
-    kinds = [kind for kind in KINDS if kind in rounds[0]]
 
     def per_s(name: str) -> dict[Kind, float]:
         """Means over the rounds."""
         return {
             kind: round(statistics.mean(_rate(one[kind], name) for one in rounds), 1)
-            for kind in kinds
+            for kind in KINDS
         }
 
-    parts = {kind: over_none(rounds, kind) for kind in kinds if kind not in WHOLE}
     return {
-        **over_none(rounds, "journal"),
-        **({"parts": parts} if parts else {}),
+        **over_none(rounds),
         "rounds": len(rounds),
         "tokens_per_s": per_s("tokens"),
         "answers_per_s": per_s("answers"),
@@ -151,9 +142,9 @@ def _rate(one: Measured, name: str = "tokens") -> float:
     return one[name] / one["seconds"]
 
 
-def over_none(rounds: Sequence[Round], kind: Kind) -> dict[str, Any]:
-    """Tokens a second in one kind of turns over those in turns without a journal."""
-    pairs = ((Time(_rate(one[kind]), True), Time(_rate(one["none"]), True)) for one in rounds)
+def over_none(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Tokens a second in turns with a journal over those in turns without."""
+    pairs = ((Time(_rate(one["journal"]), True), Time(_rate(one["none"]), True)) for one in rounds)
     found = compared(dict(enumerate(pairs)))
     bounds = found["interval"]
     return {
@@ -223,15 +214,14 @@ def recipe_of(options: argparse.Namespace, root: Path) -> RunConfig:
 def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
     """All runs; the figures, and the state of the machine meanwhile."""
     config = recipe_of(options, root)
-    kinds = KINDS if options.parts else WHOLE
     rounds: list[Round] = []
     roles: dict[int, str] = {}
     with Watch() as watch:
         for number in range(options.repeats):
-            plan = Plan(kinds, options.turn_s, options.settle_s, number)
+            plan = Plan(options.turn_s, options.settle_s, number)
             run_dir = play(config, plan)
             roles |= roles_in(run_dir)
-            found = rounds_of(flow_of(run_dir), read_turns(run_dir), kinds)
+            found = rounds_of(flow_of(run_dir), read_turns(run_dir))
             if not found:
                 raise RunFailedError("no round was over before the prompts were: raise --prompts")
             rounds += found
@@ -259,13 +249,10 @@ def line(found: Mapping[str, Any]) -> str:
     rates, writes = found["tokens_per_s"], found["writer"]
     bounds = found["interval"]
     spread = f", 95 % interval {bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else ""
-    parts = "".join(
-        f"; {kind} {part['ratio']:.3f}" for kind, part in found.get("parts", {}).items()
-    )
     return (
         f"{rates['journal']:,.0f} tokens a second with the journal, {rates['none']:,.0f} without: "
         f"{found['ratio']:.3f} ({found['ratio_min']:.3f} to {found['ratio_max']:.3f} in "
-        f"{found['rounds']} rounds{spread}){parts}; its writer takes {writes['core_share']:.1%} of "
+        f"{found['rounds']} rounds{spread}); its writer takes {writes['core_share']:.1%} of "
         f"a core, fsyncs {writes['fsync_share']:.1%} of the time"
     )
 
@@ -290,7 +277,6 @@ def options_from(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="runs")
     parser.add_argument("--turn-s", type=float, default=4.0, help="seconds of a turn")
     parser.add_argument("--settle-s", type=float, default=1.0, help="seconds before each turn")
-    parser.add_argument("--parts", action="store_true", help="also turns without a part of it")
     parser.add_argument("--root", type=Path, help="where runs are written (a temporary folder)")
     offer_row(parser)
     return parser.parse_args(argv)

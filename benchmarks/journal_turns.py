@@ -1,4 +1,4 @@
-"""A coordinator whose store leaves out a part of its work in turns: `python -m
+"""A coordinator whose store leaves out its work in turns: `python -m
 benchmarks.journal_turns OPTIONS`, with the options of `coordinator.run` behind its own.
 
 In: kinds of turns, and how long each is. Out: the journal and SQL of an ordinary run; in
@@ -10,13 +10,10 @@ that trains is refused: were this coordinator killed, records that it has confir
 
 - journal   nothing is left out: an ordinary store
 - none      records are confirmed at once: not encoded, written, fsynced or put into SQL
-- no_fsync  the journal is written, SQL too, and no batch waits for the disk
-- no_sql    the journal is written and fsynced, and SQL is not
 """
 
 import argparse
 import json
-import os
 import random
 import sys
 import time
@@ -33,9 +30,9 @@ from headrace.errors import RunFailedError, StorageBlockedError, UserError
 from headrace.protocol.records import ChunkArrived, EvaluationDone, Record
 from headrace.run_folder import write_atomically
 from storage.run_store import RunStore
-from storage.segments import fsync, segment_paths
+from storage.segments import segment_paths
 
-Kind = Literal["journal", "none", "no_fsync", "no_sql"]
+Kind = Literal["journal", "none"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FILE = "turns.json"
 AT_ONCE = 1000
@@ -48,7 +45,6 @@ class Plan:
     """Turns of `turn_s` seconds, each `settle_s` after what the one before left out is made up for.
     Round after round has every kind once, in an order that the seed draws."""
 
-    kinds: tuple[Kind, ...]
     turn_s: float
     settle_s: float
     seed: int
@@ -57,7 +53,7 @@ class Plan:
         """Kinds of turns, without end."""
         draw = random.Random(self.seed)
         while True:
-            yield from draw.sample(self.kinds, len(self.kinds))
+            yield from draw.sample(KINDS, len(KINDS))
 
 
 @dataclass
@@ -98,9 +94,6 @@ class TurnStore(RunStore):
     ) -> None:
         self._held: list[Record] = []
         """Confirmed and not in the journal."""
-        self._unprojected: list[tuple[int, Record]] = []
-        """In the journal and not in SQL."""
-        self._is_unsynced = False
         self._kind: Kind = "journal"
         self._plan: Plan | None = None
         self._is_going = False
@@ -142,10 +135,8 @@ class TurnStore(RunStore):
     def close(self) -> None:
         """Make up for all that was left out, and write down the turns."""
         self._plan, self._kind = None, "journal"
-        while self._held or self._unprojected:
+        while self._held:
             self._keep([])
-        if self._is_unsynced:
-            self._sync_all()
         turns = [asdict(turn) for turn in self._turns]
         write_atomically(self._run_dir / FILE, json.dumps(turns))
         super().close()
@@ -156,27 +147,12 @@ class TurnStore(RunStore):
             return
         count = AT_ONCE + len(records)
         now, self._held = self._held[:count], self._held[count:]
-        if not now:
-            self._project([])
-            return
         try:
             super().append(now)
         except StorageBlockedError as error:
             raise RunFailedError(f"nothing can be measured: the run needs {error}") from error
 
-    def _project(self, records: list[tuple[int, Record]]) -> None:
-        self._unprojected += records
-        if self._kind == "no_sql":
-            return
-        count = AT_ONCE + len(records)
-        now, self._unprojected = self._unprojected[:count], self._unprojected[count:]
-        if now:
-            super()._project(now)
-
     def _sync(self, file: int) -> None:
-        if self._kind == "no_fsync":
-            self._is_unsynced = True
-            return
         began = time.perf_counter()
         super()._sync(file)
         self._work.fsyncs += 1
@@ -198,21 +174,8 @@ class TurnStore(RunStore):
 
     def _begin(self, plan: Plan, now: float) -> None:
         """The next turn, where nothing of the one before is left."""
-        if self._held or self._unprojected:
-            return
-        if self._is_unsynced:
-            self._sync_all()
-        self._kind, self._begins = next(self._order), now + plan.settle_s
-
-    def _sync_all(self) -> None:
-        """The last two segments: a turn fills no more than one."""
-        for path in segment_paths(self._run_dir / "journal")[-2:]:
-            file = os.open(path, os.O_RDONLY)
-            try:
-                fsync(file)
-            finally:
-                os.close(file)
-        self._is_unsynced = False
+        if not self._held:
+            self._kind, self._begins = next(self._order), now + plan.settle_s
 
     def _done(self) -> Work:
         """All work so far."""
