@@ -19,7 +19,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks import (
-    dashboard_evidence,
     fault_evidence,
     reward_evidence,
     study_file,
@@ -206,7 +205,7 @@ def tables() -> dict[str, str]:
         "faults": fault_evidence.figures_table(),
         "chaos": fault_evidence.chaos_table(),
         "fuzz": fault_evidence.fuzz_table(),
-        "dashboard": dashboard_evidence.pages_table(),
+        "dashboard": fault_evidence.pages_table(),
         **{name: reward_evidence.part(name) for name in reward_evidence.STUDIES},
     }
     for study in races():

@@ -1,7 +1,7 @@
 """Tables of `docs/operations.md` and `docs/security.md`: what faults did, how often they were
-tried, what the fuzzer found.
+tried, what the fuzzer found, how long the pages of a large run take.
 
-In: the rows of chaos, elastic, journal, restart, soak, fleet, fuzz and suite that are checked in.
+In: the checked-in rows of chaos, elastic, journal, restart, soak, fleet, fuzz, suite, dashboard.
 Out: Markdown. What has no row says so; nothing is reckoned from anything but rows.
 `benchmarks.evidence` puts the tables into the pages.
 """
@@ -14,6 +14,7 @@ from benchmarks.chaos_facts import alone, whole
 from benchmarks.chaos_faults import KINDS
 from benchmarks.fuzz import TARGETS, summary
 from benchmarks.rows import RESULTS, read_rows
+from benchmarks.study_table import Table
 
 Row = dict[str, Any]
 ENGINES = {"fake": "scripted", "torch": "PyTorch", "vllm": "vLLM"}
@@ -68,12 +69,6 @@ def rows_of(benchmark: str) -> list[Row]:
     return list(read_rows(RESULTS / f"{benchmark}.jsonl").values())
 
 
-def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    rows = [head, ["---"] * len(head), *lines]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
 def missing(command: str) -> str:
     """What stands where there is no row."""
     return f"not measured: `headrace bench {command}`"
@@ -123,7 +118,7 @@ def figures_table() -> str:
             _said("suite", _suite, lambda row: row["exit_code"] == 0 and not row["arguments"]),
         ),
     ]
-    return markdown(("figure", "promised", "found"), lines)
+    return Table(("figure", "promised", "found"), lines).markdown()
 
 
 def chaos_table() -> str:
@@ -149,7 +144,7 @@ def chaos_table() -> str:
     told = "".join(
         f"\nSeed {seed} ({name} engine) ended once: `{_short(end)}`.\n" for name, seed, end in ends
     )
-    return markdown(head, lines) + rest + told
+    return Table(head, lines).markdown() + rest + told
 
 
 def fuzz_table() -> str:
@@ -168,11 +163,23 @@ def fuzz_table() -> str:
         "what was found and is mended",
     )
     return (
-        markdown(head, lines)
+        Table(head, lines).markdown()
         + f"\n{found['inputs']:,} inputs in the checked-in rows, {len(found['findings'])} findings "
         "open. The tests try others\nevery time, and `pytest tests/fuzz --hypothesis-profile=long "
         "--timeout=0` a million.\n"
     )
+
+
+def pages_table() -> str:
+    """Markdown: of the largest run, and of equals the last, seconds, bytes and memory by page, the
+    worst first; below, what was measured in a private window."""
+    rows = rows_of("dashboard")
+    kept = [row for row in rows if not row["private"]]
+    if not kept:
+        return f"{missing('dashboard').capitalize()}.\n"
+    row = _largest(kept)
+    private = [each for each in rows if each["private"]]
+    return _pages(row) + (_private(_largest(private)) if private else "")
 
 
 def _said(
@@ -282,6 +289,45 @@ def _suite(rows: list[Row]) -> str:
         f"{last['steps'].get('tests', 0) / 60:.1f} minutes of tests, {last['seconds'] / 60:.1f} "
         f"with checks ({tests}){_beside(last)}"
     )
+
+
+def _largest(rows: Sequence[Row]) -> Row:
+    return max(reversed(rows), key=lambda row: int(row["trajectories"]))
+
+
+def _pages(row: Row) -> str:
+    pages = sorted(row["pages"].items(), key=lambda page: -float(page[1]["first_paint_s"]))
+    lines = [
+        (
+            name,
+            _paint(page),
+            f"{page['whole_s']:.2f} s",
+            f"{page['cpu_s']:.2f} s",
+            f"{page['bytes_per_paint'] / 1000:,.0f} kB",
+            f"{page['bytes_per_refresh'] / 1000:,.0f} kB" if "bytes_per_refresh" in page else "",
+        )
+        for name, page in pages
+    ]
+    promised = ("promised", "1.5 s", "", "0.5 s", "", "50 kB")
+    head = ("page", "first paint", "whole", "server's processor", "bytes", "bytes of a refresh")
+    beside = " Others were busy beside it." if row["disturbed"] else ""
+    return Table(head, [promised, *lines]).markdown() + (
+        f"\n{row['metric_rows']:,} metric rows and {row['trajectories']:,} trajectories. From a "
+        f"filter's change to its rows: {row['filter_s']:.2f} s\n(promised 0.3 s). The server's "
+        f"memory: at most {row['memory_mb']:,.0f} MB (promised 500 MB).{beside}\n"
+    )
+
+
+def _paint(page: Row) -> str:
+    return f"{page['first_paint_s']:.2f} s (at most {page['first_paint_most_s']:.2f})"
+
+
+def _private(row: Row) -> str:
+    """What a window takes that keeps no code."""
+    pages = row["pages"].items()
+    first = sorted(pages, key=lambda page: -float(page[1]["first_paint_s"]))
+    said = ", ".join(f"{name} {page['first_paint_s']:.2f} s" for name, page in first)
+    return f"In a private window (`--private`): {said}.\n"
 
 
 def _beside(row: Row) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import dashboard_evidence, fault_evidence
+from benchmarks import fault_evidence
 from benchmarks.rows import Rows
 
 PAGE: dict[str, Any] = {
@@ -25,7 +25,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rows:
 
 
 def test_what_has_no_row_says_so(rows: Rows) -> None:
-    assert dashboard_evidence.pages_table() == "Not measured: `headrace bench dashboard`.\n"
+    assert fault_evidence.pages_table() == "Not measured: `headrace bench dashboard`.\n"
 
 
 def test_the_largest_run_counts_and_the_slowest_page_is_first(rows: Rows) -> None:
@@ -42,7 +42,7 @@ def test_the_largest_run_counts_and_the_slowest_page_is_first(rows: Rows) -> Non
         )
     ):
         rows.add(f"dashboard/{at}", run)
-    table = dashboard_evidence.pages_table().splitlines()
+    table = fault_evidence.pages_table().splitlines()
     assert table[2].startswith("| promised | 1.5 s |")
     assert table[3] == "| critic | 1.76 s (at most 1.20) | 1.50 s | 0.20 s | 51 kB | 22 kB |"
     assert table[4] == "| query | 1.00 s (at most 1.20) | 1.50 s | 0.20 s | 51 kB |  |"
