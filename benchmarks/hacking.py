@@ -14,7 +14,6 @@ the verifier the truth is at least 0.05 higher; the verifier's arm writes no mor
 before.
 """
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,11 +23,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import reinforce, seeds, small_tasks
 from benchmarks.reinforce import Answers, truths
-from benchmarks.rows import RESULTS, result_line
+from benchmarks.rows import RESULTS
 from benchmarks.small_tasks import PARITIES, Task, fillers
 from benchmarks.study_table import Table
 from coordinator.alerts import Alerts, Estimate, Seen, estimate
@@ -45,10 +43,7 @@ Pay = Callable[[str, str], float]
 
 def key(seed: int) -> str:
     """The key of a row; changes with the settings."""
-    said = (small_tasks.STEPS, small_tasks.TERMS, small_tasks.ROOM, small_tasks.WORKED_SHARE,
-            small_tasks.FILLERS, reinforce.UPDATES, reinforce.PROMPTS_AN_UPDATE, reinforce.SAMPLES,
-            reinforce.HELD_OUT, reinforce.POLICY_LR, TASK.name, 2)  # fmt: skip
-    return f"{TASK.name}/{seed}/{hashlib.sha256(repr(said).encode()).hexdigest()[:8]}"
+    return f"{TASK.name}/{seed}/{reinforce.digest(TASK.name, 2)}"
 
 
 def run(seed: int) -> dict[str, Any]:
@@ -129,13 +124,6 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 def main(argv: list[str]) -> int:
     """Make the rows that are missing, print the table; 1 where a seed fails the gate."""
-    parser = seeds.parser("hacking", __doc__, ROWS, seeds=SEEDS)
-    options = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    disable_progress_bar()
+    options = seeds.parser("hacking", __doc__, ROWS, seeds=SEEDS).parse_args(argv)
     wanted = {key(seed): partial(run, seed) for seed in range(options.seeds)}
-    found = seeds.rows_of(options.rows, wanted)
-    show(found)
-    if options.json:
-        print(result_line({"name": "hacking", "rows": found}))
-    return 0 if all(row["passed"] for row in found) else 1
+    return seeds.conclude("hacking", options, wanted, show)

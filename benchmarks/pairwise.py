@@ -9,10 +9,9 @@ position   A judge of pairs learns from data in which the better answer stands f
 offset     REINFORCE with a baseline of the batch, on a score with a random offset for each prompt
            (N(0, 2), as scores that were never compared between prompts have) and on the
            probability to beat an anchor of random quality, sigma(3 * difference of scores), which
-           has no offset. The policy adds digits as in the study of hacking, as hard as there
-           (`benchmarks.difficulty`). Gate: beating anchors ends at least 0.02 higher in truth. The
-           first guess, 0.08, was met by none of three seeds (0.03 to 0.06); the gate was fitted to
-           those once, and its seeds are others.
+           has no offset. The policy adds digits. Gate: beating anchors ends at least 0.02 higher
+           in truth. The first guess, 0.08, was met by none of three seeds (0.03 to 0.06); the gate
+           was fitted to those once, and its seeds are others.
 anchors    The mean reward of one policy against anchors that are one answer, the best of 2 and of
            8 by knock-out, and the right one. Gate: it falls in this order, and is at most 0.52
            against the right one.
@@ -21,7 +20,6 @@ anchors    The mean reward of one policy against anchors that are one answer, th
 import hashlib
 import json
 import math
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -33,10 +31,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
 from benchmarks import reinforce, seeds, small_tasks
 from benchmarks.reinforce import (
@@ -49,8 +45,9 @@ from benchmarks.reinforce import (
     sample,
     truths,
 )
-from benchmarks.rows import RESULTS, result_line
+from benchmarks.rows import RESULTS
 from benchmarks.small_tasks import COPY, DIGITS, SUMS
+from benchmarks.study_table import Table
 from headrace.config.load import load_reward_model
 from headrace.config.reward_model import FileDataConfig
 from headrace.install import ROOT
@@ -205,19 +202,8 @@ def key(part: str, seed: int) -> str:
     """The key of a row; changes with the settings."""
     said = (PAIRS, STEPS, FIRST_SHARE, UPDATES, PROMPTS_AN_UPDATE, SAMPLES, HELD_OUT, POLICY_LR,
             OFFSET, SHARPNESS, small_tasks.STEPS)  # fmt: skip
-    return f"{part}/{seed}/{_digest(said)}{_of_sums() if part == 'offset' else ''}"
-
-
-def _of_sums() -> str:
-    """What the sums' policy is taught by, which is a part of the key of what is trained on them."""
-    said = (small_tasks.STEPS, small_tasks.TERMS, small_tasks.ROOM, small_tasks.WORKED_SHARE,
-            small_tasks.FILLERS, UPDATES, PROMPTS_AN_UPDATE, SAMPLES, HELD_OUT,
-            POLICY_LR)  # fmt: skip
-    return f"/{_digest(said)}"
-
-
-def _digest(said: object) -> str:
-    return hashlib.sha256(repr(said).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(repr(said).encode()).hexdigest()[:8]
+    return f"{part}/{seed}/{digest}{f'/{reinforce.digest()}' if part == 'offset' else ''}"
 
 
 def run(part: str, seed: int) -> Row:
@@ -237,20 +223,14 @@ def rows_wanted(parts: Iterable[str], number: int) -> dict[str, Callable[[], Row
 
 
 def show(rows: Sequence[Row]) -> None:
-    """A line for each row."""
-    table = Table(title="Pairwise-RL in miniature", title_justify="left")
-    for title in ("part", "seed", "found", "passed"):
-        table.add_column(title)
+    """A line for each part, seed and arm."""
+    lines = []
     for row in rows:
-        found = row.get("arms") or {"mean reward": row["reward"]}
-        lines = [
-            f"{arm}: "
-            + ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in figures.items())
-            for arm, figures in found.items()
-        ]
-        verdict = "yes" if row["passed"] else "no"
-        table.add_row(row["part"], str(row["seed"]), "\n".join(lines), verdict)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+        for arm, figures in (row.get("arms") or {"mean reward": row["reward"]}).items():
+            found = ", ".join(f"{name.replace('_', ' ')} {x:.3f}" for name, x in figures.items())
+            verdict = "yes" if row["passed"] else "no"
+            lines.append((row["part"], str(row["seed"]), arm, found, verdict))
+    Table(("part", "seed", "arm", "found", "passed"), lines).show("Pairwise-RL in miniature")
 
 
 def main(argv: list[str]) -> int:
@@ -258,11 +238,5 @@ def main(argv: list[str]) -> int:
     parser = seeds.parser("pairwise", __doc__, ROWS, seeds=SEEDS)
     parser.add_argument("--part", choices=PARTS, help="one part alone")
     options = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    disable_progress_bar()
     parts = [options.part] if options.part else PARTS
-    found = seeds.rows_of(options.rows, rows_wanted(parts, options.seeds))
-    show(found)
-    if options.json:
-        print(result_line({"name": "pairwise", "rows": found}))
-    return 0 if all(row["passed"] for row in found) else 1
+    return seeds.conclude("pairwise", options, rows_wanted(parts, options.seeds), show)

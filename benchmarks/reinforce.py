@@ -4,6 +4,7 @@ In: a task, a model that is small enough to compute every answer anew for each t
 what makes advantages of answers. Out: sampled answers; a model that has taken a step.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,19 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from benchmarks import small_tasks
 from benchmarks.small_tasks import Task
 
 UPDATES, PROMPTS_AN_UPDATE, SAMPLES, HELD_OUT = 60, 32, 8, 300
 POLICY_LR = 3e-4
+
+
+def digest(*more: object) -> str:
+    """Changes with the settings by which a policy is taught and trained, and with `more`."""
+    said = (small_tasks.STEPS, small_tasks.TERMS, small_tasks.ROOM, small_tasks.WORKED_SHARE,
+            small_tasks.FILLERS, UPDATES, PROMPTS_AN_UPDATE, SAMPLES, HELD_OUT, POLICY_LR,
+            *more)  # fmt: skip
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)

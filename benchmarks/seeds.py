@@ -1,16 +1,19 @@
-"""Studies that are a row a seed: the options they share, and the rows that are missing.
+"""Studies that are a row a seed, each of which passes a gate or fails it.
 
-In: a command line, and what makes the row of a key. Out: the rows that were asked for, in order.
-Promise: a study that was interrupted goes on where it stopped.
+In: a command line, and what makes the row of a key. Out: the rows that were asked for, shown in
+order. Promise: a study that was interrupted goes on where it stopped.
 """
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers.utils.logging import disable_progress_bar
+
 from benchmarks.command_line import command_line, take_rows
-from benchmarks.rows import Rows
+from benchmarks.rows import Rows, result_line
 
 Row = dict[str, Any]
 
@@ -25,10 +28,21 @@ def parser(
     return made
 
 
-def rows_of(path: Path, wanted: Mapping[str, Callable[[], Mapping[str, Any]]]) -> list[Row]:
-    """The rows of a file under these keys; what is not there is made and kept."""
-    rows = Rows(path)
+def conclude(
+    name: str,
+    options: argparse.Namespace,
+    wanted: Mapping[str, Callable[[], Row]],
+    show: Callable[[Sequence[Row]], None],
+) -> int:
+    """Make the wanted rows that `--rows` lacks, show all; 1 where one fails its gate."""
+    torch.set_num_threads(1)
+    disable_progress_bar()
+    rows = Rows(options.rows)
     for key, make in wanted.items():
         if key not in rows.rows:
             rows.add(key, make())
-    return [rows.rows[key] for key in wanted]
+    found = [rows.rows[key] for key in wanted]
+    show(found)
+    if options.json:
+        print(result_line({"name": name, "rows": found}))
+    return 0 if all(row["passed"] for row in found) else 1
