@@ -50,8 +50,7 @@ from benchmarks.study_file import Point
 from benchmarks.study_plan import Plan, Study, in_drawn_order
 from benchmarks.study_runs import Runner, listing
 from benchmarks.study_table import Table, beside, spread, text
-from benchmarks.trl_arms import TRL, TrlArm, run
-from benchmarks.trl_environment import trl_python
+from benchmarks.trl_arms import TRL, TrlArm, run, trl_python
 from benchmarks.tuning import Score, Tuning, words
 
 CORES = 2

@@ -3,7 +3,8 @@
 In: an arm (`benchmarks/studies/trl.toml`) and a seed. Out: a row of the shape that all studies
 have. Ours are runs of the recipe; TRL's are processes of its own environment that get the same
 model, prompts in the same order, reward, sampling and optimizer from that recipe
-(`benchmarks.trl_job`).
+(`benchmarks.trl_job`). The project does not depend on TRL, and TRL's environment, made from
+`requirements/trl.lock` below `.cache`, does not know the project's packages.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,12 +27,11 @@ from benchmarks.arm_run import learned, measured, run_arm
 from benchmarks.arms import Arm, Row
 from benchmarks.machine_state import Watch
 from benchmarks.study_file import Point
-from benchmarks.trl_environment import LOCK, trl_python
 from benchmarks.trl_job import Job
 from headrace.config.algorithm import ClippedLossConfig
 from headrace.config.load import load_recipe
 from headrace.config.run import RunConfig
-from headrace.errors import RunFailedError
+from headrace.errors import RunFailedError, UserError
 from headrace.hardware import free_port
 from headrace.install import ROOT
 from tasks.rows import Row as TaskRow
@@ -46,6 +47,16 @@ CONTINUOUS_BATCH_TOKENS = 1024
 """Tokens of one forward pass of continuous batching: room for an update's completions and some
 prompts. Its default on a CPU leaves no memory for keys and values."""
 TRL = "trl"
+LOCK = ROOT / "requirements" / "trl.lock"
+
+
+def trl_python(root: Path = ROOT) -> Path:
+    """The Python of TRL's own environment, which the set-up brings to its lock if need be;
+    UserError when it cannot. Of several that ask at once, one builds and the others wait."""
+    done = subprocess.run([sys.executable, str(root / "scripts" / "setup.py"), "trl"])
+    if done.returncode != 0:
+        raise UserError("TRL's environment could not be built, as said above")
+    return root / ".cache" / "trl" / "bin" / "python"
 
 
 @dataclass(frozen=True, slots=True)

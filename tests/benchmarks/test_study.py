@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import schedule, study_file
 from benchmarks.arm_run import area, figures, metric_of
@@ -285,3 +287,15 @@ def test_metrics_are_counted_from_the_first_update_of_the_policy() -> None:
     row["series"]["actor/entropy"] = [None, None, 0.5, 0.25]
     assert metric_of(row, "actor/entropy") == [(1, 0.5), (2, 0.25)]
     assert metric_of(row, "actor/unknown") == []
+
+
+@given(*[st.tuples(st.floats(0.1, 100), st.floats(0.1, 100))] * 2)
+def test_the_ratio_of_schedules_is_the_least_that_it_may_be(
+    ours: tuple[float, float], reference: tuple[float, float]
+) -> None:
+    """Each run has a true time and a time at which it was stopped."""
+    rows = [
+        {"seconds": true if true <= stop else None, "evaluations": [[0, 0.0], [8, stop]]}
+        for true, stop in (ours, reference)
+    ]
+    assert schedule.least_ratio(*rows) <= reference[0] / ours[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import trl, trl_arms, trl_environment
+from benchmarks import trl, trl_arms
 from benchmarks.arms import Arm
 from benchmarks.rows import Rows
 from benchmarks.study_file import Grid, Point
@@ -322,15 +322,15 @@ def test_the_set_up_makes_the_environment(tmp_path: Path) -> None:
     script = tmp_path / "scripts" / "setup.py"
     script.parent.mkdir()
     script.write_text("import sys; sys.exit(sys.argv[1:] != ['trl'])")
-    python = trl_environment.trl_python(tmp_path)
+    python = trl_arms.trl_python(tmp_path)
     assert python == tmp_path / ".cache" / "trl" / "bin" / "python"
     script.write_text("import sys; sys.exit(1)")
     with pytest.raises(UserError, match="could not be built"):
-        trl_environment.trl_python(tmp_path)
+        trl_arms.trl_python(tmp_path)
 
 
 def test_trls_lock_holds_no_build_for_a_gpu() -> None:
-    text = trl_environment.LOCK.read_text(encoding="utf-8")
+    text = trl_arms.LOCK.read_text(encoding="utf-8")
     pins = dict(line.split("==") for line in text.splitlines() if not line.startswith("#"))
     assert {"trl", "transformers", "torch", "accelerate", "math-verify"} <= set(pins)
     assert not {name for name in pins if name.startswith(("nvidia-", "vllm", "torchvision"))}

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.trl_environment import trl_python
+from benchmarks.trl_arms import trl_python
 from headrace.errors import UserError
 from headrace.protocol.records import Record, RewardArrived, TrajectoryEnded
 from storage.exports import export
