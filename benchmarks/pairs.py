@@ -72,29 +72,22 @@ def shown(row: Figures, name: str = "ratio") -> str:
     return f"{row[name]:.3f} ({row[f'{name}_min']:.3f} to {row[f'{name}_max']:.3f})"
 
 
-def measured(key: str, measure: Callable[[], Figures], rows: Rows | None) -> dict[str, Any]:
-    """The figures and the state of the machine meanwhile. A calm result becomes a row, under `key`
-    and the time; a disturbed one a line that says so."""
-    with Watch() as watch:
-        figures = measure()
-    state = watch.state({})
-    result = {**figures, **state.as_row()}
-    if rows is not None and state.disturbed:
-        share = state.others_cpu_share
-        print(f"others took {share:.2f} of a core meanwhile: no row of it", file=sys.stderr)
-    elif rows is not None:
-        rows.add(f"{key}/{round(time.time())}", result)
-    return result
-
-
 def conclude(name: str, options: argparse.Namespace, measure: Callable[[], Figures]) -> int:
-    """Measure; the result goes to `options.rows` where there is such a file, and with `--json` to
-    the last line. The exit code."""
+    """Measure; the figures and the state of the machine meanwhile go to `options.rows` where there
+    is such a file and nobody disturbed them, and with `--json` to the last line. The exit code."""
     rows = getattr(options, "rows", None)
     if isinstance(rows, Path):
         # Made before the measurement, so that a row knows the commit that is measured.
         rows = Rows(rows)
-    result = measured(name, lambda: {"benchmark": name, **measure()}, rows)
+    with Watch() as watch:
+        figures = measure()
+    state = watch.state({})
+    result = {"benchmark": name, **figures, **state.as_row()}
+    if rows is not None and state.disturbed:
+        share = state.others_cpu_share
+        print(f"others took {share:.2f} of a core meanwhile: no row of it", file=sys.stderr)
+    elif rows is not None:
+        rows.add(f"{name}/{round(time.time())}", result)
     if options.json:
         print(result_line(result))
     return 0
