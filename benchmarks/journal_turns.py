@@ -1,7 +1,7 @@
 """A coordinator whose store leaves out its work in turns: `python -m
 benchmarks.journal_turns OPTIONS`, with the options of `coordinator.run` behind its own.
 
-In: kinds of turns, and how long each is. Out: the journal and SQL of an ordinary run; in
+In: how long turns are. Out: the journal and SQL of an ordinary run; in
 `turns.json` when each turn was and what the writer did in it. Promises: records are made, applied,
 gathered and handed to the recorder's thread in every turn alike; what a turn leaves out is made up
 for between two turns, before the next one is measured, and the last of it at the run's end. So the
@@ -213,7 +213,7 @@ def options_of(plan: Plan) -> list[str]:
 def serve(argv: Sequence[str]) -> int:
     """Run a coordinator."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--plan", type=json.loads, required=True)
+    parser.add_argument("--plan", type=json.loads, required=True, help="of the turns, as JSON")
     options, rest = parser.parse_known_args(argv)
     plan = Plan(**options.plan)
     return run.main(
