@@ -44,7 +44,7 @@ bench: setup  ## one benchmark: make bench NAME=generator (all names: headrace b
 	@$(RUN)/headrace bench $(NAME) $(ARGS)
 
 # Names are modules; `make mutants` alone goes on where it was. The same draws every time.
-mutants: setup  ## wrong changes of the mathematics that no test notices (ARGS=learner.ratios)
+mutants: setup  ## wrong changes of the mathematics that no test notices (ARGS=learner.algorithms.ratios)
 	@CI=1 OMP_NUM_THREADS=1 $(RUN)/mutmut run $(addsuffix .*,$(ARGS)) && $(RUN)/mutmut results
 
 clean:  ## remove build products and tool caches; .venv, .cache and runs stay

@@ -18,17 +18,17 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from benchmarks import (
-    fault_evidence,
-    reward_evidence,
-    study_file,
-    study_plots,
-    trl,
-)
-from benchmarks.arms import Row, rows_of
-from benchmarks.command_line import command_line
-from benchmarks.crossings import curve, smoothed
-from benchmarks.race_figures import (
+from benchmarks.kit import study_file, study_plots
+from benchmarks.kit.arms import Row, rows_of
+from benchmarks.kit.command_line import command_line
+from benchmarks.kit.rows import read_rows
+from benchmarks.kit.study_plan import Study
+from benchmarks.kit.study_plots import COLOURS, STYLE, Points, save
+from benchmarks.kit.study_table import arms_table, lines_of
+from benchmarks.kit.time_to_target import curve, smoothed
+from benchmarks.robustness import fault_evidence
+from benchmarks.studies import reward_evidence
+from benchmarks.studies.comparison_figures import (
     cost_table,
     in_words,
     part_figures,
@@ -38,11 +38,8 @@ from benchmarks.race_figures import (
     summarise,
     target_of,
 )
-from benchmarks.rows import read_rows
-from benchmarks.study_plan import Study
-from benchmarks.study_plots import COLOURS, STYLE, Points, save
-from benchmarks.study_table import arms_table, lines_of
-from headrace.install import ROOT
+from benchmarks.versus_trl import trl
+from headrace.host.install import ROOT
 
 PAGES = tuple(ROOT / "docs" / f"{name}.md" for name in ("evidence", "operations", "security"))
 IMAGES = ROOT / "docs" / "images" / "evidence"

@@ -11,25 +11,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from coordinator.alerts import Troubles
-from coordinator.leases import Leases
-from coordinator.line_scoring import LineScoring
-from coordinator.monitors import Monitors
-from coordinator.peers import Peers
-from coordinator.recorder import Recorder
-from coordinator.rejections import RejectionLog, Repeats
-from coordinator.schedule import Scheduler
-from coordinator.settle import Settlement
-from coordinator.snapshots import MOST, snapshot_of
-from coordinator.state import State
-from coordinator.values import cut
-from headrace.config.batch_rules import BatchRules
-from headrace.config.run import RunConfig
-from headrace.protocol.messages import Message
-from headrace.protocol.records import Incident, Record, TokensLost
-from headrace.protocol.sockets import Router
-from sequence.account import Account
-from sequence.trajectories import Trajectory
+from coordinator.connections.message_checks import cut
+from coordinator.connections.peers import Peers
+from coordinator.connections.rejections import RejectionLog, Repeats
+from coordinator.dispatch.leases import Leases
+from coordinator.incidents.alerts import Troubles
+from coordinator.incidents.reward_monitors import Monitors
+from coordinator.line_rewards.line_scoring import LineScoring
+from coordinator.persistence.recorder import Recorder
+from coordinator.persistence.snapshots import MOST, snapshot_of
+from coordinator.persistence.state import State
+from coordinator.scheduling.base import Scheduler
+from coordinator.scheduling.window_lifecycle import Settlement
+from headrace.config.sections.run import RunConfig
+from headrace.config.validation.batch_rules import BatchRules
+from headrace.protocol.messages.control import Message
+from headrace.protocol.records.record_types import Incident, Record, TokensLost
+from headrace.protocol.transport.sockets import Router
+from headrace.trajectory.account import Account
+from headrace.trajectory.trajectories import Trajectory
 
 Mover = Literal[
     "phase", "generators", "weights", "reward workers", "learner", "disk", "rewards", "trajectories"

@@ -11,26 +11,26 @@ import asyncio
 import time
 from functools import partial
 
-from coordinator.hub import Hub, Mover
-from coordinator.parts import build_parts
-from coordinator.peers import GeneratorPeer, Peer
-from coordinator.permissions import (
+from coordinator.connections.message_checks import cut
+from coordinator.connections.peers import GeneratorPeer, Peer
+from coordinator.connections.permissions import (
     Refusal,
     hello_problem,
     learner_refusal,
     loaded_refusal,
     role_refusal,
 )
+from coordinator.connections.rejections import COMINGS
+from coordinator.dispatch.prompts import Prompts
+from coordinator.hub import Hub, Mover
+from coordinator.monitoring.stall_watch import Waits
+from coordinator.monitoring.status import status
+from coordinator.parts import build_parts
 from coordinator.phases import Phases
-from coordinator.prompts import Prompts
-from coordinator.rejections import COMINGS
-from coordinator.status import status
-from coordinator.values import cut
-from coordinator.waits import Waits
-from headrace.protocol import messages as m
-from headrace.protocol.identity import name_of
-from headrace.protocol.records import MetricsSampled, ProcessChanged
-from sequence.trajectories import Trajectory
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import MetricsSampled, ProcessChanged
+from headrace.protocol.transport.identity import name_of
+from headrace.trajectory.trajectories import Trajectory
 
 TICK_S = 0.1
 STOOD_STILL_S = 1.0

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from coordinator.evaluation import Evaluation
-from coordinator.gauges import Gauges
-from coordinator.generation import Generation
+from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Hub
-from coordinator.intake import Intake
-from coordinator.prompts import Prompts
-from coordinator.scoring import Scoring
-from coordinator.self_test import SelfTest
-from coordinator.training import Training
+from coordinator.rollouts.evaluation import Evaluation
+from coordinator.rollouts.generation import Generation
+from coordinator.rollouts.intake import Intake
+from coordinator.scoring.score_requests import Scoring
+from coordinator.startup_check import SelfTest
+from coordinator.training.gauges import Gauges
+from coordinator.training.learner_updates import Training
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,13 @@ import logging
 import time
 from typing import Literal
 
-from coordinator.evaluation import Label, can_wait
 from coordinator.hub import Hub
+from coordinator.monitoring.stall_watch import Waits
+from coordinator.monitoring.status import status
 from coordinator.parts import Parts
-from coordinator.status import status
-from coordinator.waits import Waits
-from headrace.protocol.messages import Shutdown
-from headrace.protocol.records import (
-    MetricsSampled,
-    RunPhase,
-    TrajectoryEnded,
-)
+from coordinator.rollouts.evaluation import Label, can_wait
+from headrace.protocol.messages.control import Shutdown
+from headrace.protocol.records.record_types import MetricsSampled, RunPhase, TrajectoryEnded
 
 log = logging.getLogger(__name__)
 Phase = Literal["starting", "evaluating", "training", "draining", "closing", "leaving", "closed"]

@@ -18,26 +18,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from coordinator.dispatch.leases import Leases
+from coordinator.dispatch.prompts import Prompts
 from coordinator.hub import Clock, Hub
-from coordinator.leases import Leases
-from coordinator.line_scoring import LineScoring
+from coordinator.line_rewards.line_scoring import LineScoring
 from coordinator.loop import Coordinator
-from coordinator.prompts import Prompts
-from coordinator.recorder import Recorder
-from coordinator.rounds import Rounds
-from coordinator.settle import Settlement
-from coordinator.snapshots import restored
-from coordinator.state import State
-from coordinator.stream import Stream
-from headrace import heap, stacks
-from headrace.config.batch_rules import batch_rules
-from headrace.config.run import RunConfig
-from headrace.disk import ANYWAY_S, RETRY_S, WAITS, lack_of_room, writing
+from coordinator.persistence.recorder import Recorder
+from coordinator.persistence.snapshots import restored
+from coordinator.persistence.state import State
+from coordinator.scheduling.streaming import Stream
+from coordinator.scheduling.synchronous import Rounds
+from coordinator.scheduling.window_lifecycle import Settlement
+from headrace.config.sections.run import RunConfig
+from headrace.config.validation.batch_rules import batch_rules
 from headrace.errors import StorageBlockedError, UserError
-from headrace.protocol.messages import WeightNotice
-from headrace.protocol.records import Restarted, VersionIssued, VersionPublished
-from headrace.protocol.sockets import Router
-from headrace.run_folder import ANNOUNCED
+from headrace.host import malloc_trim, stack_dumps
+from headrace.host.disk import ANYWAY_S, RETRY_S, WAITS, lack_of_room, writing
+from headrace.protocol.messages.control import WeightNotice
+from headrace.protocol.records.record_types import Restarted, VersionIssued, VersionPublished
+from headrace.protocol.transport.sockets import Router
+from headrace.run_files.run_folder import ANNOUNCED
 from storage.run_store import START_BYTES, RunStore
 
 LAST_WRITER_S = 20.0
@@ -206,9 +206,9 @@ def main(argv: list[str] | None = None, *, create: Create = RunStore.create) -> 
     parser.add_argument("--patient", action="store_true", help="wait for a disk that is full")
     parser.add_argument("--announce", metavar="HOST", help="this host's name for the other hosts")
     arguments = parser.parse_args(argv)
-    heap.give_back()
+    malloc_trim.give_back()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    stacks.listen()
+    stack_dumps.listen()
     try:
         config = RunConfig.model_validate_json((arguments.run_dir / "resolved.json").read_text())
         if arguments.patient and (problem := lack_of_room(arguments.run_dir, START_BYTES)):

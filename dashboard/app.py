@@ -3,7 +3,7 @@
 In: a folder of runs; of a page that `headrace train` serves, its run. Out: the pages, for the run
 chosen at the left. The address of a page holds all that was chosen on it, the run included, so that
 a link shows what its sender saw. Reads `storage.queries` only, and writes nothing but what people
-note on a run (`headrace.run_notes`).
+note on a run (`headrace.run_files.run_notes`).
 """
 
 import sys
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard import panels
-from dashboard.data import RunData
+from dashboard.components import panels
+from dashboard.components.run_picker import PARAMETER, Choice, choose_run, offer_runs
 from dashboard.palette import STYLE
-from dashboard.picker import PARAMETER, Choice, choose_run, offer_runs
+from dashboard.reads.data import RunData
 from dashboard.views import (
     compare,
     critic,

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from headrace.protocol.messages import FireSampling
+from headrace.protocol.messages.control import FireSampling
 
 DeltaFinish = Literal["stop", "length", "aborted"]
 NO_VERSION = -1

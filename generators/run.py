@@ -18,19 +18,19 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from generators.cores import Cores
 from generators.engine import Engine, EngineDeadError, GenerationRequest, RequestError
-from generators.fake_engine import FakeEngine
-from generators.loop import GeneratorLoop
-from generators.vllm_engine import cache_folder
-from headrace import stacks
-from headrace.config.run import RunConfig
+from generators.engines.fake_engine import FakeEngine
+from generators.engines.vllm_engine import cache_folder
+from generators.rollout.cpu_affinity import Cores
+from generators.rollout.loop import GeneratorLoop
+from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError, exit_code
-from headrace.hardware import cores_of
-from headrace.protocol.identity import identity_of
-from headrace.protocol.messages import FireSampling, Hello, Refused, Welcome
-from headrace.protocol.pulse import Pulse
-from headrace.protocol.sockets import Dealer, Link
+from headrace.host import stack_dumps
+from headrace.host.hardware import cores_of
+from headrace.protocol.messages.control import FireSampling, Hello, Refused, Welcome
+from headrace.protocol.transport.heartbeat import Pulse
+from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.sockets import Dealer, Link
 
 _LOG = logging.getLogger("headrace.generator")
 _GREETING_S = 2.0
@@ -41,7 +41,12 @@ _TOLERANCE = 1e-3
 
 def build_engine(config: RunConfig) -> Engine:
     """The engine that the configuration names; UserError when it cannot work."""
-    from generators.policy_files import context_length, end_token_ids, read_config, weight_layout
+    from generators.engines.model_files import (
+        context_length,
+        end_token_ids,
+        read_config,
+        weight_layout,
+    )
 
     task, generator, path = config.task, config.generator, config.model.path
     model = read_config(path, trust_remote_code=config.model.trust_remote_code)
@@ -60,7 +65,7 @@ def build_engine(config: RunConfig) -> Engine:
         )
     ends, layout = end_token_ids(path, model), weight_layout(path, model)
     if generator.engine == "torch":
-        from generators.torch_engine import TorchEngine
+        from generators.engines.torch_engine import TorchEngine
 
         return TorchEngine(
             path,
@@ -73,7 +78,7 @@ def build_engine(config: RunConfig) -> Engine:
             batch_invariant=generator.batch_invariant,
             trust_remote_code=config.model.trust_remote_code,
         )
-    from generators.vllm_engine import VllmEngine, VllmSettings
+    from generators.engines.vllm_engine import VllmEngine, VllmSettings
 
     return VllmEngine(
         VllmSettings(
@@ -234,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    stacks.listen()
+    stack_dumps.listen()
     link = Link(args.connect, curve_keys=args.curve_keys)
     run = generate(link, args.name, args.cpus, args.evaluation_cpus)
     return exit_code(lambda: asyncio.run(run), EngineDeadError)

@@ -1,8 +1,6 @@
-"""`python -m headrace`: the command line, where the console script is not on PATH."""
+"""`python -m headrace`: the command line, which stands in `headrace_cli`."""
 
-import sys
-
-from headrace.cli import main
+import runpy
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runpy.run_module("headrace_cli", run_name="__main__", alter_sys=True)

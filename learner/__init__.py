@@ -13,8 +13,10 @@ and floats, and know neither DeepSpeed nor configuration. To read it, in this or
     penalties         KL, entropy, likelihood of right answers, overlong penalty
     aggregation       from token losses to one number that no split of the batch changes
     diagnostics       sums to be added over micro-batches and ranks
-    diagnostic_table  how each figure is made from the sums (headrace.metrics says what it means)
+    diagnostic_table  how each figure is made from the sums (headrace.metrics.registry says what it
+    means)
 
-`learner.algorithm` composes these into a recipe; `learner.update` calls the composition;
+`learner.algorithms.registry` composes these into a recipe; `learner.updates.update` calls the
+composition;
 `learner.loop` is the process.
 """

@@ -13,7 +13,7 @@ serves the batch again.
 import logging
 from typing import cast
 
-from headrace.protocol.messages import (
+from headrace.protocol.messages.control import (
     Batch,
     BatchPart,
     CheckpointRequest,
@@ -24,11 +24,11 @@ from headrace.protocol.messages import (
     WeightRequest,
     Welcome,
 )
-from learner.inbox import Inbox
-from learner.publishing import Publisher
-from learner.relay import Relay
-from learner.shards import merged
-from learner.trainer import Trainer
+from learner.batching.shards import merged
+from learner.process.inbox import Inbox
+from learner.process.rank_broadcast import Relay
+from learner.process.trainer import Trainer
+from learner.process.weight_publishing import Publisher
 
 _LOG = logging.getLogger("headrace.learner")
 

@@ -18,18 +18,18 @@ from pathlib import Path
 
 import torch
 
-from headrace import stacks
-from headrace.config.run import RunConfig
+from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError, exit_code
-from headrace.hardware import cores_of
-from headrace.protocol.messages import Trouble
-from learner.checkpoint import passed_over
-from learner.engines import join_ranks
-from learner.inbox import Inbox, Weights
+from headrace.host import stack_dumps
+from headrace.host.hardware import cores_of
+from headrace.protocol.messages.control import Trouble
 from learner.loop import run_loop
-from learner.publishing import Publisher
-from learner.relay import Relay
-from learner.trainer import Trainer
+from learner.models.deepspeed_engine import join_ranks
+from learner.process.checkpoint import passed_over
+from learner.process.inbox import Inbox, Weights
+from learner.process.rank_broadcast import Relay
+from learner.process.trainer import Trainer
+from learner.process.weight_publishing import Publisher
 
 _LOG = logging.getLogger("headrace.learner")
 TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR")
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr
     )
-    stacks.listen()
+    stack_dumps.listen()
     return exit_code(lambda: _run(options))
 
 

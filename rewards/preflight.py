@@ -8,12 +8,12 @@ so that the user's code never runs in the caller's process; one that asks a judg
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 
-from headrace.config.model import JudgeConfig
-from headrace.config.reward import RewardConfig, SourceConfig
+from headrace.config.sections.model import JudgeConfig
+from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError, UserError
-from rewards.pipe import Ready
-from rewards.process import Child
-from rewards.signatures import check_columns
+from rewards.functions.signatures import check_columns
+from rewards.worker.child_process import Child
+from rewards.worker.pipe import Ready
 
 
 def check_sources(

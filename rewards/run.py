@@ -14,16 +14,16 @@ import sys
 import time
 from collections.abc import Sequence
 
-from headrace import stacks
-from headrace.config.process import TransportConfig
-from headrace.config.run import RunConfig
+from headrace.config.sections.process import TransportConfig
+from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError, exit_code
-from headrace.protocol.identity import identity_of
-from headrace.protocol.messages import Goodbye, Hello, Refused, Shutdown, Welcome
-from headrace.protocol.pulse import Pulse
-from headrace.protocol.sockets import Dealer, Link
-from rewards.loop import serve
-from rewards.pool import Pool
+from headrace.host import stack_dumps
+from headrace.protocol.messages.control import Goodbye, Hello, Refused, Shutdown, Welcome
+from headrace.protocol.transport.heartbeat import Pulse
+from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.sockets import Dealer, Link
+from rewards.worker.loop import serve
+from rewards.worker.pool import Pool
 
 HELLO_EVERY_S = 2.0
 log = logging.getLogger("rewards")
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s"
     )
-    stacks.listen()
+    stack_dumps.listen()
     link = Link(options.connect, curve_keys=options.curve_keys)
     return exit_code(lambda: asyncio.run(_until_signal(link, options.name)))
 

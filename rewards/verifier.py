@@ -9,15 +9,16 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.config.reward import SourceConfig
+from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import ScoreItem
-from rewards import coroutines, kinds
-from rewards.functions import load_functions
-from rewards.groups import load_group_functions
-from rewards.line_functions import load_line_functions
-from rewards.pay import foregone, paid
-from rewards.verdict import Verdict
+from headrace.protocol.messages.control import ScoreItem
+from rewards import kinds
+from rewards.functions import coroutines
+from rewards.functions.group_functions import load_group_functions
+from rewards.functions.line_functions import load_line_functions
+from rewards.functions.reward_scaling import foregone, paid
+from rewards.functions.user_functions import load_functions
+from rewards.functions.verdict import Verdict
 
 Judge = Callable[[ScoreItem], Verdict]
 AsyncJudge = Callable[[ScoreItem], Awaitable[Verdict]]

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from sandbox.peer import Peer
+from sandbox.channel import Peer
 
 NAME = "program.py"
 

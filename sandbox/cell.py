@@ -14,9 +14,9 @@ from dataclasses import asdict
 from typing import Any
 
 from headrace.errors import RunFailedError
+from sandbox.channel import LENGTH
+from sandbox.isolation.factory_client import Workshop, is_closed
 from sandbox.limits import Limits, Program, Result, Status
-from sandbox.peer import LENGTH
-from sandbox.workshop import Workshop, is_closed
 
 MAKE_TIMEOUT_S = 60.0
 PAUSE_S = 0.005

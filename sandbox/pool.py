@@ -15,9 +15,9 @@ from typing import Self
 from headrace.errors import RunFailedError
 from sandbox.cell import Cell
 from sandbox.interpreter import Interpreter
-from sandbox.layers import working_layer
+from sandbox.isolation.factory_client import Workshop
+from sandbox.isolation_check import working_layer
 from sandbox.limits import Limits, Program, Result
-from sandbox.workshop import Workshop
 
 
 class Sandbox:

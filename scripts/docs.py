@@ -42,12 +42,12 @@ def broken_links(page: Path) -> list[str]:
 def made_pages() -> dict[Path, str]:
     """Pages that are made from code, with the text they should have."""
     sys.path.insert(0, str(ROOT))
-    from headrace import metric_document
-    from headrace.config import document
-    from tasks.datasets import ANSWER_KEYS, PROMPT_KEYS
+    from headrace.config.loading import key_reference
+    from headrace.metrics import metric_reference
+    from tasks.datasets.dataset_files import ANSWER_KEYS, PROMPT_KEYS
 
-    configuration = document.page(PROMPT_KEYS, ANSWER_KEYS)
-    return {CONFIGURATION: configuration, METRICS: metric_document.page()}
+    configuration = key_reference.page(PROMPT_KEYS, ANSWER_KEYS)
+    return {CONFIGURATION: configuration, METRICS: metric_reference.page()}
 
 
 def write_pages() -> int:

@@ -22,19 +22,19 @@ from typing import Self
 from sqlalchemy import make_url
 from sqlalchemy.exc import OperationalError
 
-from headrace.config.run import RunConfig
-from headrace.disk import writing
+from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import JournalEnd
-from headrace.protocol.records import Record, Snapshot, UpdateCommitted
-from headrace.run_folder import RESOLVED, hold_writer, read_config, write_config
+from headrace.host.disk import writing
+from headrace.protocol.messages.control import JournalEnd
+from headrace.protocol.records.record_types import Record, Snapshot, UpdateCommitted
+from headrace.run_files.run_folder import RESOLVED, hold_writer, read_config, write_config
 from storage import projection
-from storage.checkpoints import check_history, lost
-from storage.database import SQLITE_NAME, open_writer
-from storage.diagnostics import DiagnosticsWriter
-from storage.journal import Journal, read_journal, run_id_of, snapshots
-from storage.reader import check_formats
-from storage.segments import end_of, fsync, segment_paths
+from storage.database.engine import SQLITE_NAME, open_writer
+from storage.database.reader import check_formats
+from storage.journal.checkpoints import check_history, lost
+from storage.journal.diagnostics import DiagnosticsWriter
+from storage.journal.segments import end_of, fsync, segment_paths
+from storage.journal.store import Journal, read_journal, run_id_of, snapshots
 
 log = logging.getLogger(__name__)
 CATCH_UP_S = 2.0

@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from reward_models.card import Card, fingerprint, write_card
+from rewards.models.card import Card, fingerprint, write_card
 
 
 def finish_folder(policy: Path, folder: Path, objective: dict[str, Any]) -> Path:

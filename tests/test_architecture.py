@@ -27,7 +27,7 @@ PACKAGES = (
 )
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")
 ROLES = PACKAGES[1:]
-LIGHT = ("headrace.cli", "dashboard", "storage", "storage.queries")
+LIGHT = ("headrace_cli.cli", "dashboard", "storage", "storage.queries")
 MAX_LINES = 600
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
@@ -78,7 +78,7 @@ def test_help_loads_no_role_and_nothing_heavy(arguments: list[str]) -> None:
 def test_commands_load_a_role_only_when_they_run() -> None:
     """Each command imports roles inside its functions: the modules alone load none."""
     paths = sorted((ROOT / "headrace" / "commands").glob("*.py"))
-    modules = [f"headrace.commands.{path.stem}" for path in paths if path.stem != "__init__"]
+    modules = [f"headrace_cli.commands.{path.stem}" for path in paths if path.stem != "__init__"]
     loaded = loaded_by("-c", f"import {', '.join(modules)}")
     assert loaded & {*HEAVY, *ROLES, "benchmarks", "sqlalchemy"} == set()
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.alerts import Troubles
-from headrace import disk, run_folder
-from headrace.commands.roles import await_listener
-from headrace.commands.training import report
+from coordinator.incidents.alerts import Troubles
 from headrace.errors import StorageBlockedError, UserError
-from headrace.processes.supervise import OURS, Outcome
-from storage.checkpoints import lost
-from storage.frames import damage
+from headrace.host import disk
+from headrace.run_files import run_folder
+from headrace_cli.commands.run.generator import await_listener
+from headrace_cli.commands.run.train import report
+from headrace_cli.launch.supervisor import OURS, Outcome
+from storage.journal.checkpoints import lost
+from storage.journal.record_batches import damage
 from storage.run_store import START_BYTES
 from tests.documented import is_documented, lines
 

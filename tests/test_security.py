@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from headrace import run_folder
-from headrace.cli import main
-from headrace.config.hub import FILES
-from headrace.config.keys import models_of
-from headrace.config.load import load_recipe
-from headrace.config.process import masked
-from headrace.config.reward_model import RewardModelConfig
-from headrace.config.run import RunConfig
-from headrace.protocol import messages as m
+from headrace.config.loading.hub import FILES
+from headrace.config.loading.keys import models_of
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.sections.process import masked
+from headrace.config.sections.reward_model import RewardModelConfig
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages import control as m
+from headrace.run_files import run_folder
+from headrace_cli.cli import main
 from tests.coordinator.stage import GENERATOR, endless, staged
 from tests.test_architecture import MODULES, ROOT, imports_of, name_of
 
@@ -27,7 +27,7 @@ CODE_IN_DATA = {
     "pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle", "yaml",
 }  # fmt: skip
 RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
-IN_A_CELL = {"sandbox/candidate.py", "sandbox/examiner.py"}
+IN_A_CELL = {"sandbox/candidate.py", "sandbox/checker.py"}
 """They run inside the sandbox, and model-written code is what they are for."""
 UNPICKLES = {
     "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",

@@ -7,13 +7,12 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from dashboard import panels
-from dashboard.chart_spec import kept
-from dashboard.data import RunData
-from dashboard.figures import thinned, token_chart
-from dashboard.token_block import token_block
-from dashboard.token_facts import answer_data, answer_json
-from dashboard.tokens import (
+from dashboard.charts.chart_spec import kept
+from dashboard.charts.figures import thinned, token_chart
+from dashboard.components import panels
+from dashboard.components.token_block import token_block
+from dashboard.components.token_facts import answer_data, answer_json
+from dashboard.components.tokens import (
     COLOURINGS,
     KINDS,
     MAX_TOKENS,
@@ -27,7 +26,8 @@ from dashboard.tokens import (
     scale_html,
     window_cuts,
 )
-from dashboard.words import count, number, series_words
+from dashboard.formatting import count, number, series_words
+from dashboard.reads.data import RunData
 from headrace.errors import UserError
 from storage.queries import TrajectoryDetail
 

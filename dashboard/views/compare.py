@@ -14,9 +14,8 @@ from typing import Any, cast
 import pandas as pd
 import streamlit as st
 
-from dashboard import data, panels
-from dashboard.chart_spec import kept
-from dashboard.comparison import (
+from dashboard.charts.chart_spec import kept
+from dashboard.charts.comparison import (
     LASTS,
     Line,
     Member,
@@ -27,19 +26,21 @@ from dashboard.comparison import (
     metric_margin,
     place,
 )
-from dashboard.comparison_charts import comparison_chart
-from dashboard.configurations import differences
-from dashboard.curves import Divergence
-from dashboard.data import RunData
-from dashboard.figures import AXES, scaled_axis
+from dashboard.charts.curves import Divergence
+from dashboard.charts.figures import AXES, scaled_axis
+from dashboard.charts.run_comparison import comparison_chart
+from dashboard.components import panels
+from dashboard.components.multi_run_picker import choose_runs
+from dashboard.components.run_picker import Choice
+from dashboard.formatting import count, duration, metric_caption, series_words, share
 from dashboard.palette import ORANGE, tint
-from dashboard.picker import Choice
-from dashboard.run_choice import choose_runs
-from dashboard.targets import accuracies, default_target, noise_margin
+from dashboard.reads import data
+from dashboard.reads.configurations import differences
+from dashboard.reads.data import RunData
+from dashboard.reads.targets import accuracies, default_target, noise_margin
 from dashboard.views.learning import SMOOTHING
-from dashboard.words import count, duration, metric_caption, series_words, share
 from headrace.errors import UserError
-from headrace.metrics import METRICS, info_of
+from headrace.metrics.registry import METRICS, info_of
 from storage.queries import RunLine
 from storage.queries.metrics import Axis
 

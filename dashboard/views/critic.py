@@ -12,10 +12,8 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import panels
-from dashboard.chart_spec import kept
-from dashboard.critic import CriticReport, Mean
-from dashboard.critic_figures import (
+from dashboard.charts.chart_spec import kept
+from dashboard.charts.critic_figures import (
     along_chart,
     before_ends_chart,
     calibration_chart,
@@ -23,9 +21,11 @@ from dashboard.critic_figures import (
     numbers_chart,
     tenths_chart,
 )
-from dashboard.critic_words import TAKES, sample_text, verdict
-from dashboard.data import RunData, is_live
-from dashboard.words import count, number, share
+from dashboard.components import panels
+from dashboard.formatting import count, number, share
+from dashboard.reads.critic import CriticReport, Mean
+from dashboard.reads.critic_summary import TAKES, sample_text, verdict
+from dashboard.reads.data import RunData, is_live
 
 LEAST_UPDATES = 20
 """Updates that are looked at where nobody chose others, or a quarter of all if that is more."""

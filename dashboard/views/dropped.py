@@ -12,13 +12,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import panels
-from dashboard.chart_spec import kept
-from dashboard.data import RunData, is_live
-from dashboard.losses import losses_chart
+from dashboard.charts.chart_spec import kept
+from dashboard.charts.dropped_tokens import losses_chart
+from dashboard.components import panels
+from dashboard.formatting import count, moment, number, reason_name, share
 from dashboard.palette import ORANGE
-from dashboard.words import count, moment, number, reason_name, share
-from headrace.metrics import METRICS
+from dashboard.reads.data import RunData, is_live
+from headrace.metrics.registry import METRICS
 
 ROWS = 100
 ORDERS = ("newest", "most tokens", "longest")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from dashboard import panels
-from dashboard.alert_list import CAPTION, LEVELS, alerts_html, event_html
-from dashboard.data import RunData, is_live
-from dashboard.wellbeing import Look, health_rows, health_sentence
-from dashboard.words import duration, moment
+from dashboard.components import panels
+from dashboard.components.alert_list import CAPTION, LEVELS, alerts_html, event_html
+from dashboard.formatting import duration, moment
+from dashboard.reads.data import RunData, is_live
+from dashboard.reads.process_health import Look, health_rows, health_sentence
 from storage.queries import Stack
 
 EVENTS = 200

@@ -6,11 +6,11 @@ from typing import cast
 
 import streamlit as st
 
-from dashboard import panels
-from dashboard.alert_list import CHART
-from dashboard.data import RunData
-from dashboard.figures import AXES
-from dashboard.words import metric_label
+from dashboard.charts.figures import AXES
+from dashboard.components import panels
+from dashboard.components.alert_list import CHART
+from dashboard.formatting import metric_label
+from dashboard.reads.data import RunData
 from storage.queries.metrics import Axis
 
 CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -9,11 +9,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import data, panels
-from dashboard.alert_list import CAPTION, alerts_html, event_html
-from dashboard.data import RunData
-from dashboard.ledger import ledger_html
-from dashboard.words import count, duration, moment, number, progress, share
+from dashboard.components import panels
+from dashboard.components.alert_list import CAPTION, alerts_html, event_html
+from dashboard.formatting import count, duration, moment, number, progress, share
+from dashboard.reads import data
+from dashboard.reads.data import RunData
+from dashboard.reads.ledger import ledger_html
 from storage.queries import UNREADABLE, RunLine
 
 

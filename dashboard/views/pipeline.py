@@ -7,11 +7,11 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import panels
-from dashboard.chart_spec import kept
-from dashboard.data import RunData, is_live
-from dashboard.lanes import lane_order, lanes_chart
-from dashboard.words import number, share, what_binds
+from dashboard.charts.chart_spec import kept
+from dashboard.charts.timeline import lane_order, lanes_chart
+from dashboard.components import panels
+from dashboard.formatting import number, share, what_binds
+from dashboard.reads.data import RunData, is_live
 from storage.queries import idle_of
 
 SPANS: dict[str, float | None] = {

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from dashboard import panels
-from dashboard.data import RunData
+from dashboard.components import panels
+from dashboard.reads.data import RunData
 from headrace.errors import UserError
 from storage import queries
 

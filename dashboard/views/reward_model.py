@@ -9,11 +9,11 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import panels
-from dashboard.chart_spec import kept
-from dashboard.data import RunData
-from dashboard.figures import reliability_chart, series_chart
-from dashboard.words import count, duration, number, share
+from dashboard.charts.chart_spec import kept
+from dashboard.charts.figures import reliability_chart, series_chart
+from dashboard.components import panels
+from dashboard.formatting import count, duration, number, share
+from dashboard.reads.data import RunData
 
 CHARTS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("Loss", ("loss", "held_out/loss"), "",

@@ -10,14 +10,15 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from dashboard import panels, scorings
-from dashboard.alert_list import WARNS
-from dashboard.chart_spec import kept
-from dashboard.data import RunData, is_live
-from dashboard.figures import scatter_chart, series_chart
-from dashboard.scorings import Scorings
-from dashboard.words import count, metric_caption, number, series_words, share
-from headrace.bands import BACK
+from dashboard.charts.chart_spec import kept
+from dashboard.charts.figures import scatter_chart, series_chart
+from dashboard.components import panels
+from dashboard.components.alert_list import WARNS
+from dashboard.formatting import count, metric_caption, number, series_words, share
+from dashboard.reads import scorings
+from dashboard.reads.data import RunData, is_live
+from dashboard.reads.scorings import Scorings
+from headrace.metrics.health_ranges import BACK
 from storage.queries import ALERT
 
 CHARTS = (

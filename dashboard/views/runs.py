@@ -13,11 +13,12 @@ from typing import Any
 
 import streamlit as st
 
-from dashboard import data, panels
-from dashboard.run_table import SORTS, Filter, chosen_lines, run_rows, styled
-from dashboard.words import count
+from dashboard.components import panels
+from dashboard.components.run_table import SORTS, Filter, chosen_lines, run_rows, styled
+from dashboard.formatting import count
+from dashboard.reads import data
 from headrace.errors import UserError
-from headrace.run_notes import LONGEST_NOTE, change_notes
+from headrace.run_files.run_notes import LONGEST_NOTE, change_notes
 from storage.queries import RunLine
 
 Query = Mapping[str, str | list[str]]

@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard import panels
-from dashboard.data import RunData, is_live
+from dashboard.components import panels
+from dashboard.formatting import count
+from dashboard.reads.data import RunData, is_live
 from dashboard.views.answer import TRAJECTORY, read_or_say
-from dashboard.words import count
 from storage.queries import TrajectoryPage
 
 ROWS = 100

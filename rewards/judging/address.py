@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from headrace.errors import UserError
-from headrace.protocol.judges import JUDGES_VARIABLE, read_address
+from headrace.protocol.messages.judges import JUDGES_VARIABLE, read_address
 from rewards.judging.options import Options
 
 

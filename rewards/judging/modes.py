@@ -9,7 +9,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headrace.protocol.messages import ScoreItem
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.row import column, right_answer
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, names_in, rule_of, template_of
 from rewards.judging.readings import (
@@ -19,7 +20,6 @@ from rewards.judging.readings import (
     without_thought,
     yes_probability,
 )
-from rewards.kinds.row import column, right_answer
 
 Ask = Callable[[str], Awaitable[Reply]]
 Scored = tuple[float, dict[str, float]]

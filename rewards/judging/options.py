@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from headrace.config.base import StrictModel
+from headrace.config.sections.base import StrictModel
 from headrace.errors import UserError
 from rewards.judging.readings import GROUP
 

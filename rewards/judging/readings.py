@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rewards.known import InvalidRewardError
+from rewards.functions.arguments import InvalidRewardError
 
 GROUP = "score"
 """Name of the group of a pattern that is the score."""

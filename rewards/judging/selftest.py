@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.config.model import JudgeConfig
+from headrace.config.sections.model import JudgeConfig
+from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import UserError
-from headrace.tokenizer import load_tokenizer
 from rewards.judging.address import Address
 from rewards.judging.options import Options
 from rewards.judging.prompts import fill, template_of

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rewards.functions.arguments import ScoringError
 from rewards.judging.address import Address, Whereabouts
 from rewards.judging.options import Options
 from rewards.judging.pacing import Pace, backoff_s, retry_after_s
 from rewards.judging.readings import Reply
 from rewards.judging.wire import body_of, path_of, read_reply
-from rewards.known import ScoringError
 
 if TYPE_CHECKING:
     import httpx

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from headrace.config.reward import SourceConfig
+from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 
 KINDS: Mapping[str, str] = MappingProxyType(

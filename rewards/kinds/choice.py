@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.config.base import StrictModel
-from headrace.protocol.messages import ScoreItem
-from rewards.choices import LETTERS, read_letter, said_letter
-from rewards.final_answer import find
-from rewards.kinds.row import column, marked_part, right_answer, right_or_wrong
-from rewards.notation import tidy, unwrap_text
-from rewards.verdict import Verdict
+from headrace.config.sections.base import StrictModel
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.choices import LETTERS, read_letter, said_letter
+from rewards.answers.final_answer import find
+from rewards.answers.notation import tidy, unwrap_text
+from rewards.answers.row import column, marked_part, right_answer, right_or_wrong
+from rewards.functions.verdict import Verdict
 from rewards.verifier import Verifier
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from pydantic import Field
 
-from headrace.config.base import StrictModel
-from headrace.protocol.messages import ScoreItem
-from rewards.exact_match import is_exact
-from rewards.kinds.row import right_or_wrong
-from rewards.verdict import Verdict
+from headrace.config.sections.base import StrictModel
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.exact_match import is_exact
+from rewards.answers.row import right_or_wrong
+from rewards.functions.verdict import Verdict
 from rewards.verifier import Verifier
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.config.base import StrictModel
+from headrace.config.sections.base import StrictModel
 from headrace.errors import UserError
-from headrace.protocol.messages import ScoreItem
-from rewards.final_answer import find
-from rewards.kinds.row import column, columns
-from rewards.verdict import Verdict
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.final_answer import find
+from rewards.answers.row import column, columns
+from rewards.functions.verdict import Verdict
 from rewards.verifier import Verifier
 
 

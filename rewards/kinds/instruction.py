@@ -1,14 +1,15 @@
 """`instruction`: how much of an instruction a response follows.
 
 The checks stand in the options, for every prompt, or in a column of the row. The score is the share
-of checks that hold, and the response is correct when all do. See `rewards/instruction_checks.py`.
+of checks that hold, and the response is correct when all do. See
+`rewards/answers/instruction_checks.py`.
 """
 
-from headrace.config.base import StrictModel
-from headrace.protocol.messages import ScoreItem
-from rewards.instruction_checks import Check, read_checks
-from rewards.kinds.row import column
-from rewards.verdict import Verdict
+from headrace.config.sections.base import StrictModel
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.instruction_checks import Check, read_checks
+from rewards.answers.row import column
+from rewards.functions.verdict import Verdict
 from rewards.verifier import Verifier
 
 

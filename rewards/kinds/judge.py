@@ -9,17 +9,17 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
-from headrace.config.reward import JUDGES_CONCURRENCY
+from headrace.config.sections.reward import JUDGES_CONCURRENCY
 from headrace.errors import RunFailedError
-from headrace.protocol.messages import ScoreItem
-from rewards import coroutines
+from headrace.protocol.messages.control import ScoreItem
+from rewards.functions import coroutines
+from rewards.functions.arguments import ScoringError
+from rewards.functions.verdict import Verdict
 from rewards.judging.address import whereabouts
 from rewards.judging.modes import columns_of, score
 from rewards.judging.options import Options, check_options
 from rewards.judging.selftest import check_server
 from rewards.judging.server import Server, Tally
-from rewards.known import ScoringError
-from rewards.verdict import Verdict
 from rewards.verifier import Verifier, waiting
 
 __all__ = ["Options", "build"]

@@ -1,4 +1,4 @@
-"""`math`: is the final answer of a response the right one? See `rewards/math_answer.py`."""
+"""`math`: is the final answer of a response the right one? See `rewards/answers/math_answer.py`."""
 
 import re
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from decimal import Decimal
 
 from pydantic import Field
 
-from headrace.config.base import StrictModel
-from headrace.protocol.messages import ScoreItem
-from rewards import math_answer
-from rewards.exact_match import answer_after
-from rewards.kinds.row import right_or_wrong
-from rewards.verdict import Verdict
+from headrace.config.sections.base import StrictModel
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers import math_answer
+from rewards.answers.exact_match import answer_after
+from rewards.answers.row import right_or_wrong
+from rewards.functions.verdict import Verdict
 from rewards.verifier import Verifier
 
 _NUMBER = re.compile(r"[-+]?[0-9]{1,15}(?:\.[0-9]{1,15})?")

@@ -10,15 +10,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from headrace.config.base import StrictModel
-from headrace.protocol.messages import ScoreItem
-from rewards.answer_lists import split_name
-from rewards.final_answer import find
-from rewards.kinds.row import marked_part, right_answer, right_or_wrong
-from rewards.notation import bare_text, tidy
-from rewards.quantity import Quantity, read_quantity
-from rewards.units import read_unit
-from rewards.verdict import Verdict
+from headrace.config.sections.base import StrictModel
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.answer_lists import split_name
+from rewards.answers.final_answer import find
+from rewards.answers.notation import bare_text, tidy
+from rewards.answers.quantity import Quantity, read_quantity
+from rewards.answers.row import marked_part, right_answer, right_or_wrong
+from rewards.answers.units import read_unit
+from rewards.functions.verdict import Verdict
 from rewards.verifier import Verifier
 
 _BEGIN = re.compile(r"(?<![\w.,\\{/^])[-+]?(?:[0-9]|\.[0-9]|\\frac\{)")

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from headrace.anchors import Anchor, read_anchors
-from headrace.config.base import StrictModel
+from headrace.config.sections.base import StrictModel
+from headrace.data.anchors import Anchor, read_anchors
 from headrace.errors import UserError
-from headrace.protocol.messages import ScoreItem
+from headrace.protocol.messages.control import ScoreItem
+from rewards.functions.arguments import InvalidRewardError
+from rewards.functions.verdict import Verdict
 from rewards.kinds import model_folder
-from rewards.known import InvalidRewardError
-from rewards.verdict import Verdict
 from rewards.verifier import Verifier
 
 
@@ -56,7 +56,7 @@ def build(options: Options) -> Verifier:
     # Torch takes seconds to load, and most kinds do without.
     import torch
 
-    from reward_models.scorer import PairScorer
+    from rewards.models.scorer import PairScorer
 
     torch.set_num_threads(options.threads)
     scorer = PairScorer(folder)

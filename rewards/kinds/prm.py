@@ -2,7 +2,8 @@
 
 In: an answer that may go on, as token ids, and the tokens at which the lines to score end. Out: a
 score for each of them, near 1 where the answer can still come out right and near -1 where it
-cannot; None for neutral lines (see `rewards.lines`). One forward pass an answer, whatever the
+cannot; None for neutral lines (see `rewards.answers.line_ends`). One forward pass an answer,
+whatever the
 number of its lines. The model is one that `headrace reward train` made with `kind = "lines"`.
 """
 
@@ -10,11 +11,11 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.config.base import StrictModel
-from headrace.protocol.messages import ScoreItem
+from headrace.config.sections.base import StrictModel
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.line_ends import COMMENTS, neutral_ends, split_lines
+from rewards.functions.verdict import Verdict
 from rewards.kinds import model_folder
-from rewards.lines import COMMENTS, neutral_ends, split_lines
-from rewards.verdict import Verdict
 from rewards.verifier import Verifier
 
 UNITS = ("line",)
@@ -44,7 +45,7 @@ def build(options: Options) -> Verifier:
     # Torch takes seconds to load, and no other kind needs it.
     import torch
 
-    from reward_models.scorer import LineScorer
+    from rewards.models.scorer import LineScorer
 
     torch.set_num_threads(options.threads)
     scorer = LineScorer(folder)

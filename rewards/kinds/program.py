@@ -7,7 +7,7 @@ that the task takes for the answer is looked up there as well. The program is th
 fenced block that has what is asked for, else the whole response.
 
 Right is a program whose tests all hold; they run in a process of their own (see
-`sandbox/examiner.py`). One that ends early, or takes too long or too much memory, is wrong. A
+`sandbox/checker.py`). One that ends early, or takes too long or too much memory, is wrong. A
 machine without a sandbox is a UserError when the verifier is built.
 """
 
@@ -22,12 +22,12 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.config.base import StrictModel
-from headrace.protocol.messages import ScoreItem
+from headrace.config.sections.base import StrictModel
+from headrace.protocol.messages.control import ScoreItem
+from rewards.functions.verdict import Verdict
 from rewards.kinds.contest import Played, called, played, read_contest
-from rewards.verdict import Verdict
 from rewards.verifier import Verifier
-from sandbox.examiner import foreign_names
+from sandbox.checker import foreign_names
 from sandbox.interpreter import interpreter_for
 from sandbox.limits import MIB, Checks, Limits, Program, Result
 from sandbox.pool import Sandbox

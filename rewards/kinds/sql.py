@@ -17,11 +17,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from headrace.config.base import StrictModel
-from headrace.protocol.messages import ScoreItem
-from rewards.exact_match import wanted_answer
-from rewards.kinds.row import column, marked_part, right_or_wrong
-from rewards.verdict import Verdict
+from headrace.config.sections.base import StrictModel
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.exact_match import wanted_answer
+from rewards.answers.row import column, marked_part, right_or_wrong
+from rewards.functions.verdict import Verdict
 from rewards.verifier import Verifier
 
 MAX_VALUE_BYTES = 1 << 20

@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from headrace.config.base import StrictModel
+from headrace.config.sections.base import StrictModel
 from headrace.errors import UserError
-from headrace.protocol.messages import ScoreItem
-from rewards.kinds.row import marked_part, right_answer, right_or_wrong
-from rewards.verdict import Verdict
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.row import marked_part, right_answer, right_or_wrong
+from rewards.functions.verdict import Verdict
 from rewards.verifier import Verifier
 
 

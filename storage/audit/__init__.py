@@ -4,8 +4,8 @@ In: a run's folder. Out: counts and findings; a journal without what cannot be u
 code with the coordinator or the account that it checks.
 """
 
-from storage.audit.audit import Report, audit_run, recount_ledger
 from storage.audit.findings import KINDS, Finding
 from storage.audit.repair import Repair, repair
+from storage.audit.run_audit import Report, audit_run, recount_ledger
 
 __all__ = ["KINDS", "Finding", "Repair", "Report", "audit_run", "recount_ledger", "repair"]

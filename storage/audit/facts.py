@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from headrace.protocol.records import BatchTaken, CheckpointWritten, MaskedRun
-from headrace.protocol.streams import Reward, Span
+from headrace.protocol.records.record_types import BatchTaken, CheckpointWritten, MaskedRun
+from headrace.protocol.token_spans import Reward, Span
 
 Mask = npt.NDArray[np.bool_]
 

@@ -16,13 +16,13 @@ from sqlalchemy import Connection, select
 
 from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
 from storage.audit.findings import Findings, Kind
-from storage.checkpoints import orphans
-from storage.diagnostics import DiagnosticsReader, WindowKey
-from storage.frames import Walk
-from storage.responses import Wanted, read_responses
-from storage.segments import segment_paths
-from storage.tables import Trajectory, Window
-from storage.tokens import token_table
+from storage.database.tables import Trajectory, Window
+from storage.journal.checkpoints import orphans
+from storage.journal.diagnostics import DiagnosticsReader, WindowKey
+from storage.journal.record_batches import Walk
+from storage.journal.responses import Wanted, read_responses
+from storage.journal.segments import segment_paths
+from storage.text.token_table import token_table
 
 MOST_TABLES = 512
 """So many trajectories are looked at, evenly spread over the run: the same ones every time."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from headrace.protocol.records import (
+from headrace.protocol.records.record_types import (
     ChunkArrived,
     LinesScored,
     MetricsSampled,
@@ -23,9 +23,9 @@ from headrace.protocol.records import (
     UpdateCommitted,
 )
 from storage.audit.findings import Findings
-from storage.frames import Walk
-from storage.journal import decode
-from storage.segments import rows_before, segment_paths
+from storage.journal.record_batches import Walk
+from storage.journal.segments import rows_before, segment_paths
+from storage.journal.store import decode
 
 UNREADABLE = (
     msgspec.MsgspecError, pa.ArrowException, AssertionError, AttributeError, IndexError, KeyError,

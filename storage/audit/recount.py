@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from headrace.protocol.records import DropReason, MetricsSampled, UpdateCommitted
+from headrace.protocol.records.record_types import DropReason, MetricsSampled, UpdateCommitted
 from storage.audit.facts import Facts, TrajectoryFacts
 from storage.audit.findings import Findings
 from storage.audit.reading import Read

@@ -22,20 +22,20 @@ from sqlalchemy import Engine, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from headrace.errors import UserError
-from headrace.protocol.records import Forgotten, LineageBegan, UpdateCommitted
-from headrace.run_folder import hold_writer, locked, write_atomically
-from sequence.account import Account
-from sequence.ledger import LedgerError
+from headrace.protocol.records.record_types import Forgotten, LineageBegan, UpdateCommitted
+from headrace.run_files.run_folder import hold_writer, locked, write_atomically
+from headrace.trajectory.account import Account
+from headrace.trajectory.token_ledger import LedgerError
 from storage import projection
 from storage.audit.findings import Findings
 from storage.audit.reading import UNREADABLE, Read, Records, survey
-from storage.checkpoints import orphans
-from storage.database import SQLITE_NAME, open_file, open_writer
-from storage.frames import Walk
-from storage.journal import read_journal, run_id_of
-from storage.reader import check_formats, open_run, read_config
-from storage.segments import SegmentWriter, recover, rows_before, segment_paths
-from storage.tables import Projection
+from storage.database.engine import SQLITE_NAME, open_file, open_writer
+from storage.database.reader import check_formats, open_run, read_config
+from storage.database.tables import Projection
+from storage.journal.checkpoints import orphans
+from storage.journal.record_batches import Walk
+from storage.journal.segments import SegmentWriter, recover, rows_before, segment_paths
+from storage.journal.store import read_journal, run_id_of
 
 _NO_NEW_SEGMENT = 2**62
 _TOGETHER = 4096

@@ -9,10 +9,10 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
-from headrace.protocol.records import CheckpointWritten
+from headrace.protocol.records.record_types import CheckpointWritten
 from storage.audit.facts import Facts, TrajectoryFacts, UpdateFacts, WindowFacts
 from storage.audit.findings import Findings
-from storage.tables import (
+from storage.database.tables import (
     Base,
     Checkpoint,
     Evaluation,

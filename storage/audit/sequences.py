@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headrace.protocol.records import (
+from headrace.protocol.records.record_types import (
     AuditArrived,
     ChunkArrived,
     ClosedWindow,
@@ -30,7 +30,7 @@ from headrace.protocol.records import (
     WindowsClosed,
     WindowsReady,
 )
-from headrace.protocol.streams import Span
+from headrace.protocol.token_spans import Span
 from storage.audit.facts import Facts, TrajectoryFacts, WindowFacts
 from storage.audit.findings import Findings, Kind
 from storage.audit.reading import Read

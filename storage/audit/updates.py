@@ -7,7 +7,7 @@ must have been before each step.
 
 from collections.abc import Iterable
 
-from headrace.protocol.records import (
+from headrace.protocol.records.record_types import (
     BatchReturned,
     BatchTaken,
     CheckpointWritten,

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import select
 
-from headrace.protocol.records import GroupIssued
-from storage.reader import RunReader
-from storage.segments import read_batches
-from storage.tables import Group
+from headrace.protocol.records.record_types import GroupIssued
+from storage.database.reader import RunReader
+from storage.database.tables import Group
+from storage.journal.segments import read_batches
 
 Chat = list[dict[str, str]]
 CHAT = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))

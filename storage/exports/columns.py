@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from headrace.errors import UserError
-from headrace.protocol.diagnostics import TOKEN_COLUMNS
-from storage.filters import check_column
-from storage.trajectory_rows import COLUMNS
+from headrace.protocol.messages.diagnostics import TOKEN_COLUMNS
+from storage.database.filters import check_column
+from storage.database.trajectory_rows import COLUMNS
 
 WORD = pa.dictionary(pa.int32(), pa.string())
 """Text that many rows share."""

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from headrace.errors import UserError
+from storage.database.filters import Filter, parse
+from storage.database.reader import RunReader, open_run
 from storage.exports.columns import type_name
 from storage.exports.leading import Leading
 from storage.exports.metrics import MetricRows
@@ -29,8 +31,6 @@ from storage.exports.tokens import TokenRows
 from storage.exports.trajectories import TrajectoryRows
 from storage.exports.windows import WindowRows
 from storage.exports.writers import DATASETS, FORMATS, gathered, open_writer
-from storage.filters import Filter, parse
-from storage.reader import RunReader, open_run
 
 EXPORT_FORMAT = 3
 """In the metadata of Parquet and Arrow files, as `format` beside `kind` and `run_id`. JSONL and CSV

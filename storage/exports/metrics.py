@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import and_, func, select
 
-from headrace.metrics import METRICS, pattern_of
+from headrace.metrics.registry import METRICS, pattern_of
+from storage.database.filters import Filter, to_arrow, to_sql
+from storage.database.reader import RunReader
+from storage.database.tables import AnySelect, Metric, MetricArray, Update
 from storage.exports.columns import WORD, array_of, chosen_fields, field
 from storage.exports.packed import Part, plain
 from storage.exports.pages import SQL_ROWS
-from storage.filters import Filter, to_arrow, to_sql
-from storage.reader import RunReader
-from storage.tables import AnySelect, Metric, MetricArray, Update
 
 _FIELDS = [
     field("run_id", WORD, "id of the run"),

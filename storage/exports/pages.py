@@ -17,12 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from sqlalchemy import Text, cast, func, select
 
-from storage.diagnostics import DiagnosticsReader
+from storage.database.reader import RunReader
+from storage.database.tables import Prompt, Trajectory, Window
+from storage.database.trajectory_rows import COLUMNS, joined
 from storage.exports.columns import JSON_TEXTS, PerToken, array_of
-from storage.reader import RunReader
-from storage.responses import Responses, Wanted, flat_responses
-from storage.tables import Prompt, Trajectory, Window
-from storage.tokens import (
+from storage.journal.diagnostics import DiagnosticsReader
+from storage.journal.responses import Responses, Wanted, flat_responses
+from storage.text.token_table import (
     MARKS,
     REASONS,
     SOURCES,
@@ -30,7 +31,6 @@ from storage.tokens import (
     WindowColumns,
     token_tables,
 )
-from storage.trajectory_rows import COLUMNS, joined
 
 PAGE_TRAJECTORIES = 4096
 PAGE_TOKENS = 1 << 17

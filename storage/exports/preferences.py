@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 from sqlalchemy import select
 
+from storage.database.filters import Filter, to_sql
+from storage.database.reader import RunReader
+from storage.database.tables import Trajectory
+from storage.database.trajectory_rows import COLUMNS, joined
 from storage.exports.chats import CHAT, Chats, answer
 from storage.exports.columns import chosen_fields, field, scalar_field
 from storage.exports.packed import Part, from_rows
 from storage.exports.pages import SQL_ROWS, pages
 from storage.exports.sft import answers_of, decoder_of
-from storage.filters import Filter, to_sql
-from storage.reader import RunReader
-from storage.responses import Wanted
-from storage.tables import Trajectory
-from storage.trajectory_rows import COLUMNS, joined
+from storage.journal.responses import Wanted
 
 _SCALARS = ("run_id", "group_id", "prompt_id", "trajectory_id", "reward", "prompt", "answer")
 _NATIVE = [

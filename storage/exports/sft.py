@@ -12,15 +12,15 @@ import pyarrow as pa
 from sqlalchemy import and_
 
 from headrace.errors import UserError
+from storage.database.filters import Filter, to_sql
+from storage.database.reader import RunReader
+from storage.database.tables import Trajectory
+from storage.database.trajectory_rows import COLUMNS
 from storage.exports.chats import CHAT, Chats, answer
 from storage.exports.columns import chosen_fields, field, scalar_field
 from storage.exports.packed import Part, from_rows
 from storage.exports.pages import OfTrajectories, Page, pages
-from storage.filters import Filter, to_sql
-from storage.reader import RunReader
-from storage.tables import Trajectory
-from storage.texts import TextDecoder, text_decoder
-from storage.trajectory_rows import COLUMNS
+from storage.text.detokenize import TextDecoder, text_decoder
 
 _SCALARS = ("run_id", "prompt_id", "group_id", "trajectory_id", "reward", "prompt", "answer")
 _MESSAGES = field("messages", CHAT, "the prompt and the response as chat messages")

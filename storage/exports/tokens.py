@@ -13,6 +13,9 @@ import numpy as np
 import pyarrow as pa
 from sqlalchemy import and_
 
+from storage.database.filters import Filter, to_arrow, to_sql
+from storage.database.reader import RunReader
+from storage.database.trajectory_rows import COLUMNS
 from storage.exports.columns import (
     OF_WINDOWS,
     PER_TOKEN,
@@ -24,10 +27,7 @@ from storage.exports.columns import (
 )
 from storage.exports.packed import Packed, Part
 from storage.exports.pages import OfTrajectories, Page, pages, scalar_array, token_array
-from storage.filters import Filter, to_arrow, to_sql
-from storage.reader import RunReader
-from storage.texts import text_decoder
-from storage.trajectory_rows import COLUMNS
+from storage.text.detokenize import text_decoder
 
 _COLUMNS = {column.singular: column for column in PER_TOKEN}
 

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from storage.database.filters import Filter, to_sql
+from storage.database.reader import RunReader
+from storage.database.trajectory_rows import COLUMNS
 from storage.exports.columns import (
     OF_WINDOWS,
     PER_TOKEN,
@@ -16,10 +19,7 @@ from storage.exports.columns import (
 )
 from storage.exports.packed import Int64, Part, plain
 from storage.exports.pages import PROMPT_IDS, OfTrajectories, Page, pages, scalar_array, token_array
-from storage.filters import Filter, to_sql
-from storage.reader import RunReader
-from storage.texts import text_decoder
-from storage.trajectory_rows import COLUMNS
+from storage.text.detokenize import text_decoder
 
 _LISTS = {column.plural: column for column in PER_TOKEN}
 _RESPONSE = "response"

@@ -6,12 +6,12 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Text, cast, func, select
 
+from storage.database.filters import Filter, to_sql
+from storage.database.reader import RunReader
+from storage.database.tables import Trajectory, Window
 from storage.exports.columns import WORD, chosen_fields, field
 from storage.exports.packed import Part, from_columns
 from storage.exports.pages import SQL_ROWS
-from storage.filters import Filter, to_sql
-from storage.reader import RunReader
-from storage.tables import Trajectory, Window
 
 _FIELDS = [
     field("run_id", WORD, "id of the run"),

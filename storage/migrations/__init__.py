@@ -1,1 +1,1 @@
-"""Alembic migrations of the tables; run by `storage.database.upgrade`."""
+"""Alembic migrations of the tables; run by `storage.database.engine.upgrade`."""

@@ -1,8 +1,9 @@
-"""What Alembic runs: migrations over the connection that `storage.database.upgrade` hands over."""
+"""What Alembic runs: migrations over the connection that `storage.database.engine.upgrade` hands
+over."""
 
 from alembic import context
 
-from storage.tables import Base
+from storage.database.tables import Base
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, make_url, select, update
 
-from headrace.metrics import METRICS
-from headrace.protocol.records import (
+from headrace.metrics.registry import METRICS
+from headrace.protocol.records.record_types import (
     AuditArrived,
     CheckpointWritten,
     ChunkArrived,
@@ -34,6 +34,7 @@ from headrace.protocol.records import (
     VersionLoaded,
     VersionPublished,
 )
+from storage.database.tables import Base, MetricInfo, Projection, Run
 from storage.projection.history import (
     add_checkpoints,
     add_evaluations,
@@ -57,7 +58,6 @@ from storage.projection.trajectories import (
     score_trajectories,
 )
 from storage.projection.windows import BATCHES, WINDOWS, move_updates, move_values, move_windows
-from storage.tables import Base, MetricInfo, Projection, Run
 
 Project = Callable[[Connection, int, list[Placed]], None]
 _PROJECTIONS: tuple[tuple[tuple[type[Record], ...], Project], ...] = (

@@ -5,6 +5,15 @@ from collections import Counter
 
 from sqlalchemy import Connection, select, update
 
+from storage.database.tables import (
+    Checkpoint,
+    Evaluation,
+    Process,
+    Run,
+    TokenLoss,
+    VersionLoad,
+    WeightVersion,
+)
 from storage.projection.rows import (
     Placed,
     Row,
@@ -13,15 +22,6 @@ from storage.projection.rows import (
     event,
     insert_records,
     upsert_rows,
-)
-from storage.tables import (
-    Checkpoint,
-    Evaluation,
-    Process,
-    Run,
-    TokenLoss,
-    VersionLoad,
-    WeightVersion,
 )
 
 FINAL_PHASES = ("finished", "failed", "interrupted", "stopped")

@@ -12,8 +12,8 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.dml import UpdateBase
 
-from headrace.protocol.records import MetricsSampled, UpdateCommitted
-from storage.tables import Base, Event, Metric, MetricArray
+from headrace.protocol.records.record_types import MetricsSampled, UpdateCommitted
+from storage.database.tables import Base, Event, Metric, MetricArray
 
 Placed = tuple[int, Any]
 """(journal offset, record)"""

@@ -4,7 +4,8 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, func, or_, select, update
 
-from headrace.protocol.records import LinesScored, RewardArrived
+from headrace.protocol.records.record_types import LinesScored, RewardArrived
+from storage.database.tables import Group, LineScore, Prompt, Trajectory
 from storage.projection.rows import (
     Placed,
     Prepared,
@@ -15,7 +16,6 @@ from storage.projection.rows import (
     update_rows,
     upsert_rows,
 )
-from storage.tables import Group, LineScore, Prompt, Trajectory
 
 Scored = LinesScored | RewardArrived
 

@@ -1,6 +1,7 @@
 """Windows, value trajectories and updates: what batches of records do to them.
 
-`sequence.moves` says what a record does to windows and value trajectories; here the last word on
+`headrace.trajectory.transitions` says what a record does to windows and value trajectories; here
+the last word on
 each row is found in memory and written, so a window that is closed, made ready and taken in one
 batch of records costs one insert.
 """
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, update
 
-from headrace.protocol.records import (
+from headrace.protocol.records.record_types import (
     BatchReturned,
     BatchTaken,
     LineageBegan,
@@ -20,7 +21,8 @@ from headrace.protocol.records import (
     WindowsReady,
     WindowsRecalled,
 )
-from sequence.moves import moves, value_moves
+from headrace.trajectory.transitions import moves, value_moves
+from storage.database.tables import Run, Update, ValueUse, Window
 from storage.projection.rows import (
     Placed,
     Row,
@@ -31,7 +33,6 @@ from storage.projection.rows import (
     update_rows,
     upsert_rows,
 )
-from storage.tables import Run, Update, ValueUse, Window
 
 BATCHES = (BatchTaken, BatchReturned, UpdateCommitted, LineageBegan)
 """Records that say what became of batches."""

@@ -7,6 +7,7 @@ pandas frames, are bounded, and never write. A run may be alive, finished, or cu
 from storage.audit import recount_ledger
 from storage.exports import ExportSummary, export
 from storage.exports import Progress as ExportProgress
+from storage.exports.sql import Answer, ask
 from storage.queries.activity import activity, idle_of
 from storage.queries.alerts import band_alerts
 from storage.queries.answers import GroupAnswer, group_answers
@@ -56,8 +57,7 @@ from storage.queries.trajectories import (
     trajectory_detail,
     trajectory_page,
 )
-from storage.sql import Answer, ask
-from storage.tokens import MARKS, REASONS, SOURCES
+from storage.text.token_table import MARKS, REASONS, SOURCES
 
 __all__ = [
     "ALERT",

@@ -23,8 +23,17 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import Integer, cast, func, select
 
-from storage.reader import RunReader, open_run
-from storage.tables import Event, Metric, Process, Projection, Run, Trajectory, Update, VersionLoad
+from storage.database.reader import RunReader, open_run
+from storage.database.tables import (
+    Event,
+    Metric,
+    Process,
+    Projection,
+    Run,
+    Trajectory,
+    Update,
+    VersionLoad,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,17 +5,17 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from headrace.bands import Alert, alerts, band_of
+from headrace.metrics.health_ranges import Alert, alerts, band_of
+from storage.database.reader import RunReader, open_run
+from storage.database.tables import Metric, Update
 from storage.queries.metrics import names_of
-from storage.reader import RunReader, open_run
-from storage.tables import Metric, Update
 
 MOST_UPDATES = 2000
 """So many of the newest updates are looked at: a page must not read all of a long run."""
 
 
 def band_alerts(run_dir: Path, *, updates: int = MOST_UPDATES) -> list[Alert]:
-    """`headrace.bands.alerts` of the newest updates of the surviving lineage."""
+    """`headrace.metrics.health_ranges.alerts` of the newest updates of the surviving lineage."""
     return alerts_of(open_run(run_dir), updates)
 
 

@@ -8,11 +8,11 @@ import numpy as np
 from sqlalchemy import select
 
 from headrace.errors import UserError
-from storage.reader import open_run
-from storage.responses import Wanted, read_responses
-from storage.tables import Prompt, Trajectory
-from storage.texts import text_decoder
-from storage.trajectory_rows import joined
+from storage.database.reader import open_run
+from storage.database.tables import Prompt, Trajectory
+from storage.database.trajectory_rows import joined
+from storage.journal.responses import Wanted, read_responses
+from storage.text.detokenize import text_decoder
 
 
 class GroupAnswer(NamedTuple):

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import func, select
 
-from headrace.protocol.diagnostics import TokenDiagnostics
-from storage.diagnostics import DiagnosticsReader, WindowKey
-from storage.reader import RunReader, open_run, read_config
-from storage.tables import Trajectory, Window
+from headrace.protocol.messages.diagnostics import TokenDiagnostics
+from storage.database.reader import RunReader, open_run, read_config
+from storage.database.tables import Trajectory, Window
+from storage.journal.diagnostics import DiagnosticsReader, WindowKey
 
 if TYPE_CHECKING:
     import pandas as pd

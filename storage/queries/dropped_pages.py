@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import ColumnElement, Text, and_, case, cast, func, or_, select
 
+from storage.database.reader import RunReader, open_run
+from storage.database.tables import Trajectory, Window
 from storage.queries.drops import is_dropped, is_masked, losses, lost_tokens
-from storage.reader import RunReader, open_run
-from storage.tables import Trajectory, Window
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from sqlalchemy import ColumnElement, and_, func, literal, or_, select
 
-from storage.reader import RunReader, open_run
-from storage.tables import Trajectory, Window
+from storage.database.reader import RunReader, open_run
+from storage.database.tables import Trajectory, Window
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import func, select
 
+from storage.database.reader import open_run
+from storage.database.tables import Evaluation, Metric, Prompt, Run, Trajectory, Update
+from storage.database.trajectory_rows import joined
 from storage.queries.metrics import CPU
-from storage.reader import open_run
-from storage.tables import Evaluation, Metric, Prompt, Run, Trajectory, Update
-from storage.trajectory_rows import joined
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from sqlalchemy import CTE, ColumnElement, Integer, and_, cast, func, or_, select
 from sqlalchemy.orm import aliased
 
-from headrace.metrics import METRICS
-from storage.reader import RunReader, open_run
-from storage.tables import AnySelect, Metric, MetricArray, Run, Update
+from headrace.metrics.registry import METRICS
+from storage.database.reader import RunReader, open_run
+from storage.database.tables import AnySelect, Metric, MetricArray, Run, Update
 
 if TYPE_CHECKING:
     import pandas as pd

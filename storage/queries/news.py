@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from sqlalchemy import and_, or_, select
 
-from storage.reader import open_run
-from storage.tables import Evaluation, Metric, Update
+from storage.database.reader import open_run
+from storage.database.tables import Evaluation, Metric, Update
 
 
 class Position(NamedTuple):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from headrace.run_folder import NOW
+from headrace.run_files.run_folder import NOW
+from storage.database.reader import RunReader, open_run
+from storage.database.tables import Event, Process, VersionLoad, WeightVersion
 from storage.queries.metrics import latest_values
 from storage.queries.rewards import ALERT
-from storage.reader import RunReader, open_run
-from storage.tables import Event, Process, VersionLoad, WeightVersion
 
 if TYPE_CHECKING:
     import pandas as pd

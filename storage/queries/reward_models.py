@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import UserError
-from headrace.reward_model_run import (
+from headrace.run_files.reward_model_run import (
     REPORT_PAGE,
     EvaluationLine,
     Status,
@@ -14,7 +14,7 @@ from headrace.reward_model_run import (
     read_report,
     read_status,
 )
-from headrace.run_folder import REWARD_MODEL, is_reward_model, is_running
+from headrace.run_files.run_folder import REWARD_MODEL, is_reward_model, is_running
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import CTE, ColumnElement, case, func, literal, select
 
-from storage.reader import RunReader, open_run
-from storage.tables import Event, Run, Trajectory
+from storage.database.reader import RunReader, open_run
+from storage.database.tables import Event, Run, Trajectory
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 
 from headrace.errors import UserError
-from headrace.run_folder import (
+from headrace.run_files.run_folder import (
     ANNOUNCED,
     NOTES,
     is_evaluation,
@@ -19,11 +19,11 @@ from headrace.run_folder import (
     latest_name,
     run_folders,
 )
-from headrace.run_notes import RunNotes, read_notes
+from headrace.run_files.run_notes import RunNotes, read_notes
+from storage.database.reader import RunReader, open_run, read_config
+from storage.database.tables import Evaluation, Event, Metric, Projection, Run, Update
 from storage.projection.history import FINAL_PHASES
 from storage.queries.reward_models import reward_model_config, reward_model_summary
-from storage.reader import RunReader, open_run, read_config
-from storage.tables import Evaluation, Event, Metric, Projection, Run, Update
 
 _SILENCE_S = 30.0
 UNREADABLE = "unreadable"

@@ -5,17 +5,11 @@ from typing import Any
 
 from sqlalchemy import case, func, literal, select
 
-from headrace.bands import sentence
-from headrace.run_folder import is_reward_model, read_config
-from storage.queries.alerts import alerts_of
-from storage.queries.metrics import latest_values, same_update
-from storage.queries.processes import supervisor_events
-from storage.queries.reward_models import reward_model_summary
-from storage.queries.rewards import ALERT, alert_texts, source_rows
-from storage.queries.runs import run_state, surviving
-from storage.reader import RunReader, open_run
-from storage.reader import read_config as read_resolved
-from storage.tables import (
+from headrace.metrics.health_ranges import sentence
+from headrace.run_files.run_folder import is_reward_model, read_config
+from storage.database.reader import RunReader, open_run
+from storage.database.reader import read_config as read_resolved
+from storage.database.tables import (
     Checkpoint,
     Evaluation,
     Metric,
@@ -25,6 +19,12 @@ from storage.tables import (
     WeightVersion,
     Window,
 )
+from storage.queries.alerts import alerts_of
+from storage.queries.metrics import latest_values, same_update
+from storage.queries.processes import supervisor_events
+from storage.queries.reward_models import reward_model_summary
+from storage.queries.rewards import ALERT, alert_texts, source_rows
+from storage.queries.runs import run_state, surviving
 
 _DROPPED = "ledger/dropped/"
 _TOKENS = (

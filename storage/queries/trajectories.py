@@ -11,17 +11,17 @@ import pyarrow.compute as pc
 from sqlalchemy import BindParameter, ColumnElement, bindparam, func, or_, select
 
 from headrace.errors import UserError
-from headrace.protocol.streams import Int32
-from storage.diagnostics import DiagnosticsReader
-from storage.filters import Filter, check_column, parse, to_arrow, to_sql
-from storage.marks import Marks
+from headrace.protocol.token_spans import Int32
+from storage.database.filters import Filter, check_column, parse, to_arrow, to_sql
+from storage.database.reader import RunReader, open_run
+from storage.database.tables import AnySelect, Group, Prompt, Trajectory, Window
+from storage.database.trajectory_rows import COLUMNS, joined
+from storage.journal.diagnostics import DiagnosticsReader
+from storage.journal.responses import EMPTY, Wanted, read_responses
+from storage.journal.segment_index import Marks
 from storage.queries import trajectory_index
-from storage.reader import RunReader, open_run
-from storage.responses import EMPTY, Wanted, read_responses
-from storage.tables import AnySelect, Group, Prompt, Trajectory, Window
-from storage.texts import text_decoder
-from storage.tokens import TokenTable, token_table
-from storage.trajectory_rows import COLUMNS, joined
+from storage.text.detokenize import text_decoder
+from storage.text.token_table import TokenTable, token_table
 
 if TYPE_CHECKING:
     import pandas as pd

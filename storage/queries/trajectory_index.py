@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import select
 
-from storage.reader import RunReader
-from storage.tables import Projection, Trajectory
+from storage.database.reader import RunReader
+from storage.database.tables import Projection, Trajectory
 
 SCHEMA = pa.schema(
     [

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arms import key
-from benchmarks.rows import Rows
-from benchmarks.study_file import Point
-from benchmarks.study_plan import Study
+from benchmarks.kit.arms import key
+from benchmarks.kit.rows import Rows
+from benchmarks.kit.study_file import Point
+from benchmarks.kit.study_plan import Study
 
 SEEDS, TUNING_SEEDS = (1, 2, 3), (101,)
 PAIR = ("synchronous", "streaming")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import evidence
-from benchmarks.arms import key
-from benchmarks.rows import Rows
-from benchmarks.study_plan import Study
+from benchmarks.kit.arms import key
+from benchmarks.kit.rows import Rows
+from benchmarks.kit.study_plan import Study
 from tests.benchmarks.race_rows import SEEDS, add, race_row, rising, small_race, start_of
 
 

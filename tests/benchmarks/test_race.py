@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.arms import Arm, key
-from benchmarks.ceiling import ALONE, UNSEEN, share
-from benchmarks.race_figures import (
+from benchmarks.kit.arms import Arm, key
+from benchmarks.kit.ceiling import ALONE, UNSEEN, share
+from benchmarks.kit.rows import Rows
+from benchmarks.kit.study_plan import Study, in_drawn_order
+from benchmarks.kit.study_runs import Runner
+from benchmarks.studies.comparison_figures import (
     ceiling_figures,
     ceiling_line,
     part_figures,
@@ -16,14 +19,11 @@ from benchmarks.race_figures import (
     ratio_line,
     summarise,
 )
-from benchmarks.rows import Rows
-from benchmarks.study import main
-from benchmarks.study_plan import Study, in_drawn_order
-from benchmarks.study_runs import Runner
-from headrace.config.checks import problems
-from headrace.config.load import load_recipe
+from benchmarks.studies.study import main
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.preflight.checks import problems
 from headrace.errors import RunFailedError, UserError
-from headrace.install import ROOT
+from headrace.host.install import ROOT
 from tests.benchmarks.race_rows import (
     PAIR,
     SEEDS,
@@ -302,7 +302,7 @@ def test_own_seeds_go_into_an_own_file(
         asked.append((arm.name, seed))
         return race_row(arm.name, seed, rising(0.03 if "synchronous" in arm.name else 0.06))
 
-    monkeypatch.setattr("benchmarks.study.run_arm", run)
+    monkeypatch.setattr("benchmarks.studies.study.run_arm", run)
     options = ["--setting", "short", "--seed-list", "7", "8", "--rows", str(own), "--reduced"]
     assert main(["tppo-vs-ppo", *options, "--json"]) == 0
     assert sorted(asked) == [(f"short/{mode}", seed) for mode in sorted(PAIR) for seed in (7, 8)]

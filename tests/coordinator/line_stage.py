@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.lines import LineTokens
-from coordinator.monitors import Monitors
-from coordinator.peers import RewardPeer
-from coordinator.scoring import Scoring
-from headrace.protocol.messages import Hello, Score, ScoreItem, ScoreRequest, Scores
-from headrace.protocol.records import LinesScored, Record
-from headrace.protocol.streams import Reward
-from sequence.trajectories import Trajectory
+from coordinator.connections.peers import RewardPeer
+from coordinator.incidents.reward_monitors import Monitors
+from coordinator.line_rewards.line_ends import LineTokens
+from coordinator.scoring.score_requests import Scoring
+from headrace.protocol.messages.control import Hello, Score, ScoreItem, ScoreRequest, Scores
+from headrace.protocol.records.record_types import LinesScored, Record
+from headrace.protocol.token_spans import Reward
+from headrace.trajectory.trajectories import Trajectory
 from tests.coordinator.world import World, make_config, policy_windows
 
 LENGTH = 64

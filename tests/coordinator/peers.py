@@ -14,14 +14,14 @@ import numpy as np
 import zmq.asyncio
 from msgspec.structs import replace
 
-from headrace.config.run import RunConfig
-from headrace.protocol import messages as m
-from headrace.protocol.batches import Shard
-from headrace.protocol.identity import identity_of
-from headrace.protocol.sockets import Dealer, Link
-from headrace.protocol.streams import Span
-from learner.applied import AppliedLog
-from learner.shards import merged
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages import control as m
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.token_spans import Span
+from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.sockets import Dealer, Link
+from learner.batching.shards import merged
+from learner.process.update_log import AppliedLog
 
 _PIDS = itertools.count(1)
 _PATIENCE_S = 0.5

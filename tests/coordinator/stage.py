@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from coordinator.persistence.state import State
 from coordinator.run import build
-from coordinator.state import State
-from headrace.config.run import RunConfig
+from headrace.config.sections.run import RunConfig
 from headrace.errors import ProtocolError
-from headrace.protocol import messages as m
-from headrace.protocol.codec import MAGIC, message_codec
-from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
-from headrace.protocol.identity import identity_of
-from headrace.protocol.streams import Span
+from headrace.protocol.messages import control as m
+from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
+from headrace.protocol.token_spans import Span
+from headrace.protocol.transport.codec import MAGIC, message_codec
+from headrace.protocol.transport.identity import identity_of
 from storage.run_store import RunStore
 from tests.coordinator.test_loop import run_config
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.prompts import Prompts
-from headrace.config.checks import problems
-from headrace.config.load import load_recipe
-from headrace.config.run import RunConfig
+from coordinator.dispatch.prompts import Prompts
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.preflight.checks import problems
+from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
-from headrace.protocol.records import GroupIssued
+from headrace.protocol.records.record_types import GroupIssued
 from tests.coordinator.world import World, make_config
 
 RECIPES = Path(__file__).parents[2] / "recipes"

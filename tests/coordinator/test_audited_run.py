@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import pytest
 
-from coordinator.spread import chosen
-from coordinator.state import State
-from headrace.metrics import METRICS, pattern_of
-from headrace.protocol import messages as m
-from headrace.protocol.records import (
+from coordinator.persistence.state import State
+from coordinator.scoring.group_diversity import chosen
+from headrace.metrics.registry import METRICS, pattern_of
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import (
     AnyRecord,
     AuditArrived,
     BatchTaken,

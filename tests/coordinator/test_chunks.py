@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.protocol import messages as m
-from headrace.protocol.batches import Shard
-from headrace.protocol.codec import message_codec
-from headrace.protocol.records import ChunkArrived
-from headrace.protocol.streams import Span
+from headrace.protocol.messages import control as m
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.records.record_types import ChunkArrived
+from headrace.protocol.token_spans import Span
+from headrace.protocol.transport.codec import message_codec
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,

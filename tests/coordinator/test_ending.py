@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import recorder
-from coordinator.status import status
+from coordinator.monitoring.status import status
+from coordinator.persistence import recorder
 from headrace.errors import StorageBlockedError
-from headrace.protocol import messages as m
-from headrace.protocol.records import Record
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import Record
 from tests.coordinator.stage import LEARNER, Stage, endless, staged
 
 LACK = "room for 9 bytes in /run/journal, and 0 are free"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.metrics import METRICS, pattern_of
-from headrace.protocol import messages as m
-from headrace.protocol.records import (
+from headrace.metrics.registry import METRICS, pattern_of
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import (
     BatchTaken,
     CheckpointWritten,
     MetricsSampled,

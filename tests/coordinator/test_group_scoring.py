@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from headrace.protocol.messages import Score, ScoreItem
-from headrace.protocol.records import RewardArrived
-from sequence.trajectories import Trajectory
+from headrace.protocol.messages.control import Score, ScoreItem
+from headrace.protocol.records.record_types import RewardArrived
+from headrace.trajectory.trajectories import Trajectory
 from tests.coordinator.line_stage import SOURCES, LineStage
 
 TOGETHER = {**SOURCES, "outcome": {"kind": "function", "function": "m:f", "unit": "group"}}

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.admission import is_mixed
-from coordinator.training import DropShares
-from headrace.metrics import METRICS
-from headrace.protocol.batches import GroupScores, PolicyWindow
-from headrace.protocol.records import Forgotten, WindowsDropped
-from sequence.trajectories import Trajectory
-from sequence.windows import trajectory_of
-from tests.coordinator.test_state import assert_books_match
+from coordinator.scheduling.group_filter import is_mixed
+from coordinator.training.learner_updates import DropShares
+from headrace.metrics.registry import METRICS
+from headrace.protocol.messages.batches import GroupScores, PolicyWindow
+from headrace.protocol.records.record_types import Forgotten, WindowsDropped
+from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import trajectory_of
+from tests.coordinator.persistence.test_state import assert_books_match
 from tests.coordinator.world import (
     World,
     counts,

@@ -13,12 +13,8 @@ import pytest
 import zmq
 
 from headrace.errors import RunFailedError
-from headrace.protocol import messages as m
-from headrace.protocol.codec import MAGIC
-from headrace.protocol.curve import make_keys
-from headrace.protocol.identity import identity_of
-from headrace.protocol.pulse import Pulse
-from headrace.protocol.records import (
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import (
     ChunkArrived,
     EvaluationDone,
     Incident,
@@ -27,8 +23,12 @@ from headrace.protocol.records import (
     UpdateCommitted,
     VersionPublished,
 )
-from headrace.protocol.sockets import Dealer, Link
-from headrace.protocol.streams import Span
+from headrace.protocol.token_spans import Span
+from headrace.protocol.transport.codec import MAGIC
+from headrace.protocol.transport.curve import make_keys
+from headrace.protocol.transport.heartbeat import Pulse
+from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.sockets import Dealer, Link
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,

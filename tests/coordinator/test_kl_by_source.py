@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.batches import prepare
-from headrace.config.batch_rules import batch_rules
-from headrace.config.rules import RULES
-from headrace.protocol.batches import Shard
-from headrace.protocol.records import GroupIssued
-from headrace.protocol.streams import Coefficient, Streams
-from learner.batch import PolicyHalf, ValueHalf, policy_half, value_half
-from learner.penalties import kl_divergence
-from learner.place import Place
-from learner.update import Updater
-from sequence.trajectories import Trajectory
+from coordinator.training.batches import prepare
+from headrace.config.validation.batch_rules import batch_rules
+from headrace.config.validation.rules import RULES
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.records.record_types import GroupIssued
+from headrace.protocol.token_spans import Coefficient, Streams
+from headrace.trajectory.trajectories import Trajectory
+from learner.algorithms.penalties import kl_divergence
+from learner.batching.batch import PolicyHalf, ValueHalf, policy_half, value_half
+from learner.device import Place
+from learner.updates.update import Updater
 from tests.coordinator.world import World, make_config
 
 CPU = torch.device("cpu")

@@ -11,11 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.config.run import RunConfig
-from headrace.protocol import messages as m
-from headrace.protocol.records import LinesScored, RewardArrived, UpdateCommitted, WindowsReady
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import (
+    LinesScored,
+    RewardArrived,
+    UpdateCommitted,
+    WindowsReady,
+)
 from storage.audit import audit_run
-from storage.journal import read_journal
+from storage.journal.store import read_journal
 from tests.coordinator.peers import (
     MODEL,
     CoordinatorProcess,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.config.run import RunConfig
-from headrace.protocol import messages as m
-from headrace.protocol.records import (
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import (
     AnyRecord,
     BatchTaken,
     EvaluationDone,
@@ -17,8 +17,8 @@ from headrace.protocol.records import (
     RunPhase,
     UpdateCommitted,
 )
+from storage.journal.segments import digest_at
 from storage.run_store import RunStore
-from storage.segments import digest_at
 from tests.coordinator.peers import (
     MODEL,
     CoordinatorProcess,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headrace.protocol import messages as m
-from headrace.protocol.identity import identity_of
+from headrace.protocol.messages import control as m
+from headrace.protocol.transport.identity import identity_of
 from tests.coordinator.stage import GENERATOR, Stage, endless, staged
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from headrace.config.checks import problems
-from headrace.protocol.records import (
+from headrace.config.preflight.checks import problems
+from headrace.protocol.records.record_types import (
     BatchReturned,
     BatchTaken,
     CheckpointWritten,
@@ -17,7 +17,7 @@ from headrace.protocol.records import (
     Record,
     UpdateCommitted,
 )
-from sequence.windows import trajectory_of
+from headrace.trajectory.windows import trajectory_of
 from tests.coordinator.world import (
     World,
     counts,

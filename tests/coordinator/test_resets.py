@@ -7,10 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from headrace.applied import compare
-from headrace.processes.monitor import Monitor
-from headrace.protocol import messages as m
-from headrace.protocol.records import (
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import (
     BatchReturned,
     Incident,
     LineageBegan,
@@ -18,6 +16,8 @@ from headrace.protocol.records import (
     TokensLost,
     UpdateCommitted,
 )
+from headrace.run_files.update_log import compare
+from headrace_cli.launch.monitor import Monitor
 from storage.audit import audit_run
 from tests.breaker import Breaker, Way, breaking
 from tests.coordinator.peers import CoordinatorProcess, ScriptedReward, until

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from coordinator.run import build
-from generators.fake_engine import FakeEngine
-from generators.loop import GeneratorLoop
-from headrace.applied import compare
-from headrace.protocol import messages as m
-from headrace.protocol.identity import identity_of
-from headrace.protocol.pulse import Pulse
-from headrace.protocol.records import (
+from generators.engines.fake_engine import FakeEngine
+from generators.rollout.loop import GeneratorLoop
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import (
     Incident,
     Restarted,
     Snapshot,
     TokensLost,
     UpdateCommitted,
 )
-from headrace.protocol.sockets import Dealer, Link
-from headrace.protocol.streams import Span
+from headrace.protocol.token_spans import Span
+from headrace.protocol.transport.heartbeat import Pulse
+from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.sockets import Dealer, Link
+from headrace.run_files.update_log import compare
 from storage.audit import audit_run, recount_ledger
 from tests.coordinator.peers import CoordinatorProcess, ScriptedLearner, ScriptedReward, until
 from tests.coordinator.stage import GENERATOR, Stage, endless, staged
@@ -182,7 +182,7 @@ async def test_a_chunk_that_comes_too_early_is_asked_for_and_not_refused(
         assert stage.hub.rejections.counts["chunk_rejected"] == 0
         # Where it never comes, the lease is over and the trajectory waits.
         await stage.say(GENERATOR, a_chunk(stage, key, 5))
-        monkeypatch.setattr("coordinator.intake.GAP_S", 0.0)
+        monkeypatch.setattr("coordinator.rollouts.intake.GAP_S", 0.0)
         await stage.coordinator.parts.intake.expire()
         assert stage.hub.rejections.counts["chunk_rejected"] == 1
         assert stage.hub.leases.of(key) is None

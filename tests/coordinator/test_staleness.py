@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.batches import Prepared
-from headrace.protocol.records import BatchTaken, LineageBegan, UpdateCommitted, VersionPublished
+from coordinator.training.batches import Prepared
+from headrace.protocol.records.record_types import (
+    BatchTaken,
+    LineageBegan,
+    UpdateCommitted,
+    VersionPublished,
+)
 from tests.coordinator.world import World, counts, make_config, policy_windows
 
 CAP = 12

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.batches import Prepared, prepare
-from coordinator.masks import mask_window
-from coordinator.schedule import Selection
-from headrace.config.batch_rules import BatchRules
-from headrace.protocol.batches import Shard
-from headrace.protocol.codec import message_codec
-from headrace.protocol.messages import BatchPart
-from headrace.protocol.streams import Reward
-from sequence.trajectories import Trajectory
-from sequence.windows import Window
+from coordinator.scheduling.base import Selection
+from coordinator.training.batches import Prepared, prepare
+from coordinator.training.loss_masks import mask_window
+from headrace.config.validation.batch_rules import BatchRules
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.messages.control import BatchPart
+from headrace.protocol.token_spans import Reward
+from headrace.protocol.transport.codec import message_codec
+from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window
 from tests.coordinator.world import World, make_config, policy_windows, value_trajectories
-from tests.sequence.scripts import Token, chunks, script
+from tests.headrace.trajectory.scripts import Token, chunks, script
 
 WINDOW = 5
 SEEDS = st.integers(0, 10**6)

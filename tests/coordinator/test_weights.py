@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from headrace.applied import compare
-from headrace.protocol import messages as m
-from headrace.protocol.batches import Shard
-from headrace.protocol.pulse import Pulse
-from headrace.protocol.records import (
+from headrace.protocol.messages import control as m
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.records.record_types import (
     BatchReturned,
     BatchTaken,
     Incident,
@@ -23,6 +21,8 @@ from headrace.protocol.records import (
     UpdateCommitted,
     WindowsDropped,
 )
+from headrace.protocol.transport.heartbeat import Pulse
+from headrace.run_files.update_log import compare
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,

@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.admission import Admission
-from coordinator.batches import Prepared, prepare
-from coordinator.leases import Leases
-from coordinator.line_scoring import LineScoring
-from coordinator.lines import LineTokens
-from coordinator.rounds import Rounds
-from coordinator.schedule import Scheduler
-from coordinator.settle import Settlement
-from coordinator.state import State
-from coordinator.stream import Stream
-from headrace.config.batch_rules import batch_rules
-from headrace.config.run import RunConfig
-from headrace.protocol.batches import PolicyWindow, ValueTrajectory
-from headrace.protocol.records import (
+from coordinator.dispatch.leases import Leases
+from coordinator.line_rewards.line_ends import LineTokens
+from coordinator.line_rewards.line_scoring import LineScoring
+from coordinator.persistence.state import State
+from coordinator.scheduling.base import Scheduler
+from coordinator.scheduling.group_filter import Admission
+from coordinator.scheduling.streaming import Stream
+from coordinator.scheduling.synchronous import Rounds
+from coordinator.scheduling.window_lifecycle import Settlement
+from coordinator.training.batches import Prepared, prepare
+from headrace.config.sections.run import RunConfig
+from headrace.config.validation.batch_rules import batch_rules
+from headrace.protocol.messages.batches import PolicyWindow, ValueTrajectory
+from headrace.protocol.records.record_types import (
     BatchReturned,
     BatchTaken,
     ChunkArrived,
@@ -35,9 +35,9 @@ from headrace.protocol.records import (
     VersionIssued,
     VersionPublished,
 )
-from headrace.protocol.streams import Span, Streams
-from sequence.account import Account
-from sequence.trajectories import Trajectory
+from headrace.protocol.token_spans import Span, Streams
+from headrace.trajectory.account import Account
+from headrace.trajectory.trajectories import Trajectory
 
 
 def make_config(**sections: Any) -> RunConfig:

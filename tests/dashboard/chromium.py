@@ -1,5 +1,5 @@
 """A Chromium, and a dashboard for it to look at: for tests, for the pictures of the documentation
-(`scripts/screenshots.py`), and for what measures the pages (`benchmarks/dashboard.py`).
+(`scripts/screenshots.py`), and for what measures the pages (`benchmarks/performance/dashboard.py`).
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from pathlib import Path
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, sync_playwright
 
 from headrace.errors import RunFailedError
-from headrace.hardware import free_port
-from headrace.processes.launch import dashboard_argv, role_environment
+from headrace.host.hardware import free_port
+from headrace_cli.launch.plan import dashboard_argv, role_environment
 from tests.services import find_chromium
 
 HOST = "127.0.0.1"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dashboard import chart_spec, data, metric_charts
+from dashboard.charts import chart_spec, metric_curves
+from dashboard.reads import data
 from tests.dashboard.scripted_run import write_run
 
 
@@ -40,6 +41,6 @@ def made_charts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(chart)
         return spec_of(chart)
 
-    for module in (chart_spec, metric_charts):
+    for module in (chart_spec, metric_curves):
         monkeypatch.setattr(module, "spec_of", noted)
     return made

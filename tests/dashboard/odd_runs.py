@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headrace.protocol.records import BatchTaken, ProcessChanged, Record, RunPhase
-from headrace.run_folder import NOW
+from headrace.protocol.records.record_types import BatchTaken, ProcessChanged, Record, RunPhase
+from headrace.run_files.run_folder import NOW
 from storage import queries
 from storage.run_store import RunStore
 from tests.storage.samples import commit

@@ -21,21 +21,21 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from coordinator.batches import Prepared, prepare
-from coordinator.leases import Leases
-from coordinator.monitors import Monitors
-from coordinator.settle import Settlement
-from coordinator.state import State
-from coordinator.stream import Stream
-from headrace.config.batch_rules import batch_rules
-from headrace.config.run import RunConfig
-from headrace.protocol import records as r
-from headrace.protocol.batches import PolicyWindow
-from headrace.protocol.diagnostics import TokenDiagnostics
-from headrace.protocol.streams import Span
-from sequence.trajectories import Trajectory
+from coordinator.dispatch.leases import Leases
+from coordinator.incidents.reward_monitors import Monitors
+from coordinator.persistence.state import State
+from coordinator.scheduling.streaming import Stream
+from coordinator.scheduling.window_lifecycle import Settlement
+from coordinator.training.batches import Prepared, prepare
+from headrace.config.sections.run import RunConfig
+from headrace.config.validation.batch_rules import batch_rules
+from headrace.protocol.messages.batches import PolicyWindow
+from headrace.protocol.messages.diagnostics import TokenDiagnostics
+from headrace.protocol.records import record_types as r
+from headrace.protocol.token_spans import Span
+from headrace.trajectory.trajectories import Trajectory
 from storage.run_store import RunStore
-from tasks.chain_sums import write_direct, write_fine, write_prompt
+from tasks.procedural.chain_sums import write_direct, write_fine, write_prompt
 
 CHARACTERS = tuple(map(chr, range(32, 127)))
 END = 0

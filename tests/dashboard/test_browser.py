@@ -11,10 +11,10 @@ import pytest
 from playwright.sync_api import Dialog, Page, expect
 
 from dashboard.app import PAGES
-from dashboard.token_facts import borders
+from dashboard.components.token_facts import borders
+from dashboard.formatting import count
 from dashboard.views.learning import ARRAYS, CHARTS
-from dashboard.words import count
-from headrace.protocol.records import MetricsSampled, RunPhase
+from headrace.protocol.records.record_types import MetricsSampled, RunPhase
 from storage import queries
 from storage.run_store import RunStore
 from tests.dashboard.chromium import open_chromium, served, wait_until_drawn

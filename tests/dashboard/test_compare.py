@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.run_choice import suggested
+from dashboard.components.multi_run_picker import suggested
 from dashboard.views.compare import ACCURACY, METRIC_NAMES, SHOWN
-from headrace.protocol.records import EvaluationDone, RunPhase
-from headrace.run_notes import change_notes
+from headrace.protocol.records.record_types import EvaluationDone, RunPhase
+from headrace.run_files.run_notes import change_notes
 from storage import queries
 from storage.run_store import RunStore
 from tests.dashboard.scripted_run import EVALUATIONS, make_config, write_run
@@ -28,7 +28,7 @@ def page(root: str, left: str | None) -> None:
     """The page, with a run chosen at the left or none."""
     from pathlib import Path
 
-    from dashboard.picker import Choice
+    from dashboard.components.run_picker import Choice
     from dashboard.views import compare
 
     compare.render(Path(root), Choice(left, None))

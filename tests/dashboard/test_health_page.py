@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from dashboard.alert_list import chart_link
+from dashboard.components.alert_list import chart_link
 from dashboard.views.learning import CHARTS
-from headrace.bands import BANDS
-from headrace.protocol.records import MetricsSampled, RunPhase
+from headrace.metrics.health_ranges import BANDS
+from headrace.protocol.records.record_types import MetricsSampled, RunPhase
 from storage.run_store import RunStore
 from tests.dashboard.odd_runs import breathe, collapse, crash
 from tests.dashboard.scripted_run import make_config, write_run

@@ -16,16 +16,16 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 import dashboard
-from dashboard import data
-from dashboard.picker import LATEST
-from dashboard.tokens import COLOURINGS
+from dashboard.components.run_picker import LATEST
+from dashboard.components.tokens import COLOURINGS
+from dashboard.formatting import count, share
+from dashboard.reads import data
 from dashboard.views.learning import ARRAYS, CHARTS
 from dashboard.views.overview import process_rows
 from dashboard.views.pipeline import idle_shares
 from dashboard.views.rewards import CHARTS as REWARD_CHARTS
 from dashboard.views.trajectories import ROWS, range_filter, worth_reading
-from dashboard.words import count, share
-from headrace.protocol.records import MetricsSampled, RunPhase
+from headrace.protocol.records.record_types import MetricsSampled, RunPhase
 from storage import queries
 from storage.queries import trajectory_index
 from storage.queries.trajectory_index import matching
@@ -41,7 +41,7 @@ def page(name: str, root: str, run: str) -> None:
     import importlib
     from pathlib import Path
 
-    from dashboard import data
+    from dashboard.reads import data
 
     view = importlib.import_module(f"dashboard.views.{name}")
     view.render(data.RunData(data.run_line(run)), Path(root))

@@ -7,7 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from headrace.protocol.records import BatchTaken, MetricsSampled, RunPhase, UpdateCommitted
+from headrace.protocol.records.record_types import (
+    BatchTaken,
+    MetricsSampled,
+    RunPhase,
+    UpdateCommitted,
+)
 from storage import queries
 from storage.queries.metrics import Axis
 from storage.run_store import RunStore

@@ -12,7 +12,7 @@ from storage import queries
 def page(root: str, run: str) -> None:
     from pathlib import Path
 
-    from dashboard import data
+    from dashboard.reads import data
     from dashboard.views import query
 
     query.render(data.RunData(data.run_line(run)), Path(root))

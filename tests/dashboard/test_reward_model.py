@@ -9,10 +9,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import dashboard
-from dashboard.figures import reliability_chart
-from headrace import reward_model_run as lines
-from headrace.config.load import load_reward_model
-from headrace.run_folder import make_run_folder
+from dashboard.charts.figures import reliability_chart
+from headrace.config.loading.recipe import load_reward_model
+from headrace.run_files import reward_model_run as lines
+from headrace.run_files.run_folder import make_run_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 APP = Path(dashboard.__file__).parent / "app.py"

@@ -13,8 +13,8 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from dashboard.run_table import Filter, chosen_lines, run_rows, styled
-from headrace.run_notes import RunNotes, change_notes, read_notes
+from dashboard.components.run_table import Filter, chosen_lines, run_rows, styled
+from headrace.run_files.run_notes import RunNotes, change_notes, read_notes
 from storage import queries
 from storage.queries import RunLine
 from tests.dashboard.scripted_run import EVALUATIONS, write_run

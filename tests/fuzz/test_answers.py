@@ -8,11 +8,11 @@ import msgspec
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from rewards.functions.arguments import InvalidRewardError
+from rewards.functions.results import Form, read_result
 from rewards.judging.options import Options
 from rewards.judging.readings import number, yes_probability
 from rewards.judging.wire import read_reply
-from rewards.known import InvalidRewardError
-from rewards.results import Form, read_result
 from tests.fuzz.damage import BYTES, TEXT, WILD, damaged
 
 FORMS: tuple[Form, ...] = ("one", "list", "first")

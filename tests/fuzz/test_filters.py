@@ -8,7 +8,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
-from storage.filters import parse, to_arrow, to_sql
+from storage.database.filters import parse, to_arrow, to_sql
 from tests.fuzz.damage import TEXT, damaged, one_line
 
 KINDS: dict[str, tuple[Any, pa.DataType]] = {

@@ -12,9 +12,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
-from headrace.protocol.records import Record
-from storage.journal import Journal, read_journal
-from storage.segments import segment_paths
+from headrace.protocol.records.record_types import Record
+from storage.journal.segments import segment_paths
+from storage.journal.store import Journal, read_journal
 from tests.fuzz.damage import BYTES, damaged
 from tests.storage.samples import same, small_run
 

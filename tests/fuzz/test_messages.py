@@ -10,9 +10,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError
-from headrace.protocol import messages as m
-from headrace.protocol.codec import message_codec
-from headrace.protocol.identity import identity_of
+from headrace.protocol.messages import control as m
+from headrace.protocol.transport.codec import message_codec
+from headrace.protocol.transport.identity import identity_of
 from tests.coordinator.stage import (
     GENERATOR,
     LEARNER,

@@ -7,11 +7,11 @@ from pathlib import Path
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from headrace.config.keys import keys
-from headrace.config.load import load_recipe
-from headrace.config.run import RunConfig
+from headrace.config.loading.keys import keys
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
-from headrace.install import ROOT
+from headrace.host.install import ROOT
 from tests.fuzz.damage import BYTES, TEXT, damaged, one_line
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))

@@ -3,8 +3,15 @@
 import asyncio
 from collections.abc import Callable
 
-from headrace.protocol.messages import ChunkAck, Chunks, Hello, Message, TrajectoryChunk, Welcome
-from headrace.protocol.sockets import Router
+from headrace.protocol.messages.control import (
+    ChunkAck,
+    Chunks,
+    Hello,
+    Message,
+    TrajectoryChunk,
+    Welcome,
+)
+from headrace.protocol.transport.sockets import Router
 
 NAME = "generator-0"
 

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from generators.engine import GenerationRequest, TokenDelta
-from generators.policy_files import end_token_ids, read_config, weight_layout
-from generators.torch_engine import TorchEngine
+from generators.engines.model_files import end_token_ids, read_config, weight_layout
+from generators.engines.torch_engine import TorchEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 REQUESTS = [

@@ -2,8 +2,8 @@
 
 import statistics
 
-from generators.cores import WorkTime
 from generators.engine import mix, uniform
+from generators.rollout.cpu_affinity import WorkTime
 
 GOLDEN = [13559592256819170517, 3959813011084891817, 5994294346378712867]
 

@@ -10,7 +10,6 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
-from generators.distributions import hot_logprobs
 from generators.engine import (
     Engine,
     GenerationRequest,
@@ -19,12 +18,13 @@ from generators.engine import (
     WeightsBrokenError,
 )
 from generators.engine import WeightsRefusedError as Refused
-from generators.fake_engine import FakeEngine
-from generators.policy_files import end_token_ids, read_config, weight_layout
-from generators.torch_engine import TorchEngine
-from generators.vllm_engine import VllmEngine, VllmSettings
-from generators.weights import WeightLayout
-from headrace.protocol.messages import FireSampling
+from generators.engines.distributions import hot_logprobs
+from generators.engines.fake_engine import FakeEngine
+from generators.engines.model_files import end_token_ids, read_config, weight_layout
+from generators.engines.torch_engine import TorchEngine
+from generators.engines.vllm_engine import VllmEngine, VllmSettings
+from generators.engines.weights import WeightLayout
+from headrace.protocol.messages.control import FireSampling
 from tests.generators.conftest import END_TOKEN, VOCAB_SIZE, make_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,14 +12,14 @@ import pytest
 
 from generators import run
 from generators.engine import GenerationRequest, TokenDelta
-from generators.fake_engine import FakeEngine
+from generators.engines.fake_engine import FakeEngine
+from generators.engines.torch_engine import TorchEngine
+from generators.engines.weights import WeightLayout
 from generators.run import check_hot
-from generators.torch_engine import TorchEngine
-from generators.weights import WeightLayout
-from headrace.config.generator import FireConfig
+from headrace.config.sections.generator import FireConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import FireSampling, Hello
-from headrace.protocol.sockets import Link
+from headrace.protocol.messages.control import FireSampling, Hello
+from headrace.protocol.transport.sockets import Link
 from tests.generators.fixed_model import HOT_TOP_2, REGULAR, save_fixed_model
 from tests.generators.frequencies import unlikely
 from tests.generators.scripted import NAME, ScriptedCoordinator

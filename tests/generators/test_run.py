@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from headrace.config.run import RunConfig
-from headrace.protocol.messages import (
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages.control import (
     Goodbye,
     Hello,
     Leases,
@@ -23,8 +23,8 @@ from headrace.protocol.messages import (
     WeightNotice,
     WeightsLoaded,
 )
+from tests.generators.rollout.test_chunking import make_lease
 from tests.generators.scripted import NAME, ScriptedCoordinator
-from tests.generators.test_chunking import make_lease
 
 START_S = 120.0
 ROOT = Path(__file__).parents[2]

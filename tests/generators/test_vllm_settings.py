@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from generators.policy_files import read_config, weight_layout
-from generators.vllm_engine import VllmEngine, VllmSettings
+from generators.engines.model_files import read_config, weight_layout
+from generators.engines.vllm_engine import VllmEngine, VllmSettings
 from headrace.errors import UserError
 from tests.generators.fixed_model import save_fixed_model
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.config.load import build, merge_overrides
-from headrace.config.run import RunConfig
+from headrace.config.loading.recipe import build, merge_overrides
+from headrace.config.sections.run import RunConfig
 
 RECIPE = """\
 name = "small"

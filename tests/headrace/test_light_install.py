@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.commands.doctor import BASE, examine
-from headrace.install import EXTRAS
+from headrace.host.install import EXTRAS
+from headrace_cli.commands.system.doctor import BASE, examine
 from tests.dashboard.scripted_run import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 """
 CALLS = """\
 import contextlib, io, json, sys
-from headrace.cli import main
+from headrace_cli.cli import main
 
 said = {}
 for words in json.load(sys.stdin):
@@ -162,9 +162,9 @@ def assert_told(code: int, out: str, err: str) -> None:
 
 
 def test_a_base_without_its_own_packages_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.commands.doctor.is_for_training", lambda: False)
+    monkeypatch.setattr("headrace_cli.commands.system.doctor.is_for_training", lambda: False)
     monkeypatch.setattr(
-        "headrace.commands.doctor.dependency_version",
+        "headrace_cli.commands.system.doctor.dependency_version",
         lambda name: None if name == "duckdb" else "1",
     )
     wrong = {f.topic: f.text for f in examine() if f.level == "bad"}

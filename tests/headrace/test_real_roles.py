@@ -15,7 +15,7 @@ RECIPE = str(ROOT / "recipes" / "quickstart.toml")
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The program in a process of its own, with two minutes to answer."""
-    command = [sys.executable, "-m", "headrace.cli", *arguments]
+    command = [sys.executable, "-m", "headrace_cli.cli", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos_place import Network
-from benchmarks.elastic import HOSTS, Trial, elsewhere, problem
-from headrace.protocol.records import LeaseIssued
+from benchmarks.robustness.chaos_place import Network
+from benchmarks.robustness.elastic import HOSTS, Trial, elsewhere, problem
+from headrace.protocol.records.record_types import LeaseIssued
 
 pytestmark = [pytest.mark.timeout(400)]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headrace.protocol.records import BatchTaken, ChunkArrived, EvaluationDone
+from headrace.protocol.records.record_types import BatchTaken, ChunkArrived, EvaluationDone
 from storage.queries.metrics import metric_names, metric_series
 from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import Run

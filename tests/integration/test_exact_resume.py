@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headrace.applied import read_applied
-from headrace.protocol.records import (
+from headrace.protocol.records.record_types import (
     BatchTaken,
     ChunkArrived,
     GroupIssued,
@@ -22,6 +21,7 @@ from headrace.protocol.records import (
     UpdateCommitted,
     WindowsClosed,
 )
+from headrace.run_files.update_log import read_applied
 from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import PLAIN, REPOSITORY, Run
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from storage.audit import audit_run
-from storage.frames import Walk
-from storage.segments import segment_paths
+from storage.journal.record_batches import Walk
+from storage.journal.segments import segment_paths
 from tests.integration.runs import Run, headrace
 from tests.small_disk import SmallDisk, small_disk
 

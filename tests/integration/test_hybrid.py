@@ -24,7 +24,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         "schedule.num_generations=4",
         "reward.answer_marker=null",
         'reward.sources.verifier={kind="math",answer_marker="#",kl_coefficient=0.0}',
-        'reward.sources.judge={kind="function",function="tasks.thoroughness:score"}',
+        'reward.sources.judge={kind="function",function="tasks.procedural.hackable_judge:score"}',
         'reward.route={column="terms",values={"3"="verifier"},default="judge"}',
         'reward.audit={source="verifier",share=0.5}',
         'algorithm.kl={coef=1e-5,where="reward"}',

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import zmq
 
-from headrace.protocol.curve import enter
-from headrace.protocol.records import LineageBegan, UpdateCommitted
+from headrace.protocol.records.record_types import LineageBegan, UpdateCommitted
+from headrace.protocol.transport.curve import enter
 from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import Run, headrace
 from tests.metric_values import number

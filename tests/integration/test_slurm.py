@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.hardware import own_address
+from headrace.host.hardware import own_address
 from tests.integration import slurm_stand_in
 from tests.integration.audit import assert_trained_once
 from tests.integration.runs import QUICKSTART, SMALL, headrace

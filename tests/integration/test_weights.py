@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.applied import compare
-from headrace.protocol.records import LineageBegan, ProcessChanged, TokensLost
+from headrace.protocol.records.record_types import LineageBegan, ProcessChanged, TokensLost
+from headrace.run_files.update_log import compare
 from tests.integration.audit import assert_trained_once, records_of
 from tests.integration.runs import Run
 

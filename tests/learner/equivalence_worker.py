@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from headrace.config.learner import LearnerConfig, OptimizerConfig
-from headrace.config.model import ModelConfig
-from learner.algorithm import build_algorithm
-from learner.engines import DeepSpeedEngine, Step, join_ranks
-from learner.forward import PolicyNetwork, ValueNetwork
-from learner.models import load_critic, load_policy
-from learner.place import Place
-from learner.update import Updater
+from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
+from headrace.config.sections.model import ModelConfig
+from learner.algorithms.registry import build_algorithm
+from learner.device import Place
+from learner.models.deepspeed_engine import DeepSpeedEngine, Step, join_ranks
+from learner.models.forward import PolicyNetwork, ValueNetwork
+from learner.models.loading import load_critic, load_policy
+from learner.updates.update import Updater
 from tests.learner.padded import PaddedPolicy, PaddedValue
 from tests.learner.rank_worker import ALGORITHM, CPU, UPDATES
 from tests.learner.recorded import batch_of, record

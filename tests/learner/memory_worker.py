@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from headrace.config.activations import longest_trajectory
-from headrace.config.run import RunConfig
-from headrace.protocol.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
-from headrace.protocol.streams import Reward, Span
-from learner.engines import join_ranks
-from learner.trainer import Trainer
+from headrace.config.estimates.activations import longest_trajectory
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard, ValueTrajectory
+from headrace.protocol.token_spans import Reward, Span
+from learner.models.deepspeed_engine import join_ranks
+from learner.process.trainer import Trainer
 from tests.learner.recorded import VOCABULARY, batch_of, record
 
 CPU = torch.device("cpu")

@@ -1,14 +1,14 @@
 """The two networks as anybody would write them: a padded batch through transformers' attention.
 
 In: the same `Pack` as the learner's own. Out: the same numbers, by rows padded on the left and an
-attention mask. Nothing here is packed, cut into chunks or shared with `learner.forward`.
+attention mask. Nothing here is packed, cut into chunks or shared with `learner.models.forward`.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from learner.forward import Pack, TokenScores
+from learner.models.forward import Pack, TokenScores
 
 
 class PaddedPolicy(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from learner.engines import Step
+from learner.models.deepspeed_engine import Step
 
 
 class PlainEngine:

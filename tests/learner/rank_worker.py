@@ -16,19 +16,19 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save_file
 
-from headrace.config.algorithm import AlgorithmConfig
-from headrace.config.learner import LearnerConfig, OptimizerConfig
-from headrace.config.model import ModelConfig
-from headrace.protocol.batches import Shard
-from headrace.protocol.messages import Batch, BatchPart, Message, Shutdown
-from learner.algorithm import build_algorithm
-from learner.engines import DeepSpeedEngine, join_ranks
-from learner.forward import PolicyNetwork, ValueNetwork
-from learner.models import load_critic, load_policy
-from learner.place import Place
-from learner.relay import Relay
-from learner.shards import merged
-from learner.update import Updater
+from headrace.config.sections.algorithm import AlgorithmConfig
+from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
+from headrace.config.sections.model import ModelConfig
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.messages.control import Batch, BatchPart, Message, Shutdown
+from learner.algorithms.registry import build_algorithm
+from learner.batching.shards import merged
+from learner.device import Place
+from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
+from learner.models.forward import PolicyNetwork, ValueNetwork
+from learner.models.loading import load_critic, load_policy
+from learner.process.rank_broadcast import Relay
+from learner.updates.update import Updater
 from tests.learner.recorded import Sent, batch_of, record
 
 CPU = torch.device("cpu")

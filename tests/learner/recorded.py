@@ -12,18 +12,18 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from headrace.config.run import RunConfig
-from headrace.protocol.batches import (
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.fields import Metric
+from headrace.protocol.messages.batches import (
     BatchSequence,
     GroupScores,
     PolicyWindow,
     Shard,
     ValueTrajectory,
 )
-from headrace.protocol.fields import Metric
-from headrace.protocol.messages import Batch, BatchPart
-from headrace.protocol.streams import Coefficient, Float32, Mark, Reward, Span
-from learner.sampled import runs_between
+from headrace.protocol.messages.control import Batch, BatchPart
+from headrace.protocol.token_spans import Coefficient, Float32, Mark, Reward, Span
+from learner.batching.trainable_tokens import runs_between
 
 VOCABULARY = 32
 

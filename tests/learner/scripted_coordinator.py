@@ -8,10 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from headrace.config.run import RunConfig
-from headrace.hardware import free_port
-from headrace.protocol.messages import Heartbeat, Message
-from headrace.protocol.sockets import BlockingRouter
+from headrace.config.sections.run import RunConfig
+from headrace.host.hardware import free_port
+from headrace.protocol.messages.control import Heartbeat, Message
+from headrace.protocol.transport.sockets import BlockingRouter
 from tests.learner.recorded import Sent
 
 M = TypeVar("M", bound=Message)

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headrace.protocol.batches import (
+from headrace.protocol.messages.batches import (
     BatchSequence,
     GroupScores,
     PolicyWindow,
     Shard,
     ValueTrajectory,
 )
-from headrace.protocol.streams import Reward, Span
-from learner.forward import Pack, TokenScores
+from headrace.protocol.token_spans import Reward, Span
+from learner.models.forward import Pack, TokenScores
 
 
 class TablePolicy(nn.Module):

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headrace.config.model import ModelConfig
-from headrace.protocol.batches import Shard
-from learner.reads import as_the_critic_reads
-from learner.shards import merged
-from tests.learner.recorded import record, save_tiny_model, streamed
-from tests.learner.test_carried import (
+from headrace.config.sections.model import ModelConfig
+from headrace.protocol.messages.batches import Shard
+from learner.batching.shards import merged
+from learner.batching.token_reads import as_the_critic_reads
+from tests.learner.models.test_prefix_cache import (
     ALGORITHMS,
     Context,
     Learner,
     assert_same_gradients,
 )
+from tests.learner.recorded import record, save_tiny_model, streamed
 
 
 @pytest.fixture(scope="module")

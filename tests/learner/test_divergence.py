@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.config.algorithm import KlConfig
-from learner.penalties import KlEstimator, kl_divergence
+from headrace.config.sections.algorithm import KlConfig
+from learner.algorithms.penalties import KlEstimator, kl_divergence
 from tests.learner import reference
-from tests.learner.test_advantages import close, f64
+from tests.learner.algorithms.test_advantages import close, f64
 
 ESTIMATORS: tuple[KlEstimator, ...] = get_args(KlEstimator)
 TOKENS, DRAWS = 16, 200

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from headrace.hardware import free_port
+from headrace.host.hardware import free_port
 from tests.learner.equivalence_worker import ARMS, SETTINGS, TRAJECTORIES
 from tests.learner.rank_worker import UPDATES
 from tests.learner.recorded import record, save_tiny_model

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.config.algorithm import AlgorithmConfig
-from headrace.config.learner import LearnerConfig, OptimizerConfig
-from learner.algorithm import build_algorithm
-from learner.place import Place
-from learner.shards import merged
-from learner.update import Outcome, Updater
+from headrace.config.sections.algorithm import AlgorithmConfig
+from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
+from learner.algorithms.registry import build_algorithm
+from learner.batching.shards import merged
+from learner.device import Place
+from learner.updates.update import Outcome, Updater
 from tests.learner import reference
 from tests.learner.plain_engine import PlainEngine
 from tests.learner.recorded import batch_of

@@ -8,20 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.aggregation import (
+from learner.algorithms.aggregation import (
     fixed_length_weights,
     sample_mean_weights,
     token_mean_weights,
     weighted_sum,
 )
-from learner.penalties import (
-    entropy_bonus,
-    positive_likelihood,
-    token_entropy,
+from learner.algorithms.penalties import entropy_bonus, positive_likelihood, token_entropy
+from learner.algorithms.policy_losses import (
+    clipped_squared_error,
+    clipped_surrogate,
+    reinforce,
+    squared_error,
 )
-from learner.policy_losses import clipped_squared_error, clipped_surrogate, reinforce, squared_error
 from tests.learner import reference
-from tests.learner.test_advantages import close, f64
+from tests.learner.algorithms.test_advantages import close, f64
 
 # Away from the kinks, where the one-sided derivatives differ and none is the gradient.
 ratios = st.floats(0.05, 20.0).filter(

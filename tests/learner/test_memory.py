@@ -15,25 +15,25 @@ import torch
 from msgspec.structs import replace
 from torch.profiler import ProfilerActivity, profile
 
-from headrace.config import activations
-from headrace.config.activations import (
+from headrace.config.estimates import activations
+from headrace.config.estimates.activations import (
     WIDTHS,
     policy_activations,
     policy_packs,
     value_activations,
     value_packs,
 )
-from headrace.config.explain import memory_facts
-from headrace.config.model_shape import model_shape
-from headrace.config.run import RunConfig
-from headrace.hardware import GIB, MIB, Hardware, free_port
-from headrace.processes.launch import plan_processes
-from learner.algorithm import build_algorithm
-from learner.attention import EXPLICIT_LENGTH
-from learner.forward import PolicyNetwork, ValueNetwork
-from learner.models import load_critic, load_policy
-from learner.place import Place
-from learner.update import Updater
+from headrace.config.estimates.model_shape import model_shape
+from headrace.config.preflight.explain import memory_facts
+from headrace.config.sections.run import RunConfig
+from headrace.host.hardware import GIB, MIB, Hardware, free_port
+from headrace_cli.launch.plan import plan_processes
+from learner.algorithms.registry import build_algorithm
+from learner.device import Place
+from learner.models.attention import EXPLICIT_LENGTH
+from learner.models.forward import PolicyNetwork, ValueNetwork
+from learner.models.loading import load_critic, load_policy
+from learner.updates.update import Updater
 from tests.learner.memory_worker import longest
 from tests.learner.plain_engine import PlainEngine
 from tests.learner.recorded import batch_of, run_config, save_tiny_model

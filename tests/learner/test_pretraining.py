@@ -8,8 +8,8 @@ import torch
 from msgspec.structs import replace
 from transformers import AutoModelForTokenClassification
 
-from headrace.config.run import RunConfig
-from headrace.protocol.messages import Goodbye, Shutdown, UpdateDone
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages.control import Goodbye, Shutdown, UpdateDone
 from tests.learner.recorded import batch_of, record, run_config, save_tiny_model
 from tests.learner.scripted_coordinator import ScriptedCoordinator
 from tests.learner.test_run import greet

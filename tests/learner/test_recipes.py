@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.config.load import load_recipe
-from learner.algorithm import Algorithm, build_algorithm
-from learner.groups import Groups
-from learner.segments import segments_of
-from tests.learner.test_advantages import f64
+from headrace.config.loading.recipe import load_recipe
+from learner.algorithms.registry import Algorithm, build_algorithm
+from learner.batching.group_statistics import Groups
+from learner.batching.segments import segments_of
+from tests.learner.algorithms.test_advantages import f64
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "algorithms"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))

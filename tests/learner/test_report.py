@@ -5,10 +5,10 @@ import logging
 import numpy as np
 import pytest
 
-from headrace.protocol.codec import message_codec
-from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
-from headrace.protocol.messages import UpdateDone
-from learner.trainer import joined
+from headrace.protocol.messages.control import UpdateDone
+from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
+from headrace.protocol.transport.codec import message_codec
+from learner.process.trainer import joined
 
 
 def report(windows: range) -> UpdateDone:

@@ -13,11 +13,9 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
-from headrace.applied import read_applied
-from headrace.config.run import RunConfig
-from headrace.protocol.batches import Shard
-from headrace.protocol.diagnostics import COLUMN_NAMES
-from headrace.protocol.messages import (
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.messages.control import (
     CheckpointDone,
     CheckpointRequest,
     Goodbye,
@@ -32,8 +30,10 @@ from headrace.protocol.messages import (
     WeightRequest,
     Welcome,
 )
-from headrace.protocol.sockets import BlockingDealer, Link
-from headrace.protocol.streams import Reward
+from headrace.protocol.messages.diagnostics import COLUMN_NAMES
+from headrace.protocol.token_spans import Reward
+from headrace.protocol.transport.sockets import BlockingDealer, Link
+from headrace.run_files.update_log import read_applied
 from tests.learner.recorded import (
     Sent,
     alone,

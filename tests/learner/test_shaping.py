@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.penalties import overlong_penalty
+from learner.algorithms.penalties import overlong_penalty
 from tests.learner import reference
-from tests.learner.test_advantages import close, f64
+from tests.learner.algorithms.test_advantages import close, f64
 
 
 def test_overlong_penalty_at_the_papers_lengths() -> None:

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from headrace.config.model import ModelConfig
-from headrace.protocol.batches import Shard
-from learner.place import Place
-from learner.reads import reads_of, sampled_windows
-from learner.steps import micro_batches
-from tests.learner.recorded import record, save_tiny_model, streamed
-from tests.learner.test_carried import (
+from headrace.config.sections.model import ModelConfig
+from headrace.protocol.messages.batches import Shard
+from learner.batching.token_reads import reads_of, sampled_windows
+from learner.device import Place
+from learner.models.microbatches import micro_batches
+from tests.learner.models.test_prefix_cache import (
     ALGORITHMS,
     CPU,
     Context,
@@ -23,6 +22,7 @@ from tests.learner.test_carried import (
     assert_same,
     assert_same_gradients,
 )
+from tests.learner.recorded import record, save_tiny_model, streamed
 
 GROUP = 3
 

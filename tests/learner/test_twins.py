@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.aggregation import fixed_length_weights, token_mean_weights, weighted_sum
-from learner.penalties import positive_likelihood
-from learner.policy_losses import clipped_surrogate
-from learner.ratios import (
+from learner.algorithms.aggregation import fixed_length_weights, token_mean_weights, weighted_sum
+from learner.algorithms.penalties import positive_likelihood
+from learner.algorithms.policy_losses import clipped_surrogate
+from learner.algorithms.ratios import (
     decoupled_ratio,
     geometric_filter,
     interpolated_proximal,
@@ -23,7 +23,7 @@ from learner.ratios import (
     tis_ratio,
 )
 from tests.learner import reference
-from tests.learner.test_advantages import close, f64
+from tests.learner.algorithms.test_advantages import close, f64
 
 LOW, HIGH, DUAL = 0.2, 0.28, 10.0
 

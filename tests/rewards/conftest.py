@@ -2,10 +2,10 @@
 
 import pytest
 
-from rewards import process
+from rewards.worker import child_process
 
 
 @pytest.fixture(scope="session", autouse=True)
 def reaper() -> None:
     """It is there before any test counts the children of this process."""
-    process._reaper()
+    child_process._reaper()

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.config.reward import RewardConfig
-from headrace.protocol.messages import ScoreItem
+from headrace.config.sections.reward import RewardConfig
+from headrace.protocol.messages.control import ScoreItem
 
 BEHAVE = "tests.rewards.misbehaviour:behave"
 

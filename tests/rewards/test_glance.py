@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.config.reward import RewardConfig, SourceConfig
+from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError
-from rewards.child import score
-from rewards.crew import glance_of
+from rewards.answers.math_answer import is_right
 from rewards.kinds.mathematics import at_a_glance
-from rewards.math_answer import is_right
-from rewards.pool import Pool
 from rewards.verifier import build_verifier
+from rewards.worker.child import score
+from rewards.worker.pool import Pool
+from rewards.worker.source_workers import glance_of
 from tests.rewards import math_cases
 from tests.rewards.items import item, user_function
 

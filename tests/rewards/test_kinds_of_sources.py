@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import pytest
 
-from headrace.config.reward import Kind, SourceConfig
+from headrace.config.sections.reward import Kind, SourceConfig
 from headrace.errors import UserError
 from rewards.kinds import KINDS
 from rewards.verifier import build_verifier

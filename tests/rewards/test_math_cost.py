@@ -2,8 +2,8 @@
 
 import pytest
 
-from rewards.formula import is_cheap
-from rewards.math_answer import is_right
+from rewards.answers.formula import is_cheap
+from rewards.answers.math_answer import is_right
 from tests.rewards.math_cases import COSTLY
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from headrace.errors import UserError
-from headrace.protocol.messages import ScoreItem
+from headrace.protocol.messages.control import ScoreItem
 from rewards.kinds.program import Options, build, builtin_names, code_of, program_of, prompt_code
 from rewards.verifier import Verifier
 

@@ -13,11 +13,9 @@ from typing import IO
 import psutil
 import pytest
 
-from headrace.config.reward import RewardConfig
-from headrace.config.run import RunConfig
-from headrace.protocol.curve import make_keys
-from headrace.protocol.identity import name_of
-from headrace.protocol.messages import (
+from headrace.config.sections.reward import RewardConfig
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages.control import (
     Goodbye,
     Heartbeat,
     Hello,
@@ -30,7 +28,9 @@ from headrace.protocol.messages import (
     Shutdown,
     Welcome,
 )
-from headrace.protocol.sockets import Router
+from headrace.protocol.transport.curve import make_keys
+from headrace.protocol.transport.identity import name_of
+from headrace.protocol.transport.sockets import Router
 from tests.rewards.items import item, user_function
 
 ROOT = Path(__file__).parents[2]

@@ -1,8 +1,8 @@
 import pytest
 
-from headrace.config.reward import RewardConfig
+from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
-from rewards.verdict import Verdict
+from rewards.functions.verdict import Verdict
 from rewards.verifier import build_verifier
 from tests.rewards.items import item, user_function
 

@@ -6,7 +6,7 @@ import functools
 import pytest
 
 from headrace.errors import RunFailedError
-from sandbox.layers import LAYERS
+from sandbox.isolation_check import LAYERS
 from sandbox.limits import Program
 from sandbox.pool import Sandbox
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import main
 from headrace.errors import UserError
-from sandbox import layers
+from headrace_cli.cli import main
+from sandbox import isolation_check
 
 FIELDS = ["layer", "status", "exit_code", "stdout", "stderr", "seconds", "cut"]
 
@@ -53,13 +53,13 @@ def test_what_cannot_be_run_is_one_line(
 def test_the_doctor_names_layers_and_why_others_do_not_hold(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def trials() -> list[layers.Trial]:
+    async def trials() -> list[isolation_check.Trial]:
         return [
-            layers.Trial("namespaces", refused="unshare: Operation not permitted"),
-            layers.Trial("landlock", tried=78),
+            isolation_check.Trial("namespaces", refused="unshare: Operation not permitted"),
+            isolation_check.Trial("landlock", tried=78),
         ]
 
-    monkeypatch.setattr(layers, "known_trials", trials)
+    monkeypatch.setattr(isolation_check, "known_trials", trials)
     main(["doctor"])
     shown = capsys.readouterr().out
     assert "not to be had: unshare: Operation not permitted" in shown

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UserError
-from sandbox import escapes
+from sandbox.escape_tests import escapes
 from sandbox.interpreter import Interpreter, interpreter, interpreter_for
+from sandbox.isolation.factory_client import Workshop
 from sandbox.limits import Checks, Limits, Program, Result
 from sandbox.pool import Sandbox
-from sandbox.workshop import Workshop
 from tests.sandbox.layers import each_layer, need
 
 NUMBERS = Program(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from headrace.errors import UserError
-from sandbox import layers
+from sandbox import isolation_check
 from sandbox.limits import MIB, Checks, Limits, Program, Result
 from sandbox.pool import Sandbox
 from tests.sandbox.layers import each_layer, need
@@ -212,12 +212,12 @@ def test_without_a_layer_programs_are_refused(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    async def no_layer(layer: str, python: object) -> layers.Trial:
+    async def no_layer(layer: str, python: object) -> isolation_check.Trial:
         if layer == "landlock":
-            return layers.Trial(layer, tried=3, escaped=("mount: ESCAPED",))
-        return layers.Trial(layer, refused="not here")
+            return isolation_check.Trial(layer, tried=3, escaped=("mount: ESCAPED",))
+        return isolation_check.Trial(layer, refused="not here")
 
-    monkeypatch.setattr(layers, "try_layer", no_layer)
+    monkeypatch.setattr(isolation_check, "try_layer", no_layer)
     with pytest.raises(UserError, match=r"not to be had: not here; landlock 1 of 3 escapes"):
         asyncio.run(Sandbox().open())
     assert list(tmp_path.rglob("*.json")) == [], "failure is not remembered"

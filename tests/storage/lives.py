@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from coordinator.settle import Settlement
-from headrace.config.run import RunConfig
-from headrace.protocol.diagnostics import COLUMN_NAMES, TokenDiagnostics
-from headrace.protocol.records import (
+from coordinator.scheduling.window_lifecycle import Settlement
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
+from headrace.protocol.records.record_types import (
     BatchReturned,
     BatchTaken,
     CheckpointWritten,
@@ -42,12 +42,12 @@ from headrace.protocol.records import (
     WindowsDropped,
     WindowsReady,
 )
-from headrace.protocol.streams import Piece, Span, Streams
-from headrace.run_folder import CHECKPOINT_FORMAT
-from sequence.account import Account
-from sequence.trajectories import Trajectory
-from storage.diagnostics import DiagnosticsWriter
-from storage.journal import Journal
+from headrace.protocol.token_spans import Piece, Span, Streams
+from headrace.run_files.run_folder import CHECKPOINT_FORMAT
+from headrace.trajectory.account import Account
+from headrace.trajectory.trajectories import Trajectory
+from storage.journal.diagnostics import DiagnosticsWriter
+from storage.journal.store import Journal
 from storage.run_store import RunStore
 from tests.storage.samples import chunk, closed, group, run_config, taken
 

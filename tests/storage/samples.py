@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headrace.config.run import RunConfig
-from headrace.protocol.diagnostics import TokenDiagnostics
-from headrace.protocol.records import (
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages.diagnostics import TokenDiagnostics
+from headrace.protocol.records.record_types import (
     BatchTaken,
     CheckpointWritten,
     ChunkArrived,
@@ -34,8 +34,8 @@ from headrace.protocol.records import (
     WindowsDropped,
     WindowsReady,
 )
-from headrace.protocol.streams import Span
-from sequence.windows import trajectory_of, window_id
+from headrace.protocol.token_spans import Span
+from headrace.trajectory.windows import trajectory_of, window_id
 from storage.run_store import RunStore
 
 WINDOW = 8

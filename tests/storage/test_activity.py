@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from headrace.protocol import records as r
-from headrace.protocol.streams import Span
+from headrace.protocol.records import record_types as r
+from headrace.protocol.token_spans import Span
+from storage.database.reader import open_run
 from storage.queries import activity, idle_of, run_line
-from storage.reader import open_run
 from storage.run_store import RunStore
 from tests.dashboard import scripted_run
 from tests.storage.samples import run_config

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bands import BANDS, alerts, sentence
-from headrace.cli import main
+from headrace.metrics.health_ranges import BANDS, alerts, sentence
+from headrace_cli.cli import main
 from storage import queries
 from tests.dashboard.odd_runs import collapse
 from tests.dashboard.scripted_run import write_run

@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.cli import main
 from headrace.errors import UserError
-from headrace.protocol.records import (
+from headrace.protocol.records.record_types import (
     RECORD_FORMAT,
     AuditArrived,
     BatchReturned,
@@ -36,12 +35,13 @@ from headrace.protocol.records import (
     WindowsClosed,
     WindowsReady,
 )
-from headrace.protocol.streams import Span
+from headrace.protocol.token_spans import Span
+from headrace_cli.cli import main
 from storage.audit import KINDS, Report, audit_run, recount_ledger, repair
-from storage.database import SQLITE_NAME
-from storage.journal import SCHEMA, encode
+from storage.database.engine import SQLITE_NAME
+from storage.journal.segments import SegmentWriter
+from storage.journal.store import SCHEMA, encode
 from storage.run_store import RunStore
-from storage.segments import SegmentWriter
 from tests.storage.lives import (
     Life,
     run_by_hand,
@@ -427,7 +427,8 @@ def test_the_critic_knew(run_dir: Path) -> None:
 
 def test_every_kind_is_provoked() -> None:
     provoked = {kind for _, kind, _ in BREACHES}
-    # Those of lines are in test_lines.py, those of weights in tests/headrace/test_applied.py.
+    # Those of lines are in test_lines.py, those of weights in
+    # tests/headrace/run_files/test_update_log.py.
     elsewhere = {"sql", "mask", "damaged", "torn", "journal", "unusable", "lines", "weights"}
     assert provoked | elsewhere == set(KINDS)
 

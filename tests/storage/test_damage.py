@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from headrace.errors import UserError
-from headrace.protocol.messages import JournalEnd
-from headrace.protocol.records import BatchTaken, Incident, Record, UpdateCommitted
+from headrace.protocol.messages.control import JournalEnd
+from headrace.protocol.records.record_types import BatchTaken, Incident, Record, UpdateCommitted
 from storage.audit import audit_run, repair
-from storage.database import SQLITE_NAME
-from storage.diagnostics import DiagnosticsReader, DiagnosticsWriter
-from storage.frames import END_OF_STREAM, Walk
-from storage.journal import read_journal
+from storage.database.engine import SQLITE_NAME
+from storage.journal.diagnostics import DiagnosticsReader, DiagnosticsWriter
+from storage.journal.record_batches import END_OF_STREAM, Walk
+from storage.journal.segments import DamagedError, digest_at, segment_paths
+from storage.journal.store import read_journal
 from storage.run_store import RunStore
-from storage.segments import DamagedError, digest_at, segment_paths
+from tests.storage.journal.test_store import everything, journal
 from tests.storage.lives import run_by_hand, write_checkpoint, write_whole
 from tests.storage.samples import chunk, commit, run_config, same, taken
-from tests.storage.test_journal import everything, journal
 
 
 def incident(text: str) -> Incident:

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.errors import UserError
-from headrace.protocol.records import Record, RewardArrived, RunPhase, TrajectoryEnded
+from headrace.protocol.records.record_types import Record, RewardArrived, RunPhase, TrajectoryEnded
 from storage.exports import FORMATS, export
 from storage.exports.job import KINDS
 from storage.exports.writers import DATASETS
 from storage.run_store import RunStore
-from tasks.chain_sums import CHAIN_SUMS
-from tasks.character_tokenizer import build_tokenizer
+from tasks.procedural.chain_sums import CHAIN_SUMS
+from tasks.procedural.character_tokenizer import build_tokenizer
 from tests.storage.samples import chunk, group, run_config, write_run
 
 Read = Callable[[Path, Path], list[dict[str, Any]]]

@@ -13,18 +13,18 @@ import pytest
 from sqlalchemy import func, select
 
 from headrace.errors import UserError
-from headrace.protocol.records import MetricsSampled, Record, WindowsClosed
+from headrace.protocol.records.record_types import MetricsSampled, Record, WindowsClosed
 from storage import exports
+from storage.database.reader import open_run
+from storage.database.tables import Trajectory
 from storage.exports import export, pages, tokens
 from storage.exports.columns import type_name
 from storage.exports.packed import Part
 from storage.exports.spool import Spool
+from storage.exports.sql import ask
 from storage.queries import trajectory_detail
-from storage.reader import open_run
 from storage.run_store import RunStore
-from storage.sql import ask
-from storage.tables import Trajectory
-from storage.tokens import REASONS, names_of
+from storage.text.token_table import REASONS, names_of
 from tests.storage.samples import chunk, closed, group, run_config, write_run
 
 
@@ -120,8 +120,8 @@ def test_filters_of_tokens_reach_trajectories_and_tokens(run_dir: Path, tmp_path
 
 
 def test_text_is_exported_where_there_is_a_tokenizer(tmp_path: Path) -> None:
-    from tasks.chain_sums import CHAIN_SUMS
-    from tasks.character_tokenizer import build_tokenizer, vocabulary
+    from tasks.procedural.chain_sums import CHAIN_SUMS
+    from tasks.procedural.character_tokenizer import build_tokenizer, vocabulary
 
     tokens = vocabulary(CHAIN_SUMS.characters)
     build_tokenizer(CHAIN_SUMS.characters).save_pretrained(tmp_path / "model")

@@ -9,15 +9,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.cli import main
 from headrace.errors import FormatError
-from headrace.protocol.records import RECORD_FORMAT
-from headrace.run_folder import CHECKPOINT_FORMAT
-from storage.database import DATABASE_VERSION, SQLITE_NAME
-from storage.diagnostics import DIAGNOSTICS_FORMAT
-from storage.frames import FIRST_ROW
+from headrace.protocol.records.record_types import RECORD_FORMAT
+from headrace.run_files.run_folder import CHECKPOINT_FORMAT
+from headrace_cli.cli import main
+from storage.database.engine import DATABASE_VERSION, SQLITE_NAME
+from storage.journal.diagnostics import DIAGNOSTICS_FORMAT
+from storage.journal.record_batches import FIRST_ROW
+from storage.journal.segments import SegmentWriter, read_batches
 from storage.run_store import RunStore
-from storage.segments import SegmentWriter, read_batches
 from tests.storage.lives import run_by_hand, write_whole
 
 KNOWN = {

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import StorageBlockedError
-from headrace.protocol.records import Incident, Record
+from headrace.protocol.records.record_types import Incident, Record
 from storage import run_store
-from storage.frames import Walk
-from storage.journal import Journal
+from storage.journal.record_batches import Walk
+from storage.journal.segments import segment_paths
+from storage.journal.store import Journal
 from storage.run_store import RunStore
-from storage.segments import segment_paths
 from tests.small_disk import small_disk
+from tests.storage.journal.test_store import everything, journal
 from tests.storage.samples import run_config, small_run
-from tests.storage.test_journal import everything, journal
 from tests.storage.test_run_store import dump
 
 

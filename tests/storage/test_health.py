@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.run_folder import NOW
+from headrace.run_files.run_folder import NOW
 from storage import queries
 from storage.queries.stacks import last_stack
 from tests.dashboard.scripted_run import write_run

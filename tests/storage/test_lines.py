@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
 
-from headrace.config.run import RunConfig
-from headrace.protocol.records import (
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.records.record_types import (
     BatchTaken,
     LineScore,
     LinesScored,
@@ -21,7 +21,7 @@ from headrace.protocol.records import (
     RunPhase,
     WindowsReady,
 )
-from headrace.protocol.streams import Reward
+from headrace.protocol.token_spans import Reward
 from storage.audit import audit_run
 from storage.exports import export
 from storage.run_store import RunStore

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection
 
 from headrace.errors import UserError
-from headrace.protocol.records import Incident, UpdateCommitted
+from headrace.protocol.records.record_types import Incident, UpdateCommitted
 from storage import projection
 from storage.audit import audit_run
 from storage.run_store import RunStore

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import UserError
-from headrace.protocol.records import (
+from headrace.protocol.records.record_types import (
     AuditArrived,
     CheckpointWritten,
     EvaluationDone,
@@ -23,11 +23,11 @@ from headrace.protocol.records import (
     VersionIssued,
     VersionPublished,
 )
-from headrace.run_folder import find_run
+from headrace.run_files.run_folder import find_run
 from storage import queries
 from storage.queries.runs import run_line
 from storage.run_store import RunStore
-from storage.tokens import REASONS, names_of
+from storage.text.token_table import REASONS, names_of
 from tests.storage.samples import run_config, small_run, write_run
 
 
@@ -158,8 +158,8 @@ def test_detail_without_tokens_or_trajectory(run_dir: Path) -> None:
 
 
 def test_text_comes_from_the_models_tokenizer(tmp_path: Path) -> None:
-    from tasks.chain_sums import CHAIN_SUMS
-    from tasks.character_tokenizer import build_tokenizer, vocabulary
+    from tasks.procedural.chain_sums import CHAIN_SUMS
+    from tasks.procedural.character_tokenizer import build_tokenizer, vocabulary
 
     tokens = vocabulary(CHAIN_SUMS.characters)
     build_tokenizer(CHAIN_SUMS.characters).save_pretrained(tmp_path / "model")

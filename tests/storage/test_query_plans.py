@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from storage import queries
-from storage.database import SQLITE_NAME
+from storage.database.engine import SQLITE_NAME
 from tests.dashboard.scripted_run import write_run
 
 Statement = tuple[str, Any]
@@ -168,7 +168,7 @@ def test_figures_of_a_page_need_no_check_of_the_configuration(run_dir: Path) -> 
     script = (
         "import sys; from pathlib import Path; from storage import queries; "
         "mode = queries.run_figures(Path(sys.argv[1]))['mode']; "
-        "print(mode, 'headrace.config.run' in sys.modules)"
+        "print(mode, 'headrace.config.sections.run' in sys.modules)"
     )
     found = subprocess.run(
         [sys.executable, "-c", script, str(run_dir)], capture_output=True, text=True, check=True

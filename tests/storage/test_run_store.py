@@ -18,21 +18,21 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import OperationalError
 
 from headrace.errors import UserError
-from headrace.protocol.diagnostics import TokenDiagnostics
-from headrace.protocol.records import (
+from headrace.protocol.messages.diagnostics import TokenDiagnostics
+from headrace.protocol.records.record_types import (
     ChunkArrived,
     Incident,
     Record,
     TrajectoryEnded,
     UpdateCommitted,
 )
-from headrace.run_folder import is_running
+from headrace.run_files.run_folder import is_running
 from storage import projection, run_store
 from storage.audit import repair
-from storage.database import open_reader
+from storage.database.engine import open_reader
+from storage.database.tables import Base, Run
+from storage.journal.segments import DamagedError, segment_paths
 from storage.run_store import RunStore
-from storage.segments import DamagedError, segment_paths
-from storage.tables import Base, Run
 from tests.storage.samples import chunk, group, run_config, same, small_run, write_run
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sqlalchemy import event, select
 
-from headrace.protocol.records import (
+from headrace.protocol.records.record_types import (
     BatchTaken,
     ChunkArrived,
     MaskedRun,
@@ -20,18 +20,18 @@ from headrace.protocol.records import (
     WindowsDropped,
     WindowsReady,
 )
-from headrace.protocol.streams import Coefficient, Mark, Piece, Reward, Span, Streams, Weight
-from sequence.moves import moves, value_moves
+from headrace.protocol.token_spans import Coefficient, Mark, Piece, Reward, Span, Streams, Weight
+from headrace.trajectory.transitions import moves, value_moves
 from storage import queries
-from storage.database import open_reader
+from storage.database.engine import open_reader
+from storage.database.reader import open_run
+from storage.database.tables import ValueUse, Window
 from storage.exports import export
 from storage.exports.pages import wanted_where
-from storage.journal import decode, encode
-from storage.reader import open_run
-from storage.responses import Wanted, flat_responses, read_responses
+from storage.journal.responses import Wanted, flat_responses, read_responses
+from storage.journal.store import decode, encode
 from storage.run_store import RunStore
-from storage.tables import ValueUse, Window
-from storage.tokens import MARKS, REASONS, SOURCES, names_of
+from storage.text.token_table import MARKS, REASONS, SOURCES, names_of
 from tests.storage.samples import (
     chunk,
     closed,

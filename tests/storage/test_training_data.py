@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.trl_arms import trl_python
+from benchmarks.versus_trl.trl_arms import trl_python
 from headrace.errors import UserError
-from headrace.protocol.records import Record, RewardArrived, TrajectoryEnded
+from headrace.protocol.records.record_types import Record, RewardArrived, TrajectoryEnded
 from storage.exports import export
 from storage.run_store import RunStore
-from tasks.chain_sums import CHAIN_SUMS
-from tasks.character_tokenizer import build_tokenizer, vocabulary
+from tasks.procedural.chain_sums import CHAIN_SUMS
+from tasks.procedural.character_tokenizer import build_tokenizer, vocabulary
 from tests.storage.samples import chunk, group, run_config, write_run
 from tests.storage.test_exports import rows_of
 

@@ -69,7 +69,7 @@ def test_random_conditions(run_dir: Path) -> None:
 
 def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
     """What had not ended is read again; the run's end is known at once."""
-    from benchmarks.made_runs import MadeRun, Shape
+    from benchmarks.kit.made_runs import MadeRun, Shape
 
     run_dir = tmp_path / "run"
     made = MadeRun(run_dir, Shape(400, batch=64, group=8, mishaps=True))

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.errors import UserError
-from tasks.datasets import read_dataset
+from tasks.datasets.dataset_files import read_dataset
 from tasks.rows import Row, other_than_text, prompt_hash
 
 USER = {"role": "user", "content": "1 + 1?"}

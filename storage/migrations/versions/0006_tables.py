@@ -1,6 +1,8 @@
-"""Where migrations begin: the tables as `storage.tables` had them when they were first stamped.
+"""Where migrations begin: the tables as `storage.database.tables` had them when they were first
+stamped.
 
-A new database gets today's tables as a whole (`storage.database.upgrade`), so there is nothing to
+A new database gets today's tables as a whole (`storage.database.engine.upgrade`), so there is
+nothing to
 do here; what changes the tables of databases that are there is a migration after this one. The id
 is that of the last one before, so that databases of that schema need none.
 """

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from headrace.config.checks import check_model
-from headrace.config.load import load_recipe
-from headrace.config.memory import host_memory
-from headrace.config.model_shape import model_shape
-from headrace.config.reward import RewardConfig
-from headrace.config.reward_rules import reward_problems
-from headrace.config.run import RunConfig
+from headrace.config.estimates.memory import host_memory
+from headrace.config.estimates.model_shape import model_shape
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.preflight.checks import check_model
+from headrace.config.sections.reward import RewardConfig
+from headrace.config.sections.run import RunConfig
+from headrace.config.validation.reward_rules import reward_problems
 from headrace.errors import UserError
-from headrace.hardware import GIB
+from headrace.host.hardware import GIB
 from tests.headrace.conftest import write_model
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from headrace.config.algorithm import AlgorithmConfig, EgaeConfig, GroupAdvantageConfig
-from headrace.config.checks import problems
-from headrace.config.explain import facts
-from headrace.config.load import load_recipe
-from headrace.config.run import RunConfig
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.preflight.checks import problems
+from headrace.config.preflight.explain import facts
+from headrace.config.sections.algorithm import AlgorithmConfig, EgaeConfig, GroupAdvantageConfig
+from headrace.config.sections.run import RunConfig
 
 FOLDER = Path(__file__).resolve().parents[3] / "recipes"
 ALGORITHMS = sorted((FOLDER / "algorithms").glob("*.toml"))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.protocol.batches import (
+from headrace.protocol.messages.batches import (
     PART_BYTES,
     BatchSequence,
     GroupScores,
@@ -14,9 +14,9 @@ from headrace.protocol.batches import (
     longest_part_bytes,
     part_bytes,
 )
-from headrace.protocol.codec import message_codec
-from headrace.protocol.messages import BatchPart
-from headrace.protocol.streams import Coefficient, Mark, Reward, Span
+from headrace.protocol.messages.control import BatchPart
+from headrace.protocol.token_spans import Coefficient, Mark, Reward, Span
+from headrace.protocol.transport.codec import message_codec
 
 INDEX = st.integers(0, 2**31 - 1)
 NUMBER = st.integers(0, 2**62)

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.errors import ProtocolError
-from headrace.protocol import messages as m
-from headrace.protocol.codec import message_codec
+from headrace.protocol.messages import control as m
+from headrace.protocol.transport.codec import message_codec
 from tests.metric_values import number
 
 GOOD: dict[str, Any] = {"role": "learner", "name": "learner-0", "pid": 1, "host": "here"}

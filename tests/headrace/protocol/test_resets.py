@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator
 
-from headrace.protocol.messages import (
+from headrace.protocol.messages.control import (
     Heartbeat,
     Hello,
     Message,
@@ -13,7 +13,7 @@ from headrace.protocol.messages import (
     Trouble,
     WeightBytes,
 )
-from headrace.protocol.sockets import BlockingDealer, Dealer, Link, Router
+from headrace.protocol.transport.sockets import BlockingDealer, Dealer, Link, Router
 from tests.breaker import Breaker, Way, breaking
 
 LIMIT = 1 << 20

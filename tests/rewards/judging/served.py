@@ -13,7 +13,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from headrace.protocol.judges import FOLDER, JudgeAddress, write_address
+from headrace.protocol.messages.judges import FOLDER, JudgeAddress, write_address
 from tests.rewards.judging.scripted import KEY, Body, completed, scripted_judge
 
 

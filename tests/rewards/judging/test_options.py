@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config.reward import SourceConfig
+from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from rewards.verifier import build_verifier
 

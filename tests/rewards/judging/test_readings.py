@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rewards.functions.arguments import InvalidRewardError
 from rewards.judging.readings import (
     Reply,
     both_orders,
@@ -14,7 +15,6 @@ from rewards.judging.readings import (
     without_thought,
     yes_probability,
 )
-from rewards.known import InvalidRewardError
 
 SCORE = r"score: (?P<score>-?[\d.]+)"
 

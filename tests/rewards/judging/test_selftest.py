@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from headrace.config.reward import RewardConfig
+from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
 from rewards.preflight import check_sources
 from tests.rewards.judging.scripted import (

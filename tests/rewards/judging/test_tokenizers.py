@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headrace.config.model import JudgeConfig
-from headrace.config.reward import RewardConfig
+from headrace.config.sections.model import JudgeConfig
+from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
 from rewards.judging.options import Options
 from rewards.judging.selftest import check_tokenizer

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from headrace.protocol.messages import ScoreItem
+from headrace.protocol.messages.control import ScoreItem
+from rewards.functions.verdict import Verdict
 from rewards.kinds import load
-from rewards.verdict import Verdict
 from rewards.verifier import Verifier
 
 

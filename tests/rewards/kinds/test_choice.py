@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.choices import LETTERS, said_letter
+from rewards.answers.choices import LETTERS, said_letter
 from tests.rewards.kinds.rows import judged, verifier
 
 CHOSEN = [

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from aiohttp import web
 
-from headrace.config.reward import RewardConfig
-from headrace.protocol.messages import Score
+from headrace.config.sections.reward import RewardConfig
+from headrace.protocol.messages.control import Score
 from rewards.judging.readings import two_token
 from tests.rewards.items import item
 from tests.rewards.judging.scripted import (
@@ -26,7 +26,7 @@ from tests.rewards.judging.scripted import (
     scripted_judge,
     yes,
 )
-from tests.rewards.test_pool import gone, running, score_all
+from tests.rewards.worker.test_pool import gone, running, score_all
 
 
 def source(judge: ScriptedJudge, *, keys: dict[str, Any] | None = None, **options: Any) -> Any:

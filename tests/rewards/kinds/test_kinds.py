@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from headrace.errors import UserError
+from rewards.functions.verdict import Verdict
 from rewards.kinds import KINDS, load
-from rewards.verdict import Verdict
 from tests.rewards.kinds.rows import judged, verifier
 
 

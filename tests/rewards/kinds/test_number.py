@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.units import read_unit
+from rewards.answers.units import read_unit
 from tests.rewards.kinds.rows import judged, verifier
 
 SAME = [

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from headrace.config.reward import RewardConfig, SourceConfig
+from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import ScoreItem
-from reward_models.scorer import PairScorer
-from rewards.desk import open_desk
+from headrace.protocol.messages.control import ScoreItem
+from rewards.functions.arguments import InvalidRewardError
 from rewards.kinds.pairwise import Options, build
-from rewards.known import InvalidRewardError
+from rewards.labeling.offline_scoring import open_desk
+from rewards.models.scorer import PairScorer
 from rewards.verifier import build_verifier
 from tests.pair_model import write_pair_model
 

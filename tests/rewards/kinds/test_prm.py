@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.config.reward import SourceConfig
+from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
-from headrace.protocol.messages import ScoreItem
-from reward_models.scorer import LineScorer
+from headrace.protocol.messages.control import ScoreItem
 from rewards.kinds.prm import Options, build
+from rewards.models.scorer import LineScorer
 from rewards.verifier import build_verifier
-from tasks.character_tokenizer import build_tokenizer
-from tasks.cold_start import build_model
+from tasks.make_models.cold_start import build_model
+from tasks.procedural.character_tokenizer import build_tokenizer
 from tests.rewards.line_models import write_line_model
 
 TOKENIZER = build_tokenizer("ab=1#\n`")

@@ -1,0 +1,1 @@
+"""What benchmarks share: runs, rows, tables, plots, the state of the machine."""

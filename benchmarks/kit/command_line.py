@@ -1,0 +1,62 @@
+"""The command line of a benchmark: what `headrace bench NAME --help` shows.
+
+In: a benchmark's name and what it says of itself. Out: a parser whose help keeps that text as it
+is written and tells the default of every option that has one, and options that several benchmarks
+share. All results go out in one way: `--json` prints one JSON object as the last line.
+"""
+
+import argparse
+from pathlib import Path
+from typing import get_args
+
+from benchmarks.kit.rows import Rows
+from headrace.config.sections.generator import GeneratorConfig
+from headrace.host.install import ROOT
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Text as it stands, and defaults where they say something, paths from the project's folder."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        if default is None or isinstance(default, bool) or default in ([], argparse.SUPPRESS):
+            return action.help
+        if isinstance(default, list):
+            default = " ".join(map(str, default))
+        elif isinstance(default, Path) and default.is_relative_to(ROOT):
+            default = default.relative_to(ROOT)
+        return f"{action.help} (default: {str(default).replace('%', '%%')})"
+
+
+def command_line(name: str, text: str | None, *, json: bool = True) -> argparse.ArgumentParser:
+    """A parser for `headrace bench NAME`; `text`: the module's docstring. `json`: there is a result
+    to print."""
+    parser = argparse.ArgumentParser(
+        prog=f"headrace bench {name}", description=text, formatter_class=_Help
+    )
+    if json:
+        parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
+    return parser
+
+
+def take_rows(parser: argparse.ArgumentParser, default: Path, *, resumes: bool = False) -> None:
+    """The file that every measurement goes to; `resumes`: what it has is not measured again."""
+    more = ", gone on with" if resumes else ""
+    parser.add_argument(
+        "--rows", type=Path, default=default, help=f"JSONL file that gets the rows{more}"
+    )
+
+
+def offer_row(parser: argparse.ArgumentParser) -> None:
+    """A file for the result, where it is to be kept."""
+    parser.add_argument("--rows", type=Rows, help="a JSONL file that gets the result as a row")
+
+
+def take_engine(parser: argparse.ArgumentParser, default: str) -> None:
+    """What samples, of all engines that there are."""
+    parser.add_argument(
+        "--engine",
+        choices=get_args(GeneratorConfig.model_fields["engine"].annotation),
+        default=default,
+        help="what samples; fake: scripted, with no model",
+    )

@@ -1,0 +1,157 @@
+"""A made server: a real coordinator's process, scripted peers around it, and what it uses.
+
+In: a run folder and its configuration. Out: the coordinator on a core of its own, peers that join
+it from this process, seconds of the processor and the clock. Promises: a peer that fails ends the
+measurement; nothing of the coordinator outlives `end`.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import resource
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import psutil
+import zmq.asyncio
+
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages.control import Heartbeat
+from headrace.protocol.transport.sockets import Link
+from tests.coordinator.peers import CoordinatorProcess, ScriptedPeer
+
+FILES = 16
+"""Descriptors of a peer, and some."""
+
+
+class Used(NamedTuple):
+    """Seconds on the clock; of the processor, by the coordinator's event loop, its recorder and its
+    sockets, and by this process, which has the peers."""
+
+    wall_s: float
+    loop_s: float
+    recorder_s: float
+    sockets_s: float
+    peers_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of the coordinator."""
+        return self.loop_s + self.recorder_s + self.sockets_s
+
+    def since(self, before: Self) -> "Used":
+        """What was used since then."""
+        return Used(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+class Server(CoordinatorProcess):
+    """A coordinator's process; `core`: the one that it runs on alone."""
+
+    def __init__(self, run_dir: Path, config: RunConfig, *, core: int | None = None) -> None:
+        super().__init__(run_dir, config)
+        self._core, self._heartbeat_s = core, config.transport.heartbeat_s
+
+    def start(self, *, resume: bool = False) -> str:
+        with on_core(self._core):
+            return super().start(resume=resume)
+
+    @property
+    def seen(self) -> psutil.Process:
+        """The process that runs now."""
+        assert self.process is not None
+        return psutil.Process(self.process.pid)
+
+    def peak_mb(self) -> float:
+        """The most memory that was resident, in millions of bytes."""
+        status = Path(f"/proc/{self.seen.pid}/status").read_text().splitlines()
+        peak = next(line.split()[1] for line in status if line.startswith("VmHWM"))
+        return int(peak) * 1024 / 1e6
+
+    def used(self) -> Used:
+        """So far; the rest of the coordinator's threads is the recorder."""
+        loop = sockets = whole = 0.0
+        process = self.seen
+        for thread in process.threads():
+            seconds = thread.user_time + thread.system_time
+            name = Path(f"/proc/{process.pid}/task/{thread.id}/comm")
+            whole += seconds
+            if thread.id == process.pid:
+                loop = seconds
+            elif name.exists() and name.read_text().startswith("ZMQ"):
+                sockets += seconds
+        own = os.times()
+        recorder = whole - loop - sockets
+        return Used(time.perf_counter(), loop, recorder, sockets, own.user + own.system)
+
+    @contextlib.asynccontextmanager
+    async def joined(self, peers: Sequence[ScriptedPeer]) -> AsyncIterator[None]:
+        """All peers, as long as the body runs; one that fails ends it."""
+        body = asyncio.current_task()
+        assert body is not None
+
+        def over(done: "asyncio.Task[None]") -> None:
+            if not done.cancelled():
+                body.cancel(f"a peer ended: {done.exception()!r}")
+
+        tasks = [asyncio.create_task(peer.run()) for peer in peers]
+        tasks.append(asyncio.create_task(self._live(peers)))
+        for task in tasks:
+            task.add_done_callback(over)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for peer in peers:
+                peer.dealer.close()
+
+    async def _live(self, peers: Sequence[ScriptedPeer]) -> None:
+        """Signs of life of everybody; what peers remember is let go."""
+        while True:
+            for peer in peers:
+                await peer.dealer.send(Heartbeat())
+                peer.seen.clear()
+            await asyncio.sleep(self._heartbeat_s)
+
+
+@contextlib.contextmanager
+def sockets_for(address: str, peers: int) -> Iterator[dict[str, Any]]:
+    """What so many peers are made with, beside their names: one context of their sockets."""
+    context = zmq.asyncio.Context()
+    context.max_sockets = peers + 16
+    try:
+        yield {"address": Link(address), "context": context}
+    finally:
+        context.destroy(linger=0)
+
+
+@contextlib.contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """Processes begun inside run on this core alone; None: where they may."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before if core is None else {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def two_cores(parser: argparse.ArgumentParser) -> tuple[int, int]:
+    """The coordinator's core and that of the peers; the user's mistake where there is only one."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        parser.error("coordinator and peers need a core each")
+    return cores[0], cores[1]
+
+
+def allow_files(peers: int) -> None:
+    """Let this process open the files of so many peers, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = peers * FILES + 256
+    if soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

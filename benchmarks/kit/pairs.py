@@ -1,0 +1,93 @@
+"""Sides that are compared, measured in turns: what every timed benchmark shares.
+
+In: sides by name, each a function of the turn's number that returns its figures. Out: the figures
+of each side turn by turn, the spread of their ratios, and one result with the state of the machine.
+Promises: who goes first changes from turn to turn; turn 0 warms up and is not counted; a ratio is
+of figures of the same turn; a result beside which others took more than `DISTURBED_CORES` is
+printed and marked, but becomes no row.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from benchmarks.kit.machine_state import Watch
+from benchmarks.kit.rows import Rows, result_line
+
+F = TypeVar("F")
+Figures = Mapping[str, Any]
+
+
+class Took(NamedTuple):
+    """Seconds on the clock, and of this process's processor time."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def took(run: Callable[[], object]) -> Took:
+    """How long it takes."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    run()
+    return Took(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def in_turns(
+    sides: Mapping[str, Callable[[int], F]],
+    repeats: int,
+    *,
+    warm_up: bool = True,
+    seen: Callable[[Mapping[str, F]], object] = lambda turn: None,
+) -> dict[str, list[F]]:
+    """The figures of each side in turns 1 to `repeats`. `seen` hears of each turn that counts."""
+    names = list(sides)
+    figures: dict[str, list[F]] = {name: [] for name in names}
+    for turn in range(0 if warm_up else 1, repeats + 1):
+        first = (turn - 1) % len(names)
+        found = {name: sides[name](turn) for name in names[first:] + names[:first]}
+        if turn:
+            for name in names:
+                figures[name].append(found[name])
+            seen(found)
+    return figures
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Ours over theirs, turn by turn."""
+    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+
+
+def spread(values: Sequence[float], name: str = "ratio", digits: int = 4) -> dict[str, float]:
+    """Median, least and largest, as a row has them: `name`, `name`_min, `name`_max."""
+    found = {"": statistics.median(values), "_min": min(values), "_max": max(values)}
+    return {name + end: round(value, digits) for end, value in found.items()}
+
+
+def shown(row: Figures, name: str = "ratio") -> str:
+    """A spread as text: the median, with least and largest in brackets."""
+    return f"{row[name]:.3f} ({row[f'{name}_min']:.3f} to {row[f'{name}_max']:.3f})"
+
+
+def conclude(name: str, options: argparse.Namespace, measure: Callable[[], Figures]) -> int:
+    """Measure; the figures and the state of the machine meanwhile go to `options.rows` where there
+    is such a file and nobody disturbed them, and with `--json` to the last line. The exit code."""
+    rows = getattr(options, "rows", None)
+    if isinstance(rows, Path):
+        # Made before the measurement, so that a row knows the commit that is measured.
+        rows = Rows(rows)
+    with Watch() as watch:
+        figures = measure()
+    state = watch.state({})
+    result = {"benchmark": name, **figures, **state.as_row()}
+    if rows is not None and state.disturbed:
+        share = state.others_cpu_share
+        print(f"others took {share:.2f} of a core meanwhile: no row of it", file=sys.stderr)
+    elif rows is not None:
+        rows.add(f"{name}/{round(time.time())}", result)
+    if options.json:
+        print(result_line(result))
+    return 0

@@ -1,0 +1,114 @@
+"""The same recipe at two or more commits, seed by seed: what a change of the code did to learning.
+
+Each commit is checked out into a folder of its own below `.cache/revisions/`, and its own `headrace
+train` runs there, with the packages of this environment. For each seed the commits take turns, in
+an order drawn anew; a row holds the accuracy before and after, the training seconds, tokens and
+idle shares as that commit's own `headrace show --json` gives them. Rows are appended to `--rows`
+under `revisions/<recipe>/<commit>/<seed>`; what is there already is not run again. `difference` is
+the last commit's accuracy after training less the first's, seed by seed. The quickstart takes some
+five minutes a run on two calm cores.
+"""
+
+import json
+import os
+import random
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit.command_line import command_line, take_rows
+from benchmarks.kit.rows import RESULTS, Rows, result_line
+from benchmarks.kit.runs import train
+from headrace.errors import UserError
+from headrace.host.install import ROOT
+
+KEPT = (
+    "updates", "train_time_s", "time_to_first_update_s", "wall_s", "eval", "reward",
+    "response_length", "tokens", "trajectories", "staleness", "idle_share",
+)  # fmt: skip
+FOLDER = ROOT / ".cache" / "revisions"
+
+
+def checkout(revision: str) -> tuple[str, Path]:
+    """The commit's short name and a folder that has it checked out; UserError when git fails."""
+    commit = _git("rev-parse", "--verify", f"{revision}^{{commit}}")[:12]
+    tree = FOLDER / commit
+    if not tree.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        _git("worktree", "add", "--quiet", "--detach", str(tree), commit)
+    return commit, tree
+
+
+def _git(*arguments: str) -> str:
+    answer = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    if answer.returncode != 0:
+        raise UserError(f"git {' '.join(arguments)}: {answer.stderr.strip()}")
+    return answer.stdout.strip()
+
+
+def measure(
+    recipe: str, overrides: list[str], revisions: list[str], seeds: list[int], rows: Rows
+) -> dict[str, Any]:
+    """All seeds at all commits, those that `rows` lacks; returns the comparison."""
+    trees = dict(map(checkout, revisions))
+    name = Path(recipe).stem
+    for seed in seeds:
+        for commit in random.sample(sorted(trees), len(trees)):
+            key = f"revisions/{name}/{commit}/{seed}"
+            if key in rows.rows:
+                continue
+            load = os.getloadavg()[0]
+            run, chosen = f"{name}-{commit}-{seed}", [*overrides, f"seed={seed}"]
+            summary = train(recipe, chosen, root=FOLDER / "runs", name=run, tree=trees[commit])
+            figures = {
+                "recipe": name,
+                "revision": commit,
+                "seed": seed,
+                "overrides": overrides,
+                "load_before": round(load, 2),
+                **summary["machine_state"],
+                **{figure: summary.get(figure) for figure in KEPT},
+            }
+            row = rows.add(key, figures)
+            print(
+                f"seed {seed}  {commit}  accuracy {row['eval']['before']:.3f} -> "
+                f"{row['eval']['after']:.3f}  in {row['train_time_s']:.0f} s",
+                flush=True,
+            )
+    after = {
+        commit: [rows.rows[f"revisions/{name}/{commit}/{seed}"]["eval"]["after"] for seed in seeds]
+        for commit in trees
+    }
+    found = list(after.values())
+    differences = [b - a for a, b in zip(found[0], found[-1], strict=True)]
+    return {
+        "name": "revisions",
+        "recipe": name,
+        "seeds": seeds,
+        "accuracy": {commit: [round(a, 4) for a in each] for commit, each in after.items()},
+        "difference": round(statistics.mean(differences), 4),
+        "difference_min": round(min(differences), 4),
+        "difference_max": round(max(differences), 4),
+    }
+
+
+def main(argv: list[str]) -> int:
+    """Measure and print."""
+    parser = command_line("revisions", __doc__)
+    parser.add_argument("revisions", nargs="+", help="commits, the one to compare against first")
+    parser.add_argument("--recipe", default="recipes/quickstart.toml", help="what is trained")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of each revision"
+    )
+    parser.add_argument(
+        "--set", nargs="*", default=[], metavar="KEY=VALUE", dest="overrides", help="of the recipe"
+    )
+    take_rows(parser, RESULTS / "revisions.jsonl", resumes=True)
+    arguments = parser.parse_args(argv)
+    rows = Rows(arguments.rows)
+    result = measure(
+        arguments.recipe, arguments.overrides, arguments.revisions, arguments.seeds, rows
+    )
+    print(result_line(result) if arguments.json else json.dumps(result, indent=2))
+    return 0

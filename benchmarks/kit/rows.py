@@ -1,0 +1,125 @@
+"""Rows of benchmarks: what was measured, and of which code on which machine.
+
+In: the figures of a benchmark. Out: the same figures with what every row says beside them: `format`
+(the row's shape), `commit` (of the source tree), `at` (when), `machine`, and `load` (how busy the
+machine was). `Rows` keeps rows in a JSONL file, one finished run a row under its key, so that an
+interrupted study goes on where it stopped; `result_line` makes the one line that `--json` prints.
+
+Rows without `format` are of format 1, which had neither commit nor load. Rows of whole runs have,
+since format 3, the state of the machine over the whole measurement
+(`benchmarks.kit.machine_state`).
+"""
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.host.hardware import detect
+from headrace.host.install import ROOT
+
+FORMAT = 3
+"""Goes up when a row's shape changes."""
+RESULTS = ROOT / "benchmarks" / "results"
+DIRTY = "-dirty"
+UNKNOWN = "unknown"
+
+
+def commit(tree: Path = ROOT) -> str:
+    """The commit that `tree` has checked out, `-dirty` behind it where files differ from it.
+
+    Results do not count: writing a row is no change of the code. `unknown` where `tree` is not
+    itself a repository (an installed package, also one inside somebody else's repository).
+    """
+    top, head = _git(tree, "rev-parse", "--show-toplevel"), _git(tree, "rev-parse", "HEAD")
+    if not top or not head or Path(top).resolve() != tree.resolve():
+        return UNKNOWN
+    changes = _git(tree, "status", "--porcelain", "--", ".", ":!benchmarks/results")
+    return head[:12] + (DIRTY if changes != "" else "")
+
+
+def _git(tree: Path, *arguments: str) -> str | None:
+    """What git prints; None where there is no git or it fails."""
+    command = ["git", "-C", str(tree), *arguments]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def stamped(values: Mapping[str, Any], *, began_at: str | None = None) -> dict[str, Any]:
+    """The figures with what every row says. `began_at`: the commit when the measurement began; a
+    tree that is at another one now changed under it, and counts as dirty."""
+    now = commit()
+    if began_at is not None and now != began_at:
+        now = began_at.removesuffix(DIRTY) + DIRTY
+    return {
+        "format": FORMAT,
+        "commit": now,
+        "at": round(time.time()),
+        **values,
+        "machine": machine(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def result_line(result: Mapping[str, Any]) -> str:
+    """One JSON object on one line: the result of a benchmark as `--json` prints it."""
+    return json.dumps(stamped(result))
+
+
+def machine() -> dict[str, Any]:
+    """The machine a row was measured on."""
+    hardware = detect()
+    return {
+        "processor": _processor(),
+        "cores": len(hardware.cores),
+        "memory_gib": round(hardware.memory_bytes / 2**30, 1),
+        "gpus": len(hardware.gpus),
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a JSONL file by key, the last of each; none where there is no file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {row["key"]: row for row in map(json.loads, lines)}
+
+
+class Rows:
+    """Finished runs of a study, by key, in a JSONL file."""
+
+    def __init__(self, path: Path | str) -> None:
+        """To be made before the measurement, whose commit the rows name."""
+        self.path = Path(path)
+        self.rows = read_rows(self.path)
+        self._began_at = commit()
+
+    def add(self, key: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a row; returns it."""
+        row = {"key": key, **stamped(values, began_at=self._began_at)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        self.rows[key] = row
+        return row
+
+
+def keep(rows: Rows | None, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a benchmark as a row, and in a file of rows where there is one, under its name
+    and the time."""
+    if rows is None:
+        return stamped(result)
+    return rows.add(f"{result['benchmark']}/{round(time.time())}", result)

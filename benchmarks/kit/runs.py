@@ -1,0 +1,99 @@
+"""Whole runs for benchmarks: a recipe with overrides in, the run's figures out.
+
+Every run is `headrace train` in a process of its own, as a user starts it.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit.machine_state import Watch, roles_in
+from headrace.errors import RunFailedError
+from headrace.host.install import ROOT
+from storage.queries import metric_series
+
+Summary = dict[str, Any]
+INTERRUPTED = 130
+"""Exit code of a run that was interrupted."""
+
+
+def train(
+    recipe: str,
+    overrides: Sequence[str],
+    *,
+    root: Path,
+    name: str,
+    tree: Path = ROOT,
+    watch: Watch | None = None,
+) -> Summary:
+    """Run a recipe to its end; its `headrace show --json` and, as `folder`, its run folder, as
+    `watch` the watch over the machine meanwhile and as `machine_state` what a row says of it.
+
+    `name` must be new in `root`: the run is found by it. `tree`: the source tree whose code
+    runs and shows. `watch`: one that is not the usual. RunFailedError when it ended badly,
+    KeyboardInterrupt when it was interrupted.
+    """
+    variables = {**os.environ, "PYTHONPATH": str(tree)}
+    root = root.resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    log = root / f"{name}.log"
+    command = [
+        sys.executable, "-m", "headrace", "train", recipe, "--plain", "--no-dashboard",
+        "--root", str(root), f"name={name}", *overrides,
+    ]  # fmt: skip
+    with log.open("wb") as file, watch or Watch() as watch:
+        code = subprocess.run(
+            command,
+            cwd=tree,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=variables,
+        ).returncode
+    if code == INTERRUPTED:
+        # Somebody stopped the run: that says nothing about its settings.
+        raise KeyboardInterrupt
+    if code != 0:
+        tail = log.read_text(errors="replace")[-2000:]
+        raise RunFailedError(f"{' '.join(command)} ended with {code}:\n{tail}")
+    (run_id,) = [p.name for p in root.iterdir() if p.is_dir() and p.name.startswith(f"{name}-")]
+    shown = subprocess.run(
+        [sys.executable, "-m", "headrace", "show", run_id, "--json", "--root", str(root)],
+        cwd=tree,
+        capture_output=True,
+        check=True,
+        env=variables,
+    )
+    return {
+        **json.loads(shown.stdout),
+        "folder": str(root / run_id),
+        "watch": watch,
+        "machine_state": watch.state(roles_in(root / run_id)).as_row(),
+    }
+
+
+def series(folder: Path, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Metrics of a run: `update`, and a list for each name, None where it has no finite value."""
+    frame = metric_series(folder, names).pivot(index="x", columns="name", values="value")
+    columns = {str(name): frame[name] for name in frame.columns}
+    return {
+        "update": [int(x) for x in frame.index],
+        **{name: [_rounded(v) for v in column] for name, column in columns.items()},
+    }
+
+
+def _rounded(value: float) -> float | None:
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def seconds_to(summary: Summary, accuracy: float) -> float | None:
+    """Training seconds at the first evaluation at or over `accuracy`.
+
+    Evaluations and start-up are not on this clock. None: it never got there.
+    """
+    found = [e["train_time_s"] for e in summary["evaluations"] if e["accuracy"] >= accuracy]
+    return min(found, default=None)

@@ -1,0 +1,163 @@
+"""The runs of a study: those that are missing, each on its share of the cores, and what tuning asks
+for.
+
+In: a plan and a file of rows. Out: rows. Promises: the order is the plan's, and a row says its
+`place`; a run that others disturbed is made again (`benchmarks.kit.arms`); a run that fails in
+tuning
+is a row too, for a setting that cannot run is a bad setting; whatever is interrupted goes on where
+it stopped.
+"""
+
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Remaining
+
+from benchmarks.kit.arms import Arm, Row, is_missing, key, new_key
+from benchmarks.kit.rows import Rows
+from benchmarks.kit.study_file import Prepared
+from benchmarks.kit.study_plan import Plan
+from benchmarks.kit.study_table import line_of
+from benchmarks.kit.tuning import Tuning, words
+from headrace.errors import RunFailedError
+from headrace.host.hardware import detect
+from headrace.host.install import ROOT
+
+Measure = Callable[..., Row]
+"""Makes one run, as `benchmarks.kit.arm_run.run_arm` does."""
+
+
+@dataclass
+class Runner:
+    """Where runs go. `study`: whose rows they are; `measure` makes one; `jobs`: runs at a time;
+    `keep`: their folders, else they are removed."""
+
+    study: str
+    rows: Rows
+    measure: Measure
+    jobs: int = 1
+    keep: Path | None = None
+
+    def run_all(self, plan: Plan, *, keep_failures: bool = False) -> list[str]:
+        """Run what is missing of the plan; the failures in words. `keep_failures`: they are rows,
+        and nobody is told."""
+        missing = [one for one in plan if is_missing(key(*one[:2]), self.rows.rows)]
+        failed: list[str] = []
+        shares: queue.Queue[set[int]] = queue.Queue()
+        for share in core_shares(detect().cores, self.jobs):
+            shares.put(share)
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TimeElapsedColumn(), Remaining(),
+        )  # fmt: skip
+        console = Console(stderr=True)
+        with (
+            tempfile.TemporaryDirectory(prefix="headrace-study-") as scratch,
+            ThreadPoolExecutor(self.jobs) as pool,
+            Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        ):
+            bar = progress.add_task(self.study, total=len(missing))
+            root = self.keep or Path(scratch)
+
+            def start(arm: Arm, seed: int) -> Future[Row]:
+                return pool.submit(self._run_on_share, arm, seed, root, shares)
+
+            running = {start(arm, seed): (arm, seed, place) for arm, seed, place in missing}
+            try:
+                while running:
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        arm, seed, place = running.pop(future)
+                        name = key(arm, seed)
+                        row: Row = {"study": self.study, "place": place}
+                        try:
+                            row |= future.result()
+                        except RunFailedError as error:
+                            progress.advance(bar)
+                            if keep_failures:
+                                row |= {"arm": arm.name, "seed": seed, "failed": str(error)[-500:]}
+                                self.rows.add(name, row)
+                                print(f"{arm.name} seed {seed}: failed", flush=True)
+                            else:
+                                failed.append(f"{arm.name} seed {seed}: {error}")
+                                print(f"failed: {failed[-1]}", file=sys.stderr, flush=True)
+                            continue
+                        row = self.rows.add(new_key(name, self.rows.rows, row), row)
+                        print(line_of(row), flush=True)
+                        if is_missing(name, self.rows.rows):
+                            running[start(arm, seed)] = (arm, seed, place)
+                        else:
+                            progress.advance(bar)
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return failed
+
+    def _run_on_share(
+        self, arm: Arm, seed: int, root: Path, shares: "queue.Queue[set[int]]"
+    ) -> Row:
+        share = shares.get()
+        try:
+            # The affinity of a thread is what the processes it starts inherit.
+            os.sched_setaffinity(0, share)
+            return self.measure(arm, seed, root, remove=self.keep is None)
+        finally:
+            shares.put(share)
+
+    def tune(self, tuning: Tuning, modes: Sequence[str]) -> None:
+        """Run what tuning lacks: one run of each arm in turn, so that an interrupted tuning has as
+        much of each."""
+        left = list(modes)
+        while left:
+            for mode in list(left):
+                missing = tuning.walk(mode).missing
+                if missing is None:
+                    left.remove(mode)
+                    continue
+                print(f"tuning {mode}: {words(missing.point)}", flush=True)
+                arm = tuning.arm(mode, missing.point)
+                self.run_all([(arm, missing.seed, 0)], keep_failures=True)
+
+
+def core_shares(cores: Sequence[int], jobs: int) -> list[set[int]]:
+    """The cores split over `jobs` runs, as evenly as they go; shared where there are too few."""
+    if jobs >= len(cores):
+        return [{cores[i % len(cores)]} for i in range(jobs)]
+    return [set(cores[i::jobs]) for i in range(jobs)]
+
+
+def listing(tuning: Tuning, modes: Sequence[str], plan: Plan, rows: Mapping[str, Row]) -> list[str]:
+    """What is there and what is missing, of tuning and of a plan."""
+    lines = []
+    for mode in modes:
+        if mode in tuning.grids:
+            found = tuning.walk(mode)
+            state = "over" if found.missing is None else f"next {words(found.missing.point)}"
+            lines.append(f"tuning   {mode}: {state}; best so far {words(found.best)}")
+    for arm, seed, place in plan:
+        state = "missing" if is_missing(key(arm, seed), rows) else "there"
+        said = f"{arm.name}: {arm.recipe} {' '.join(arm.overrides)}"
+        lines.append(f"{state:<8} seed {seed}, turn {place}  {said}")
+    return lines
+
+
+def prepare(needed: Sequence[Prepared]) -> None:
+    """Make what runs need that is not there. RunFailedError where a module ends badly."""
+    for one in needed:
+        path = ROOT / one.makes
+        if path.is_file() or (path / "config.json").is_file():
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", one.module, *one.arguments]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if done.returncode:
+            tail = done.stdout.decode(errors="replace")[-2000:]
+            raise RunFailedError(f"{' '.join(command)} ended with {done.returncode}:\n{tail}")

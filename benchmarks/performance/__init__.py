@@ -1,0 +1,1 @@
+"""How fast a part or the whole is."""

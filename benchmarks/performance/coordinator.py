@@ -1,0 +1,213 @@
+"""Claim: what a coordinator does for a chunk does not depend on how many trajectories are active.
+
+Scripted peers send chunks of 128 tokens to a real coordinator, which checks them, closes windows,
+writes journal and SQL, and acknowledges what is on disk; peers and coordinator have a core each. A
+measurement is the same number of chunks, in messages of the same size, for few and for many active
+trajectories in turns. In: the two sizes. Out: a table; with --json, as the last line, one JSON
+object. `ratio`: chunks per processor second of the coordinator with many over those with few (the
+median of the pairs); `chunks_per_s`: from the socket to the acknowledgement, the lower of the two
+medians; `threads`: who in the coordinator used the processor.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.kit.command_line import command_line
+from benchmarks.kit.made_runs import stream
+from benchmarks.kit.made_server import Server, Used, on_core, sockets_for, two_cores
+from benchmarks.kit.pairs import ratios
+from benchmarks.kit.rows import result_line
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages import control as m
+from headrace.protocol.token_spans import Span
+from tests.coordinator.peers import ScriptedGenerator, ScriptedLearner, ScriptedReward
+
+CHUNK = 128
+WINDOW = 2 * CHUNK
+IN_FLIGHT = 128
+"""Messages sent and not acknowledged: some commits' worth, as from busy generators."""
+PATIENCE_S = 120.0
+Measure = Callable[[int, int], Awaitable[Used]]
+"""What so many chunks take, with so many in a message."""
+THREADS = ("loop", "recorder", "sockets")
+
+
+def config() -> RunConfig:
+    """A stream in which nobody ever has to wait, and no batch is ever full: chunks alone count."""
+    return stream(
+        task={"max_prompt_length": 64, "max_response_length": WINDOW << 15},
+        schedule={"window": WINDOW, "batch_windows": 10**7},
+        evaluation={"before": False, "after": False},
+        transport={"heartbeat_timeout_s": 3600.0, "stall_timeout_s": 3600.0, "self_test_s": None},
+    )
+
+
+class Sender(ScriptedGenerator):
+    """Holds leases and sends chunks of them when it is told to."""
+
+    def __init__(self, *arguments: Any, **at: Any) -> None:
+        super().__init__(*arguments, **at)
+        self._leases: list[m.Lease] = []
+        self._chunks: list[int] = []
+        """Of each lease, so far."""
+        self._open = self._acked = 0
+        self._moved = asyncio.Condition()
+
+    async def answer(self, message: m.Message) -> None:
+        async with self._moved:
+            match message:
+                case m.Leases():
+                    self._leases += message.leases
+                case m.ChunkAck():
+                    self._acked += len(message.acked)
+                    self._open -= 1
+                case m.Hold():
+                    raise RuntimeError("the coordinator holds trajectories: it should not have to")
+                case _:
+                    await super().answer(message)
+            self._moved.notify_all()
+
+    async def has_leases(self) -> None:
+        """Wait until all of its trajectories are active."""
+        async with asyncio.timeout(PATIENCE_S), self._moved:
+            await self._moved.wait_for(lambda: len(self._leases) >= self.capacity)
+        self._chunks = [0] * self.capacity
+
+    async def send(self, chunks: int, size: int) -> None:
+        """Send so many chunks of all trajectories in turn, `size` to a message, until all are
+        acknowledged."""
+        goal = self._acked + chunks
+        async with asyncio.timeout(PATIENCE_S):
+            for message in self._messages(chunks, size):
+                await self.dealer.send(message)
+                self._open += 1
+                async with self._moved:
+                    await self._moved.wait_for(lambda: self._open < IN_FLIGHT)
+            async with self._moved:
+                await self._moved.wait_for(lambda: self._acked >= goal)
+
+    def _messages(self, chunks: int, size: int) -> Iterator[m.Chunks]:
+        ids, logprobs = np.full(CHUNK, 5, np.int32), np.full(CHUNK, -0.5, np.float32)
+        made: list[m.TrajectoryChunk] = []
+        for number in range(chunks):
+            lease, index = self._leases[place := number % self.capacity], self._chunks[place]
+            start = index * CHUNK
+            self._chunks[place] += 1
+            made.append(
+                m.TrajectoryChunk(
+                    lease_id=lease.lease_id, trajectory_id=lease.trajectory_id, chunk_index=index,
+                    start=start, token_ids=ids, logprobs=logprobs,
+                    spans=[Span(self.version, start, start + CHUNK)],
+                )
+            )  # fmt: skip
+            if len(made) == size or number == chunks - 1:
+                yield m.Chunks(chunks=made)
+                made = []
+
+
+@contextlib.asynccontextmanager
+async def bench(folder: Path, active: int, *, core: int) -> AsyncIterator[Measure]:
+    """A coordinator in a new folder with so many active trajectories: what some chunks take there.
+    It is killed: what it would do at its end is no part of this."""
+    server = Server(folder, config(), core=core)
+
+    async def measure(chunks: int, size: int) -> Used:
+        before = server.used()
+        await sender.send(chunks, size)
+        return server.used().since(before)
+
+    try:
+        with sockets_for(server.start(), 3) as at:
+            sender = Sender(name="generator-0", capacity=active, **at)
+            learner = ScriptedLearner(name="learner-0", **at)
+            reward = ScriptedReward(name="reward-0", **at)
+            async with server.joined([learner, reward, sender]):
+                await sender.has_leases()
+                yield measure
+    finally:
+        server.end()
+
+
+async def compare(args: argparse.Namespace, root: Path, *, core: int) -> dict[str, Any]:
+    """Both sizes in turns, each first in every second repeat; the figures."""
+    sizes = (args.few, args.many)
+    samples: dict[int, list[Used]] = {size: [] for size in sizes}
+    async with contextlib.AsyncExitStack() as stack:
+        benches = {}
+        for size in sizes:
+            at = bench(root / str(size), size, core=core)
+            benches[size] = await stack.enter_async_context(at)
+            await benches[size](args.chunks, args.message)  # Not counted: files are made.
+        print(f"{'active':>7} {'chunks/s':>9} {'per CPU s':>10}  {' '.join(THREADS)}")
+        for repeat in range(args.repeats):
+            for size in sizes[:: 1 if repeat % 2 else -1]:
+                sample = await benches[size](args.chunks, args.message)
+                samples[size].append(sample)
+                found = _figures(args.chunks, [sample])
+                print(
+                    f"{size:>7} {found['chunks_per_s']:>9} {found['chunks_per_cpu_s']:>10}  "
+                    + " ".join(f"{share:7.0%}" for share in found["threads"].values()),
+                    flush=True,
+                )
+    few, many = ([one.cpu_s for one in samples[size]] for size in sizes)
+    found_ratios = ratios(few, many)
+    active = {str(size): _figures(args.chunks, samples[size]) for size in sizes}
+    return {
+        "benchmark": "coordinator",
+        "ratio": statistics.median(found_ratios),
+        "ratios": [round(ratio, 3) for ratio in found_ratios],
+        "chunks_per_s": min(one["chunks_per_s"] for one in active.values()),
+        "active": active,
+        "chunk_tokens": CHUNK,
+        "chunks_a_message": args.message,
+        "chunks": args.chunks,
+    }
+
+
+def _figures(chunks: int, samples: Sequence[Used]) -> dict[str, Any]:
+    per_cpu_s = [chunks / one.cpu_s for one in samples]
+    cpu_s = sum(one.cpu_s for one in samples)
+    return {
+        "chunks_per_cpu_s": round(statistics.median(per_cpu_s)),
+        "chunks_per_cpu_s_range": [round(min(per_cpu_s)), round(max(per_cpu_s))],
+        "chunks_per_s": round(statistics.median(chunks / one.wall_s for one in samples)),
+        "busy": round(cpu_s / sum(one.wall_s for one in samples), 3),
+        "threads": {
+            name: round(sum(getattr(one, f"{name}_s") for one in samples) / cpu_s, 3)
+            for name in THREADS
+        },
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, end."""
+    parser = command_line("coordinator", __doc__)
+    parser.add_argument("--few", type=int, default=64, help="active trajectories of one side")
+    parser.add_argument("--many", type=int, default=16384, help="and of the other")
+    parser.add_argument("--chunks", type=int, default=32768, help="chunks a measurement")
+    parser.add_argument("--message", type=int, default=64, help="chunks a message")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each, in turns")
+    args = parser.parse_args(argv)
+    core, own = two_cores(parser)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as root, on_core(own):
+        result = asyncio.run(compare(args, Path(root), core=core))
+    print(
+        f"ratio {result['ratio']:.2f} (goal: at least 0.8); {result['chunks_per_s']:.0f} chunks a "
+        "second (goal: 20000, at least 5000)"
+    )
+    if args.json:
+        print(result_line(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

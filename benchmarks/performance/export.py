@@ -1,0 +1,153 @@
+"""Claim: an export costs at most twice the processor time of a bare rewrite, in bounded memory.
+
+A made-up run is written by the real store (`benchmarks.kit.made_runs`). Then two processes take
+turns,
+and who is first changes from turn to turn:
+
+- export    `headrace export RUN tokens --out FILE`, Parquet: SQL, journal and diagnostics are read
+            and checked, joined token by token, looked through, and written
+- rewrite   pyarrow alone reads that file and writes it again, with the same compression, a batch
+            at a time
+
+`cpu_s` are processor seconds of the whole process, start and imports included; `ratio` is the
+rewrite's over the export's in the same turn, median with least and largest (goal: at least 0.5).
+`peak_mb` is the most memory that was resident in an export (goal: under 500). One row a size goes
+to `--rows`, with the state of the machine meanwhile.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit.command_line import command_line, take_rows
+from benchmarks.kit.machine_state import Watch
+from benchmarks.kit.made_runs import Shape, make_run
+from benchmarks.kit.pairs import in_turns, ratios
+from benchmarks.kit.rows import RESULTS, Rows, result_line
+from headrace.errors import RunFailedError
+from headrace.host.install import ROOT
+
+TELL = """
+import json, pathlib, time
+lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+print(json.dumps({"cpu_s": time.process_time(), "peak_mb": peak * 1024 / 1e6}))
+"""
+EXPORT = """
+import sys
+from headrace_cli.cli import main
+if main(["export", sys.argv[1], "tokens", "--out", sys.argv[2], "--force"]):
+    sys.exit(1)
+"""
+REWRITE = """
+import sys
+import pyarrow.parquet as pq
+source = pq.ParquetFile(sys.argv[2])
+with pq.ParquetWriter(sys.argv[2] + ".again", source.schema_arrow, compression="zstd") as writer:
+    for batch in source.iter_batches(1 << 17):
+        writer.write_batch(batch)
+"""
+Figures = dict[str, list[dict[str, float]]]
+"""What each arm's process told, turn by turn."""
+
+
+def alone(program: str, run_dir: Path, out: Path) -> dict[str, float]:
+    """Run a program in a process of its own; its processor seconds and its peak of memory."""
+    command = [sys.executable, "-c", program + TELL, str(run_dir), str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RunFailedError(done.stderr[-2000:])
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def turns_of(run_dir: Path, out: Path, turns: int) -> Figures:
+    """Both arms so many times. The rewrite needs a file, so an export that does not count is
+    first; it also brings the run into the machine's memory, for all turns alike."""
+    alone(EXPORT, run_dir, out)
+    sides = {
+        "export": lambda _: alone(EXPORT, run_dir, out),
+        "rewrite": lambda _: alone(REWRITE, run_dir, out),
+    }
+    return in_turns(sides, turns, warm_up=False)
+
+
+def summary(figures: Figures) -> dict[str, Any]:
+    """The figures of a row."""
+    cpu = {name: [round(each["cpu_s"], 3) for each in told] for name, told in figures.items()}
+    found = ratios(cpu["rewrite"], cpu["export"])
+    told = {"median": statistics.median(found), "min": min(found), "max": max(found)}
+    return {
+        "cpu_s": cpu,
+        "ratio": {name: round(ratio, 3) for name, ratio in told.items()},
+        "peak_mb": round(max(each["peak_mb"] for each in figures["export"])),
+    }
+
+
+def shape(tokens: int, length: int) -> Shape:
+    """A run with so many tokens (rounded up to whole batches) in responses of this length."""
+    return Shape(
+        -(-tokens // length), (length, length), window=128, chunk=64, masked=4, figures=1.0
+    )
+
+
+def measure(tokens: int, length: int, turns: int, root: Path | None) -> dict[str, Any]:
+    """The row of a size."""
+    with tempfile.TemporaryDirectory(prefix="headrace-export-", dir=root) as folder:
+        run_dir = make_run(Path(folder) / "run", shape(tokens, length))
+        out = Path(folder) / "tokens.parquet"
+        with Watch() as watch:
+            figures = turns_of(run_dir, out, turns)
+        return {
+            "tokens": tokens,
+            "length": length,
+            "file_mb": round(out.stat().st_size / 1e6, 1),
+            **summary(figures),
+            "machine_state": watch.state({}).as_row(),
+        }
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row on the terminal."""
+    cpu = {name: statistics.median(told) for name, told in row["cpu_s"].items()}
+    ratio = row["ratio"]
+    return (
+        f"{row['tokens']:>11,} tokens of {row['length']:>4}: export {cpu['export']:6.2f} s, "
+        f"rewrite {cpu['rewrite']:6.2f} s, ratio {ratio['median']:.2f} ({ratio['min']:.2f} to "
+        f"{ratio['max']:.2f}), peak {row['peak_mb']} MB"
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
+    parser = command_line("export", __doc__)
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[1_000_000, 10_000_000], help="sizes of the run"
+    )
+    parser.add_argument(
+        "--length", type=int, nargs="+", default=[512, 32], help="of a response, each counted"
+    )
+    parser.add_argument("--turns", type=int, default=5, help="measurements of each size, in turns")
+    parser.add_argument("--root", type=Path, help="where the run is written (a temporary folder)")
+    take_rows(parser, RESULTS / "export.jsonl")
+    options = parser.parse_args(argv)
+    rows, began, found = Rows(options.rows), round(time.time()), []
+    for tokens in options.tokens:
+        for length in options.length:
+            row = measure(tokens, length, options.turns, options.root)
+            rows.add(f"export/{tokens} tokens of {length}/{began}", row)
+            found.append(row)
+            print(line(row), flush=True)
+    if options.json:
+        print(result_line({"benchmark": "export", "sizes": found}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,315 @@
+"""Claim: a generator costs at most 5% of vLLM's own decode throughput.
+
+In: a model and a batch of prompts. Side by side in one process on one engine, interleaved: (raw) a
+task a request consumes `AsyncLLM.generate` with the generator's own sampling parameters; (ours) the
+generator's loop takes leases from a coordinator process, cuts windows and sends chunks that are
+acknowledged. Responses have a fixed length. Out: a table; with --json, as the last line, one JSON
+object with `ratio`, ours over raw (median of the pairs).
+"""
+
+import argparse
+import asyncio
+import hashlib
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.kit.command_line import command_line
+from benchmarks.kit.made_runs import MODEL
+from benchmarks.kit.pairs import Took, conclude, in_turns, ratios, shown, spread
+from generators.engine import NO_VERSION, GenerationRequest
+from generators.engines.model_files import read_config, weight_layout
+from generators.engines.vllm_engine import VllmEngine, VllmSettings
+from generators.rollout.loop import GeneratorLoop
+from generators.run import has_gpu, pin
+from headrace.protocol.messages.control import (
+    Hello,
+    Lease,
+    Leases,
+    Shutdown,
+    WeightNotice,
+    WeightsLoaded,
+)
+from headrace.protocol.transport.sockets import Dealer, Link
+from tests.generators.scripted import NAME, ScriptedCoordinator
+
+PATIENCE_S = 600.0
+PROMPT_TOKENS = 16
+LOADS = 5
+"""Times that weights are changed under a full batch."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is generated in one measurement: `count` responses of `tokens` tokens. Prompts are
+    random, and the same for both sides of a turn."""
+
+    count: int
+    tokens: int
+    window: int
+    vocab_size: int
+
+    def leases(self, turn: int) -> list[Lease]:
+        """The batch, with ids that no other turn has."""
+        draw = np.random.default_rng(turn)
+        prompts = draw.integers(3, self.vocab_size, (self.count, PROMPT_TOKENS), np.int32)
+        first = 1 + turn * self.count
+        return [
+            Lease(
+                lease_id=first + i,
+                trajectory_id=first + i,
+                purpose="train",
+                prompt_ids=prompt,
+                prefix_ids=np.array([], dtype=np.int32),
+                seed=i,
+                max_total=self.tokens,
+                stop_at=self.tokens,
+                window=self.window,
+                next_chunk=0,
+                temperature=1.0,
+                top_p=1.0,
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+
+
+def notice_of(path: Path, *, version: int = 0, update: int = 0) -> WeightNotice:
+    """What a learner says of a file of weights."""
+    data = path.read_bytes()
+    return WeightNotice(
+        version=version,
+        update=update,
+        sha256=hashlib.sha256(data).hexdigest(),
+        num_bytes=len(data),
+        sources=[f"file:{path.resolve()}"],
+    )
+
+
+def coordinator(pipe: Connection, batch: Batch, notice: WeightNotice, cpus: set[int]) -> None:
+    """A process that leases, acknowledges and counts. Over the pipe: its address, "ready"; then in
+    a turn's number, out (seconds, tokens); None ends it."""
+    os.sched_setaffinity(0, cpus)
+    asyncio.run(_coordinate(pipe, batch, notice))
+
+
+async def _coordinate(pipe: Connection, batch: Batch, notice: WeightNotice) -> None:
+    peer = ScriptedCoordinator()
+    serving = asyncio.create_task(peer.serve())
+    pipe.send(peer.router.address)
+    await peer.until(lambda: bool(peer.got(Hello)), PATIENCE_S)
+    peer.router.begin(NAME)
+    await peer.send(notice)
+    await peer.until(lambda: bool(peer.got(WeightsLoaded)), PATIENCE_S)
+    pipe.send("ready")
+    while (turn := await asyncio.to_thread(pipe.recv)) is not None:
+        peer.seen.clear()
+        peer.chunks.clear()
+        began = time.perf_counter()
+        await peer.send(Leases(leases=batch.leases(turn)))
+        await peer.until(
+            lambda: sum(c.finish == "length" for c in peer.chunks) == batch.count, PATIENCE_S
+        )
+        tokens = sum(c.token_ids.size for c in peer.chunks if np.isfinite(c.logprobs).all())
+        pipe.send((time.perf_counter() - began, tokens))
+    await peer.send(Shutdown(reason="measured"))
+    serving.cancel()
+    peer.router.close()
+
+
+async def read_all(
+    engine: VllmEngine, requests: Sequence[GenerationRequest], in_flight: int, *, salt: str = "raw"
+) -> int:
+    """Tokens of plain consumers of vLLM, one task a request, so many at once. `salt`: requests of
+    another one find none of these prompts in the cache."""
+    from vllm.inputs import tokens_input
+
+    slots = asyncio.Semaphore(in_flight)
+
+    async def tokens(request: GenerationRequest) -> int:
+        prompt = tokens_input(list(request.prompt_ids), cache_salt=salt)
+        parameters, count = engine.sampling_params(request), 0
+        async with slots:
+            async for output in engine.raw.generate(prompt, parameters, request.request_id):
+                count += len(output.outputs[0].token_ids)
+        return count
+
+    return sum(await asyncio.gather(*map(tokens, requests)))
+
+
+class Bench:
+    """One engine, measured raw and through the generator's loop."""
+
+    def __init__(self, options: argparse.Namespace, cpus: set[int]) -> None:
+        """`cpus`: the coordinator's cores."""
+        model = str(options.model)
+        config = read_config(model)
+        self.weights = options.model / "model.safetensors"
+        self._capacity = options.in_flight
+        self._batch = Batch(
+            options.in_flight, options.tokens, options.window, config.get_text_config().vocab_size
+        )
+        notice = notice_of(self.weights)
+        self._pipe, far_end = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=coordinator, args=(far_end, self._batch, notice, cpus), daemon=True
+        )
+        self._process.start()
+        far_end.close()
+        settings = VllmSettings(
+            model=model,
+            max_model_len=PROMPT_TOKENS + options.tokens,
+            end_token_ids=(),
+            max_num_seqs=options.in_flight,
+            dtype=options.dtype,
+            stream_interval=options.stream_interval,
+            on_gpu=has_gpu(),
+        )
+        self._engine = VllmEngine(settings, weight_layout(model, config))
+        self._running: asyncio.Task[str] | None = None
+
+    async def start(self) -> None:
+        """Engine and loop are ready, with the weights of version 0."""
+        await self._engine.start()
+        self._processes = [psutil.Process(), psutil.Process(self._engine.pid)]
+        self._dealer = Dealer(Link(self._pipe.recv()), NAME)
+        loop = GeneratorLoop(
+            self._engine,
+            self._dealer,
+            Hello(role="generator", name=NAME, pid=os.getpid(), host="", capacity=self._capacity),
+            chunk_tokens=min(self._batch.window, 256),
+            weights_folder=Path(tempfile.gettempdir()),
+        )
+        self._running = asyncio.create_task(loop.run())
+        await asyncio.to_thread(self._pipe.recv)
+        assert self._engine.version != NO_VERSION
+
+    async def stop(self) -> None:
+        """End loop, engine and coordinator."""
+        if self._running is not None:
+            if self._process.is_alive():
+                self._pipe.send(None)
+                await self._running
+            self._running.cancel()
+            self._dealer.close()
+        await self._engine.stop()
+        self._process.kill()
+        self._process.join()
+
+    async def ours(self, turn: int) -> float:
+        """Seconds of a batch, measured by the coordinator from lease to last chunk."""
+        self._pipe.send(turn)
+        seconds, tokens = await asyncio.to_thread(self._pipe.recv)
+        assert tokens == self._batch.count * self._batch.tokens
+        return float(seconds)
+
+    async def raw(self, turn: int) -> float:
+        """Seconds of the same batch for plain consumers."""
+        requests = [
+            GenerationRequest(
+                f"raw-{lease.lease_id}", lease.prompt_ids.tolist(), lease.max_total, lease.seed
+            )
+            for lease in self._batch.leases(turn)
+        ]
+        began = time.perf_counter()
+        tokens = await read_all(self._engine, requests, len(requests), salt=f"raw{turn}")
+        assert tokens == self._batch.count * self._batch.tokens
+        return time.perf_counter() - began
+
+    def cpu_s(self) -> float:
+        """Processor seconds of generator and engine so far: on a machine that others use too, a
+        steadier measure of cost than the wall clock."""
+        times = [process.cpu_times() for process in self._processes]
+        return sum(t.user + t.system for t in times)
+
+    async def load_gaps(self, turn: int) -> list[float]:
+        """Seconds that a full batch stood still for each of some weight loads."""
+        running = asyncio.create_task(self.ours(turn))
+        gaps = []
+        for _ in range(LOADS):
+            await asyncio.sleep(0.1)
+            report = await self._engine.load_weights(self.weights, self._engine.version + 1)
+            gaps.append(report.gap_s)
+        await running
+        return gaps
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures, with this process on a generator's core and the coordinator on any."""
+    cpus = os.sched_getaffinity(0)
+    pin(None)
+    try:
+        return compare(options, cpus)
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
+def compare(options: argparse.Namespace, cpus: set[int]) -> dict[str, Any]:
+    """Both sides in turns."""
+    tokens = options.in_flight * options.tokens
+    with asyncio.Runner() as runner:
+        bench = Bench(options, cpus)
+
+        def timed(side: Callable[[int], Coroutine[Any, Any, float]], turn: int) -> Took:
+            before = bench.cpu_s()
+            return Took(runner.run(side(turn)), bench.cpu_s() - before)
+
+        def show(turn: Mapping[str, Took]) -> None:
+            raw, ours = (tokens / turn[side].wall_s for side in ("raw", "ours"))
+            print(f"{raw:>10.0f} {ours:>10.0f} {ours / raw:>6.3f}", flush=True)
+
+        try:
+            runner.run(bench.start())
+            print(f"{'raw tok/s':>10} {'ours tok/s':>10} {'ratio':>6}")
+            sides = {"raw": partial(timed, bench.raw), "ours": partial(timed, bench.ours)}
+            turns = in_turns(sides, options.repeats, seen=show)
+            gaps = runner.run(bench.load_gaps(options.repeats + 1))
+        finally:
+            runner.run(bench.stop())
+    speeds = {side: [tokens / each.wall_s for each in found] for side, found in turns.items()}
+    busy = {side: sum(each.cpu_s for each in found) for side, found in turns.items()}
+    ratio = spread(ratios(speeds["ours"], speeds["raw"]))
+    cpu_ratio, gap_ms = busy["raw"] / busy["ours"], 1000 * statistics.median(gaps)
+    print(
+        f"\ngenerator / raw vLLM: {shown(ratio)}, processor time raw / generator: "
+        f"{cpu_ratio:.3f}, weights changed in {gap_ms:.0f} ms"
+    )
+    return {
+        **ratio,
+        "repeats": options.repeats,
+        "raw_tokens_per_s": round(statistics.median(speeds["raw"]), 1),
+        "generator_tokens_per_s": round(statistics.median(speeds["ours"]), 1),
+        "cpu_ratio": round(cpu_ratio, 4),
+        "weight_load_gap_ms": round(gap_ms, 1),
+        "in_flight": options.in_flight,
+        "tokens": options.tokens,
+        "window": options.window,
+        "dtype": options.dtype,
+        "stream_interval": options.stream_interval,
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and print."""
+    parser = command_line("generator", __doc__)
+    parser.add_argument("--model", type=Path, default=MODEL, help="a model folder")
+    parser.add_argument("--in-flight", type=int, default=64, help="responses at once")
+    parser.add_argument("--tokens", type=int, default=256, help="length of every response")
+    parser.add_argument("--window", type=int, default=64, help="window, and largest chunk")
+    parser.add_argument("--repeats", type=int, default=5, help="pairs of measurements")
+    parser.add_argument(
+        "--stream-interval", type=int, default=8, help="tokens vLLM gathers before it hands over"
+    )
+    parser.add_argument("--dtype", default="float32", help="the engine's precision")
+    options = parser.parse_args(argv)
+    return conclude("generator", options, partial(measure, options))

@@ -1,0 +1,1 @@
+"""What faults, hostile input and hostile programs do."""

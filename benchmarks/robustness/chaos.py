@@ -1,0 +1,143 @@
+"""Kills, stops, a full disk, a cut network, at random moments: is anything lost, or trained twice?
+
+Each run is `headrace train` on the quickstart with small batches, in a network and on a disk of its
+own. A seed draws its faults: SIGKILL to any role, to what it started (inference engine, children
+that score) or to the whole job, which is then resumed; SIGSTOP to the same, shorter and longer than
+the seconds after which a process counts as gone, and SIGCONT; the disk filled to the last byte, or
+frozen again and again; the network cut, or slow; RST to the connections of any role, once or for
+some seconds. Seven of ten faults wait until the run has gone on, the others come while it recovers.
+A Ctrl-C ends the run, and then it is read:
+
+- lost                       tokens that came and were refused, and every finding of the audit but
+                             those of the next two
+- moved                      tokens that a generator sampled and another one as well, because the
+                             first was silent for too long: work done twice, nothing missing
+- died                       tokens that were unsent when their generator died or fell silent
+- doubled, doubled_in_weights  trained twice, by the journal and by what the learner wrote down when
+                             it applied a step (read with no code of coordinator or storage)
+- orphans, hangs, unresumable  processes that outlived their job; no update for 150 s; runs that
+                             three resumes did not bring on
+- ledger_error_tokens        generated minus the ledger's accounts
+- rolled_back_trained_again  of the tokens that rollbacks undid, the share in the weights
+- recovery_s                 from a fault (from its end, where it lasts) to the next update in the
+                             weights, by whom it was done to
+
+Disk and network need root on Linux; without, those faults are left out and named. One run is a row
+(`--rows`), by engine and seed; runs that have a row are not made again. Most of a fault is waiting,
+so `--jobs` runs share a machine well; how fast those recover says nothing, and is left out. Exit
+code 1 where anything is lost, doubled, left behind, hung or unresumable.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import Any, get_args
+
+from benchmarks.kit.command_line import command_line, take_engine, take_rows
+from benchmarks.kit.rows import RESULTS, Rows, result_line
+from benchmarks.robustness.chaos_facts import facts, whole
+from benchmarks.robustness.chaos_faults import KILLS, STOPS, WITH_CHILDREN, Kind, draw
+from benchmarks.robustness.chaos_job import SMALL, Job
+from benchmarks.robustness.chaos_place import open_place
+
+FAULTS_A_RUN = 20
+CHILDREN = {"vllm": WITH_CHILDREN, "torch": ("reward",), "fake": ("reward",)}
+"""Roles with processes of their own, by engine."""
+OVERRIDES = (
+    *SMALL, "generator.max_num_seqs=32", "generator.kv_cache_gib=0.25",
+    "checkpoint.every_updates=4", "stop.train_time_s=null", "stop.tokens=100000000",
+    "transport.heartbeat_s=1",
+)  # fmt: skip
+BAD = (
+    "lost", "doubled", "doubled_in_weights", "orphans", "hangs", "unresumable",
+    "ledger_error_tokens",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; the exit code."""
+    parser = command_line("chaos", __doc__)
+    parser.add_argument("--kills", type=int, default=40, help="faults in all")
+    take_engine(parser, "fake")
+    parser.add_argument("--generators", type=int, default=1, help="generators of a run")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    take_rows(parser, RESULTS / "chaos.jsonl", resumes=True)
+    args = parser.parse_args(argv)
+    if args.jobs < 1:
+        parser.error("--jobs takes 1 or more")
+    rows, wanted = Rows(args.rows), {}
+    for number in range(-(-args.kills // FAULTS_A_RUN)):
+        seed = args.first_seed + number
+        count = min(FAULTS_A_RUN, args.kills - number * FAULTS_A_RUN)
+        key = f"{args.engine}/{args.generators}/{count}/{seed}"
+        wanted[key] = (args.engine, args.generators, seed, count)
+    found = [rows.rows[key] for key in wanted if key in rows.rows]
+    lacking = {key: run for key, run in wanted.items() if key not in rows.rows}
+    for key, row in _runs(lacking, args.jobs):
+        found.append(rows.add(key, {**row, "jobs": args.jobs}))
+        if not args.json:
+            print(_line(row), flush=True)
+    result = {"benchmark": "chaos", "engine": args.engine, **whole(found)}
+    result["missing"] = {kind: why for row in found for kind, why in row["missing"].items()}
+    if args.json:
+        print(result_line(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:>26}  {value}")
+    return int(any(result[name] for name in BAD))
+
+
+def _runs(
+    wanted: dict[str, tuple[str, int, int, int]], jobs: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The row of each run as it ends, so many runs at a time."""
+    if jobs == 1:
+        yield from ((key, one_run(*run)) for key, run in wanted.items())
+        return
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    keys = {pool.submit(one_run, *run): key for key, run in wanted.items()}
+    try:
+        yield from ((keys[done], done.result()) for done in as_completed(keys))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def one_run(engine: str, generators: int, seed: int, count: int) -> dict[str, Any]:
+    """One run with `count` faults drawn by the seed: its row."""
+    with open_place() as place:
+        kinds = [kind for kind in get_args(Kind) if kind not in place.missing]
+        faults = draw(seed, count, kinds, children=CHILDREN[engine])
+        chosen = (f"seed={seed}", f"generator.engine={engine}", f"generator.count={generators}")
+        job = Job(place, (*OVERRIDES, *chosen))
+        course = job.play(faults)
+        by_kind = [done.fault.kind for done in course.done]
+        return {
+            "engine": engine,
+            "seed": seed,
+            "faults": len(course.done),
+            "kills": sum(kind in KILLS for kind in by_kind),
+            "stops": sum(kind in STOPS for kind in by_kind),
+            "kinds": {kind: by_kind.count(kind) for kind in sorted(set(by_kind))},
+            "missing": place.missing,
+            "resumes": course.resumes,
+            "ends": course.ends,
+            "exit_code": course.last_code,
+            "orphans": course.orphans,
+            "hangs": course.hangs,
+            "unresumable": int(not course.resumable),
+            **facts(job.run_dir, course),
+        }
+
+
+def _line(row: dict[str, Any]) -> str:
+    bad = ", ".join(f"{row[name]} {name}" for name in BAD if row[name]) or "nothing lost"
+    return (
+        f"seed {row['seed']}: {row['faults']} faults, {row['resumes']} resumes, "
+        f"{row['updates']} updates, {row['generated']:,} tokens: {bad}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

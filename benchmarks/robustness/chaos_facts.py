@@ -1,0 +1,146 @@
+"""What became of a run that faults were done to.
+
+In: its folder and course. Out: figures, from the audit (which shares no code with the coordinator),
+from the learner's own notes of what is in its weights, and from the journal.
+"""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from benchmarks.robustness.chaos_faults import KILLS, Kind
+from benchmarks.robustness.chaos_job import Course, Done
+from headrace.protocol.records.record_types import (
+    Incident,
+    LineageBegan,
+    Record,
+    TokensLost,
+    UpdateCommitted,
+    WindowsClosed,
+    WindowsDropped,
+)
+from headrace.run_files.update_log import compare, read_applied
+from storage.audit import audit_run
+from storage.audit.recount import surplus
+from storage.journal.store import read_journal
+
+Figures = dict[str, Any]
+DOUBLED: Final = "trained_twice"
+
+
+def facts(run_dir: Path, course: Course) -> Figures:
+    """The figures of one run, as `benchmarks.robustness.chaos` explains them; also `refusals`, why
+    chunks were
+    refused, in the coordinator's words, and `recovery_kill_s`, after kills alone. Of `died`, tokens
+    that their generator came back with count too; of `rolled_back`, those that wait for an update
+    do not."""
+    report = audit_run(run_dir)
+    weights = compare(run_dir)
+    kinds = Counter(finding.kind for finding in report.findings)
+    records = [one for batch in read_journal(run_dir / "journal") for _, one in batch]
+    lost, refusals = Counter[str](), []
+    for record in records:
+        match record:
+            case TokensLost():
+                lost[record.reason] += record.tokens
+            case Incident(kind="chunk_rejected"):
+                refusals.append(record.text)
+    rolled_back, again = trained_again(records)
+    applied = [line.at for _, line in read_applied(run_dir)]
+    return {
+        "lost": lost["refused"] + sum(kinds.values()) - kinds[DOUBLED],
+        "moved": lost["moved"],
+        "died": lost["died"],
+        "refusals": refusals[:5],
+        "doubled": kinds[DOUBLED],
+        "doubled_in_weights": len(weights.doubled) + len(weights.doubled_values),
+        "weights": weights.problems[:5],
+        "findings": dict(kinds),
+        "texts": [f"{f.kind} {f.where}: {f.text}" for f in report.findings][:5],
+        "ledger_error_tokens": abs(surplus(report.counts)),
+        "generated": report.counts["generated"],
+        "trained": report.counts["trained_policy"],
+        "dropped": report.counts["dropped"],
+        "updates": weights.updates,
+        "rolled_back": rolled_back,
+        "trained_again": again,
+        "recovery_s": recoveries(course.done, applied),
+        "recovery_kill_s": recoveries(course.done, applied, of=KILLS),
+    }
+
+
+def trained_again(records: Iterable[Record]) -> tuple[int, int]:
+    """(tokens that rollbacks undid and that were trained again or dropped since, of them those that
+    are in the surviving weights)."""
+    sizes: dict[int, int] = {}
+    trained: set[int] = set()
+    undone: set[int] = set()
+    dropped: set[int] = set()
+    for record in records:
+        match record:
+            case WindowsClosed():
+                sizes |= {window.window_id: window.tokens for window in record.windows}
+            case UpdateCommitted():
+                trained |= set(record.window_ids)
+            case LineageBegan():
+                trained -= set(record.window_ids)
+                undone |= set(record.window_ids)
+            case WindowsDropped():
+                dropped |= set(record.window_ids)
+    settled = undone & (trained | dropped)
+    return sum(sizes[key] for key in settled), sum(sizes[key] for key in settled & trained)
+
+
+def recoveries(
+    done: Sequence[Done], updates: Sequence[float], *, of: Collection[Kind] = get_args(Kind)
+) -> dict[str, list[float]]:
+    """By whom it was done to, the seconds from each fault (from its end, where it lasted) to the
+    next update that is in the weights; faults that another one followed before are left out. `of`:
+    these kinds only."""
+    found: dict[str, list[float]] = defaultdict(list)
+    ordered = sorted(updates)
+    begins = [one.began for one in done[1:]] + [float("inf")]
+    for one, following in zip(done, begins, strict=True):
+        begun = one.began if one.fault.kind in KILLS else one.over
+        after = next((at for at in ordered if at > begun), None)
+        if one.fault.kind in of and after is not None and after < following:
+            found[one.fault.role].append(round(after - begun, 2))
+    return dict(found)
+
+
+def alone(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of runs beside which the benchmark made no other."""
+    return [row for row in rows if row.get("jobs", 1) == 1]
+
+
+def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
+    """The figures of all runs together. `recovery_s` is of those that had the machine alone."""
+    recovery: dict[str, list[float]] = defaultdict(list)
+    for row in alone(rows):
+        for role, seconds in row["recovery_s"].items():
+            recovery[role] += seconds
+
+    def total(name: str) -> int:
+        return sum(row.get(name, 0) for row in rows)
+
+    undone = total("rolled_back")
+    counted = (
+        "faults", "kills", "stops", "moved", "lost", "doubled", "doubled_in_weights", "orphans",
+        "hangs", "unresumable", "ledger_error_tokens", "died", "generated", "trained", "updates",
+        "resumes",
+    )  # fmt: skip
+    return {
+        "runs": len(rows),
+        **{name: total(name) for name in counted},
+        "rolled_back_trained_again": round(total("trained_again") / undone, 4) if undone else None,
+        "recovery_s": {
+            role: {
+                "median": round(statistics.median(seconds), 2),
+                "max": max(seconds),
+                "count": len(seconds),
+            }
+            for role, seconds in sorted(recovery.items())
+        },
+    }

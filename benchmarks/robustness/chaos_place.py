@@ -1,0 +1,240 @@
+"""Where runs live that are hurt: a small disk and a network of their own.
+
+In: root's rights. Out: `Network`, the run's host and others, whose wires can be cut and slowed;
+`Place`, with the folder for runs, how to start a job in it, and the faults of disk and network.
+Promise: nothing outside is touched, and all is gone with the block. Where rights or tools are
+missing, `missing` says which faults cannot be made, and why.
+
+The disk is a file system in a file (ext4 on a loop device): it is filled to the last byte, or
+frozen again and again. A host is a network namespace: its link is taken down, or gets a token
+bucket, or the kernel ends connections in it with RST.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.robustness.chaos_faults import Kind
+
+DISK_MIB = 1024
+SLOW_RATE = "2mbit"
+"""Of the slowed network: some hundred thousand bytes a second."""
+_THAW_S, _FROZEN_S = 0.2, 0.6
+_RESET_EVERY_S = 0.3
+_TRIED = """
+import socket, subprocess
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+subprocess.run(["ss", "--kill", f"sport = :{client.getsockname()[1]}"], check=True,
+               stdout=subprocess.DEVNULL)
+client.settimeout(1.0)
+client.recv(1)
+"""
+"""Says by an error what became of a connection that was to be ended."""
+
+
+class Network:
+    """The run's host (0) and others, joined by a bridge in the run's own namespace. Addresses are
+    10.77.0.1 and up; nothing of it is seen from outside."""
+
+    def __init__(self, hosts: int = 0) -> None:
+        tag = f"hr{os.getpid()}"
+        self.names = [f"{tag}-{number}" for number in range(hosts + 1)]
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self) -> None:
+        home = self.names[0]
+        for name in self.names:
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+        for number, name in enumerate(self.names[1:], 1):
+            wire = f"wire{number}"
+            peer = ("type", "veth", "peer", "name", "eth0", "netns", name)
+            if number == 1:
+                _run("ip", "-n", home, "link", "add", "bridge", "type", "bridge")
+                self._address(0, "bridge")
+            _run("ip", "-n", home, "link", "add", wire, *peer)
+            _run("ip", "-n", home, "link", "set", wire, "master", "bridge", "up")
+            self._address(number, "eth0")
+
+    def _address(self, host: int, device: str) -> None:
+        name = self.names[host]
+        _run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", device)
+        _run("ip", "-n", name, "link", "set", device, "up")
+
+    def address(self, host: int) -> str:
+        """A host's address."""
+        return f"10.77.0.{host + 1}"
+
+    def command(self, host: int, argv: Sequence[str]) -> list[str]:
+        """The command that runs on a host."""
+        return ["ip", "netns", "exec", self.names[host], *argv]
+
+    def run(self, host: int, *argv: str) -> str:
+        """What a command says on a host."""
+        return _run(*self.command(host, argv))
+
+    def cut(self, host: int, seconds: float) -> None:
+        """Nothing reaches the host, and nothing leaves it, for so long."""
+        link = ("ip", "-n", self.names[0], "link", "set", f"wire{host}" if host else "lo")
+        _run(*link, "down")
+        try:
+            time.sleep(seconds)
+        finally:
+            _run(*link, "up")
+
+    def slow(self, host: int, seconds: float) -> None:
+        """What leaves the host waits for a token bucket for so long."""
+        device = ("dev", "eth0" if host else "lo", "root")
+        bucket = ("tbf", "rate", SLOW_RATE, "burst", "32kb", "latency", "500ms")
+        self.run(host, "tc", "qdisc", "add", *device, *bucket)
+        try:
+            time.sleep(seconds)
+        finally:
+            self.run(host, "tc", "qdisc", "del", *device)
+
+    def reset(self, pid: int, port: int, seconds: float) -> None:
+        """Again and again for so long, all connections between process `pid` of the run's host and
+        whoever has or uses this port end with RST; what lay in their buffers is gone."""
+        end = time.monotonic() + seconds
+        while True:
+            if ours := self._connections(pid, port):
+                which = " or ".join(f"sport = :{own}" for own in sorted(ours))
+                with contextlib.suppress(subprocess.CalledProcessError):  # It ended meanwhile.
+                    self.run(0, "ss", "--kill", "--tcp", f"( {which} )")
+            if time.monotonic() + _RESET_EVERY_S > end:
+                return
+            time.sleep(_RESET_EVERY_S)
+
+    def _connections(self, pid: int, port: int) -> set[int]:
+        """Local ports of a process's connections from or to a port."""
+        which = f"( sport = :{port} or dport = :{port} )"
+        told = self.run(0, "ss", "-tnpH", "state", "established", which)
+        # Bytes that wait on both sides, this end, the other end, who has it.
+        rows = (line.split() for line in told.splitlines() if f"pid={pid}," in line)
+        return {int(row[2].rsplit(":", 1)[1]) for row in rows}
+
+    def resets(self) -> bool:
+        """Whether the kernel ends connections when it is asked to."""
+        try:
+            self.run(0, sys.executable, "-c", _TRIED)
+        except subprocess.CalledProcessError as error:
+            said = str(error.stderr)
+            return "ConnectionAbortedError" in said or "ConnectionResetError" in said
+        return False
+
+    def close(self) -> None:
+        """The hosts are gone, their wires with them."""
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@dataclass
+class Place:
+    """See the module's docstring. `root`: the folder for runs."""
+
+    root: Path
+    network: Network | None
+    missing: dict[Kind, str] = field(default_factory=dict)
+
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """The command that starts a job here."""
+        return self.network.command(0, argv) if self.network else list(argv)
+
+    def disk_full(self, seconds: float) -> None:
+        """No byte is free for so long."""
+        filler = self.root.parent / "filler"
+        for size in (1 << 20, 1):
+            with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+        try:
+            time.sleep(seconds)
+        finally:
+            filler.unlink()
+
+    def slow_disk(self, seconds: float) -> None:
+        """Whoever writes waits most of the time."""
+        mount, end = str(self.root.parent), time.monotonic() + seconds
+        while time.monotonic() < end:
+            _run("fsfreeze", "--freeze", mount)
+            try:
+                time.sleep(_FROZEN_S)
+            finally:
+                _run("fsfreeze", "--unfreeze", mount)
+            time.sleep(_THAW_S)
+
+
+@contextlib.contextmanager
+def open_place() -> Iterator[Place]:
+    """A place for one job after the other; what cannot be had is in `missing`."""
+    base = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
+    missing: dict[Kind, str] = {}
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, base, ignore_errors=True)
+        if problem := _disk(base, stack):
+            missing |= {"disk_full": problem, "slow_disk": problem}
+        network = None
+        if problem := network_problem():
+            missing |= {"cut_network": problem, "slow_network": problem, "reset": problem}
+        else:
+            network = stack.enter_context(contextlib.closing(Network()))
+            if shutil.which("tc") is None:
+                missing["slow_network"] = "there is no tc"
+            if shutil.which("ss") is None:
+                missing["reset"] = "there is no ss"
+            elif not network.resets():
+                missing["reset"] = "the kernel does not end connections for `ss --kill`"
+        root = base / "disk" / "runs"
+        root.mkdir(parents=True)
+        yield Place(root, network, missing)
+
+
+def network_problem() -> str:
+    """Why there can be no network of one's own here, or an empty text."""
+    if os.geteuid() != 0:
+        return "only root may make a network"
+    name = f"hr{os.getpid()}-try"
+    if problem := _problem("ip", "netns", "add", name):
+        return problem
+    return _problem("ip", "netns", "del", name)
+
+
+def _disk(base: Path, stack: contextlib.ExitStack) -> str:
+    """Mount a small file system at base/disk; why it cannot be, or an empty text."""
+    if os.geteuid() != 0:
+        return "only root may mount a disk"
+    image, mount = base / "image", base / "disk"
+    mount.mkdir()
+    with image.open("wb") as file:
+        file.truncate(DISK_MIB << 20)
+    problem = _problem("mkfs.ext4", "-q", "-m", "0", str(image))
+    problem = problem or _problem("mount", "-o", "loop", str(image), str(mount))
+    if not problem:
+        stack.callback(subprocess.run, ["umount", "--lazy", str(mount)], check=False)
+    return problem
+
+
+def _problem(*argv: str) -> str:
+    """Why a command cannot be done here, in a line, or an empty text."""
+    if shutil.which(argv[0]) is None:
+        return f"there is no {argv[0]}"
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"{argv[0]} failed"])[-1]
+
+
+def _run(*argv: str) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout

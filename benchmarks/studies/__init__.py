@@ -1,0 +1,1 @@
+"""Studies of algorithms: arms, seeds, settings."""

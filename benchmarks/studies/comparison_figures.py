@@ -1,0 +1,457 @@
+"""The figures of a race: what its rows say of each arm, and of one arm against another.
+
+In: a study with a race, and rows by arm and seed. Out: `summarise`, the result as `--json` prints
+it; `part_figures` of what is run besides; `in_words`, what the result says; and the tables of them.
+Nothing is run.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.kit import ceiling
+from benchmarks.kit.arm_run import generated_at, warm_up_updates
+from benchmarks.kit.arms import Row, rows_of
+from benchmarks.kit.rows import read_rows
+from benchmarks.kit.study_file import Race
+from benchmarks.kit.study_plan import Study, score
+from benchmarks.kit.study_table import Table, beside, spread, text
+from benchmarks.kit.time_to_target import (
+    compared,
+    crossing,
+    curve,
+    interval_text,
+    largest_fall,
+    median,
+    ratio_text,
+    resolvable,
+    restricted_mean,
+    spent_at,
+    time_to,
+)
+from benchmarks.kit.tuning import words
+
+LEAST_PROMPTS = 1024
+Arms = Mapping[str, Mapping[int, Row]]
+"""Rows by arm and seed."""
+
+
+def race_of(study: Study) -> Race:
+    """What the study's file says of its race."""
+    assert study.file.race is not None
+    return study.file.race
+
+
+def summarise(
+    study: Study, rows: Mapping[str, Row], modes: Sequence[str], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """The result: figures of the ratio at the top, each arm below. A ratio is None until both of
+    its arms have a run."""
+    race, first, tuning = race_of(study), study.file.reference, study.tuning()
+    found = {mode: rows_of(study.arm(mode), rows, seeds) for mode in modes}
+    found = {mode: by_seed for mode, by_seed in found.items() if by_seed}
+    shown = sorted({seed for by_seed in found.values() for seed in by_seed})
+    result: dict[str, Any] = {
+        "name": study.name,
+        "setting": study.setting,
+        **{name: None for name in ("ratio", "ratio_min", "ratio_max", "interval", "censored")},
+        "tuned": tuning.is_fair(list(found), shown),
+        "seeds": shown,
+        "tuning_target": study.target,
+    }
+    if first not in found:
+        return result
+    target = target_of(race, found[first])
+    least = min(row["num_prompts"] for by_seed in found.values() for row in by_seed.values())
+    result |= {
+        "target": target,
+        "resolvable": resolvable(target, least, seeds=len(found[first])),
+        "arms": {
+            mode: {"point": dict(tuning.best(mode)), **arm_figures(by_seed, target)}
+            for mode, by_seed in found.items()
+        },
+    }
+    for mode in found:
+        result["arms"][mode]["against_ppo"] = compare(found, first, mode, target)
+    if race.ratio in found:
+        result |= _at_all_targets(race, found, first, race.ratio, target)
+    for name, (over, under, _) in race.quotients.items():
+        if {over, under} <= set(found):
+            result[name] = _at_all_targets(race, found, over, under, target)
+    if study.file.ceiling in found:
+        result["ceiling"] = ceiling_figures(study, found)
+    return result
+
+
+def target_of(race: Race, reference: Mapping[int, Row]) -> float:
+    """A share of the median of what the reference's runs end with."""
+    return race.share * statistics.median(row["final"] for row in reference.values())
+
+
+def _at_all_targets(
+    race: Race, found: Arms, over: str, under: str, target: float
+) -> dict[str, Any]:
+    """`compare` at the race's target, and in `other_targets` at the others."""
+    others = [share / race.share * target for share in race.other_shares]
+    return {
+        **compare(found, over, under, target),
+        "other_targets": [{"target": t, **compare(found, over, under, t)} for t in others],
+    }
+
+
+def compare(found: Arms, over: str, under: str, target: float) -> dict[str, Any]:
+    """Seconds of the arm `over` by those of `under`, over the seeds that both have."""
+    common = sorted(found[over].keys() & found[under].keys())
+    pairs = {s: (time_to(found[over][s], target), time_to(found[under][s], target)) for s in common}
+    return compared(pairs)
+
+
+def arm_figures(rows: Mapping[int, Row], target: float) -> dict[str, Any]:
+    """Figures of one arm over its seeds."""
+    each = list(rows.values())
+    times = [time_to(row, target) for row in each]
+    crossings = [crossing(curve(row), target) for row in each]
+    tokens = [spent_at(row, target, _tokens(row)) for row in each]
+    cpu = [spent_at(row, target, row["evaluation_cpu_s"]) for row in each]
+    return {
+        "seeds": len(each),
+        "censored": sum(not time.reached for time in times),
+        "seconds": restricted_mean(times),
+        "seconds_median": median(times),
+        "seconds_of_seed": {seed: time_to(row, target).value for seed, row in rows.items()},
+        "tokens": restricted_mean(tokens),
+        "cpu_s": restricted_mean(cpu),
+        "dense": all(one.is_dense for one in crossings if one),
+        "prompts": min(row["num_prompts"] for row in each),
+        "final": spread([row["final"] for row in each]),
+        "final_on_long_prompts": spread([_last_two(row["long_prompts"]) for row in each]),
+        "first_update_s": spread([_first_update(row) for row in each]),
+        "fall": spread([largest_fall(curve(row)) for row in each]),
+        "tail": spread([tail(row) for row in each]),
+        "speed": spread(_speeds(each)),
+        "context_share": statistics.median(_mean(row, "perf/context_share") for row in each),
+        "staleness": statistics.median(row["staleness"]["mean"] or 0.0 for row in each),
+        "idle_share": {
+            side: statistics.median(row["idle_share"][side] for row in each)
+            for side in ("generator", "learner")
+        },
+        "wall_s": statistics.median(row["wall_s"] for row in each),
+        "cpu_s_by_role": {
+            role: statistics.median(row["cpu_s"].get(role, 0.0) for row in each)
+            for role in sorted({role for row in each for role in row["cpu_s"]})
+        },
+        **beside(each),
+        "stale_by_tenth": _by_tenth(each, "stale"),
+        "lost_by_tenth": _by_tenth(each, "other"),
+    }
+
+
+def _tokens(row: Row) -> list[float]:
+    return [generated_at(row, version) for version, *_ in row["evaluations"]]
+
+
+def _first_update(row: Row) -> float:
+    """Training seconds until weights that an update of the policy made were evaluated: what the
+    value model's warm-up takes, and that update."""
+    return float(next(at for version, at, *_ in row["evaluations"] if version > 0))
+
+
+def _last_two(long: Mapping[str, Any]) -> float:
+    return statistics.fmean(long["accuracy"][-2:])
+
+
+def _mean(row: Row, metric: str) -> float:
+    """Mean of a metric over the policy's updates."""
+    values = row["series"].get(metric, [])[warm_up_updates(row) :]
+    return statistics.fmean([value for value in values if value is not None] or [0.0])
+
+
+def _by_tenth(rows: Sequence[Row], reason: str) -> list[float]:
+    columns = zip(*([part[reason] for part in row["lost_by_tenth"]] for row in rows), strict=False)
+    return [round(statistics.fmean(column), 4) for column in columns]
+
+
+def tail(row: Row) -> float:
+    """Longest response over the mean of those that finished in the last quarter of the run."""
+    lengths = [x for x in row["series"]["rollout/finished_length"] if x is not None]
+    return float(row["max_length"] / statistics.fmean(lengths[-max(1, len(lengths) // 4) :]))
+
+
+def ceiling_figures(study: Study, found: Arms) -> dict[str, float] | None:
+    """`ceiling`: PPO's seconds over those of a stream that loses nothing, for the same number of
+    trained tokens; `share`: how much of that the stream reached, the median of so many `runs`;
+    None until it is measured."""
+    assert study.file.ceiling is not None
+    rows = rows_of(study.arm(study.file.ceiling), read_rows(study.path("ceiling")))
+    if not rows:
+        return None
+    measured = list(rows.values())
+    reference = found[study.file.reference].values()
+    ppo = [row["train_time_s"] / row["tokens"]["trained_policy"] for row in reference]
+    best = [max(row["generator_s"], row["learner_s"]) / row["trained"] for row in measured]
+    return {
+        "runs": len(measured),
+        "ceiling": statistics.median(ppo) / statistics.median(best),
+        "share": statistics.median(ceiling.share(row) for row in measured),
+        **{
+            side: statistics.median(row[f"{side}_s"] / row["stream_s"] for row in measured)
+            for side in ("generator", "learner")
+        },
+    }
+
+
+def part_figures(
+    study: Study, name: str, rows: Mapping[str, Row], target: float
+) -> dict[str, dict[str, Any]]:
+    """By arm of a part: seconds of training to the target, these over those of the arm that it is
+    compared with, how far accuracy falls on the way. Arms without a run are left out."""
+    part, found = study.file.parts[name], {}
+    seeds = set(part.seeds)
+    all_rows = {
+        label: by_seed
+        for label, (_, arm) in study.part(name).items()
+        if (by_seed := rows_of(arm, rows, seeds))
+    }
+    for label, (variant, _) in study.part(name).items():
+        if label not in all_rows:
+            continue
+        own, other = all_rows[label], all_rows.get(variant.against or part.against or "", {})
+        aim = target_of(race_of(study), other) if variant.own_target and other else target
+        times = {seed: time_to(row, aim) for seed, row in own.items()}
+        common = sorted(own.keys() & other.keys())
+        pairs = {seed: (times[seed], time_to(other[seed], aim)) for seed in common}
+        found[label] = {
+            "target": aim,
+            "seeds": len(own),
+            "censored": sum(not time.reached for time in times.values()),
+            "seconds": restricted_mean(list(times.values())),
+            "seconds_of_seed": {seed: time.value for seed, time in times.items()},
+            "reached": {seed: time.reached for seed, time in times.items()},
+            "over": compared(pairs),
+            "fall": [fall(row, aim) for row in own.values()],
+            "final": spread([row["final"] for row in own.values()]),
+            "speed": spread(_speeds(list(own.values()))),
+            "disturbed": sum(row["disturbed"] for row in own.values()),
+        }
+    return found
+
+
+def fall(row: Row, target: float) -> float:
+    """How far smoothed accuracy falls from its best so far, at most, before the run comes to the
+    target."""
+    points = curve(row)
+    crossed = crossing(points, target)
+    return largest_fall(points, until=crossed.at if crossed else math.inf)
+
+
+def _speeds(rows: Sequence[Row]) -> list[float]:
+    """Tokens that the policy trained on, a second."""
+    return [row["tokens"]["trained_policy"] / row["train_time_s"] for row in rows]
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def race_table(result: Mapping[str, Any]) -> Table:
+    """What each arm took to the target."""
+    lines = []
+    for mode, arm in result.get("arms", {}).items():
+        crossed = arm["seeds"] - arm["censored"]
+        against = arm["against_ppo"]
+        lines.append(
+            (
+                mode,
+                f"{arm['seeds']} ({crossed} crossed)" if arm["censored"] else str(arm["seeds"]),
+                f"{arm['seconds']:.1f}",
+                f"{arm['cpu_s']:.1f}",
+                f"{arm['tokens']:,.0f}",
+                f"{against['ratio']:.2f}" if against else "-",
+                interval_text(against.get("interval")),
+                text(arm["final"], ".3f"),
+                text(arm["final_on_long_prompts"], ".3f"),
+                f"{arm['context_share']:.2f}",
+                words(arm["point"]),
+            )
+        )
+    titles = (
+        "arm", "seeds", "seconds to target", "CPU seconds", "tokens", "PPO's seconds over its own",
+        "95 % interval", "final accuracy", "on long prompts", "context share", "best setting",
+    )  # fmt: skip
+    return Table(titles, lines)
+
+
+def cost_table(result: Mapping[str, Any]) -> Table:
+    """Where the time of each arm went."""
+    lines = []
+    for mode, arm in result.get("arms", {}).items():
+        idle = arm["idle_share"]
+        lines.append(
+            (
+                mode,
+                f"{arm['wall_s']:.0f}",
+                ", ".join(f"{role} {s:.0f}" for role, s in arm["cpu_s_by_role"].items()),
+                f"{idle['generator']:.2f}, {idle['learner']:.2f}",
+                f"{arm['staleness']:.2f}",
+                text(arm["first_update_s"], ".1f"),
+                text(arm["fall"], ".2f"),
+                " ".join(f"{share:.2f}" for share in arm["stale_by_tenth"]),
+            )
+        )
+    titles = (
+        "arm", "wall seconds of a run", "CPU seconds of it, by role", "idle generator, learner",
+        "staleness", "seconds to the policy's first update", "largest fall of smoothed accuracy",
+        "left out for age, from the shortest tenth of the answers to the longest",
+    )  # fmt: skip
+    return Table(titles, lines)
+
+
+def part_table(study: Study, name: str, figures: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One line an arm of a part; a run that never came to the target is over its seconds."""
+    part, lines = study.file.parts[name], []
+    for label, one in figures.items():
+        crossed, over = one["seeds"] - one["censored"], one["over"]
+        reached = one["reached"]
+        each = (
+            f"{'' if reached[s] else 'over '}{v:.0f}" for s, v in one["seconds_of_seed"].items()
+        )
+        lines.append(
+            (
+                label.partition(", ")[2] if part.title else label,
+                f"{one['seeds']} ({crossed} crossed)" if one["censored"] else str(one["seeds"]),
+                f"{one['seconds']:.0f}",
+                ", ".join(each),
+                f"{over['ratio']:.2f} ({over['ratio_min']:.2f} to {over['ratio_max']:.2f})"
+                if over
+                else "-",
+                f"{max(one['fall']):.2f}",
+                *(() if part.title else (text(one["final"], ".3f"), text(one["speed"], ",.0f"))),
+            )
+        )
+    others = (part.against or "of another arm").partition(", ")[2] or "of what it is compared with"
+    targets = {f"{one['target']:.2f}" for one in figures.values()}
+    titles = (
+        part.title or "arm",
+        "seeds",
+        f"seconds to {targets.pop() if len(targets) == 1 else 'the target'}",
+        "seed by seed",
+        f"over those {others}",
+        "largest fall of accuracy on the way",
+        *(() if part.title else ("final accuracy", "tokens trained a second")),
+    )
+    return Table(titles, lines)
+
+
+def tuning_lines(study: Study, modes: Sequence[str]) -> list[dict[str, Any]]:
+    """One line a point that was run: arm, point, how good it is, whether it is the best."""
+    lines = []
+    for one in study.tuning().tried(modes):
+        missed, seconds, final = score(one.rows, target=study.target)
+        lines.append(
+            {
+                "arm": one.mode,
+                "point": dict(one.point),
+                "seeds": len(one.rows),
+                "crossed": len(one.rows) - int(missed),
+                "seconds": seconds,
+                "final": -final,
+                "best": one.best,
+            }
+        )
+    return lines
+
+
+def tuning_table(lines: Sequence[Mapping[str, Any]]) -> Table:
+    """Every point that was tried."""
+    return Table(
+        ("arm", "point", "seeds", "crossed", "seconds", "final accuracy", ""),
+        [
+            (
+                line["arm"],
+                words(line["point"]),
+                str(line["seeds"]),
+                str(line["crossed"]),
+                f"{line['seconds']:.1f}",
+                f"{line['final']:.3f}",
+                "best" if line["best"] else "",
+            )
+            for line in lines
+        ],
+    )
+
+
+# -- in words --------------------------------------------------------------------------------------
+
+
+def in_words(study: Study, result: Mapping[str, Any], seeds: Sequence[int]) -> list[str]:
+    """What the result says, a paragraph each: the ratio, that runs of these seeds are missing or
+    else the ratio to other targets, what it is made of, how near the ceiling is."""
+    pair = (study.file.reference, race_of(study).ratio)
+    lines = [] if result["ratio"] is None else [ratio_line(result, pair)]
+    lines.append(missing_line(result, pair, seeds) or other_targets_line(result))
+    quotients = race_of(study).quotients.items()
+    parts = [part_line(result, name, pair[0], said) for name, (*_, said) in quotients]
+    return [line for line in (*lines, *parts, ceiling_line(result)) if line]
+
+
+def missing_line(result: Mapping[str, Any], pair: Sequence[str], seeds: Sequence[int]) -> str:
+    """What an unfinished race has not run yet of the two arms of the ratio; empty where it has."""
+    found = {mode: result.get("arms", {}).get(mode, {}).get("seeds", 0) for mode in pair}
+    if min(found.values()) >= len(seeds):
+        return ""
+    parts = " and ".join(
+        f"{count} of {len(seeds)} seeds of {mode}" for mode, count in found.items()
+    )
+    return f"**The race is under way:** {parts} have been run. Nothing is claimed yet."
+
+
+def ratio_line(result: Mapping[str, Any], pair: Sequence[str]) -> str:
+    """The ratio in words, with what it rests on."""
+    never = result["censored"]
+    parts = [
+        f"Setting `{result['setting']}`: PPO's seconds to {result['target']:.3f} over those of "
+        f"streaming T-PPO: {ratio_text(result)}",
+        f"{never} of these runs never came there" if never else "every run came there",
+        "both sides tuned alike" if result["tuned"] else "not tuned alike",
+        f"evaluations tell differences of {result['resolvable']:.3f} and more",
+    ]
+    arms = [result["arms"][mode] for mode in pair]
+    if not all(arm["dense"] for arm in arms):
+        parts.append("evaluations lie more than a tenth of a crossing time apart")
+    if any(arm["prompts"] < LEAST_PROMPTS for arm in arms):
+        parts.append(f"on fewer than {LEAST_PROMPTS} prompts")
+    if disturbed := sum(arm["disturbed"] for arm in arms):
+        parts.append(f"{disturbed} runs beside others that took more than a twentieth of a core")
+    return "; ".join(parts) + "."
+
+
+def other_targets_line(result: Mapping[str, Any]) -> str:
+    """The ratio in words for other targets of the same rows."""
+    parts = [
+        f"to {one['target']:.3f} it is {one['ratio']:.2f} (seeds {one['ratio_min']:.2f} to "
+        f"{one['ratio_max']:.2f}; {one['censored']} of the runs never came there)"
+        for one in result["other_targets"]
+    ]
+    return f"Of the same rows, {', '.join(parts)}."
+
+
+def part_line(result: Mapping[str, Any], name: str, reference: str, said: str) -> str:
+    """One of the quotients in words; empty until both of its arms have all seeds of the race."""
+    found = result.get(name)
+    if not found or len(found["ratio_of_seed"]) < result["arms"][reference]["seeds"]:
+        return ""
+    return (
+        f"{said}: {ratio_text(found)}; {found['censored']} of the runs never came there. "
+        f"{other_targets_line(found)}"
+    )
+
+
+def ceiling_line(result: Mapping[str, Any]) -> str:
+    """How near the stream is to its slower half, in words; empty until that is measured."""
+    if not (found := result.get("ceiling")):
+        return ""
+    return (
+        f"For the stream's tokens its generator alone takes {found['generator']:.2f} of the "
+        f"stream's seconds, its learner alone {found['learner']:.2f}: the stream reached "
+        f"{found['share']:.2f} of its ceiling (`--ceiling`, {found['runs']} of its seeds)."
+    )

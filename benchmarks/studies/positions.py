@@ -1,0 +1,91 @@
+"""What the value model said and what advantages came of it, by place in the answer.
+
+In: the folder of a synchronous run with one lambda for all answers, so that an answer is one
+window. Out: figures by tenth of the answer over the policy's first updates, before the value model
+has had time to change. Promises: each answer counts once in each tenth, whatever its length (a
+token that lies in two tenths counts in both, for its parts); advantages are those before whitening,
+computed again from the recorded values, because whitening takes out what they have in common.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from learner.algorithms.advantages import gae
+from storage.queries import export, run_config
+
+TENTHS = 10
+EARLY = 4
+"""Updates of the policy that count as its first."""
+LONG = 20
+"""Tokens from which on an answer has steps written out."""
+Floats = npt.NDArray[np.float64]
+
+
+class Answer(NamedTuple):
+    """A trained answer of T tokens: V(s_t) [T] when its update began, and its reward."""
+
+    values: Floats
+    reward: float
+
+
+def early_positions(folder: Path, updates: int = EARLY) -> dict[str, Any]:
+    """For `all` answers and for `long` ones of the policy's first `updates`: how many `answers`,
+    their mean `reward`, and by tenth the mean `value` and the mean `advantage`."""
+    config = run_config(folder)["algorithm"]
+    lam = float(config["advantages"]["gae_lambda_policy"])
+    last = int(config["value"]["warmup_updates"]) + updates
+    answers = list(trained_answers(folder, last))
+    long = [answer for answer in answers if len(answer.values) >= LONG]
+    return {
+        "early_positions": {
+            "updates": updates,
+            **{
+                name: positions(chosen, lam)
+                for name, chosen in (("all", answers), ("long", long))
+                if chosen
+            },
+        }
+    }
+
+
+def trained_answers(folder: Path, last: int) -> Iterator[Answer]:
+    """The answers that updates up to `last` trained the policy on, in whole."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "trajectories.jsonl"
+        export(folder, "trajectories", None, path, where="purpose = 'train'")
+        with path.open(encoding="utf-8") as file:
+            for row in map(json.loads, file):
+                if row["length"] and 0 <= row["trained_at_update"][0] <= last:
+                    yield Answer(np.array(row["values"], np.float64), float(row["returns"][-1]))
+
+
+def positions(answers: Sequence[Answer], lam: float) -> dict[str, Any]:
+    """The figures of some answers."""
+    values = [by_tenth(answer.values) for answer in answers]
+    advantages = [by_tenth(advantages_of(answer, lam)) for answer in answers]
+    return {
+        "answers": len(answers),
+        "reward": round(float(np.mean([answer.reward for answer in answers])), 4),
+        "value": np.mean(values, axis=0).round(4).tolist(),
+        "advantage": np.mean(advantages, axis=0).round(4).tolist(),
+    }
+
+
+def advantages_of(answer: Answer, lam: float) -> Floats:
+    """[T] GAE, the reward being the last token's."""
+    rewards = np.zeros(len(answer.values))
+    rewards[-1] = answer.reward
+    return gae(rewards.tolist(), answer.values.tolist(), gamma=1.0, lam=lam).numpy()
+
+
+def by_tenth(figures: Floats) -> Floats:
+    """[10] the mean over each tenth of T tokens, a token being as wide as a T-th of the answer."""
+    sums = np.concatenate([[0.0], np.cumsum(figures)])
+    borders = np.linspace(0.0, len(figures), TENTHS + 1)
+    return np.diff(np.interp(borders, np.arange(len(sums)), sums)) * TENTHS / len(figures)

@@ -1,0 +1,198 @@
+"""A study: runs what is missing of its plan, each run a row, and shows what the rows say.
+
+In: the name of a file in `benchmarks/studies`, or a file of one's own, and options; `headrace bench
+NAME` of a study is the same. Out: rows in a JSONL file (a run that is there already is not run
+again, unless what it would do has changed), one line a finished run, a table, and with `--json` the
+result as one object. Runs are `headrace train` in processes of their own; `--jobs` of them go at a
+time, each on its share of the cores. Seeds are the outer loop, so that an interrupted study holds
+all arms at the first seeds.
+
+A row says what else the machine did while it was measured; a run beside which others took more
+than a twentieth of a core is made again, three times at most.
+"""
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit import ceiling, study_file
+from benchmarks.kit.arm_run import run_arm
+from benchmarks.kit.arms import is_missing, key, new_key, rows_of
+from benchmarks.kit.command_line import command_line
+from benchmarks.kit.rows import Rows, read_rows, result_line
+from benchmarks.kit.study_plan import Plan, Study
+from benchmarks.kit.study_runs import Measure, Runner, listing, prepare
+from benchmarks.kit.study_table import arms_table, lines_of
+from benchmarks.studies.comparison_figures import (
+    in_words,
+    part_figures,
+    part_table,
+    race_table,
+    summarise,
+    tuning_lines,
+    tuning_table,
+)
+from headrace.errors import RunFailedError, UserError
+from headrace.host.hardware import detect
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what is missing of a study and print what the rows say; 1 when runs failed."""
+    if not argv or argv[0].startswith("-"):
+        parser = command_line("study", __doc__, json=False)
+        parser.add_argument(
+            "study",
+            help=f"a TOML file, or one of {', '.join(study_file.names())}; --help tells more",
+        )
+        parser.parse_args(argv)
+    name, *words = argv
+    path = Path(name) if name.endswith(".toml") else study_file.FOLDER / f"{name}.toml"
+    options = parse(path, study_file.settings(path), words)
+    study = Study(path.stem, study_file.load(path, options.setting), options.setting)
+    return carry_out(study, options)
+
+
+def parse(path: Path, settings: Sequence[str], words: Sequence[str]) -> argparse.Namespace:
+    """The options of the study in a file."""
+    file = study_file.load(path, settings[-1] if settings else None)
+    if file.retired:
+        raise UserError(
+            f"{path.stem} is run no more; its code is at commit {file.retired}, what it found on "
+            "the pages of docs and in benchmarks/results"
+        )
+    parser = command_line(path.stem, about(path))
+    parser.set_defaults(part=None, setting=None)
+    if settings:
+        parser.add_argument("--setting", choices=settings, default=settings[-1], help="which task")
+    parser.add_argument("--reduced", action="store_true", help="fewer arms and seeds")
+    parser.add_argument("--seeds", type=int, help="so many seeds, instead of the study's")
+    parser.add_argument(
+        "--seed-list", nargs="+", type=int, metavar="SEED", help="these seeds (needs --rows)"
+    )
+    parser.add_argument("--arms", nargs="+", choices=file.arms, metavar="ARM", help="these arms")
+    parser.add_argument("--list", action="store_true", help="what would be run, and stop")
+    parser.add_argument("--rows", type=Path, help="JSONL file of runs, gone on with")
+    parser.add_argument("--keep", type=Path, help="keep the run folders here")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=file.jobs or len(detect().cores),
+        help="runs at a time, each on its share of the cores",
+    )
+    parts = {name: part.about for name, part in file.parts.items()}
+    if file.tuning:
+        parts["tune"] = "run what tuning lacks"
+    if file.ceiling:
+        parts["ceiling"] = "measure generator and learner alone"
+    group = parser.add_mutually_exclusive_group() if parts else parser
+    for name, meaning in parts.items():
+        group.add_argument(f"--{name}", action="store_const", dest="part", const=name, help=meaning)
+    options = parser.parse_args(words)
+    if options.seed_list and options.rows is None:
+        parser.error("--seed-list needs --rows FILE, a file of one's own")
+    return options
+
+
+def about(path: Path) -> str:
+    """What a study's file says of itself: the comment at its top."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "\n".join(re.sub("^# ?", "", line) for line in lines[:end])
+
+
+def carry_out(study: Study, options: argparse.Namespace) -> int:
+    """Run what is missing of what was asked for, or only list it, and show what the rows say."""
+    file, part = study.file, options.part
+    file_of = "tuning" if part == "tune" else part
+    rows = Rows(options.rows or study.path(file_of))
+    modes, seeds = chosen(study, options)
+    plan: Plan = []
+    if part in file.parts:
+        plan = study.part_plan(part)
+    elif part is None:
+        plan = study.plan(modes, seeds)
+    if options.list:
+        print("\n".join(listing(study.tuning(), modes, plan, rows.rows)))
+        return 0
+    if any(is_missing(key(arm, seed), rows.rows) for arm, seed, _ in plan):
+        prepare(file.prepare)
+    runner = Runner(study.name, rows, measure_of(study), jobs=options.jobs, keep=options.keep)
+    failed: list[str] = []
+    if part == "tune":
+        runner.tune(study.tuning(rows), modes)
+    elif part == "ceiling":
+        failed = run_ceiling(study, rows)
+    else:
+        failed = runner.run_all(plan)
+    result = report(study, rows, part, modes, seeds)
+    if options.json:
+        print(result_line(result))
+    return 1 if failed else 0
+
+
+def chosen(study: Study, options: argparse.Namespace) -> tuple[list[str], list[int]]:
+    """The arms and seeds that are asked for."""
+    file, reduced = study.file, study.file.reduced if options.reduced else None
+    modes = options.arms or list(reduced.arms if reduced else file.arms)
+    seeds = list(file.seeds[: reduced.seeds] if reduced else file.seeds)
+    if options.seeds is not None:
+        seeds = list(range(file.seeds[0], file.seeds[0] + options.seeds))
+    return modes, options.seed_list or seeds
+
+
+def measure_of(study: Study) -> Measure:
+    """What makes a run a row, with the study's own facts of it."""
+    if study.file.facts is None:
+        return run_arm
+    module, _, function = study.file.facts.partition(":")
+    return partial(run_arm, facts=getattr(importlib.import_module(module), function))
+
+
+def run_ceiling(study: Study, rows: Rows) -> list[str]:
+    """Measure the ceiling at the first seed of the race; what failed, in words."""
+    assert study.file.ceiling is not None
+    arm, seed = study.arm(study.file.ceiling), study.file.seeds[0]
+    name = key(arm, seed)
+    while is_missing(name, rows.rows):
+        try:
+            row = ceiling.measure(arm, seed)
+        except RunFailedError as error:
+            print(f"failed: {error}", file=sys.stderr)
+            return [str(error)]
+        rows.add(new_key(name, rows.rows, row), row)
+    return []
+
+
+def report(
+    study: Study, rows: Rows, part: str | None, modes: Sequence[str], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """Show what the rows say of what was run; the result as `--json` prints it."""
+    file = study.file
+    result: dict[str, Any] = {"name": study.name, "setting": study.setting}
+    if part == "tune":
+        result["points"] = tuning_lines(study, modes)
+        result["tuning_target"] = study.target
+        result["tuned"] = study.tuning().is_fair(modes, file.seeds)
+        tuning_table(result["points"]).show(f"tuning of {study.name}")
+    elif file.race is None:
+        found = {mode: rows_of(study.arm(mode), rows.rows, seeds) for mode in modes}
+        by_arm = {mode: own for mode, own in found.items() if own}
+        lines = lines_of(by_arm, reference=file.reference, columns=file.columns)
+        arms_table(lines, reference=file.reference, columns=file.columns).show(study.name)
+        result["arms"] = lines
+    else:
+        own = rows.rows if part is None else read_rows(study.path())
+        result = summarise(study, own, modes, seeds)
+        if part in file.parts:
+            target = study.target if file.parts[part].tuned else result.get("target", study.target)
+            result[part] = part_figures(study, part, rows.rows, target)
+            part_table(study, part, result[part]).show(f"{study.name}, {part}")
+        else:
+            race_table(result).show(f"{study.name}, {study.setting}")
+            print("\n\n".join(in_words(study, result, seeds)).replace("**", ""))
+    return result

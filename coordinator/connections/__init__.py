@@ -1,0 +1,1 @@
+"""Peers, what each may send, and what is refused."""

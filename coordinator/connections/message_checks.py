@@ -1,0 +1,144 @@
+"""What a decoded message may hold: checks that need the run's state or configuration.
+
+Comes in: chunks and scores as they were decoded, each field already within its own bounds
+(`headrace.protocol.fields`). Goes out: the reason why a chunk cannot be taken, or a score made fit
+for the journal. Promises: what passes can be applied to the state, replayed and projected to SQL.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from coordinator.connections.versions import Versions
+from coordinator.dispatch.leases import Given
+from headrace.protocol.messages.control import Score, TrajectoryChunk
+from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
+from headrace.protocol.records.record_types import ChunkArrived
+from headrace.trajectory.checks import stretch_problem
+from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window
+
+LONGEST_TEXT = 4000
+"""Characters of an error text that the journal keeps."""
+LARGEST_REWARD = 1e9
+"""Rewards beyond it are mistakes: their variance would not fit the learner's floats."""
+LOGPROB_ROUNDING = 0.125
+"""How far above 0 a logprob may be: the spacing of bfloat16 between 16 and 32, where an engine that
+subtracts logits in bfloat16 may round."""
+_MOST_PARTS = 64
+_LONGEST_PART = 128
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What tokens of a run are within."""
+
+    max_length: int
+    vocabulary: int
+
+
+def holds_lease(chunk: TrajectoryChunk, lease: Given | None, sender: str) -> bool:
+    """Whether the chunk belongs to the lease in force, and the sender has that lease."""
+    return lease is not None and lease.lease_id == chunk.lease_id and lease.generator == sender
+
+
+def chunk_problem(
+    chunk: TrajectoryChunk,
+    trajectory: Trajectory,
+    lease: Given | None,
+    sender: str,
+    limits: Limits,
+    versions: Versions,
+) -> str | None:
+    """Why a chunk cannot be taken, or None. Logprobs that are not finite pass: the tokens are kept
+    and not trained. A logprob above 0 by more than rounding does not."""
+    size, start = chunk.token_ids.size, chunk.start
+    if lease is None or lease.lease_id != chunk.lease_id:
+        return f"lease {chunk.lease_id} is not in force"
+    if lease.generator != sender:
+        return f"lease {chunk.lease_id} is {lease.generator}'s"
+    if chunk.chunk_index != trajectory.next_chunk or start != trajectory.length:
+        return f"chunk {chunk.chunk_index} at {start} does not follow {trajectory.length}"
+    if chunk.logprobs.size != size or (size == 0 and chunk.finish is None):
+        return "logprobs and tokens differ in number"
+    if not trajectory.sampled and not chunk.spans and chunk.finish in ("stop", "length"):
+        return "a finished response has at least one token"
+    if start + size > limits.max_length:
+        return "longer than max_response_length"
+    # Seen as unsigned, a negative token is a large one.
+    if size and int(chunk.token_ids.view(np.uint32).max()) >= limits.vocabulary:
+        return f"a token is not in the vocabulary of {limits.vocabulary}"
+    if size and not chunk.logprobs.max() <= LOGPROB_ROUNDING and _above_rounding(chunk):
+        return "a logprob is above 0"
+    for span in chunk.spans:
+        if not versions.knows(span.version):
+            return f"weight version {span.version} was never published"
+    return stretch_problem(start, size, chunk.spans, chunk.streams)
+
+
+def arrival(sender: str, chunk: TrajectoryChunk) -> ChunkArrived:
+    """The record of a chunk that is taken."""
+    return ChunkArrived(
+        at=time.time(),
+        trajectory_id=chunk.trajectory_id,
+        lease_id=chunk.lease_id,
+        chunk_index=chunk.chunk_index,
+        generator=sender,
+        start=chunk.start,
+        token_ids=chunk.token_ids,
+        logprobs=chunk.logprobs,
+        spans=chunk.spans,
+        finish=chunk.finish,
+        streams=chunk.streams,
+    )
+
+
+def _above_rounding(chunk: TrajectoryChunk) -> bool:
+    logprobs = chunk.logprobs[np.isfinite(chunk.logprobs)]
+    return bool((logprobs > LOGPROB_ROUNDING).any())
+
+
+def sound_score(score: Score) -> Score:
+    """A score that can be journaled: texts are cut and parts limited in number, and a reward that
+    is not finite, or too large, makes the score `invalid` instead of leaving the trajectory without
+    one. The same holds of a score for one of several lines."""
+    numbers = [score.reward, *(line for line in score.lines if line is not None)]
+    bad = [n for n in numbers if not math.isfinite(n) or abs(n) > LARGEST_REWARD]
+    parts = {
+        name.replace("\0", "\ufffd")[:_LONGEST_PART]: value
+        for name, value in list(score.parts.items())[:_MOST_PARTS]
+    }
+    error = cut(score.error)
+    # A sibling has none of its own.
+    siblings = [sound_score(msgspec.structs.replace(s, siblings=[])) for s in score.siblings]
+    if score.status == "ok" and bad:
+        error = f"the reward {bad[0]:g} is not between {-LARGEST_REWARD:g} and the opposite"
+        return msgspec.structs.replace(
+            score, status="invalid", reward=0.0, parts=parts, error=error, lines=[], siblings=[]
+        )
+    return msgspec.structs.replace(score, parts=parts, error=error, siblings=siblings)
+
+
+def diagnostics_problem(diagnostics: list[TokenDiagnostics], windows: list[Window]) -> str | None:
+    """Why diagnostics do not belong to the windows of a batch, or None."""
+    by_id = {window.window_id: window for window in windows}
+    for row in diagnostics:
+        window = by_id.get(row.window_id)
+        if window is None or window.trajectory_id != row.trajectory_id:
+            return f"window {row.window_id} is not in the batch"
+        sizes = {array.size for array in row.columns.values()}
+        if row.start != window.start or sizes != {window.end - window.start}:
+            return f"the diagnostics of window {row.window_id} do not cover it"
+        if set(row.columns) != set(COLUMN_NAMES):
+            return f"the diagnostics of window {row.window_id} have other columns"
+    return None
+
+
+def cut(text: str | None) -> str | None:
+    """At most LONGEST_TEXT characters of a text."""
+    if text is None or len(text) <= LONGEST_TEXT:
+        return text
+    return text[:LONGEST_TEXT] + " ..."

@@ -1,0 +1,170 @@
+"""Who is connected: generators, reward workers, the learner, monitors.
+
+Pure bookkeeping: last sign of life, what each generator holds and has loaded, and how much room it
+has, what each worker is scoring, and the seconds each said it worked and waited.
+"""
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from coordinator.connections.capacity import Room
+from headrace.protocol.messages.control import GeneratorReport, Hello
+
+
+@dataclass
+class Peer:
+    """One connected process."""
+
+    hello: Hello
+    last_seen: float = field(default_factory=time.monotonic)
+    welcomed: float = -math.inf
+    """When it was last sent a Welcome."""
+
+    def welcomed_within(self, seconds: float) -> bool:
+        """Whether its Welcome is so new."""
+        return time.monotonic() - self.welcomed < seconds
+
+
+@dataclass
+class GeneratorPeer(Peer):
+    """A generator: the leases it holds, the version it samples from.
+
+    What changes how many trajectories it could take goes through its methods, so that `room`, which
+    all generators share, always knows.
+    """
+
+    tested: bool = True
+    """It has passed its self-test, or has none to pass."""
+    room: Room = field(default_factory=Room)
+    live: set[int] = field(default_factory=set)
+    """Trajectory ids."""
+    loaded: int = -1
+    noticed: set[int] = field(default_factory=set)
+    """Versions it was given notice of and has not answered for."""
+    not_loaded_at: float | None = None
+    """When it said that it could not load the newest version."""
+    report: GeneratorReport | None = None
+    leases_until: int = -1
+    """Its leases below this id have been sent to it, or never will be."""
+    moved: set[int] = field(default_factory=set)
+    """Leases that it had and that were given to others while it was silent."""
+
+    @property
+    def pending(self) -> int:
+        """Tokens that it had sampled and not sent at its last report."""
+        return self.report.pending_tokens if self.report else 0
+
+    @property
+    def free(self) -> int:
+        """Trajectories it could take now."""
+        return max(0, self.hello.capacity - len(self.live)) if self.tested else 0
+
+    def says(self, hello: Hello) -> None:
+        """It said Hello again."""
+        self.hello = hello
+        self._tell()
+
+    def passed(self) -> None:
+        """It has passed its self-test."""
+        self.tested = True
+        self._tell()
+
+    def take(self, trajectory_id: int) -> None:
+        """It has a lease on a trajectory."""
+        self.live.add(trajectory_id)
+        self._tell()
+
+    def release(self, trajectory_id: int) -> None:
+        """It has none any more, if it had one."""
+        self.live.discard(trajectory_id)
+        self._tell()
+
+    def _tell(self) -> None:
+        self.room.set(self.hello.name, self.free, idle=not self.live)
+
+
+class Ask(NamedTuple):
+    """What a source is asked about: a trajectory, its lines, or its group."""
+
+    trajectory_id: int
+    source: str
+
+
+@dataclass
+class RewardPeer(Peer):
+    """A reward worker and what it is scoring."""
+
+    scoring: set[Ask] = field(default_factory=set)
+    auditing: set[int] = field(default_factory=set)
+    """Trajectories that it scores for the audit."""
+
+
+@dataclass
+class Peers:
+    """All of them, by name."""
+
+    generators: dict[str, GeneratorPeer] = field(default_factory=dict)
+    rewards: dict[str, RewardPeer] = field(default_factory=dict)
+    learner: Peer | None = None
+    monitors: dict[str, Peer] = field(default_factory=dict)
+    identities: dict[str, str] = field(default_factory=dict)
+    """By name, the identity of the socket that speaks for the process."""
+    room: Room = field(default_factory=Room)
+    """Of the generators."""
+
+    def join(self, hello: Hello, *, tested: bool) -> None:
+        """A generator is new."""
+        generator = GeneratorPeer(hello, tested=tested, room=self.room)
+        self.generators[hello.name] = generator
+        generator.says(hello)
+
+    def leave(self, name: str) -> GeneratorPeer | None:
+        """A generator is gone, if it was there."""
+        generator = self.generators.pop(name, None)
+        if generator is not None:
+            self.room.remove(name)
+            generator.room = Room()  # Whoever still knows it says nothing of the others' room.
+        return generator
+
+    def of(self, name: str, identity: str) -> Peer | None:
+        """The peer of that name, if this is its socket."""
+        return self.find(name) if self.identities.get(name) == identity else None
+
+    def find(self, name: str) -> Peer | None:
+        """The peer of that name."""
+        if self.learner and self.learner.hello.name == name:
+            return self.learner
+        return self.generators.get(name) or self.rewards.get(name) or self.monitors.get(name)
+
+    def everyone(self) -> list[tuple[str, Peer]]:
+        """All peers."""
+        pairs: list[tuple[str, Peer]] = [
+            *self.generators.items(),
+            *self.rewards.items(),
+            *self.monitors.items(),
+        ]
+        if self.learner:
+            pairs.append((self.learner.hello.name, self.learner))
+        return pairs
+
+    def excuse(self, seconds: float) -> None:
+        """Nobody was listened to for so long: that time is nobody's silence."""
+        now = time.monotonic()
+        for _, peer in self.everyone():
+            peer.last_seen = min(now, peer.last_seen + seconds)
+
+    def heard(self) -> dict[str, float]:
+        """Seconds since each process was heard; monitors come and go."""
+        now = time.monotonic()
+        return {
+            name: now - peer.last_seen
+            for name, peer in self.everyone()
+            if name not in self.monitors
+        }
+
+    def silent(self, timeout_s: float) -> list[str]:
+        """Names of those who were not heard for so long."""
+        now = time.monotonic()
+        return [name for name, peer in self.everyone() if now - peer.last_seen > timeout_s]

@@ -1,0 +1,149 @@
+"""Who may say what: each role its messages, each message what its sender was told or given.
+
+Comes in: a message, the role under which its sender said Hello, and what the coordinator has told
+that sender. Goes out: the reason why the message is refused, or None. Pure functions over
+arguments; `Orders` is the one thing that remembers, and the coordinator's side of the learner keeps
+it. Chunks and scores are checked one by one where they are taken (`intake`, `scoring`).
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from coordinator.connections.message_checks import diagnostics_problem
+from headrace.protocol.messages import control as m
+from headrace.protocol.transport.identity import name_of
+from headrace.trajectory.windows import Window
+
+_ALWAYS: frozenset[type[m.Message]] = frozenset({m.Hello, m.Heartbeat, m.Goodbye})
+MAY_SAY: dict[m.Role, frozenset[type[m.Message]]] = {
+    "generator": _ALWAYS | {m.Chunks, m.GeneratorReport, m.WeightsLoaded},
+    "reward": _ALWAYS | {m.Scores},
+    "learner": _ALWAYS | {m.WeightNotice, m.UpdateDone, m.CheckpointDone, m.Trouble},
+    "monitor": _ALWAYS | {m.StatusRequest, m.Command},
+}
+"""A monitor steers the run: what lets it in are the run's keys. Who has said no Hello may say Hello
+and nothing else."""
+
+
+class Refusal(NamedTuple):
+    """Why a message is refused."""
+
+    kind: str
+    text: str
+
+
+@dataclass
+class Orders:
+    """What the learner was told to do and has not answered yet."""
+
+    update: int | None = None
+    """The batch that is out."""
+    lineage: int = 0
+    """The lineage that it continues."""
+    batch_id: int | None = None
+    windows: list[Window] = field(default_factory=list)
+    publish_as: int | None = None
+    """The version that the batch's weights will have; None where it trains no policy."""
+    checkpoint_with_update: bool = False
+    checkpoint: int | None = None
+    """The update for which a checkpoint was asked for by itself."""
+    versions: dict[int, int] = field(default_factory=dict)
+    """Versions it may publish, each with the update from which on its weights may be."""
+    newest: int = 0
+    """The last update it was told of."""
+
+    def batch(self, batch: m.Batch, windows: list[Window]) -> None:
+        """A batch goes out."""
+        self.update = self.newest = batch.update
+        self.lineage, self.batch_id = batch.lineage, batch.batch_id
+        self.windows, self.checkpoint_with_update = windows, batch.checkpoint
+        trains = batch.publish_as != batch.version
+        self.publish_as = batch.publish_as if trains else None
+        if trains:
+            self.versions[batch.publish_as] = batch.update
+
+    def done(self) -> None:
+        """The learner has answered for the batch."""
+        self.update = self.batch_id = self.publish_as = None
+        self.windows, self.checkpoint_with_update = [], False
+
+    def published(self, version: int) -> None:
+        """A version is out: it and those it overtook will not come again."""
+        self.versions = {v: u for v, u in self.versions.items() if v > version}
+        if version == self.publish_as:
+            self.publish_as = None
+
+
+def role_refusal(message: m.Message, role: m.Role) -> Refusal | None:
+    """Refuse a message of a kind that this role never sends."""
+    if type(message) in MAY_SAY[role]:
+        return None
+    return Refusal("not_permitted", f"a {role} may not send {type(message).__name__}")
+
+
+def loaded_refusal(message: m.WeightsLoaded, noticed: Container[int]) -> Refusal | None:
+    """Refuse a generator's report of weights that no notice told it to load, or a second report of
+    the same weights."""
+    if message.version in noticed:
+        return None
+    return Refusal("not_asked", f"no notice of weights {message.version} awaits an answer")
+
+
+def learner_refusal(
+    message: m.UpdateDone | m.WeightNotice | m.CheckpointDone, orders: Orders
+) -> Refusal | None:
+    """Refuse a report of a batch that the learner does not have, a version that was not issued to
+    it, and a checkpoint that nobody asked it for."""
+    match message:
+        case m.UpdateDone():
+            problem = _update_problem(message, orders)
+        case m.WeightNotice():
+            problem = _notice_problem(message, orders)
+        case m.CheckpointDone():
+            asked = orders.checkpoint == message.update
+            problem = None if asked else f"no checkpoint of update {message.update} was asked for"
+    return Refusal("not_asked", problem) if problem else None
+
+
+def _update_problem(message: m.UpdateDone, orders: Orders) -> str | None:
+    said = message.lineage, message.update, message.batch_id
+    if said != (orders.lineage, orders.update, orders.batch_id):
+        return (
+            f"update {message.update} of lineage {message.lineage}, batch {message.batch_id}, was "
+            "not expected"
+        )
+    notice = message.notice
+    if notice is not None and (notice.version, notice.update) != (
+        orders.publish_as,
+        orders.update,
+    ):
+        return f"version {notice.version} is not that of update {message.update}"
+    if message.checkpoint is not None and not orders.checkpoint_with_update:
+        return f"no checkpoint of update {message.update} was asked for"
+    return diagnostics_problem(message.diagnostics, orders.windows)
+
+
+def _notice_problem(notice: m.WeightNotice, orders: Orders) -> str | None:
+    since = orders.versions.get(notice.version)
+    if since is None:
+        return f"version {notice.version} was not issued to the learner, or is overtaken"
+    # Weights that wait for their turn may be those of a later update that changed nothing.
+    if not since <= notice.update <= orders.newest:
+        return f"version {notice.version} is not of update {notice.update}"
+    return None
+
+
+def hello_problem(identity: str, hello: m.Hello, given: int) -> str | None:
+    """Why a Hello is refused whatever other processes are connected, or None. `given` is the
+    highest update that the run has ever given to a learner."""
+    if hello.protocol != m.PROTOCOL_VERSION:
+        return f"this is protocol {m.PROTOCOL_VERSION}"
+    if name_of(identity) != hello.name:
+        return "the socket's identity is not NAME~SECRET with the name in Hello"
+    if hello.role == "learner" and hello.update > given:
+        return (
+            f"its weights are from update {hello.update}, and this run has come to update "
+            f"{given}: the checkpoint is another run's"
+        )
+    return None

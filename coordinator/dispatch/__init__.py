@@ -1,0 +1,1 @@
+"""Which prompt is asked next, and who has it: prompts, leases."""

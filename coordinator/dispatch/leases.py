@@ -1,0 +1,223 @@
+"""Who generates what right now: leases, holds, and which trajectories wait for one.
+
+Comes in: the records as they are applied, and what the coordinator tells generators. Goes out: the
+lease of a trajectory, those of a generator, the trajectories that wait, how many windows are being
+generated. After a replay `begin` takes the leases that the records name as being in force, and
+makes every other unfinished trajectory wait for a new one. Every event costs constant time (a
+logarithm of the waiting trajectories).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from headrace.protocol.records.record_types import (
+    ChunkArrived,
+    GroupIssued,
+    LeaseIssued,
+    Record,
+    TrajectoryEnded,
+    WindowsClosed,
+)
+from headrace.trajectory.account import Account
+
+
+@dataclass
+class Given:
+    """A lease in force. `training`: of a training trajectory. `holding`: its generator was told to
+    end it."""
+
+    lease_id: int
+    generator: str
+    training: bool
+    holding: bool = False
+
+
+@dataclass
+class Leases:
+    """Leases in force, and the trajectories that wait for one.
+
+    Attributes:
+        given: by trajectory.
+        open: training trajectories that are inside a window, or may begin one: these windows count
+            in the staleness bound as being generated.
+    """
+
+    account: Account
+    given: dict[int, Given] = field(default_factory=dict)
+    open: set[int] = field(default_factory=set)
+    _training: int = 0
+    """How many of the leases are of training trajectories."""
+    _by_generator: dict[str, set[int]] = field(default_factory=dict)
+    """Trajectories by generator."""
+    _inside: list[int] = field(default_factory=list)
+    """Heap: trajectories that wait for a lease inside a window, and some that do no longer."""
+    _border: list[int] = field(default_factory=list)
+    """Heap: those that wait at a window's border, and some that do no longer."""
+    _waits_inside: set[int] = field(default_factory=set)
+    _waits_at_border: set[int] = field(default_factory=set)
+    _evaluation: list[int] = field(default_factory=list)
+    """Heap: those of an evaluation, and some that wait no longer."""
+    _waits_evaluation: set[int] = field(default_factory=set)
+
+    # -- records ----------------------------------------------------------------------------------
+
+    def begin(self, given: Mapping[int, tuple[int, str]]) -> None:
+        """After a replay: leases by trajectory (id and generator) are in force, and whoever else is
+        unfinished waits for one."""
+        for key, (lease_id, generator) in given.items():
+            self.give(key, lease_id, generator)
+        for trajectory in self.account.active.values():
+            if not trajectory.ended and trajectory.trajectory_id not in self.given:
+                self._wait(trajectory.trajectory_id)
+
+    def see(self, record: Record) -> None:
+        """A record was applied to the account."""
+        match record:
+            case GroupIssued():
+                for trajectory_id in record.trajectory_ids:
+                    self._wait(trajectory_id)
+            case LeaseIssued():
+                self._put(record.trajectory_id, record.lease_id, record.generator)
+            case ChunkArrived(trajectory_id=key):
+                if record.finish is not None:
+                    self.end(key)
+                elif self._is_inside(key):
+                    self.open.add(key)
+            case WindowsClosed():
+                for window in record.windows:
+                    self._leave_window(window.trajectory_id)
+            case TrajectoryEnded(trajectory_id=key):
+                self.end(key)
+                self.open.discard(key)
+                self._leave_queue(key)
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    def give(self, trajectory_id: int, lease_id: int, generator: str) -> None:
+        """A lease that was given before is in force again: its trajectory is inside a window, or
+        begins one."""
+        self._put(trajectory_id, lease_id, generator)
+        if self.given[trajectory_id].training:
+            self.open.add(trajectory_id)
+
+    def _put(self, trajectory_id: int, lease_id: int, generator: str) -> None:
+        self._leave_queue(trajectory_id)
+        training = self.account.trajectories[trajectory_id].purpose == "train"
+        before = self.given.get(trajectory_id)
+        self._training += training - (before is not None and before.training)
+        self.given[trajectory_id] = Given(lease_id, generator, training)
+        self._by_generator.setdefault(generator, set()).add(trajectory_id)
+
+    def end(self, trajectory_id: int) -> None:
+        """The lease is over; an unfinished trajectory waits for the next."""
+        lease = self.given.pop(trajectory_id, None)
+        if lease is not None:
+            self._training -= lease.training
+            self._by_generator[lease.generator].discard(trajectory_id)
+        trajectory = self.account.trajectories.get(trajectory_id)
+        if trajectory is not None and not trajectory.ended:
+            self._wait(trajectory_id)
+
+    def lose(self, generator: str) -> None:
+        """A generator is gone: all its leases are over."""
+        for trajectory_id in list(self._by_generator.get(generator, ())):
+            self.end(trajectory_id)
+        self._by_generator.pop(generator, None)
+
+    def held_by(self, generator: str) -> list[int]:
+        """Trajectories whose lease a generator has."""
+        return sorted(self._by_generator.get(generator, ()))
+
+    def holders(self) -> set[str]:
+        """Generators that have leases."""
+        return {name for name, held in self._by_generator.items() if held}
+
+    def of(self, trajectory_id: int) -> Given | None:
+        """The lease in force, if there is one."""
+        return self.given.get(trajectory_id)
+
+    def training(self) -> Iterator[tuple[int, Given]]:
+        """Leases of training trajectories."""
+        return ((key, given) for key, given in self.given.items() if given.training)
+
+    def live(self) -> int:
+        """How many training trajectories have a lease."""
+        return self._training
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def _is_inside(self, trajectory_id: int) -> bool:
+        trajectory = self.account.trajectories[trajectory_id]
+        return trajectory.purpose == "train" and trajectory.open_tokens > 0
+
+    def _wait(self, trajectory_id: int) -> None:
+        if self.account.trajectories[trajectory_id].purpose == "eval":
+            if trajectory_id not in self._waits_evaluation:
+                self._waits_evaluation.add(trajectory_id)
+                heappush(self._evaluation, trajectory_id)
+            return
+        if self._is_inside(trajectory_id):
+            self.open.add(trajectory_id)
+        inside = trajectory_id in self.open
+        waits, others = self._waits_at_border, self._waits_inside
+        if inside:
+            waits, others = others, waits
+        others.discard(trajectory_id)
+        if trajectory_id not in waits:
+            waits.add(trajectory_id)
+            heappush(self._inside if inside else self._border, trajectory_id)
+
+    def _leave_queue(self, trajectory_id: int) -> None:
+        self._waits_inside.discard(trajectory_id)
+        self._waits_at_border.discard(trajectory_id)
+        self._waits_evaluation.discard(trajectory_id)
+
+    def _leave_window(self, trajectory_id: int) -> None:
+        """Its window is complete: it is at a border, or already inside the next one."""
+        self.open.discard(trajectory_id)
+        if self._is_inside(trajectory_id):
+            self.open.add(trajectory_id)
+        if trajectory_id in self._waits_inside:
+            self._wait(trajectory_id)
+
+    def may_begin(self, trajectory_id: int) -> None:
+        """Count a window of this trajectory as being generated."""
+        self.open.add(trajectory_id)
+        if trajectory_id in self._waits_at_border:
+            self._wait(trajectory_id)
+
+    def next_inside(self) -> int | None:
+        """The oldest trajectory that waits inside a window; it no longer waits."""
+        return _pop(self._inside, self._waits_inside)
+
+    def next_at_border(self) -> int | None:
+        """The oldest trajectory that waits at a border; it no longer waits."""
+        return _pop(self._border, self._waits_at_border)
+
+    def next_evaluation(self) -> int | None:
+        """The oldest trajectory of an evaluation that waits; it no longer waits."""
+        return _pop(self._evaluation, self._waits_evaluation)
+
+    def put_back(self, trajectory_ids: Iterable[int]) -> None:
+        """Trajectories that get no lease after all wait again."""
+        for trajectory_id in trajectory_ids:
+            self._wait(trajectory_id)
+
+    def waiting(self) -> int:
+        """How many training trajectories wait for a lease."""
+        return len(self._waits_inside) + len(self._waits_at_border)
+
+    def waiting_at_border(self) -> int:
+        """How many of them are at a border, where the bound must let them go on."""
+        return len(self._waits_at_border)
+
+
+def _pop(heap: list[int], waits: set[int]) -> int | None:
+    """The smallest entry that still counts."""
+    while heap:
+        trajectory_id = heappop(heap)
+        if trajectory_id in waits:
+            waits.discard(trajectory_id)
+            return trajectory_id
+    return None

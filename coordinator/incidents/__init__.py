@@ -1,0 +1,1 @@
+"""What went wrong or left its healthy range, as data."""

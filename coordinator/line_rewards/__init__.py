@@ -1,0 +1,1 @@
+"""Where the lines of an answer end, and the scores of each."""

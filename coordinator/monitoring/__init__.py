@@ -1,0 +1,1 @@
+"""Who waits for whom, and what people see of it."""

@@ -1,0 +1,136 @@
+"""Whom the run waits for, for what, and since when.
+
+In: the hub and its parts, looked at ten times a second. Out: sentences that name an owner, each
+with the seconds since what it waits for last moved (or since the wait began); events for the long
+ones; `now.json` in the run's folder for whoever looks; the end of a run in which nobody moves.
+Promise: whatever can hold the run is among them, and the disk holds nobody up.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinator.hub import Hub, Mover
+from coordinator.parts import Parts
+from headrace.run_files.run_folder import NOW, write_atomically
+
+LOOK_S = 2.0
+"""From the word that nobody makes progress to the end: time to write down what everyone does."""
+LONG = 0.2
+"""A wait of this share of `transport.stall_timeout_s` is written down."""
+NAMED = 3
+"""Of more owners than this, the others are counted."""
+
+
+class Wait(NamedTuple):
+    """One wait: what has to move, in words with its owner, and the seconds since it last did."""
+
+    mover: Mover
+    words: str
+    age_s: float
+
+
+class Waits:
+    """See the module's docstring."""
+
+    def __init__(self, hub: Hub, parts: Parts) -> None:
+        self._hub, self._parts = hub, parts
+        self._since: dict[Mover, float] = {}
+        self._told: set[Mover] = set()
+        """The long waits that are written down."""
+        self._writing: asyncio.Future[None] | None = None
+
+    def now(self) -> list[Wait]:
+        """What is waited for at this moment; what is no longer waited for is forgotten."""
+        found, at = list(self._find()), time.monotonic()
+        self._since = {mover: self._since.get(mover, at) for mover, _ in found}
+        moved = self._hub.moved
+        return [
+            Wait(mover, words, at - max(self._since[mover], moved.get(mover, 0.0)))
+            for mover, words in found
+        ]
+
+    def watch(self, overdue_s: float) -> None:
+        """Write down each wait that gets long. When nobody makes progress, say so, give whoever
+        watches the time to look at the processes, and then end the run. `overdue_s`: seconds since
+        the last progress beyond those that are allowed."""
+        hub, waits = self._hub, self.now()
+        limit_s = hub.config.transport.stall_timeout_s
+        long = {wait.mover: wait for wait in waits if wait.age_s > limit_s * LONG}
+        for mover in long.keys() - self._told:
+            wait = long[mover]
+            hub.incident("warning", "waiting", f"for {wait.words}, {wait.age_s:.0f} s so far")
+        self._told = set(long)
+        if overdue_s <= 0:
+            hub.stalled = None
+            return
+        if hub.stalled is None:
+            stuck = ", ".join(f"{wait.words} for {wait.age_s:.0f} s" for wait in waits)
+            hub.stalled = f"nobody makes progress: {stuck}"
+            hub.incident("error", "stalled", hub.stalled)
+        if overdue_s > LOOK_S:
+            hub.failed = hub.failed or hub.stalled
+
+    def show(self, phase: str) -> None:
+        """Put what is waited for, and when each process was heard, into the run's folder, unless
+        the last time is not done yet."""
+        if self._writing is not None and not self._writing.done():
+            return
+        waits = [{"for": wait.words, "age_s": round(wait.age_s, 1)} for wait in self.now()]
+        heard = {name: round(age, 1) for name, age in self._hub.peers.heard().items()}
+        said = {"at": time.time(), "phase": phase, "waits": waits, "heard": heard}
+        path, text = Path(self._hub.run_dir) / NOW, json.dumps(said)
+        self._writing = asyncio.ensure_future(asyncio.to_thread(_write, path, text))
+
+    def _find(self) -> Iterator[tuple[Mover, str]]:
+        hub, parts, peers = self._hub, self._parts, self._hub.peers
+        newest = hub.state.versions.current
+        if not peers.generators:
+            yield "generators", "a generator to join"
+        elif newest >= 0 and not parts.generation.all_loaded():
+            late = [name for name, one in peers.generators.items() if one.loaded != newest]
+            yield "weights", f"{names(late)} to load version {newest}"
+        if not peers.rewards:
+            yield "reward workers", "a reward worker to join"
+        if not hub.config.evaluation.only and (words := self._learner()):
+            yield "learner", words
+        if disks := hub.troubles.waits:
+            yield "disk", ", ".join(f"{wait.text} ({name})" for name, wait in disks.items())
+        if rewards := parts.scoring.waiting():
+            busy = [name for name, one in peers.rewards.items() if one.scoring]
+            yield "rewards", f"{rewards} rewards" + (f" of {names(busy)}" if busy else "")
+        for words in parts.self_test.waits():
+            yield "phase", words
+        if live := parts.generation.live():
+            busy = [name for name, one in peers.generators.items() if one.live]
+            whose = f" of {names(busy)}" if busy else ""
+            yield "trajectories", f"{live} trajectories{whose} to go on"
+
+    def _learner(self) -> str:
+        hub, training = self._hub, self._parts.training
+        if hub.peers.learner is None:
+            return "the learner to join"
+        if not training.ready:
+            return "the learner to publish its weights"
+        if hub.account.taken:
+            return f"the learner's update {hub.account.taken.update}"
+        if training.orders.checkpoint is not None:
+            return f"the learner's checkpoint of update {training.orders.checkpoint}"
+        return ""
+
+
+def _write(path: Path, text: str) -> None:
+    """A disk that takes nothing keeps the text of before; the recorder says that it is full."""
+    with contextlib.suppress(OSError):
+        write_atomically(path, text)
+
+
+def names(owners: Iterable[str]) -> str:
+    """Some names, and how many more."""
+    ordered = sorted(owners)
+    shown, more = ordered[:NAMED], len(ordered) - NAMED
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

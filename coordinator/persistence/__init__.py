@@ -1,0 +1,1 @@
+"""State, its snapshots, and the recorder that writes records to disk."""

@@ -1,0 +1,148 @@
+"""Group commit: records gather for some milliseconds, then one write, one fsync, one transaction.
+
+Comes in: records from the event loop, each already applied to the state. Goes out: RunStore.append
+in a worker thread; after it, the callbacks that make effects visible (acknowledgements, batches).
+Promises: nothing that a callback sends can be lost by a crash, because what it rests on is on disk;
+records reach the disk in the order of `write`. When the disk takes no more, records wait until it
+does, and `waits_for` says for what; when it is slow, too.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from headrace.errors import StorageBlockedError
+from headrace.protocol.messages.control import JournalEnd
+from headrace.protocol.records.record_types import Record
+
+log = logging.getLogger(__name__)
+Effect = Callable[[], Awaitable[None]]
+DISK_RETRY_S = 2.0
+EFFECTS_AT_ONCE = 100
+SLOW_S = 5.0
+"""A commit that takes longer is worth a word."""
+
+
+class Store(Protocol):
+    """What the recorder needs of storage.run_store.RunStore."""
+
+    @property
+    def end(self) -> JournalEnd:
+        """Where the journal ends."""
+
+    @property
+    def behind(self) -> str:
+        """Why the database does not follow the journal; empty while it does."""
+
+    @property
+    def place(self) -> str:
+        """Where records go at this moment."""
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """A snapshot among the next records would make restarts faster."""
+
+    def append(self, records: list[Record]) -> None:
+        """Make records durable; raise StorageBlockedError where the disk takes none now."""
+
+
+class Recorder:
+    """The only way from the coordinator to the disk.
+
+    Attributes:
+        waits_for: what the disk lacks, with place and bytes; empty while it takes what comes.
+        snapshot: writes a snapshot of the state, of which all records have been written.
+    """
+
+    def __init__(self, store: Store, *, interval_s: float) -> None:
+        self._store = store
+        self._interval_s = interval_s
+        self._records: list[Record] = []
+        self._effects: list[Effect] = []
+        self._wake, self._hurry = asyncio.Event(), asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._end = store.end
+        self.waits_for = ""
+        self.snapshot: Callable[[], None] = lambda: None
+
+    @property
+    def end(self) -> JournalEnd:
+        """Where the journal ended after the last commit."""
+        return self._end
+
+    @property
+    def behind(self) -> str:
+        """Why the database does not follow the journal; empty while it does."""
+        return self._store.behind
+
+    def write(self, record: Record) -> None:
+        """Queue a record for the next commit."""
+        self._records.append(record)
+        self._idle.clear()
+        self._wake.set()
+
+    def after(self, effect: Effect, *, hurry: bool = False) -> None:
+        """Run once everything written so far is on disk; with `hurry` nothing more is gathered
+        first, because somebody has nothing else to do."""
+        self._effects.append(effect)
+        self._idle.clear()
+        self._wake.set()
+        if hurry:
+            self._hurry.set()
+
+    async def run(self) -> None:
+        """Commit for as long as the task lives."""
+        while True:
+            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), self._interval_s)
+            await self._commit()
+
+    async def flush(self) -> None:
+        """Wait until everything written so far is on disk and its effects have run."""
+        await self._idle.wait()
+
+    async def _commit(self) -> None:
+        self._wake.clear()
+        self._hurry.clear()
+        records, self._records = self._records, []
+        effects, self._effects = self._effects, []
+        while records:
+            try:
+                await self._append(records)
+                break
+            except StorageBlockedError as error:
+                if self.waits_for != str(error):
+                    log.error("the run waits: %s", error)
+                self.waits_for = str(error)
+                await asyncio.sleep(DISK_RETRY_S)
+        if self.waits_for:
+            log.info("the run goes on: its records are on the disk")
+        self.waits_for = ""
+        self.keep_short()
+        for number, effect in enumerate(effects, 1):
+            await effect()
+            if number % EFFECTS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # Sending seldom waits: let others run.
+        if not self._wake.is_set():
+            self._idle.set()
+
+    def keep_short(self) -> None:
+        """Write a snapshot, where it is time for one."""
+        if self._store.wants_snapshot:
+            self.snapshot()
+
+    async def _append(self, records: list[Record]) -> None:
+        commit = asyncio.ensure_future(asyncio.to_thread(self._store.append, records))
+        done, _ = await asyncio.wait([commit], timeout=SLOW_S)
+        if not done:
+            self.waits_for = (
+                f"{self._store.place} to take {len(records):,} records, which it has "
+                f"not done in {SLOW_S:.0f} s"
+            )
+            log.warning("the run waits: %s", self.waits_for)
+        await commit
+        self._end = self._store.end

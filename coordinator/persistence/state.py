@@ -1,0 +1,179 @@
+"""The coordinator's state: a fold over the journal's records.
+
+Comes in: records, live or replayed. Goes out: the account of all sequences, versions and their age,
+counters of the run. Promise: `apply` is the only way in which anything here changes, so that
+replaying the journal, from a snapshot of it or from the beginning, rebuilds the state of a
+coordinator that died, memory included. Of leases it has who was given which; who waits for one is
+worked out from that (`coordinator.dispatch.leases`).
+"""
+
+from collections import Counter
+
+from coordinator.connections.versions import Versions
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.records.record_types import (
+    BatchReturned,
+    BatchTaken,
+    CheckpointWritten,
+    ChunkArrived,
+    EvaluationDone,
+    Forgotten,
+    GroupIssued,
+    LeaseIssued,
+    LineageBegan,
+    MetricsSampled,
+    Milestone,
+    Record,
+    Restarted,
+    Snapshot,
+    TokensLost,
+    TrajectoryEnded,
+    UpdateCommitted,
+    VersionIssued,
+    VersionPublished,
+    WindowsClosed,
+    WindowsReady,
+)
+from headrace.trajectory.account import Account
+
+
+class State:
+    """Everything that survives the coordinator's death.
+
+    Attributes:
+        account: trajectories, windows, queues and the ledger.
+        versions: which update each weight version is from.
+        update: the update that is out at the learner, else the last one committed.
+        given: the highest update that any learner of the run was ever given.
+        lineage: the line of updates that the learner is on; a rollback begins a new one.
+        line: the places on it that a learner can still go back to: by update, the batch that was
+            trained in it (None: the starting model, or a batch from before they had ids).
+        first_policy_update: the first update on this lineage that trained the policy.
+        checkpoints: updates of the checkpoints on this lineage, oldest first.
+        leases: the last lease of each trajectory that has not answered it: id and generator. It may
+            be over, where a generator was lost.
+        discarded: by generator, its process and what that had thrown away at holds.
+        issued, ended: training trajectories so far, the ended ones by status.
+        rejected: messages of peers that were refused, as last sampled.
+        cpu_s: CPU seconds that the run had used by then.
+        milestones: where in the journal groups began; the first one is that of the oldest group
+            that is not forgotten, or lies before it.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.account = Account(has_value=config.algorithm.value is not None)
+        self.versions = Versions()
+        self.next_group = 0
+        self.next_trajectory = 0
+        self.next_lease = 0
+        self.position = 0
+        self.update = self.given = 0
+        self.lineage = 0
+        self.line: dict[int, int | None] = {0: None}
+        self.first_policy_update: int | None = None
+        self.train_time_s = 0.0
+        self.evaluations: list[EvaluationDone] = []
+        self.checkpoints: list[int] = []
+        self.leases: dict[int, tuple[int, str]] = {}
+        self.discarded: dict[str, tuple[int, int]] = {}
+        self.issued = 0
+        self.ended: Counter[str] = Counter()
+        self.rejected = self.cpu_s = 0.0
+        self.milestones = [Milestone(0, 0)]
+
+    @property
+    def committed(self) -> int:
+        """The last update that is in."""
+        return self.update - (self.account.taken is not None)
+
+    def is_on_line(self, update: int, batch_id: int | None) -> bool:
+        """Whether weights of this update, of which that batch was the last one trained, are a place
+        on the surviving line. A batch that somebody does not name is taken to be the line's."""
+        if update not in self.line:
+            return False
+        ours = self.line[update]
+        return ours is None or batch_id is None or ours == batch_id
+
+    def apply(self, record: Record) -> None:
+        """Change the state as the record says."""
+        self.account.apply(record)
+        match record:
+            case ChunkArrived():
+                if record.finish is not None:
+                    self.leases.pop(record.trajectory_id, None)
+            case WindowsClosed() | WindowsReady():
+                pass  # The most frequent ones are the account's alone.
+            case GroupIssued():
+                self._issue(record)
+            case LeaseIssued():
+                self.next_lease = max(self.next_lease, record.lease_id + 1)
+                self.leases[record.trajectory_id] = record.lease_id, record.generator
+            case Restarted():
+                self.next_lease = record.next_lease
+                self._forget_leases()
+            case TokensLost():
+                if record.pid:
+                    self.discarded[record.generator] = record.pid, record.total
+            case TrajectoryEnded():
+                self.leases.pop(record.trajectory_id, None)
+                trajectory = self.account.trajectories[record.trajectory_id]
+                self.ended[record.status] += trajectory.purpose == "train"
+            case BatchTaken():
+                self.update, self.given = record.update, max(self.given, record.update)
+            case BatchReturned():
+                self.update = record.update - 1
+            case UpdateCommitted():
+                self._commit(record)
+            case LineageBegan():
+                self._roll_back(record)
+            case MetricsSampled():
+                self.rejected = record.metrics.get("transport/rejected", self.rejected)
+                self.cpu_s = record.metrics.get("perf/cpu_s", self.cpu_s)
+            case Snapshot():
+                self.milestones = record.milestones
+            case VersionIssued():
+                self.versions.issue(record.version)
+            case VersionPublished():
+                self.versions.publish(record.version, record.update)
+            case EvaluationDone():
+                self.evaluations.append(record)
+                self._forget_leases()
+            case CheckpointWritten():
+                self.checkpoints.append(record.update)
+            case Forgotten():
+                self.checkpoints = [u for u in self.checkpoints if u >= record.update]
+                self.line = {u: b for u, b in self.line.items() if u >= record.update}
+                self.versions.forget(self._oldest_version())
+
+    def _issue(self, record: GroupIssued) -> None:
+        self.next_group = max(self.next_group, record.group_id + 1)
+        self.next_trajectory = max(self.next_trajectory, record.trajectory_ids[-1] + 1)
+        if record.purpose == "train":
+            self.issued += len(record.trajectory_ids)
+            self.position = max(self.position, record.position + 1)
+
+    def _commit(self, record: UpdateCommitted) -> None:
+        self.line[record.update] = record.batch_id
+        self.train_time_s = record.train_time_s
+        if record.skipped is not None or not record.window_ids:
+            self.versions.keep(record.update)
+        if record.window_ids and self.first_policy_update is None:
+            self.first_policy_update = record.update
+
+    def _roll_back(self, record: LineageBegan) -> None:
+        self.lineage, self.update = record.lineage, record.update
+        self.line = {u: b for u, b in self.line.items() if u <= record.update}
+        self.checkpoints = [u for u in self.checkpoints if u <= record.update]
+        self.versions.roll_back(record.update)
+        if self.first_policy_update is not None and record.update < self.first_policy_update - 1:
+            self.first_policy_update = None
+
+    def _forget_leases(self) -> None:
+        """Those of evaluations that are no more."""
+        known = self.account.trajectories
+        self.leases = {key: lease for key, lease in self.leases.items() if key in known}
+
+    def _oldest_version(self) -> int:
+        """The oldest version that a token still to be trained may have."""
+        first = (t.spans[0].version for t in self.account.trajectories.values() if t.spans)
+        return min(first, default=self.versions.current)

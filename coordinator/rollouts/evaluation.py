@@ -1,0 +1,94 @@
+"""Evaluations: the same held-out prompts on one version that every generator has loaded.
+
+Comes in: a quiet pipeline (no training lease, no batch out). Goes out: evaluation leases, then
+one EvaluationDone record. Accuracy is the share of responses whose score says that they are
+correct. A response that failed or could not be scored counts as wrong, and is counted.
+"""
+
+import statistics
+import time
+from typing import Literal
+
+from coordinator.dispatch.prompts import Prompts
+from coordinator.hub import Hub
+from coordinator.rollouts.generation import Generation
+from headrace.protocol.records.record_types import EvaluationDone, GroupIssued
+from headrace.trajectory.trajectories import Trajectory
+
+Label = Literal["before", "during", "after"]
+
+
+def can_wait(now: float, step: float, last: float, spacing: float, *, begin: float = 0.0) -> bool:
+    """Whether an evaluation in `step` seconds of training would still be near enough to the one at
+    `last`: no further away than `spacing` of the training time `now`, or of `begin` before that."""
+    return now + step - last <= spacing * max(now, begin)
+
+
+class Evaluation:
+    """One evaluation at a time."""
+
+    def __init__(self, hub: Hub, prompts: Prompts, generation: Generation) -> None:
+        self._hub = hub
+        self._prompts = prompts
+        self._generation = generation
+        self._groups: list[GroupIssued] = []
+        self._open: list[int] = []
+        """Trajectories that may not be scored yet; looked at from the end."""
+        self._lengths: dict[int, int] = {}
+        """Of the last evaluation's responses, by position: a guess at the next one's."""
+        self._label: Label = "before"
+        self._began = 0.0
+        self.running = False
+
+    def begin(self, label: Label) -> None:
+        """Issue the held-out prompts."""
+        state = self._hub.state
+        self._label, self._began, self.running = label, time.monotonic(), True
+        self._groups = self._prompts.eval_groups(
+            state.next_group, state.next_trajectory, self._lengths
+        )
+        for group in self._groups:
+            self._hub.note(group)
+        self._open = [group.trajectory_ids[0] for group in self._groups]
+
+    def progress(self) -> tuple[int, int]:
+        """How many responses are scored, and how many there are."""
+        return sum(self._settled(t) for t in self._trajectories()), len(self._groups)
+
+    async def advance(self) -> EvaluationDone | None:
+        """Lease the trajectories that have no lease; returns the result once everything is
+        scored."""
+        await self._generation.lease_evaluation()
+        while self._open and self._settled(self._hub.account.trajectories[self._open[-1]]):
+            self._open.pop()
+        if self._open:
+            return None
+        trajectories = self._trajectories()
+        state = self._hub.state
+        good = [t for t in trajectories if t.reward is not None]
+        right = sum(bool(t.correct) for t in good)
+        lengths = [t.sampled for t in trajectories]
+        self._lengths = {g.position: n for g, n in zip(self._groups, lengths, strict=True)}
+        record = EvaluationDone(
+            at=time.time(),
+            label=self._label,
+            update=state.committed,
+            version=state.versions.current,
+            num_prompts=len(trajectories),
+            accuracy=right / max(1, len(trajectories)),
+            response_length=statistics.fmean(lengths) if lengths else 0.0,
+            max_response_length=max(lengths, default=0),
+            truncated=sum(t.status == "truncated" for t in trajectories) / max(1, len(lengths)),
+            failed=len(trajectories) - len(good),
+            seconds=time.monotonic() - self._began,
+            train_time_s=self._hub.clock.now(),
+        )
+        self._hub.note(record)
+        self._groups, self.running = [], False
+        return record
+
+    def _trajectories(self) -> list[Trajectory]:
+        return [self._hub.account.trajectories[g.trajectory_ids[0]] for g in self._groups]
+
+    def _settled(self, trajectory: Trajectory) -> bool:
+        return trajectory.reward_status is not None or trajectory.status == "failed"

@@ -1,0 +1,291 @@
+"""Leases out, weights out: what the generators are told.
+
+Comes in: free slots, the scheduler's choice, weight notices. Goes out: Leases, Hold, WeightNotice,
+none before it is in the journal, so that a coordinator that takes over knows them. A generator that
+is lost gives its trajectories back: the tokens that were acknowledged are kept and resumed
+elsewhere. One that is heard again goes on with those that nobody has taken.
+"""
+
+import time
+from functools import partial
+from typing import Literal
+
+from coordinator.dispatch.prompts import Prompts
+from coordinator.hub import Hub
+from coordinator.rollouts.lease_reconciliation import RollCall
+from headrace.protocol.messages.control import (
+    FireSampling,
+    GeneratorReport,
+    Hello,
+    Hold,
+    Lease,
+    Leases,
+    WeightNotice,
+    WeightsLoaded,
+)
+from headrace.protocol.records.record_types import LeaseIssued, TokensLost, VersionLoaded
+from headrace.trajectory.trajectories import Trajectory
+
+
+class Generation:
+    """The coordinator's side of the generators."""
+
+    def __init__(self, hub: Hub, prompts: Prompts) -> None:
+        self._hub = hub
+        self._prompts = prompts
+        self.roll_call = RollCall(hub)
+        self.notice: WeightNotice | None = None
+        self.draining = False
+        fire = hub.config.generator.fire
+        self._fire: FireSampling | None = None
+        if fire is not None:
+            self._fire = FireSampling(
+                temperature=fire.temperature,
+                top_k=fire.top_k,
+                top_p=fire.top_p,
+                ban_eos=fire.ban_eos,
+            )
+        self._newest_loaded: dict[str, int] = {}
+        """By name. Who dies and comes back loads what it had loaded before: that moves nothing."""
+        self._all_held = False
+        """Every training lease in force was told to end."""
+        self._awaited_until: float | None = None
+        """After a restart: until then generators that have leases may come back for them."""
+
+    # -- generators come and go -------------------------------------------------------------------
+
+    async def join(self, hello: Hello) -> None:
+        """A generator said Hello. The same process may say it again (its engine is ready now, or it
+        heard nothing for a while) and keeps its leases, also where a restart or a long silence lies
+        between; a different process under the same name starts without any."""
+        known = self._hub.peers.generators.get(hello.name)
+        if known is not None and known.hello.pid == hello.pid:
+            known.says(hello)
+        else:
+            self.lose(hello.name, died=True)
+            # Who has heard of leases in a run that trains has been tested.
+            comes_back = hello.leases_until >= 0 and self._hub.state.given > 0
+            tested = comes_back or not self._hub.config.self_tests
+            self._hub.peers.join(hello, tested=tested)
+            await self.roll_call.agree(hello)
+        if self.notice is not None:
+            self._notify(hello.name, self.notice)
+
+    def resume(self) -> None:
+        """A new coordinator took over: generators that have leases are on their way back."""
+        self._awaited_until = time.monotonic() + self._hub.config.transport.heartbeat_timeout_s
+
+    def expire(self) -> None:
+        """Wait no longer for generators that had leases before a restart and did not come back, and
+        tell those that could not load the newest weights of them again."""
+        patience = self._hub.config.transport.heartbeat_timeout_s
+        for name, generator in self._hub.peers.generators.items():
+            failed_at = generator.not_loaded_at
+            if self.notice and failed_at is not None and time.monotonic() - failed_at > patience:
+                self._notify(name, self.notice)
+        if self._awaited_until is None or time.monotonic() < self._awaited_until:
+            return
+        self._awaited_until = None
+        for name in self._hub.leases.holders() - self._hub.peers.generators.keys():
+            self._hub.leases.lose(name)
+
+    def lose(self, name: str, *, died: bool) -> None:
+        """A generator is gone: its leases return. One that `died` took with it what it had not
+        sent; one that left has sent all it had."""
+        generator = self._hub.peers.leave(name)
+        if generator is None:
+            return
+        self._hub.leases.lose(name)
+        if died:
+            self._note_lost(name, generator.pending, "died")
+
+    def report(self, name: str, report: GeneratorReport) -> None:
+        """Once a second: how it works and waits, what it threw away at holds since, and which
+        leases it has. One that was sent and never came is over."""
+        generator = self._hub.peers.generators.get(name)
+        if generator is None:
+            return
+        generator.report = report
+        self.roll_call.report(name, report)
+        pid, total = generator.hello.pid, report.discarded_tokens
+        process, known = self._hub.state.discarded.get(name, (pid, 0))
+        new = total - known if process == pid else total
+        self._note_lost(name, new, "held", pid=pid, total=total)
+
+    def _note_lost(
+        self,
+        name: str,
+        tokens: int,
+        reason: Literal["held", "died"],
+        *,
+        pid: int = 0,
+        total: int = 0,
+    ) -> None:
+        if tokens > 0:
+            self._hub.note(
+                TokensLost(
+                    at=time.time(),
+                    generator=name,
+                    tokens=tokens,
+                    reason=reason,
+                    pid=pid,
+                    total=total,
+                )
+            )
+
+    # -- weights ----------------------------------------------------------------------------------
+
+    def publish(self, notice: WeightNotice) -> None:
+        """New weights: every generator is told."""
+        self.notice = notice
+        for name in self._hub.peers.generators:
+            self._notify(name, notice)
+
+    def _notify(self, name: str, notice: WeightNotice) -> None:
+        generator = self._hub.peers.generators[name]
+        generator.noticed.add(notice.version)
+        generator.not_loaded_at = None
+        self._hub.send_after(name, notice, hurry=True)
+
+    def loaded(self, name: str, message: WeightsLoaded) -> None:
+        """A generator samples from new weights, or could not load them."""
+        generator = self._hub.peers.generators[name]
+        # A notice that was overtaken is never answered.
+        generator.noticed = {v for v in generator.noticed if v > message.version}
+        if message.error is not None:
+            self._hub.incident("error", "weights_not_loaded", f"{name}: {message.error}")
+            generator.not_loaded_at = time.monotonic()
+            return
+        generator.loaded = message.version
+        if message.version > self._newest_loaded.get(name, -1):
+            self._newest_loaded[name] = message.version
+            self._hub.progress("weights")
+        self._hub.recorder.write(
+            VersionLoaded(
+                at=time.time(),
+                generator=name,
+                version=message.version,
+                gap_s=message.gap_s,
+                load_s=message.load_s,
+            )
+        )
+
+    def all_loaded(self) -> bool:
+        """At least one generator, and all sample from the newest version."""
+        generators, newest = self._hub.peers.generators.values(), self._hub.state.versions.current
+        return bool(generators) and all(g.loaded == newest for g in generators)
+
+    # -- leases -----------------------------------------------------------------------------------
+
+    async def lease_training(self) -> None:
+        """Fill free slots: unfinished trajectories first, then new groups."""
+        if self.draining or self.notice is None or self._hub.scheduler.is_behind():
+            return
+        free = self._hub.peers.room.total
+        if free == 0:
+            return
+        chosen, groups = self._hub.scheduler.next_leases(free)
+        for _ in range(groups):
+            chosen.extend(self._issue_group())
+        await self._lease(chosen[:free])
+
+    def _issue_group(self) -> list[Trajectory]:
+        state = self._hub.state
+        record = self._prompts.next_group(state.position, state.next_group, state.next_trajectory)
+        self._hub.note(record)
+        trajectories = [self._hub.account.trajectories[i] for i in record.trajectory_ids]
+        self._hub.scheduler.issued(trajectories)
+        return trajectories
+
+    async def lease_evaluation(self) -> None:
+        """Fill free slots with evaluation trajectories that have no lease."""
+        free = self._hub.peers.room.total
+        chosen: list[Trajectory] = []
+        while len(chosen) < free and (key := self._hub.leases.next_evaluation()) is not None:
+            chosen.append(self._hub.account.trajectories[key])
+        await self._lease(chosen)
+
+    async def _lease(self, trajectories: list[Trajectory]) -> None:
+        by_generator: dict[str, list[Lease]] = {}
+        room = self._hub.peers.room
+        idle = room.any_idle
+        self._all_held = self._all_held and not trajectories
+        for trajectory in trajectories:
+            name = room.most()
+            self._hub.peers.generators[name].take(trajectory.trajectory_id)
+            lease = self._make_lease(trajectory)
+            by_generator.setdefault(name, []).append(lease)
+            self._hub.note(
+                LeaseIssued(
+                    at=time.time(),
+                    lease_id=lease.lease_id,
+                    trajectory_id=trajectory.trajectory_id,
+                    generator=name,
+                    start=trajectory.length,
+                    version=self._hub.state.versions.current,
+                )
+            )
+        for name, leases in by_generator.items():
+            self._hub.recorder.after(partial(self._send_leases, name, leases), hurry=idle)
+
+    async def _send_leases(self, name: str, leases: list[Lease]) -> None:
+        """Send those that are still in force."""
+        given = self._hub.leases.given
+        now = [
+            lease
+            for lease in leases
+            if (mine := given.get(lease.trajectory_id)) and mine.lease_id == lease.lease_id
+        ]
+        if now:
+            await self._hub.send(name, Leases(leases=now))
+        self.roll_call.sent(name, leases[-1].lease_id + 1)
+
+    def _make_lease(self, trajectory: Trajectory) -> Lease:
+        config, state = self._hub.config, self._hub.state
+        total = config.task.max_response_length
+        evaluation = trajectory.purpose == "eval"
+        border = trajectory.open_start + config.window
+        stops = self._hub.scheduler.stops_at_border() and not evaluation
+        oldest = state.versions.current
+        if not (evaluation or self._hub.scheduler.lockstep):
+            # What older weights sample could not be trained any more.
+            oldest = state.versions.oldest_allowed(state.update, self._hub.rules.max_age)
+        sampling = config.evaluation if evaluation else config.generator
+        return Lease(
+            lease_id=state.next_lease,
+            trajectory_id=trajectory.trajectory_id,
+            purpose=trajectory.purpose,
+            prompt_ids=trajectory.opening,
+            prefix_ids=trajectory.tokens,
+            seed=trajectory.seed,
+            max_total=total,
+            stop_at=min(border, total) if stops else total,
+            window=total if evaluation else config.window,
+            next_chunk=trajectory.next_chunk,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=-1 if evaluation else config.generator.top_k,
+            version_at_least=max(oldest, 0),
+            fire=None if evaluation or trajectory.length else self._fire,
+        )
+
+    # -- stopping ---------------------------------------------------------------------------------
+
+    def hold_all(self) -> None:
+        """Take back every training lease; tokens that exist are kept. Whoever asks again while no
+        lease was given in between does not look at all of them."""
+        if self._all_held:
+            return
+        self._all_held = True
+        by_generator: dict[str, list[tuple[int, int]]] = {}
+        for _, lease in self._hub.leases.training():
+            if not lease.holding:
+                lease.holding = True
+                by_generator.setdefault(lease.generator, []).append((lease.lease_id, -1))
+        for name, leases in by_generator.items():
+            # After the leases, which may be on their way to the disk.
+            self._hub.send_after(name, Hold(leases=leases))
+
+    def live(self) -> int:
+        """Training trajectories with a lease."""
+        return self._hub.leases.live()

@@ -1,0 +1,161 @@
+"""Chunks in: checked, made records, acknowledged once they are on disk.
+
+A chunk is taken when it is the next of a lease that is in force; a duplicate is acknowledged
+again. Where a chunk comes too early its generator is asked for those before it, which a connection
+that broke may have lost; if they do not come the lease is over. A chunk of a lease that was taken
+back or is another generator's, or one that skips a position, is refused (`values.chunk_problem`)
+and counted: as moved where another generator was given the trajectory while this one was silent,
+else as refused, which a healthy generator's never are. Only what is taken counts as progress.
+"""
+
+import time
+
+import numpy as np
+
+from coordinator.connections.message_checks import Limits, arrival, chunk_problem, cut, holds_lease
+from coordinator.hub import Hub
+from headrace.protocol.messages.control import ChunkAck, Chunks, Hold, Resend, TrajectoryChunk
+from headrace.protocol.records.record_types import TrajectoryEnded
+from headrace.trajectory.trajectories import Trajectory
+
+MAX_FAILURES = 3
+GAP_S = 2.0
+"""A generator that is asked for chunks which it has sent before answers sooner than that."""
+
+
+class Intake:
+    """From the wire to the state."""
+
+    def __init__(self, hub: Hub, vocabulary: int) -> None:
+        self._hub = hub
+        self._limits = Limits(hub.config.task.max_response_length, vocabulary)
+        self._gaps: dict[int, tuple[str, TrajectoryChunk, float]] = {}
+        """By lease: who was asked for chunks before this one, and when."""
+
+    async def receive(self, sender: str, message: Chunks) -> list[Trajectory]:
+        """Take what is good; return the trajectories that ended."""
+        hub = self._hub
+        acked: list[tuple[int, int]] = []
+        touched: dict[int, Trajectory] = {}
+        early = False
+        holds: list[tuple[int, int]] = []
+        for chunk in message.chunks:
+            trajectory = hub.account.trajectories.get(chunk.trajectory_id)
+            lease, versions = hub.leases.of(chunk.trajectory_id), hub.state.versions
+            if trajectory is not None and holds_lease(chunk, lease, sender):
+                if chunk.chunk_index > trajectory.next_chunk:
+                    early |= chunk.lease_id not in self._gaps
+                    self._gaps.setdefault(chunk.lease_id, (sender, chunk, time.monotonic()))
+                    continue
+                self._gaps.pop(chunk.lease_id, None)
+            acked.append((chunk.trajectory_id, chunk.chunk_index))
+            if trajectory is None or chunk.chunk_index < trajectory.next_chunk:
+                continue
+            problem = chunk_problem(chunk, trajectory, lease, sender, self._limits, versions)
+            if problem:
+                self._refuse(sender, chunk, problem)
+                if chunk.finish is None:
+                    holds.append((chunk.lease_id, -1))
+                continue
+            self._take(sender, trajectory, chunk)
+            touched[chunk.trajectory_id] = trajectory
+        hub.settle(touched.values())
+        holds += [hold for t in touched.values() if (hold := self._hold(t)) is not None]
+        if holds:
+            await hub.send(sender, Hold(leases=holds))
+        if early:
+            await hub.send(sender, Resend())
+        hub.recorder.after(lambda: self._acknowledge(sender, acked))
+        if touched:
+            hub.progress("trajectories")
+        return [trajectory for trajectory in touched.values() if trajectory.ended]
+
+    async def expire(self) -> None:
+        """Chunks that were asked for did not come: their leases are over."""
+        limit = time.monotonic() - GAP_S
+        for lease_id, (sender, chunk, asked_at) in list(self._gaps.items()):
+            if asked_at > limit:
+                continue
+            del self._gaps[lease_id]
+            trajectory = self._hub.account.trajectories.get(chunk.trajectory_id)
+            lease = self._hub.leases.of(chunk.trajectory_id)
+            if trajectory is not None and holds_lease(chunk, lease, sender):
+                index, next_chunk = chunk.chunk_index, trajectory.next_chunk
+                problem = f"chunk {index} came, and those from {next_chunk} on never did"
+                self._refuse(sender, chunk, problem)
+                generator = self._hub.peers.generators.get(sender)
+                if generator is not None:
+                    generator.release(chunk.trajectory_id)
+                await self._hub.send(sender, Hold(leases=[(lease_id, -1)]))
+
+    def _refuse(self, sender: str, chunk: TrajectoryChunk, problem: str) -> None:
+        """Count a chunk that cannot be taken. If its lease is in force, the lease ends here: the
+        tokens acknowledged so far are kept, and another lease resumes them."""
+        hub = self._hub
+        generator = hub.peers.generators.get(sender)
+        if tokens := chunk.token_ids.size:
+            moved = generator is not None and chunk.lease_id in generator.moved
+            hub.refused_tokens[sender, "moved" if moved else "refused"] += tokens
+        if holds_lease(chunk, hub.leases.of(chunk.trajectory_id), sender):
+            hub.leases.end(chunk.trajectory_id)
+        text = f"trajectory {chunk.trajectory_id}: {problem}"
+        hub.rejections.add(sender, "chunk_rejected", text)
+        self._release(sender, chunk)
+
+    async def _acknowledge(self, sender: str, acked: list[tuple[int, int]]) -> None:
+        await self._hub.send(sender, ChunkAck(acked=acked))
+
+    def _take(self, sender: str, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
+        if not np.isfinite(chunk.logprobs).all():
+            versions = sorted({span.version for span in chunk.spans})
+            self._hub.incident(
+                "error",
+                "non_finite_logprobs",
+                f"{sender} sent non-finite behaviour logprobs under weight versions {versions} "
+                f"(trajectory {trajectory.trajectory_id}); those tokens are not trained",
+            )
+        self._hub.note(arrival(sender, chunk))
+        if chunk.finish is not None:
+            self._release(sender, chunk)
+        self._end_if_over(trajectory, chunk)
+
+    def _release(self, sender: str, chunk: TrajectoryChunk) -> None:
+        generator = self._hub.peers.generators.get(sender)
+        if generator and chunk.finish is not None:
+            generator.release(chunk.trajectory_id)
+
+    def _end_if_over(self, trajectory: Trajectory, chunk: TrajectoryChunk) -> None:
+        status = {"stop": "finished", "length": "truncated"}.get(chunk.finish or "")
+        full = trajectory.length >= self._hub.config.task.max_response_length
+        if status is None and chunk.finish in ("window", "held") and full:
+            status = "truncated"
+        if chunk.finish == "failed":
+            self._hub.incident(
+                "warning",
+                "generation_failed",
+                f"trajectory {trajectory.trajectory_id}: {chunk.error or 'no reason given'}",
+            )
+            status = "failed" if trajectory.failures >= MAX_FAILURES else None
+        if status is not None:
+            self._hub.note(
+                TrajectoryEnded(
+                    at=time.time(),
+                    trajectory_id=trajectory.trajectory_id,
+                    status=status,  # type: ignore[arg-type]
+                    length=trajectory.length,
+                    error=cut(chunk.error),
+                )
+            )
+
+    def _hold(self, trajectory: Trajectory) -> tuple[int, int] | None:
+        """Ask the scheduler whether a trajectory that has reached a window's border may go on.
+        Returns its lease and the border if it may not, else None."""
+        lease = self._hub.leases.of(trajectory.trajectory_id)
+        if lease is None or lease.holding or trajectory.purpose == "eval":
+            return None
+        if self._hub.scheduler.lockstep or trajectory.open_tokens:
+            return None
+        if self._hub.scheduler.goes_on(trajectory):
+            return None
+        lease.holding = True
+        return lease.lease_id, trajectory.length

@@ -1,0 +1,1 @@
+"""Which windows may begin, and which train next: one scheduler per mode."""

@@ -1,0 +1,258 @@
+"""What the two schedulers share: batches, the value model's share of them, its warm-up.
+
+Comes in: the state. Goes out: selections of windows and trajectories. Promises: a trajectory goes
+to the value model with, or after, its last window, so that no window's advantages come from a
+critic that has trained on its outcome; in a warm-up, where the policy trains nothing, at once.
+`coordinator.scheduling.streaming` and `coordinator.scheduling.synchronous` decide when.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from coordinator.dispatch.leases import Leases
+from coordinator.persistence.state import State
+from headrace.config.sections.run import RunConfig
+from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the next batch is made of."""
+
+    windows: list[Window]
+    value_trajectories: list[Trajectory]
+    value_epochs: int
+
+
+class Warmup:
+    """The updates that train the value model alone, before the policy moves."""
+
+    def __init__(self, config: RunConfig, state: State) -> None:
+        self._value = config.algorithm.value
+        self._state = state
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin where the state is; a batch that is out is not in yet."""
+        value, first = self._value, self._state.first_policy_update
+        done = self._state.committed
+        # The warm-up may have ended early, by explained variance.
+        over = first is not None and done >= first - 1
+        self.on = value is not None and done < value.warmup_updates and not over
+
+    def committed(self, explained_variance: float | None) -> None:
+        """An update is in, and the warm-up may be over."""
+        value = self._value
+        if not self.on or value is None:
+            return
+        good = value.warmup_explained_variance
+        if self._state.update >= value.warmup_updates or (
+            good is not None and explained_variance is not None and explained_variance >= good
+        ):
+            self.on = False
+
+
+class Halves:
+    """Which of the windows and trajectories that wait go into a batch."""
+
+    def __init__(self, config: RunConfig, state: State, *, by_arrival: bool) -> None:
+        self._config, self._schedule = config, config.schedule
+        self._state, self._account = state, state.account
+        self._by_arrival = by_arrival
+        self._looked_at = (-1, -1)
+        """Update and order of the ready windows whose age was looked at last."""
+
+    def too_stale(self) -> list[Window]:
+        """stale = mask: ready windows of which every token is over the bound already. Each window
+        is looked at once for each update, not at every event."""
+        if self._schedule.stale != "mask":
+            return []
+        update, mark = self._state.update, self._looked_at[1]
+        if update != self._looked_at[0]:
+            mark = -1
+        new: list[Window] = []
+        for window in reversed(self._account.ready.values()):
+            if window.order <= mark:
+                break
+            new.append(window)
+        self._looked_at = (update, max([mark, *(window.order for window in new)]))
+        bound, age = self._schedule.max_staleness, self._state.versions.age
+        return [window for window in new if age(window.max_version, update) > bound]
+
+    def again(self) -> Selection | None:
+        """The first batch that came back, as far as it can still be trained: the surviving lineage
+        goes the way of the one that was given up, batch by batch."""
+        account, value = self._account, self._config.algorithm.value
+        for batch in account.again:
+            ids = [window.window_id for window in batch.windows]
+            windows = [account.ready[key] for key in ids if key in account.ready]
+            values = [account.values[k] for k in batch.value_trajectories if k in account.values]
+            if windows or values:
+                epochs = self._config.learner.value.epochs
+                if value is not None and not ids:
+                    epochs = value.warmup_epochs
+                return Selection(windows, values, epochs)
+        return None
+
+    def is_behind(self) -> bool:
+        """Whether so many updates are to be done again that what is sampled now would be too old
+        when its turn comes."""
+        account = self._account
+        if not account.again:
+            return False
+        left = sum(map(account.is_wanted, account.again))
+        return 0 < left >= self._schedule.max_staleness
+
+    def windows(self) -> list[Window]:
+        """What a full batch takes of the ready windows: the oldest ones."""
+
+        def age(window: Window) -> tuple[int, int, int]:
+            arrival = window.order if self._by_arrival else 0
+            return window.min_version, arrival, window.window_id
+
+        ready = sorted(self._account.ready.values(), key=age)
+        size = self._schedule.batch_windows
+        whole = self._schedule.unit == "group"
+        chosen = self._whole_groups(ready, size) if whole else ready[:size]
+        return sorted(chosen, key=lambda w: w.window_id)
+
+    def _whole_groups(self, ready: list[Window], size: int) -> list[Window]:
+        """Oldest groups first, whole ones only, until the batch is full."""
+        chosen: dict[int, list[Window]] = {}
+        taken = 0
+        for window in ready:
+            group = self._account.trajectories[window.trajectory_id].group_id
+            if group in chosen or taken < size:
+                chosen.setdefault(group, []).append(window)
+                taken += 1
+        return [window for windows in chosen.values() for window in windows]
+
+    def values(self, beside: list[Window]) -> list[Trajectory]:
+        """Scored trajectories for the value model beside these windows, the oldest first, up to the
+        last token budget that they fill."""
+        going = {window.window_id for window in beside}
+        queue = [t for t in self.waiting() if all(_is_past(w, going) for w in t.windows)]
+        return self._whole_budgets(queue)
+
+    def warmup_values(self) -> list[Trajectory]:
+        """The same where the policy trains nothing: no window's advantages are still to come."""
+        return self._whole_budgets(self.waiting())
+
+    def waiting(self) -> list[Trajectory]:
+        """All scored trajectories that no value batch has had, the oldest first."""
+        return [trajectory for _, trajectory in sorted(self._account.values.items())]
+
+    def _whole_budgets(self, queue: list[Trajectory]) -> list[Trajectory]:
+        budget = self._schedule.value_batch_tokens
+        if budget is None:
+            return queue
+        left = sum(trajectory.sampled for trajectory in queue) // budget * budget
+        chosen: list[Trajectory] = []
+        for trajectory in queue:
+            if left <= 0:
+                break
+            chosen.append(trajectory)
+            left -= trajectory.sampled
+        return chosen
+
+
+def _is_past(window: Window, going: set[int]) -> bool:
+    """Its advantages are made before, or in the very update in which the critic sees its end."""
+    return window.state in ("taken", "trained", "dropped") or window.window_id in going
+
+
+class Scheduler(ABC):
+    """Who may generate and what is trained next."""
+
+    lockstep: ClassVar[bool]
+    """Nothing is generated while the learner trains."""
+
+    def __init__(
+        self, config: RunConfig, state: State, leases: Leases, *, by_arrival: bool
+    ) -> None:
+        """`by_arrival`: of windows of one version those that came first are trained first."""
+        self._config, self._schedule = config, config.schedule
+        self._state, self._account, self._leases = state, state.account, leases
+        self._warmup = Warmup(config, state)
+        self._halves = Halves(config, state, by_arrival=by_arrival)
+        self.bound = self._schedule.bound
+        """Most windows in play in a stream."""
+
+    @property
+    def warming(self) -> bool:
+        """The value model is being warmed up: batches have no policy half."""
+        return self._warmup.on
+
+    def restart(self) -> None:
+        """The learner is at another update than it was: begin the round and the warm-up there."""
+        self._warmup.restart()
+
+    @abstractmethod
+    def resume(self) -> None:
+        """A new coordinator took over: leases are in force already."""
+
+    def is_behind(self) -> bool:
+        """Whether nothing is to be sampled, because a rollback is gone over again."""
+        return self._halves.is_behind()
+
+    @abstractmethod
+    def stops_at_border(self) -> bool:
+        """Whether a request ends with its window."""
+
+    def in_play(self) -> int:
+        """Windows being generated, waiting, ready or with the learner."""
+        account = self._account
+        # A warm-up consumes trajectories, not windows: those that wait for it fill the bound.
+        ready = len(account.values) if self.warming else len(account.ready)
+        batch = account.taken
+        taken = len(batch.windows) or len(batch.value_trajectories) if batch else 0
+        return len(self._leases.open) + account.closed + ready + taken
+
+    @abstractmethod
+    def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
+        """Trajectories to go on with, and how many new groups to issue, for `free` slots. The
+        caller gives leases to the trajectories at once."""
+
+    @abstractmethod
+    def issued(self, trajectories: Iterable[Trajectory]) -> None:
+        """New trajectories exist: they hold a window from now on."""
+
+    @abstractmethod
+    def goes_on(self, trajectory: Trajectory) -> bool:
+        """A trajectory that is being generated came to a border: may it begin the next window?"""
+
+    def too_stale(self) -> list[Window]:
+        """Ready windows that can no longer be trained."""
+        return self._halves.too_stale()
+
+    def next_batch(self) -> Selection | None:
+        """The next batch, or None when the learner has to wait."""
+        if self._account.taken is not None:
+            return None
+        if again := self._halves.again():
+            return again
+        value = self._config.algorithm.value
+        if self.warming:
+            assert value is not None
+            trajectories = self._warmup_half()
+            return Selection([], trajectories, value.warmup_epochs) if trajectories else None
+        windows = self._policy_half()
+        if not windows:
+            return None
+        values = self._halves.values(windows)
+        return Selection(windows, values, self._config.learner.value.epochs)
+
+    @abstractmethod
+    def _policy_half(self) -> list[Window]:
+        """The windows of the next batch; none: the learner has to wait."""
+
+    @abstractmethod
+    def _warmup_half(self) -> list[Trajectory]:
+        """The trajectories of the next batch of a warm-up; none: the learner has to wait."""
+
+    def committed(self, explained_variance: float | None) -> None:
+        """An update is in."""
+        self._warmup.committed(explained_variance)

@@ -1,0 +1,139 @@
+"""The scheduler of `streaming`: generators wait when the staleness bound is reached, and never for
+the learner itself.
+
+Promises: windows in play (being generated, waiting, ready, or with the learner) never exceed
+`ScheduleConfig.bound` except by windows that were already under way when their trajectory was held;
+a stream of staleness 0 makes the same batches whoever arrives first. Each event costs constant
+time; only a batch that is about to leave looks at all windows.
+"""
+
+from collections.abc import Iterable
+
+from coordinator.dispatch.leases import Leases
+from coordinator.persistence.state import State
+from coordinator.scheduling.base import Scheduler
+from headrace.config.sections.run import RunConfig
+from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window
+
+
+class Stream(Scheduler):
+    """Leases under a bound, batches as soon as there are enough windows."""
+
+    lockstep = False
+
+    def __init__(self, config: RunConfig, state: State, leases: Leases) -> None:
+        super().__init__(config, state, leases, by_arrival=config.schedule.max_staleness > 0)
+        full = self._schedule.warm_start == "full" and state.update == 0
+        self._opening: set[int] | None = set() if full else None
+        """warm_start = full: trajectories of the first leases that may lack a complete window."""
+
+    def resume(self) -> None:
+        """A new coordinator took over: whoever has a lease is in play already."""
+
+    # -- generation -------------------------------------------------------------------------------
+
+    def stops_at_border(self) -> bool:
+        """Where no next window begins before new weights, a request ends with its window. A warm-up
+        has the same weights all along, and needs whole responses."""
+        return self._schedule.max_staleness == 0 and not self.warming
+
+    def _may_begin(self, in_play: int, windows: int = 1) -> bool:
+        return in_play + windows <= self.bound
+
+    def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
+        """Trajectories inside a window first, then those at a border as far as the bound allows,
+        then new groups."""
+        chosen: list[int] = []
+        while len(chosen) < free and (key := self._leases.next_inside()) is not None:
+            chosen.append(key)
+        in_play = self.in_play()
+        while len(chosen) < free and self._may_begin(in_play):
+            key = self._leases.next_at_border()
+            if key is None:
+                break
+            self._leases.may_begin(key)
+            chosen.append(key)
+            in_play += 1
+        size, groups = self._schedule.num_generations, 0
+        while len(chosen) + groups * size < free and self._may_begin(in_play, size):
+            groups += 1
+            in_play += size
+        return [self._account.trajectories[key] for key in chosen], groups
+
+    def issued(self, trajectories: Iterable[Trajectory]) -> None:
+        """New trajectories exist: they hold a window from now on."""
+        for trajectory in trajectories:
+            self._leases.may_begin(trajectory.trajectory_id)
+            if self._opening is not None and self._state.update == 0:
+                self._opening.add(trajectory.trajectory_id)
+
+    def goes_on(self, trajectory: Trajectory) -> bool:
+        """A trajectory that is being generated came to a border: may it begin the next window?"""
+        if trajectory.trajectory_id in self._leases.open:
+            return True
+        if not self._may_begin(self.in_play()) or self.is_behind():
+            return False
+        self._leases.may_begin(trajectory.trajectory_id)
+        return True
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def _policy_half(self) -> list[Window]:
+        few = len(self._account.ready) < self._schedule.batch_windows
+        if few and not self._nothing_to_come():
+            return []
+        if self._opening_waits() or self._stale_unit_waits():
+            return []
+        return self._halves.windows()
+
+    def _warmup_half(self) -> list[Trajectory]:
+        """As many finished trajectories as a batch has windows, or enough to fill token budgets;
+        fewer where the stream would otherwise wait for ever."""
+        if self._schedule.value_batch_tokens is not None:
+            chosen = self._halves.warmup_values()
+        elif len(self._account.values) >= self._schedule.batch_windows:
+            chosen = self._halves.waiting()[: self._schedule.batch_windows]
+        else:
+            chosen = []
+        return self._halves.waiting() if not chosen and self._nothing_to_come() else chosen
+
+    def _nothing_to_come(self) -> bool:
+        """Nothing is under way, and what waits fills the bound so far that nobody may begin
+        (trajectories that could not be scored left holes): waiting would be for ever."""
+        active = len(self._account.active)
+        if self._leases.waiting_at_border() < active:
+            return False
+        begins = 1 if active else self._schedule.num_generations
+        return not self._may_begin(self.in_play(), begins)
+
+    def _opening_waits(self) -> bool:
+        """warm_start = full: a trajectory of the first leases has no complete window yet."""
+        if self._opening is None:
+            return False
+        while self._opening:
+            key = next(iter(self._opening))
+            trajectory = self._account.trajectories.get(key)
+            if trajectory is not None and not trajectory.windows:
+                return True
+            self._opening.discard(key)
+        self._opening = None
+        return False
+
+    def _stale_unit_waits(self) -> bool:
+        """stale = wait: a window under way would be over the bound after one more update."""
+        if self._schedule.stale != "wait":
+            return False
+        bound, update = self._schedule.max_staleness, self._state.update
+        age = self._state.versions.age
+        for key, _ in self._leases.training():
+            trajectory = self._account.trajectories[key]
+            spans = trajectory.spans_between(trajectory.open_start, trajectory.length)
+            if spans and age(spans[0].version, update) >= bound:
+                return True
+        # Complete, but the reward or the rest of the group is not there yet.
+        return any(
+            window.state == "closed" and age(window.min_version, update) >= bound
+            for trajectory in self._account.active.values()
+            for window in trajectory.windows
+        )

@@ -1,0 +1,178 @@
+"""The scheduler of `synchronous` and `windowed`: generate a round, train it, publish, repeat.
+
+Promises: a round has batch_windows windows (fewer by less than a group where carried trajectories
+leave no room for one), carried trajectories first, all sampled by one version; what a batch holds,
+and in which order, does not depend on who arrived first. Each event costs constant time.
+"""
+
+from collections.abc import Iterable
+
+from coordinator.dispatch.leases import Leases
+from coordinator.persistence.state import State
+from coordinator.scheduling.base import Scheduler
+from headrace.config.sections.run import RunConfig
+from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window
+
+
+class Rounds(Scheduler):
+    """One round of windows at a time."""
+
+    lockstep = True
+
+    def __init__(self, config: RunConfig, state: State, leases: Leases) -> None:
+        super().__init__(config, state, leases, by_arrival=False)
+        self._round: set[int] = set()
+        """Trajectories of the round that is being generated."""
+        self._pending: set[int] = set()
+        """Those of them that may not be through yet."""
+
+    def restart(self) -> None:
+        """The learner is at another update than it was."""
+        super().restart()
+        self._find_round()
+
+    def resume(self) -> None:
+        """A new coordinator took over."""
+        self._find_round()
+
+    def committed(self, explained_variance: float | None) -> None:
+        """An update is in. Its round is over, unless the batch was one that came back."""
+        if self._round_over():
+            self._end_round()
+        super().committed(explained_variance)
+
+    def _find_round(self) -> None:
+        """The round that is under way, as the account shows it: unfinished trajectories without a
+        window that waits to be trained, and finished ones whose windows are not ready. There is one
+        if a window was begun or completed that no batch has had; otherwise trajectories at a border
+        wait for the next round."""
+        self._end_round()
+        account = self._account
+        again = {window.window_id for batch in account.again for window in batch.windows}
+        through = {window.trajectory_id for window in account.ready.values()}
+        live = [trajectory for trajectory in account.active.values() if not trajectory.ended]
+        if not (
+            account.closed
+            or account.ready.keys() - again
+            or any(trajectory.open_tokens or not trajectory.windows for trajectory in live)
+        ):
+            return
+        for key, trajectory in account.active.items():
+            if trajectory.ended:
+                self._round.add(key)
+                self._pending.add(key)
+            elif self.warming or key not in through:
+                self._join_round(key)
+
+    def _end_round(self) -> None:
+        self._round, self._pending = set(), set()
+
+    def _join_round(self, trajectory_id: int) -> None:
+        self._round.add(trajectory_id)
+        self._pending.add(trajectory_id)
+        self._leases.may_begin(trajectory_id)
+
+    # -- generation -------------------------------------------------------------------------------
+
+    def stops_at_border(self) -> bool:
+        """A warm-up has the same weights all along, and needs whole responses."""
+        return not self.warming
+
+    def next_leases(self, free: int) -> tuple[list[Trajectory], int]:
+        """The slots of a round: carried trajectories, then new groups; later the unleased rest."""
+        if self._halves.again():
+            return [], 0
+        keys, groups = self._rest(free), 0
+        if not self._round:
+            keys, groups = self._begin_round(free)
+        return [self._account.trajectories[key] for key in keys], groups
+
+    def _rest(self, free: int) -> list[int]:
+        """Trajectories of the round without a lease. A trajectory that has reached its border waits
+        for the next weights, except in a warm-up."""
+        due: list[int] = []
+        others: list[int] = []
+        queues = [self._leases.next_inside]
+        if self.warming:
+            queues.append(self._leases.next_at_border)
+        for pop in queues:
+            while self._round and len(due) < free and (key := pop()) is not None:
+                (due if key in self._round else others).append(key)
+        self._leases.put_back(others)
+        return due
+
+    def _begin_round(self, free: int) -> tuple[list[int], int]:
+        if self._account.taken is not None:
+            return [], 0
+        slots, size = self._schedule.batch_windows, self._schedule.num_generations
+        if self._account.ready and not self.warming:
+            if not self._refills():
+                return [], 0
+            # Groups that were filtered out are replaced under the same weights.
+            slots = -(-(slots - len(self._account.ready)) // size) * size
+        carried: list[int] = []
+        for pop in (self._leases.next_inside, self._leases.next_at_border):
+            while len(carried) < slots and (key := pop()) is not None:
+                carried.append(key)
+        for key in carried:
+            self._join_round(key)
+        self._leases.put_back(carried[free:])
+        groups = (slots - len(carried)) // size
+        return carried[:free], groups if carried else max(1, groups)
+
+    def issued(self, trajectories: Iterable[Trajectory]) -> None:
+        """New trajectories exist: they join the round."""
+        for trajectory in trajectories:
+            self._join_round(trajectory.trajectory_id)
+
+    def goes_on(self, trajectory: Trajectory) -> bool:
+        """Always true: in a round every lease is used up."""
+        self._leases.may_begin(trajectory.trajectory_id)
+        return True
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def _policy_half(self) -> list[Window]:
+        """Windows left over from a warm-up or a dead learner need no new round."""
+        if self._under_way():
+            return []
+        windows: list[Window] = [] if self._refills() else self._halves.windows()
+        if not windows:
+            self._end_round()
+        return windows
+
+    def _warmup_half(self) -> list[Trajectory]:
+        if self._under_way():
+            return []
+        trajectories = self._halves.warmup_values() if self._round else []
+        if not trajectories:
+            self._end_round()
+        return trajectories
+
+    def _under_way(self) -> bool:
+        return bool(self._round) and not self._round_over()
+
+    def _refills(self) -> bool:
+        """Dynamic sampling: the round goes on until it has a batch."""
+        admits_all = self._config.algorithm.admit == "all"
+        return not admits_all and len(self._account.ready) < self._schedule.batch_windows
+
+    def _round_over(self) -> bool:
+        """Every trajectory of the round is through, and scored if it ended."""
+        while self._pending:
+            key = next(iter(self._pending))
+            if not self._is_through(key):
+                return False
+            self._pending.discard(key)
+        return True
+
+    def _is_through(self, key: int) -> bool:
+        """Whether the trajectory has done its part in the round: one window, or in a warm-up the
+        whole response."""
+        trajectory = self._account.trajectories.get(key)
+        if trajectory is None:
+            return True
+        under_way = not trajectory.ended if self.warming else key in self._leases.open
+        leased = self._leases.of(key) is not None
+        return not leased and not under_way and not trajectory.closed

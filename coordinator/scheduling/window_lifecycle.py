@@ -1,0 +1,176 @@
+"""What follows from what happened: which windows close, become ready or are dropped.
+
+Comes in: trajectories that something happened to. Goes out: the records that say what becomes of
+their windows; the caller applies each before it asks for the next. Promises: the rules stand here
+and nowhere else, and readers of the records need none of them; asking twice gives no record twice.
+
+A window closes after `window` sampled tokens, or where its trajectory ends. It is ready as soon as
+what its training unit needs is there: `window` only the reward of the answer's last one,
+`trajectory` the reward, `group` the rewards of the whole group. Where a source scores lines, a
+window that goes on waits for those that end in it, until their deadline. Windows of a trajectory
+get ready in order.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+
+from coordinator.line_rewards.line_scoring import LineScoring
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.records.record_types import (
+    ClosedWindow,
+    DropReason,
+    LinesState,
+    Record,
+    WindowsClosed,
+    WindowsDropped,
+    WindowsReady,
+    WindowsRecalled,
+)
+from headrace.trajectory.account import Account
+from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window, window_id
+
+
+class Settlement:
+    """The rules, for one run's window size and training unit."""
+
+    def __init__(
+        self, config: RunConfig, account: Account, lines: LineScoring | None = None
+    ) -> None:
+        self._size = config.window
+        self._unit = config.schedule.unit
+        self._account = account
+        self._lines = lines
+
+    def follow(self, trajectories: Iterable[Trajectory]) -> Iterator[Record]:
+        """Records that follow from what these training trajectories are now."""
+        known = {t.trajectory_id: t for t in trajectories if t.purpose == "train"}
+        closed = [window for t in known.values() for window in self._closings(t)]
+        if closed:
+            yield WindowsClosed(at=time.time(), windows=closed)
+        recalled = [w.window_id for t in known.values() for w in _recalls(t)]
+        if recalled:
+            yield WindowsRecalled(at=time.time(), window_ids=recalled)
+        if self._unit == "group":
+            groups = {t.group_id for t in known.values()}
+            members = (t for group in sorted(groups) for t in self._account.members(group))
+            known = {t.trajectory_id: t for t in members}
+        waiting = [(t, w) for t in known.values() for w in _closed(t)]
+        lost = [w.window_id for t, w in waiting if self._is_lost(t, w)]
+        if lost:
+            yield WindowsDropped(at=time.time(), window_ids=sorted(lost), reason="reward_failed")
+        ready: dict[int, LinesState | None] = {}
+        held: set[int] = set()
+        for trajectory, window in waiting:
+            if window.state == "closed":
+                state = self._lines.state_of(window) if self._lines else None
+                waits = state == "waiting" or trajectory.trajectory_id in held
+                if self._is_ready(trajectory, window, waits=waits):
+                    # An outcome waits for lines itself: what it has not waited for came too late.
+                    ready[window.window_id] = "late" if state == "waiting" else state
+                else:
+                    held.add(trajectory.trajectory_id)
+        if ready:
+            lines = {key: state for key, state in sorted(ready.items()) if state is not None}
+            yield WindowsReady(at=time.time(), window_ids=sorted(ready), lines=lines)
+
+    def spend(self, trajectory_ids: Iterable[int]) -> Iterator[Record]:
+        """Records that drop the windows of trajectories that a warm-up has used: the value model
+        has seen how they end, so the policy is not trained on them."""
+        ids = [
+            window.window_id
+            for trajectory_id in trajectory_ids
+            for window in self._account.trajectories[trajectory_id].windows
+            if window.state in ("closed", "ready")
+        ]
+        if ids:
+            yield WindowsDropped(at=time.time(), window_ids=ids, reason="value_warmup")
+
+    def discard(self, trajectory: Trajectory, reason: DropReason) -> Iterator[Record]:
+        """Records that drop all of a trajectory that no update has, its last tokens included."""
+        if trajectory.open_tokens:
+            rest = self._window(trajectory, trajectory.spans[-1].end, final=False)
+            yield WindowsClosed(at=time.time(), windows=[rest])
+        left = [w.window_id for w in trajectory.windows if w.state in ("closed", "ready")]
+        if left:
+            yield WindowsDropped(at=time.time(), window_ids=left, reason=reason)
+
+    # -- closing ----------------------------------------------------------------------------------
+
+    def _closings(self, trajectory: Trajectory) -> Iterator[ClosedWindow]:
+        """The complete windows that follow the last closed one."""
+        index, start, left = len(trajectory.windows), trajectory.open_start, trajectory.open_tokens
+        while left > self._size or (left == self._size and not trajectory.ended):
+            end = trajectory.position_after(start, self._size)
+            yield self._window(trajectory, end, index=index, start=start)
+            index, start, left = index + 1, end, left - self._size
+        if trajectory.ended and left:
+            # What was inserted behind the last sampled token is in no window, however it came in.
+            end, final = trajectory.spans[-1].end, trajectory.complete
+            yield self._window(trajectory, end, index=index, start=start, final=final)
+
+    def _window(
+        self,
+        trajectory: Trajectory,
+        end: int,
+        *,
+        index: int | None = None,
+        start: int | None = None,
+        final: bool = False,
+    ) -> ClosedWindow:
+        index = len(trajectory.windows) if index is None else index
+        start = trajectory.open_start if start is None else start
+        spans = trajectory.spans_between(start, end)
+        versions = [span.version for span in spans]
+        return ClosedWindow(
+            window_id=window_id(trajectory.trajectory_id, index),
+            trajectory_id=trajectory.trajectory_id,
+            index=index,
+            start=start,
+            end=end,
+            tokens=sum(span.end - span.start for span in spans),
+            min_version=min(versions),
+            max_version=max(versions),
+            final=final,
+        )
+
+    # -- ready or lost ----------------------------------------------------------------------------
+
+    def _is_lost(self, trajectory: Trajectory, window: Window) -> bool:
+        """Whether the window will never get what it needs."""
+        if trajectory.ended and not trajectory.complete:
+            return True
+        failed = trajectory.reward_status not in (None, "ok")
+        return failed and (window.final or self._unit != "window")
+
+    def _is_ready(self, trajectory: Trajectory, window: Window, *, waits: bool) -> bool:
+        """Whether the window has all it needs; `waits`: scores of its lines, or of lines before it,
+        may still come."""
+        if self._unit == "window" and not window.final:
+            return not waits
+        if trajectory.reward_status != "ok":
+            return False
+        return self._unit != "group" or all(
+            member.reward_status is not None or member.status == "failed"
+            for member in self._account.members(trajectory.group_id)
+        )
+
+
+def _closed(trajectory: Trajectory) -> list[Window]:
+    """Its windows that are closed and not ready, in order; they are among the last ones."""
+    found: list[Window] = []
+    for window in reversed(trajectory.windows):
+        if len(found) == trajectory.closed:
+            break
+        if window.state == "closed":
+            found.append(window)
+    return found[::-1]
+
+
+def _recalls(trajectory: Trajectory) -> Iterator[Window]:
+    """The last window, if the trajectory turned out to end with it: the end came only after the
+    chunk that filled the window. A window that the learner has had is not changed any more."""
+    if trajectory.complete and trajectory.windows and not trajectory.open_tokens:
+        last = trajectory.windows[-1]
+        if not last.final and last.state in ("closed", "ready"):
+            yield last

@@ -1,0 +1,1 @@
+"""Trajectories, groups and lines to the reward workers, scores back."""

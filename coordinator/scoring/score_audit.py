@@ -1,0 +1,119 @@
+"""The audit: a second source scores a share of the answers too, and nothing trains on what it says.
+
+Comes in: training answers that have their reward, and scores of audits. Goes out: ScoreRequest
+batches marked as audits, AuditArrived records. Promises: an audit follows its answer's reward and
+delays none; which prompts are audited depends on the prompt's id and the seed alone; failures are
+counted and told once in a row, and nobody waits for an audit, an evaluation and the end of the run
+included. An answer that is forgotten before its turn has no audit.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from coordinator.connections.peers import RewardPeer
+from coordinator.hub import Hub
+from coordinator.scoring.group_diversity import chosen
+from headrace.protocol.messages.control import Score, ScoreItem, ScoreRequest
+from headrace.protocol.records.record_types import AuditArrived
+from headrace.trajectory.trajectories import Group, Trajectory
+
+MOST_WAITING = 1024
+"""Answers that may wait for their audit; beyond it the oldest have none."""
+
+
+class Audits:
+    """The coordinator's side of `[reward.audit]`."""
+
+    def __init__(self, hub: Hub, source_of: Callable[[Group], str]) -> None:
+        self._hub = hub
+        self._config = hub.config.reward.audit
+        self._source_of = source_of
+        self._waiting: deque[int] = deque(maxlen=MOST_WAITING)
+        self._failing = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether an answer waits for its audit."""
+        return bool(self._waiting)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """A trajectory has its reward: it waits for its audit, if its prompt is audited."""
+        audit = self._config
+        scored = trajectory.reward_status == "ok" and trajectory.audit_status is None
+        if audit is None or not scored or trajectory.purpose != "train":
+            return
+        group = self._hub.account.groups[trajectory.group_id]
+        if not chosen(f"{audit.seed}/{group.prompt_id}", audit.share):
+            return
+        if self._source_of(group) != audit.source:
+            self._waiting.append(trajectory.trajectory_id)
+
+    def lose(self, worker: RewardPeer) -> None:
+        """A worker is gone: others audit what it had."""
+        self._waiting.extendleft(sorted(worker.auditing, reverse=True))
+
+    def queued(self) -> dict[str, int]:
+        """Answers that the audit's source has yet to look at."""
+        if self._config is None:
+            return {}
+        out = sum(len(worker.auditing) for worker in self._hub.peers.rewards.values())
+        return {self._config.source: len(self._waiting) + out}
+
+    async def dispatch(
+        self, name: str, worker: RewardPeer, item_of: Callable[[Trajectory, str], ScoreItem]
+    ) -> None:
+        """Hand a worker what waits, at most two batches a child at once."""
+        audit, reward = self._config, self._hub.config.reward
+        if audit is None or not self._waiting:
+            return
+        room = 2 * reward.batch * reward.sources[audit.source].children - len(worker.auditing)
+        items = []
+        for trajectory in self._next(min(room, reward.batch)):
+            item = item_of(trajectory, audit.source)
+            items.append(msgspec.structs.replace(item, audit=True))
+            worker.auditing.add(trajectory.trajectory_id)
+        if items:
+            await self._hub.send(name, ScoreRequest(items=items))
+
+    def _next(self, number: int) -> Iterable[Trajectory]:
+        """The next trajectories of those that are still known."""
+        while number > 0 and self._waiting:
+            trajectory = self._hub.account.trajectories.get(self._waiting.popleft())
+            if trajectory is not None:
+                number -= 1
+                yield trajectory
+
+    def receive(self, worker: RewardPeer | None, score: Score) -> None:
+        """Take an audit's score; one that was not asked for is ignored."""
+        if self._config is None or worker is None or score.trajectory_id not in worker.auditing:
+            self._hub.rejections.count("score_not_asked")
+            return
+        worker.auditing.remove(score.trajectory_id)
+        ok = score.status == "ok"
+        arrived = AuditArrived(
+            at=time.time(),
+            trajectory_id=score.trajectory_id,
+            source=self._config.source,
+            status=score.status,
+            reward=score.reward if ok else None,
+            correct=score.correct if ok else None,
+            parts=score.parts,
+            seconds=score.seconds,
+            error=score.error,
+        )
+        self._hub.note(arrived)
+        trajectory = self._hub.account.trajectories.get(score.trajectory_id)
+        if trajectory is not None:
+            source = self._source_of(self._hub.account.groups[trajectory.group_id])
+            self._hub.monitors.audited(source, trajectory.reward, arrived)
+        if not ok and not self._failing:
+            self._hub.incident(
+                "warning",
+                "audit_failed",
+                f"the audit of trajectory {score.trajectory_id} by {arrived.source}: {score.status}"
+                f"{': ' + score.error if score.error else ''}; nothing waits for it",
+            )
+        self._failing = not ok

@@ -1,0 +1,70 @@
+"""What a reward worker is told: whole answers, groups of them, and lines of answers that go on.
+
+Comes in: trajectories. Goes out: score items. Promise: token ids are those that were sampled, and
+come along where a function asks for them, and with lines always.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from coordinator.dispatch.prompts import Prompts
+from coordinator.line_rewards.line_ends import pieces_up_to, sampled_index
+from headrace.config.sections.reward import RewardConfig
+from headrace.protocol.messages.control import ScoreItem
+from headrace.protocol.token_spans import Int32
+from headrace.trajectory.account import Account
+from headrace.trajectory.trajectories import Trajectory
+
+READS_CHATS = ("function", "judge", "pairwise")
+"""Kinds that look at the messages of a prompt that is a chat."""
+
+
+class ScoreItems:
+    """Makes items; texts are decoded here."""
+
+    def __init__(self, config: RewardConfig, account: Account, prompts: Prompts) -> None:
+        self._account, self._prompts = account, prompts
+        self._sources, self._with_ids = config.each(), config.token_ids
+
+    def whole(self, trajectory: Trajectory, source: str) -> ScoreItem:
+        """An answer that ended."""
+        return self._item(trajectory, source, trajectory.sampled_tokens(), with_ids=self._with_ids)
+
+    def group(self, siblings: Sequence[Trajectory], source: str) -> ScoreItem:
+        """All answers to a prompt that have an end."""
+        first = siblings[0]
+        shared = self._item(first, source, first.tokens[:0], with_ids=self._with_ids)
+        return msgspec.structs.replace(
+            shared,
+            trajectory_id=self._account.groups[first.group_id].trajectory_ids[0],
+            unit="group",
+            siblings=[self.whole(sibling, source) for sibling in siblings],
+        )
+
+    def lines(self, trajectory: Trajectory, source: str, positions: Sequence[int]) -> ScoreItem:
+        """The lines of an answer that end at these positions, with all that stands before."""
+        ends = sampled_index(trajectory, positions)
+        sampled = trajectory.sampled_tokens()[: ends[-1] + 1]
+        (begin,) = sampled_index(trajectory, [trajectory.lines_through])
+        item = self._item(trajectory, source, sampled, with_ids=True)
+        texts = [self._prompts.decode(part) for part in pieces_up_to(sampled, ends, begin)]
+        return msgspec.structs.replace(item, unit="line", line_ends=ends, lines=texts)
+
+    def _item(
+        self, trajectory: Trajectory, source: str, sampled: Int32, *, with_ids: bool
+    ) -> ScoreItem:
+        group = self._account.groups[trajectory.group_id]
+        return ScoreItem(
+            trajectory_id=trajectory.trajectory_id,
+            prompt=group.prompt,
+            text=self._prompts.decode(sampled),
+            answer=group.answer,
+            finished=trajectory.status == "finished",
+            num_tokens=sampled.size,
+            info=group.info,
+            messages=group.messages if self._sources[source].kind in READS_CHATS else "",
+            prompt_ids=trajectory.opening if with_ids else None,
+            completion_ids=sampled if with_ids else None,
+            source=source,
+        )

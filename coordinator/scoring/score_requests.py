@@ -1,0 +1,309 @@
+"""Trajectories, their groups and their lines to the reward workers, and the scores back.
+
+Comes in: trajectories that ended, lines in windows that closed, Scores. Goes out: ScoreRequest
+batches, RewardArrived and LinesScored records. Each prompt has a source of rewards, by its row, and
+a second one may score lines; sources queue apart, so that a slow one does not hold the others up. A
+worker that is lost gives what it had back to the queues. An outcome whose lines are still being
+scored is kept until they are, or their deadline has passed. Too many failures of a source in a row
+stop the run with the reason.
+"""
+
+import json
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from coordinator.connections.message_checks import sound_score
+from coordinator.connections.peers import Ask, RewardPeer
+from coordinator.dispatch.prompts import Prompts
+from coordinator.hub import Hub
+from coordinator.line_rewards.line_scoring import LineScoring
+from coordinator.scoring.group_diversity import Spread
+from coordinator.scoring.score_audit import Audits
+from coordinator.scoring.score_items import ScoreItems
+from headrace.config.sections.reward import DEFAULT_SOURCE
+from headrace.errors import UserError
+from headrace.protocol.messages.control import Hello, Score, ScoreItem, ScoreRequest, Scores
+from headrace.protocol.records.record_types import RewardArrived
+from headrace.protocol.token_spans import Reward
+from headrace.trajectory.trajectories import Group, Trajectory
+
+
+class Scoring:
+    """The coordinator's side of the reward workers."""
+
+    def __init__(self, hub: Hub, prompts: Prompts) -> None:
+        self._hub = hub
+        self._items = ScoreItems(hub.config.reward, hub.account, prompts)
+        self._sources = hub.config.reward.each()
+        self._queues: dict[str, deque[Ask]] = {name: deque() for name in self._sources}
+        self._asked_groups: set[Ask] = set()
+        self._outcomes: dict[int, Score] = {}
+        """Of answers whose lines are still being scored, by trajectory."""
+        self._rewarded: list[Trajectory] = []
+        self._failures_in_a_row: Counter[str] = Counter()
+        self.seconds = 0.0
+        self._audits = Audits(hub, self.source_of)
+        self.spread = Spread(prompts.decode, hub.monitors.spread, seed=hub.config.seed)
+        hub.monitors.queues, hub.monitors.in_flight = self.queues, self.in_flight
+
+    def add(self, trajectory: Trajectory) -> None:
+        """A trajectory that ended waits for its reward, or its group does once all of it ended;
+        one that has its reward waits for its audit."""
+        if not trajectory.ended:
+            return
+        source = self.source_of(self._hub.account.groups[trajectory.group_id])
+        if self._sources[source].unit == "group":
+            self._add_group(trajectory.group_id, source)
+        elif trajectory.complete and trajectory.reward_status is None:
+            self._queues[source].append(Ask(trajectory.trajectory_id, source))
+        self._audits.add(trajectory)
+
+    def _add_group(self, group_id: int, source: str) -> None:
+        members = self._hub.account.members(group_id)
+        if not all(member.ended for member in members):
+            return
+        unscored = [m for m in members if m.complete and m.reward_status is None]
+        ask = Ask(members[0].trajectory_id, source)
+        if unscored and ask not in self._asked_groups:
+            self._asked_groups.add(ask)
+            self._queues[source].append(ask)
+
+    def source_of(self, group: Group) -> str:
+        """The source of rewards of a prompt; UserError where the route leads nowhere."""
+        reward, task = self._hub.config.reward, self._hub.config.task
+        if not reward.sources:
+            return DEFAULT_SOURCE
+        found = reward.route_of(task.kind, lambda: json.loads(group.info))
+        if found is None:
+            raise UserError(f"reward.route leaves prompt {group.prompt_id} without a source")
+        return found
+
+    def join(self, hello: Hello) -> None:
+        """A worker said Hello; the same process may say it again and keeps what it is scoring."""
+        known = self._hub.peers.rewards.get(hello.name)
+        if known is not None and known.hello.pid == hello.pid:
+            return
+        self.lose(hello.name)
+        self._hub.peers.rewards[hello.name] = RewardPeer(hello)
+
+    def lose(self, name: str) -> None:
+        """A worker is gone: others score what it had."""
+        worker = self._hub.peers.rewards.pop(name, None)
+        if worker:
+            for ask in sorted(worker.scoring, reverse=True):
+                self._queues[ask.source].appendleft(ask)
+            self._audits.lose(worker)
+
+    def queues(self) -> dict[str, int]:
+        """What waits for a score, by source, audits included."""
+        out, audits = self.in_flight(), self._audits.queued()
+        return {
+            name: len(queue) + out[name] + audits.get(name, 0)
+            for name, queue in self._queues.items()
+        }
+
+    def in_flight(self) -> dict[str, int]:
+        """What reward workers have and have not answered, by source, audits apart."""
+        out = Counter(a.source for w in self._hub.peers.rewards.values() for a in w.scoring)
+        return {name: out[name] for name in self._sources}
+
+    def waiting(self) -> int:
+        """Rewards that are waited for; nobody waits for an audit."""
+        queued = sum(len(queue) for queue in self._queues.values())
+        out = sum(len(worker.scoring) for worker in self._hub.peers.rewards.values())
+        return queued + out + len(self._outcomes)
+
+    async def dispatch(self) -> None:
+        """Hand the queues to workers, at most two batches of a source out at each child."""
+        if (lines := self._hub.lines) is not None:
+            self._queues[lines.source].extend(Ask(i, lines.source) for i in lines.wanted())
+        if not any(self._queues.values()) and not self._audits.waits:
+            return
+        size = self._hub.config.reward.batch
+        for name, worker in self._hub.peers.rewards.items():
+            out = Counter(ask.source for ask in worker.scoring)
+            for source, queue in self._queues.items():
+                room = 2 * size * self._sources[source].children - out[source]
+                asks = [queue.popleft() for _ in range(min(room, size, len(queue)))]
+                items = [item for ask in asks for item in self._asking(worker, ask)]
+                if items:
+                    await self._hub.send(name, ScoreRequest(items=items))
+            await self._audits.dispatch(name, worker, self._items.whole)
+
+    def _asking(self, worker: RewardPeer, ask: Ask) -> Iterator[ScoreItem]:
+        """The item of a question that goes to a worker; none where there is nothing to ask."""
+        trajectory = self._hub.account.trajectories.get(ask.trajectory_id)
+        lines = self._hub.lines
+        if lines is not None and ask.source == lines.source:
+            ends = lines.question(trajectory) if trajectory else []
+            if trajectory is None or not ends:
+                lines.drop(ask.trajectory_id)
+                return
+            yield self._items.lines(trajectory, ask.source, ends)
+        elif trajectory is None:
+            return
+        elif self._sources[ask.source].unit == "group":
+            yield self._items.group(self._siblings(ask), ask.source)
+        else:
+            yield self._items.whole(trajectory, ask.source)
+        worker.scoring.add(ask)
+
+    def _siblings(self, ask: Ask) -> list[Trajectory]:
+        """Whom the source of a group sees: all that have an end."""
+        group_id = self._hub.account.trajectories[ask.trajectory_id].group_id
+        return [member for member in self._hub.account.members(group_id) if member.complete]
+
+    # -- scores -----------------------------------------------------------------------------------
+
+    def receive(self, name: str, message: Scores) -> list[Trajectory]:
+        """Take scores and return the trajectories whose reward has come; scores that were not asked
+        for are ignored."""
+        worker = self._hub.peers.rewards.get(name)
+        touched: list[Trajectory] = []
+        for score in map(sound_score, message.scores):
+            if score.audit:
+                self._audits.receive(worker, score)
+                continue
+            ask = Ask(score.trajectory_id, score.source)
+            if worker is None or ask not in worker.scoring:
+                # What a worker is asked before it is lost, it may answer after.
+                self._hub.rejections.count("score_not_asked")
+                continue
+            worker.scoring.remove(ask)
+            self.seconds += score.seconds
+            touched += self._take(ask, score)
+        self._hub.settle(touched)
+        if touched:
+            self._hub.progress("rewards")
+        return self._told()
+
+    def expire(self) -> list[Trajectory]:
+        """Wait no longer for lines whose deadline has passed; trajectories whose reward has come
+        with that."""
+        lines = self._hub.lines
+        late = [] if lines is None else lines.expired()
+        for trajectory in late:
+            self._note_held(trajectory)
+        self._hub.settle(late)
+        if late:
+            self._hub.progress("rewards")
+        return self._told()
+
+    def _told(self) -> list[Trajectory]:
+        """The trajectories whose reward has come since this was last asked."""
+        rewarded, self._rewarded = self._rewarded, []
+        return rewarded
+
+    def _take(self, ask: Ask, score: Score) -> list[Trajectory]:
+        """Note what a score says; the trajectories that it says something new about."""
+        if (lines := self._hub.lines) is not None and ask.source == lines.source:
+            return self._take_lines(lines, ask, score)
+        if self._sources[ask.source].unit == "group":
+            return self._take_group(ask, score)
+        self._count(ask, score)
+        trajectory = self._hub.account.trajectories[ask.trajectory_id]
+        self._outcome(trajectory, ask.source, score)
+        return [trajectory]
+
+    def _take_lines(self, lines: LineScoring, ask: Ask, score: Score) -> list[Trajectory]:
+        score = lines.checked(score)
+        self._count(ask, score)
+        trajectory = self._hub.account.trajectories.get(ask.trajectory_id)
+        if trajectory is None:
+            lines.drop(ask.trajectory_id)
+            return []
+        settles = ask.trajectory_id in self._outcomes
+        self._hub.note(lines.answered(trajectory, score, settles=settles))
+        self._note_held(trajectory)
+        return [trajectory]
+
+    def _take_group(self, ask: Ask, score: Score) -> list[Trajectory]:
+        self._asked_groups.discard(ask)
+        siblings = self._siblings(ask)
+        score = _of_siblings(score, siblings)
+        self._count(ask, score)
+        each = score.siblings if score.status == "ok" else [score] * len(siblings)
+        pairs = zip(siblings, each, strict=True)
+        new = [(t, own) for t, own in pairs if t.reward_status is None]
+        for trajectory, own in new:
+            self._outcome(trajectory, ask.source, own)
+        return [trajectory for trajectory, _ in new]
+
+    def _outcome(self, trajectory: Trajectory, source: str, score: Score) -> None:
+        """Note the score of a whole answer, or keep it until its lines are scored."""
+        self._outcomes[trajectory.trajectory_id] = msgspec.structs.replace(score, source=source)
+        self._note_held(trajectory)
+
+    def _note_held(self, trajectory: Trajectory) -> None:
+        """Note an outcome that was kept, if there is one and nothing is missing any more."""
+        lines, score = self._hub.lines, self._outcomes.get(trajectory.trajectory_id)
+        if score is None:
+            return
+        ok, rewards = score.status == "ok", score.rewards
+        if ok and lines is not None and trajectory.purpose == "train":
+            if lines.awaits(trajectory):
+                return
+            at_end = [Reward(score.reward, trajectory.spans[-1].end - 1)]
+            rewards = lines.settle(trajectory, passed=score.correct) + (rewards or at_end)
+        del self._outcomes[trajectory.trajectory_id]
+        arrived = RewardArrived(
+            at=time.time(),
+            trajectory_id=trajectory.trajectory_id,
+            status=score.status,
+            reward=score.reward if ok else None,
+            rewards=rewards,
+            correct=score.correct if ok else None,
+            parts=score.parts,
+            seconds=score.seconds,
+            error=score.error,
+            source=score.source,
+        )
+        self._hub.note(arrived)
+        self._rewarded.append(trajectory)
+        self._watch(trajectory, arrived)
+
+    def _watch(self, trajectory: Trajectory, arrived: RewardArrived) -> None:
+        """What follows from a score for those who watch rewards."""
+        if trajectory.purpose == "train":
+            self._hub.monitors.scored(trajectory, arrived)
+            self.spread.add(arrived.source, self._hub.account.members(trajectory.group_id))
+            self._audits.add(trajectory)
+
+    def _count(self, ask: Ask, score: Score) -> None:
+        """Count failures in a row and tell of one; the run ends where too many of its source
+        did."""
+        source, ok = ask.source, score.status == "ok"
+        self._failures_in_a_row[source] = 0 if ok else self._failures_in_a_row[source] + 1
+        if ok:
+            return
+        named = f" by {source}" if source != DEFAULT_SOURCE else ""
+        self._hub.incident(
+            "warning",
+            "reward_failed",
+            f"{_named(self._sources[source].unit)} {ask.trajectory_id}: {score.status}{named} after"
+            f" {score.seconds:.1f} s{': ' + score.error if score.error else ''}",
+        )
+        failures = self._failures_in_a_row[source]
+        if failures >= self._hub.config.reward.max_consecutive_failures:
+            self._hub.failed = self._hub.failed or (
+                f"{failures} rewards{named} in a row failed; the last: {score.status} "
+                f"({score.error or 'no reason given'})"
+            )
+
+
+def _named(unit: str) -> str:
+    """What a failed scoring was about, for a sentence that goes on with a trajectory's number."""
+    if unit == "group":
+        return "the group of trajectory"
+    return "lines of trajectory" if unit == "line" else "trajectory"
+
+
+def _of_siblings(score: Score, siblings: Sequence[Trajectory]) -> Score:
+    """A score of a group whose siblings are those that were asked for; else it is `invalid`."""
+    if score.status != "ok" or len(score.siblings) == len(siblings):
+        return score
+    error = f"{len(score.siblings)} scores for {len(siblings)} siblings"
+    return msgspec.structs.replace(score, status="invalid", siblings=[], error=error)

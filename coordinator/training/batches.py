@@ -1,0 +1,271 @@
+"""A selection, compiled into the parts that the learner's ranks get and the record that says so.
+
+Comes in: a selection, the state, the rules of the recipe. Goes out: for each rank its shards, each
+of which fits into one message; the BatchTaken record; figures about the batch. Promises: masks and
+record are made from the same arrays; the windows of one trajectory go to one rank and share one
+sequence; ranks are balanced by tokens, context included, unless a trajectory has to stay with its
+rank.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from coordinator.persistence.state import State
+from coordinator.scheduling.base import Selection
+from coordinator.training.loss_masks import Masked, mask_window
+from headrace.config.validation.batch_rules import BatchRules
+from headrace.protocol.messages.batches import (
+    PART_BYTES,
+    BatchSequence,
+    GroupScores,
+    PolicyWindow,
+    Shard,
+    ValueTrajectory,
+    part_bytes,
+)
+from headrace.protocol.records.record_types import BatchTaken, TakenWindow
+from headrace.protocol.token_spans import KL, Coefficient, Int32, Reward
+from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window
+
+_NO_LOGPROBS = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One batch, ready to be written down and sent: `parts[r]` are the shards of rank r."""
+
+    parts: list[list[Shard]]
+    taken: BatchTaken
+    metrics: dict[str, float]
+
+    @property
+    def trains_policy(self) -> bool:
+        """Whether it has windows with tokens in the loss."""
+        return any(shard.windows for shards in self.parts for shard in shards)
+
+
+@dataclass
+class _Item:
+    """What a batch has of one trajectory. `rivals`: how many scores its advantages may need."""
+
+    trajectory: Trajectory
+    rivals: int = 0
+    windows: list[tuple[Window, Masked]] = field(default_factory=list)
+    value: bool = False
+
+    @property
+    def end(self) -> int:
+        """The position up to which its segments read."""
+        ends = [window.end for window, _ in self.windows]
+        return max([*ends, self.trajectory.length if self.value else 0])
+
+    @property
+    def size(self) -> int:
+        """Tokens of its sequence, context included."""
+        return self.trajectory.opening.size + self.end
+
+
+def prepare(
+    selection: Selection,
+    state: State,
+    rules: BatchRules,
+    *,
+    ranks: int,
+    max_bytes: int,
+    batch_id: int | None = None,
+) -> Prepared:
+    """Compile a batch; each part takes at most `max_bytes` on the wire."""
+    trajectories = state.account.trajectories
+    policy: dict[int, _Item] = {}
+    taken: list[TakenWindow] = []
+    ages: list[npt.NDArray[np.int64]] = []
+    for window in selection.windows:
+        trajectory = trajectories[window.trajectory_id]
+        spans = trajectory.spans_between(window.start, window.end)
+        age = state.versions.ages(spans, window.start, window.end, state.update)
+        masked = mask_window(trajectory, window, age, rules)
+        taken.append(TakenWindow(window_id=window.window_id, masked=masked.runs))
+        if masked.trained.any():
+            ages.append(age[masked.trained])
+            rivals = len(state.account.groups[trajectory.group_id].trajectory_ids)
+            item = policy.setdefault(window.trajectory_id, _Item(trajectory, rivals))
+            item.windows.append((window, masked))
+    values = {t.trajectory_id: _Item(t, value=True) for t in selection.value_trajectories}
+    record = BatchTaken(
+        at=time.time(),
+        update=state.update + 1,
+        lineage=state.lineage,
+        version=state.versions.current,
+        windows=taken,
+        value_trajectories=list(values),
+        batch_id=batch_id,
+    )
+    dealt = _deal(policy, values, ranks, stays=rules.stays_with_rank)
+    parts = [_cut(items, state, rules, max_bytes) for items in dealt]
+    return Prepared(parts, record, _age_metrics(ages))
+
+
+def _deal(
+    policy: dict[int, _Item], values: dict[int, _Item], ranks: int, *, stays: bool
+) -> list[list[_Item]]:
+    """What each rank computes: the longest first, always to the rank with the fewest tokens so far
+    of that half, because the ranks go through the halves one after the other. Where a trajectory
+    `stays` with its rank, its number decides about its windows: members of a group and what was
+    issued in a row go to different ranks, and nothing has to be remembered."""
+    dealt: list[dict[int, _Item]] = [{} for _ in range(ranks)]
+    for half in (policy, values):
+        load = [0] * ranks
+        for key, item in sorted(half.items(), key=lambda pair: -pair[1].size):
+            rank = key % ranks if stays and half is policy else load.index(min(load))
+            load[rank] += item.size
+            known = dealt[rank].setdefault(key, _Item(item.trajectory, item.rivals))
+            known.windows += item.windows
+            known.value |= item.value
+    return [list(items.values()) for items in dealt]
+
+
+def _cut(items: Iterable[_Item], state: State, rules: BatchRules, max_bytes: int) -> list[Shard]:
+    """Items in their order, as many to a shard as fit; a rank without any gets none."""
+    shards: list[Shard] = []
+    room = 0
+    for item in items:
+        number = len(shards[-1].sequences) if shards else 0
+        piece = _piece(item, number, state, rules)
+        size = sum(part_bytes(sequence) for sequence in piece.sequences)
+        size += sum(part_bytes(window) for window in piece.windows)
+        size += sum(part_bytes(value) for value in piece.values)
+        size += sum(part_bytes(group) for group in piece.groups)
+        if size > room:
+            shards.append(Shard(sequences=[], windows=[], values=[], groups=[]))
+            room = max_bytes - PART_BYTES
+            piece = _piece(item, 0, state, rules)
+        room -= size
+        known = {group.group_id for group in shards[-1].groups}
+        shards[-1].sequences.extend(piece.sequences)
+        shards[-1].windows.extend(piece.windows)
+        shards[-1].values.extend(piece.values)
+        shards[-1].groups.extend(g for g in piece.groups if g.group_id not in known)
+    return shards
+
+
+def _piece(item: _Item, number: int, state: State, rules: BatchRules) -> Shard:
+    """One item as it stands in a shard, where its sequence has this number."""
+    trajectory = item.trajectory
+    group = state.account.groups[trajectory.group_id]
+    kl = rules.kl_of_prompt(group.info)
+    compares = item.windows and rules.compares != "nobody"
+    return Shard(
+        sequences=[_sequence(trajectory, item.end, rules, group.aside)],
+        windows=[_window(trajectory, w, masked, number, kl) for w, masked in item.windows],
+        values=[_value(trajectory, number, rules, kl)] if item.value else [],
+        groups=[_scores(trajectory, state, rules)] if compares else [],
+    )
+
+
+def _sequence(
+    trajectory: Trajectory, end: int, rules: BatchRules, aside: Int32 | None
+) -> BatchSequence:
+    return BatchSequence(
+        trajectory_id=trajectory.trajectory_id,
+        group_id=_group_id(trajectory, rules),
+        token_ids=np.concatenate([trajectory.opening, trajectory.tokens[:end]]),
+        opening=trajectory.opening.size,
+        sampled=trajectory.sampled_between(0, end),
+        aside=aside,
+    )
+
+
+def _window(
+    trajectory: Trajectory, window: Window, masked: Masked, sequence: int, kl: float | None
+) -> PolicyWindow:
+    logprobs = trajectory.logprobs[window.start : window.end]
+    length = sum(w.tokens for w in trajectory.windows[: window.index + 1])
+    return PolicyWindow(
+        window_id=window.window_id,
+        trajectory_id=trajectory.trajectory_id,
+        sequence=sequence,
+        start=window.start,
+        end=window.end,
+        length=length,
+        logprobs=np.where(np.isfinite(logprobs), logprobs, np.float32(0.0)),
+        loss_weights=masked.weights,
+        spans=trajectory.spans_between(window.start, window.end),
+        rewards=_rewards(trajectory, window),
+        coefficients=_coefficients(trajectory, window.start, window.end, kl),
+        marks=[m for m in trajectory.marks if m.start < window.end and m.end > window.start],
+        finished=window.final,
+        score=_score(trajectory) if window.final else 0.0,
+        correct=window.final and bool(trajectory.correct),
+    )
+
+
+def _rewards(trajectory: Trajectory, window: Window) -> list[Reward]:
+    """What its positions earned. What was earned behind the last sampled token of all (a tool's
+    answer ended the sequence) counts at that token."""
+    last = window.end - 1
+    return [
+        Reward(reward.value, min(reward.position, last))
+        for reward in trajectory.rewards
+        if window.start <= reward.position and (reward.position <= last or window.final)
+    ]
+
+
+def _value(
+    trajectory: Trajectory, sequence: int, rules: BatchRules, kl: float | None
+) -> ValueTrajectory:
+    return ValueTrajectory(
+        trajectory_id=trajectory.trajectory_id,
+        sequence=sequence,
+        length=trajectory.sampled,
+        rewards=trajectory.rewards,
+        score=_score(trajectory),
+        coefficients=_coefficients(trajectory, 0, trajectory.length, kl),
+        logprobs=trajectory.logprobs if rules.value_logprobs else _NO_LOGPROBS,
+    )
+
+
+def _coefficients(
+    trajectory: Trajectory, start: int, end: int, kl: float | None
+) -> list[Coefficient]:
+    """Those of positions [start, end). `kl` is that of the prompt's source and comes first, so that
+    what the stream says of single tokens holds for them."""
+    of_source = [] if kl is None else [Coefficient(KL, kl, start, end)]
+    own = (c for c in trajectory.coefficients if c.start < end and c.end > start)
+    return [*of_source, *own]
+
+
+def _scores(trajectory: Trajectory, state: State, rules: BatchRules) -> GroupScores:
+    """Whose scores the trajectory's advantages are made from."""
+    rivals = [trajectory]
+    if rules.compares == "group":
+        members = state.account.members(trajectory.group_id)
+        rivals = [t for t in members if t.reward_status == "ok"]
+    return GroupScores(
+        group_id=_group_id(trajectory, rules),
+        trajectory_ids=[t.trajectory_id for t in rivals],
+        scores=np.array([_score(t) for t in rivals], np.float32),
+        lengths=np.array([t.sampled for t in rivals], np.int32),
+    )
+
+
+def _group_id(trajectory: Trajectory, rules: BatchRules) -> int:
+    """The group it is compared in: that of its prompt, or one of its own."""
+    alone = rules.compares == "itself"
+    return -1 - trajectory.trajectory_id if alone else trajectory.group_id
+
+
+def _score(trajectory: Trajectory) -> float:
+    assert trajectory.reward is not None, f"trajectory {trajectory.trajectory_id} has no reward"
+    return trajectory.reward
+
+
+def _age_metrics(ages: list[npt.NDArray[np.int64]]) -> dict[str, float]:
+    if not ages:
+        return {}
+    every = np.concatenate(ages)
+    return {"staleness/mean": float(every.mean()), "staleness/max": float(every.max())}

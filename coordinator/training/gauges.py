@@ -1,0 +1,219 @@
+"""The coordinator's own metrics: ledger, lengths, rewards and their sources, rates, who waits for
+whom.
+
+Comes in: the state and what ended since the last update. Goes out: metrics by name
+(headrace.metrics.registry says what each means), for every committed update and about once a second
+in
+between.
+"""
+
+import os
+import socket
+import statistics
+import time
+from collections import Counter
+
+from coordinator.hub import Hub
+from coordinator.training.host_use import HostUse
+from headrace.protocol.fields import Metric
+from headrace.protocol.messages.control import GeneratorReport
+from headrace.protocol.records.record_types import BatchTaken
+from headrace.trajectory.account import Account
+from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window, trajectory_of
+
+LOOK_EVERY_S = 5.0
+"""Between two looks at all processes of the host."""
+COORDINATOR = "coordinator"
+
+
+class Gauges:
+    """Counters between two updates."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._arrived: list[int] = []
+        self._idle_before = 0.0
+        self._last_at = time.monotonic()
+        self._last_generated = 0
+        self._last_trained = 0
+        self._last_stale = 0
+        self._reports: dict[str, GeneratorReport] = {}
+        """The last report of each generator since training began or went on."""
+        self._idle_s = self._whole_s = 0.0
+        """Seconds of generators in training: with nothing to generate, and all."""
+        self.latest: dict[str, float] = {}
+        self._host_use = HostUse(hub.state.cpu_s)
+        self._memory: dict[str, float] = {}
+        self._looked_at = float("-inf")
+
+    def scored(self, trajectory: Trajectory) -> None:
+        """A training trajectory has its reward."""
+        self._arrived.append(trajectory.sampled)
+
+    def at_dispatch(self, taken: BatchTaken) -> dict[str, float]:
+        """A batch leaves: what it holds, and what the scheduler sees."""
+        account, idle = self._hub.account, self._hub.clock.idle()
+        metrics = {
+            "schedule/batch_windows": float(len(taken.windows)),
+            "schedule/ready_windows": float(len(account.ready)),
+            "schedule/in_play": float(self._hub.scheduler.in_play()),
+            "schedule/bound": float(self._hub.scheduler.bound),
+            "timing_s/wait_for_batch": idle - self._idle_before,
+        }
+        self._idle_before = idle
+        ids = [window.window_id for window in taken.windows]
+        ending = [account.trajectories[trajectory_of(i)[0]] for i in ids if account.window(i).final]
+        if taken.windows:
+            unfinished = len(taken.windows) - len(ending)
+            metrics["schedule/unfinished_share"] = unfinished / len(taken.windows)
+        else:
+            ending = [account.trajectories[i] for i in taken.value_trajectories]
+        if self._hub.lines is not None:
+            metrics |= _process_rewards(account, [account.window(i) for i in ids])
+        return metrics | _outcomes(ending)
+
+    def at_commit(self, metrics: dict[str, Metric]) -> dict[str, float]:
+        """Metrics of the coordinator at an update's commit; counters start anew."""
+        own = self._hub.account.ledger.as_metrics() | self._rates() | self.idle_shares()
+        own |= self._hub.monitors.at_commit() | self._cpu()
+        if self._arrived:
+            own["rollout/finished_length"] = statistics.fmean(self._arrived)
+        self._arrived = []
+        plain = {name: value for name, value in metrics.items() if isinstance(value, float)}
+        self.latest = self.latest | plain | own
+        return own
+
+    def _rates(self) -> dict[str, float]:
+        now, ledger = time.monotonic(), self._hub.account.ledger
+        seconds = max(now - self._last_at, 1e-9)
+        trained = ledger.accounts["trained_policy"]
+        generated, stale = ledger.generated - self._last_generated, ledger.dropped["stale"]
+        rates = {
+            "perf/generated_tokens_per_s": generated / seconds,
+            "perf/trained_tokens_per_s": max(0, trained - self._last_trained) / seconds,
+        }
+        if generated > 0:
+            dropped = max(0, stale - self._last_stale)
+            rates["staleness/dropped_share"] = min(1.0, dropped / generated)
+        self._last_at, self._last_generated, self._last_trained = now, ledger.generated, trained
+        self._last_stale = stale
+        return rates
+
+    def mark_training(self) -> None:
+        """Training begins or goes on: rates and generator idle time count from here."""
+        self._last_at = time.monotonic()
+        self._last_generated = self._hub.account.ledger.generated
+        self._last_stale = self._hub.account.ledger.dropped["stale"]
+        self._reports.clear()
+
+    def reported(self, name: str, report: GeneratorReport) -> None:
+        """A generator says how long it worked and waited so far. What lies between two reports of
+        training counts; evaluations, and the second around each, do not."""
+        if self._hub.clock.running:
+            before = self._reports.get(name)
+            if before is not None and before.idle_s <= report.idle_s:
+                self._idle_s += report.idle_s - before.idle_s
+                self._whole_s += _seconds(report) - _seconds(before)
+            self._reports[name] = report
+
+    def idle_shares(self) -> dict[str, float]:
+        """Shares of the training time in which learner and generators had nothing to do."""
+        clock = self._hub.clock
+        return {
+            "idle/learner": clock.idle() / clock.own() if clock.own() > 0 else 0.0,
+            "idle/generator": self._idle_s / self._whole_s if self._whole_s > 0 else 0.0,
+        }
+
+    def _resident(self) -> dict[str, float]:
+        """Memory of the processes on this host, looked at every few seconds."""
+        now, host = time.monotonic(), socket.gethostname()[:255]
+        if now - self._looked_at >= LOOK_EVERY_S:
+            peers = self._hub.peers
+            pids = {
+                name: peer.hello.pid
+                for name, peer in peers.everyone()
+                if name not in peers.monitors and peer.hello.host == host
+            }
+            pids[COORDINATOR] = os.getpid()
+            sizes = self._host_use.find(pids.values())
+            self._looked_at = now
+            self._memory = {
+                f"memory/{name}": float(sizes[pid]) for name, pid in pids.items() if pid in sizes
+            }
+        return self._memory
+
+    def _cpu(self) -> dict[str, float]:
+        """CPU seconds of these processes so far."""
+        seconds = self._host_use.cpu_s()
+        return {} if seconds is None else {"perf/cpu_s": seconds}
+
+    def now(self, live: int, scoring: int) -> dict[str, float]:
+        """Gauges between updates."""
+        account, generators = self._hub.account, self._hub.peers.generators
+        return (
+            self._hub.account.ledger.as_metrics()
+            | self.idle_shares()
+            | {f"heartbeat/{name}": age for name, age in self._hub.peers.heard().items()}
+            | self._resident()
+            | self._cpu()
+            | self._hub.monitors.gauges()
+            | {
+                "transport/rejected": float(self._hub.rejections.total),
+                "schedule/live": float(live),
+                "schedule/ready_windows": float(len(account.ready)),
+                "schedule/in_play": float(self._hub.scheduler.in_play()),
+                "schedule/value_waiting": float(len(account.values)),
+                "schedule/scoring": float(scoring),
+                "schedule/learner_busy": float(account.taken is not None),
+                "schedule/held": float(self._hub.leases.waiting()),
+                "weights/slowest_loaded": float(
+                    min((g.loaded for g in generators.values()), default=-1)
+                ),
+            }
+        )
+
+
+def _seconds(report: GeneratorReport) -> float:
+    return report.idle_s + report.busy_s + report.pause_s
+
+
+def _process_rewards(account: Account, windows: list[Window]) -> dict[str, float]:
+    """What tokens of windows earned before the last one of their answers, and what is missing."""
+    counts = Counter(f"reward/lines_{window.lines}" for window in windows)
+    tokens = unfinished = 0
+    for window in windows:
+        trajectory = account.trajectories[window.trajectory_id]
+        last = trajectory.spans[-1].end - 1 if trajectory.ended else trajectory.length
+        earned = {
+            reward.position
+            for reward in trajectory.rewards
+            if window.start <= reward.position < min(window.end, last) and reward.value
+        }
+        tokens += len(earned)
+        unfinished += len(earned) if not window.final else 0
+    return {
+        "reward/process_tokens": float(tokens),
+        "reward/process_unfinished": float(unfinished),
+        **{name: float(counts[name]) for name in ("reward/lines_late", "reward/lines_failed")},
+    }
+
+
+def _outcomes(trajectories: list[Trajectory]) -> dict[str, float]:
+    """Lengths and rewards of the trajectories that end in a batch."""
+    if not trajectories:
+        return {}
+    lengths = [t.sampled for t in trajectories]
+    rewards = [t.reward for t in trajectories if t.reward is not None]
+    return {
+        "response_length/mean": statistics.fmean(lengths),
+        "response_length/max": float(max(lengths)),
+        "response_length/min": float(min(lengths)),
+        "response_length/clip_ratio": statistics.fmean(
+            t.status == "truncated" for t in trajectories
+        ),
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "reward/max": max(rewards),
+        "reward/min": min(rewards),
+    }

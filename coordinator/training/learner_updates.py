@@ -1,0 +1,387 @@
+"""Batches out, updates in: the coordinator's side of the learner.
+
+Comes in: the scheduler's selection, UpdateDone, a learner that joins (again). Goes out: Batch,
+the records of what was taken and committed, checkpoints. Promises: one batch is out at a time and
+is on record before it is sent; batches have ids and versions numbers that are never another's; what
+a learner's weights make of the ledger is decided in `surviving_line`.
+"""
+
+import secrets
+import time
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from coordinator.connections.message_checks import cut
+from coordinator.connections.peers import Peer
+from coordinator.connections.permissions import Orders
+from coordinator.hub import Hub
+from coordinator.rollouts.generation import Generation
+from coordinator.scheduling.group_filter import Admission
+from coordinator.training.batches import prepare
+from coordinator.training.gauges import Gauges
+from coordinator.training.lineage import SurvivingLine
+from headrace.protocol.fields import Metric
+from headrace.protocol.messages.control import (
+    Batch,
+    BatchPart,
+    CheckpointDone,
+    CheckpointRequest,
+    Hello,
+    UpdateDone,
+    WeightNotice,
+    Welcome,
+)
+from headrace.protocol.records.record_types import (
+    BatchTaken,
+    CheckpointWritten,
+    Forgotten,
+    UpdateCommitted,
+    VersionIssued,
+    VersionPublished,
+    WindowsDropped,
+)
+from headrace.trajectory.trajectories import Trajectory
+
+_BATCH_ID_BITS = 52
+"""Batch ids are random, so that none comes again where a journal lost its end."""
+MANY_BATCHES = 10
+"""So many batches of groups filtered in a row are worth a word."""
+
+
+DECILES = 10
+
+
+class Training:
+    """The one part of the coordinator that talks with the learner."""
+
+    def __init__(self, hub: Hub, generation: Generation, gauges: Gauges) -> None:
+        self._hub = hub
+        self._generation = generation
+        self._gauges = gauges
+        self._batch_metrics: dict[str, Metric] = {}
+        self._sent_at = 0.0
+        self._line = SurvivingLine(hub)
+        self._admission = Admission(hub.account)
+        self._shares = DropShares()
+        self.orders = Orders()
+        self.ready = False
+        """The learner has published its weights and waits for a batch."""
+
+    # -- the learner comes and goes ---------------------------------------------------------------
+
+    async def join(self, hello: Hello, welcome: Welcome) -> None:
+        """A learner said Hello, for the first time or again: bring the ledger to the update its
+        weights are from, or the learner to weights that the ledger knows."""
+        hub = self._hub
+        self.lose()
+        problem = self._line.meet(hello)
+        self.admit(self._admission.unjudged())
+        if problem is not None:
+            await self._bring_back(hello.name, problem)
+            return
+        if hub.scheduler.is_behind():
+            self._generation.hold_all()
+        hub.peers.learner = Peer(hello)
+        version = self._issue_version()
+        self.orders = Orders(versions={version: hello.update}, newest=hello.update)
+        await hub.send(
+            hello.name,
+            Welcome(
+                run_id=welcome.run_id,
+                run_dir=welcome.run_dir,
+                config=welcome.config,
+                publish_as=version,
+                lineage=hub.state.lineage,
+                greeting=hello.greeting,
+            ),
+        )
+
+    def lose(self) -> None:
+        """The learner is gone. Whether its weights hold the batch it had is known when one joins:
+        until then the batch is out."""
+        self.ready = False
+        self.orders = Orders()
+        self._hub.peers.learner = None
+
+    async def doubt(self, message: UpdateDone) -> None:
+        """The learner reported an update that nobody waits for. If it is of a batch that is neither
+        out nor in, its weights hold what the ledger does not."""
+        hub = self._hub
+        committed = hub.state.line.get(hub.state.committed)
+        learner = hub.peers.learner
+        if learner is not None and message.batch_id not in (self.orders.batch_id, committed):
+            name = learner.hello.name
+            self.lose()
+            await self._bring_back(
+                name, f"it trained batch {message.batch_id}, which it did not have at that time"
+            )
+
+    async def _bring_back(self, name: str, problem: str) -> None:
+        self._line.give_back("the learner has to go back")
+        self._hub.incident("warning", "learner_brought_back", f"{name}: {problem}")
+        await self._hub.send(name, self._line.restore(problem))
+
+    def give_back(self, reason: str) -> None:
+        """No learner will say any more what became of the batch that is out."""
+        self._line.give_back(reason)
+
+    def _issue_version(self) -> int:
+        version = self._hub.state.versions.issued + 1
+        self._hub.note(VersionIssued(at=time.time(), version=version))
+        return version
+
+    async def published(self, notice: WeightNotice) -> None:
+        """The learner's weights can be had under a version."""
+        self.orders.published(notice.version)
+        self._hub.note(
+            VersionPublished(
+                at=time.time(),
+                version=notice.version,
+                lineage=self._hub.state.lineage,
+                update=notice.update,
+                num_bytes=notice.num_bytes,
+            )
+        )
+        self._hub.progress("learner")
+        self._generation.publish(notice)
+        self.ready = True
+
+    # -- updates ----------------------------------------------------------------------------------
+
+    def admit(self, ended: list[Trajectory]) -> None:
+        """Trajectories have their scores, or will never have one: with dynamic sampling, groups
+        that teach nothing are dropped."""
+        hub = self._hub
+        if not hub.rules.mixed_groups:
+            return
+        for drop in list(self._admission.judge(ended)):
+            hub.note(drop)
+        schedule = hub.config.schedule
+        many = MANY_BATCHES * max(1, schedule.batch_windows // schedule.num_generations)
+        if self._admission.in_a_row >= many:
+            hub.incident(
+                "warning",
+                "nothing_admitted",
+                f"{self._admission.in_a_row} groups in a row had equal scores and were filtered: "
+                "the task is too easy or too hard for this policy (algorithm.admit)",
+            )
+            self._admission.in_a_row = 0
+
+    def dispatch(self) -> bool:
+        """Send the next batch if there is one; True if it was."""
+        hub, learner = self._hub, self._hub.peers.learner
+        if learner is None or not self.ready or hub.account.taken is not None:
+            return False
+        self._drop_stale()
+        selection = hub.scheduler.next_batch()
+        if selection is None:
+            return False
+        prepared = prepare(
+            selection,
+            hub.state,
+            hub.rules,
+            ranks=hub.config.learner.ranks,
+            max_bytes=hub.config.transport.part_bytes,
+            batch_id=secrets.randbits(_BATCH_ID_BITS),
+        )
+        hub.note(prepared.taken)
+        every = hub.config.checkpoint.every_updates
+        update = prepared.taken.update
+        version = hub.state.versions.current
+        batch_id = prepared.taken.batch_id
+        assert batch_id is not None
+        batch = Batch(
+            batch_id=batch_id,
+            update=update,
+            lineage=prepared.taken.lineage,
+            version=version,
+            publish_as=self._issue_version() if prepared.trains_policy else version,
+            parts=[len(parts) for parts in prepared.parts],
+            value_epochs=selection.value_epochs,
+            checkpoint=bool(every and update % every == 0),
+        )
+        parts = [
+            BatchPart(batch_id=batch_id, rank=rank, index=index, shard=shard)
+            for rank, shards in enumerate(prepared.parts)
+            for index, shard in enumerate(shards)
+        ]
+        windows = [hub.account.window(item.window_id) for item in prepared.taken.windows]
+        self.orders.batch(batch, windows)
+        self._batch_metrics = {
+            **prepared.metrics,
+            **self._gauges.at_dispatch(prepared.taken),
+            **self._share_metrics(prepared.taken),
+        }
+        self._sent_at = time.monotonic()
+        hub.clock.learner_waits(False)
+        hub.recorder.after(lambda: self._send(learner.hello.name, batch, parts))
+        return True
+
+    def _drop_stale(self) -> None:
+        """Windows of which every token is too old leave at once, so that others may begin."""
+        hub = self._hub
+        stale = hub.scheduler.too_stale()
+        for window in stale:
+            length = hub.account.trajectories[window.trajectory_id].sampled
+            left_out = {"stale": window.tokens}
+            self._shares.add(window.trajectory_id, length, trained=0, left_out=left_out)
+        if stale:
+            ids = [window.window_id for window in stale]
+            hub.note(WindowsDropped(at=time.time(), window_ids=ids, reason="stale"))
+
+    def _share_metrics(self, taken: BatchTaken) -> dict[str, Metric]:
+        """Of what the batch trains and leaves out, and what was dropped since the last one."""
+        for item in taken.windows:
+            window = self._hub.account.window(item.window_id)
+            left_out = Counter[str]()
+            for run in item.masked:
+                left_out[run.reason] += run.tokens
+            self._shares.add(
+                window.trajectory_id,
+                self._hub.account.trajectories[window.trajectory_id].sampled,
+                trained=window.tokens - left_out.total(),
+                left_out=left_out,
+            )
+        judged = self._admission.take() if self._hub.rules.mixed_groups else {}
+        return self._shares.take() | judged
+
+    async def _send(self, name: str, batch: Batch, parts: list[BatchPart]) -> None:
+        taken = self._hub.account.taken
+        if taken is not None and taken.batch_id == self.orders.batch_id == batch.batch_id:
+            await self._hub.send(
+                name, msgspec.structs.replace(batch, journal=self._hub.recorder.end)
+            )
+            for part in parts:
+                await self._hub.send(name, part)
+
+    async def done(self, message: UpdateDone) -> None:
+        """The update that was out came back."""
+        hub = self._hub
+        taken = hub.account.taken
+        assert taken is not None, "permissions let through an update that nobody waits for"
+        self.orders.done()
+        metrics = dict(message.metrics) | self._batch_metrics
+        metrics["timing_s/round_trip"] = time.monotonic() - self._sent_at
+        if message.skipped:
+            hub.incident("error", "update_skipped", f"update {message.update}: {message.skipped}")
+        record = UpdateCommitted(
+            at=time.time(),
+            update=message.update,
+            lineage=taken.lineage,
+            version=taken.version,
+            train_time_s=hub.clock.now(),
+            trained_tokens=0,
+            window_ids=[window.window_id for window in taken.windows],
+            value_trajectories=taken.value_trajectories,
+            metrics=metrics,
+            diagnostics=message.diagnostics,
+            skipped=cut(message.skipped),
+            batch_id=taken.batch_id,
+        )
+        # Its metrics hold the ledger as it is after this commit, so they are filled in behind it.
+        hub.state.apply(record)
+        metrics |= self._gauges.at_commit(metrics)
+        trained = hub.account.ledger.accounts["trained_policy"]
+        hub.recorder.write(msgspec.structs.replace(record, metrics=metrics, trained_tokens=trained))
+        self._line.spend(taken)
+        explained = metrics.get("critic/vf_explained_var")
+        hub.scheduler.committed(explained if isinstance(explained, float) else None)
+        hub.clock.learner_waits(True)
+        hub.progress("learner")
+        if message.checkpoint:
+            self._checkpointed(message.update, message.checkpoint)
+        if message.notice is not None:
+            await self.published(message.notice)
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    async def request_checkpoint(self) -> None:
+        """Ask for a checkpoint of the present weights."""
+        learner = self._hub.peers.learner
+        if learner is not None:
+            update, lineage = self._hub.state.committed, self._hub.state.lineage
+            self.orders.checkpoint = update
+            end = self._hub.recorder.end
+            await self._hub.send(
+                learner.hello.name,
+                CheckpointRequest(update=update, lineage=lineage, journal=end),
+            )
+
+    def checkpoint_done(self, message: CheckpointDone) -> None:
+        """A checkpoint asked for is complete."""
+        self.orders.checkpoint = None
+        self._checkpointed(message.update, message.path)
+
+    @property
+    def checkpoint_update(self) -> int:
+        """The update of the newest checkpoint on this lineage; -1 before the first."""
+        return max(self._hub.state.checkpoints, default=-1)
+
+    def _checkpointed(self, update: int, path: str) -> None:
+        """A rollback goes back to the oldest checkpoint that is kept, at most."""
+        hub = self._hub
+        evaluated = [e.accuracy for e in hub.state.evaluations if e.update == update]
+        hub.note(
+            CheckpointWritten(
+                at=time.time(),
+                update=update,
+                lineage=hub.state.lineage,
+                path=path,
+                accuracy=evaluated[-1] if evaluated else None,
+            )
+        )
+        kept = sorted(set(hub.state.checkpoints))[-hub.config.checkpoint.keep_last :]
+        hub.note(Forgotten(at=time.time(), update=kept[0]))
+        hub.progress("learner")
+
+
+class DropShares:
+    """Which tokens are left out of training, by the length of their response: whether age limits
+    drop long responses more often than short ones.
+
+    Counts since the last update, for each tenth of the responses, shortest first. Filtered groups
+    and tokens spent on a warm-up do not count: their length is not why they are left out.
+    """
+
+    def __init__(self) -> None:
+        self._length: dict[int, int] = {}
+        self._trained: Counter[int] = Counter()
+        self._stale: Counter[int] = Counter()
+        self._masked: Counter[int] = Counter()
+
+    def add(
+        self, trajectory_id: int, length: int, *, trained: int, left_out: Mapping[str, int]
+    ) -> None:
+        """A window of a response with `length` tokens so far; `left_out` has tokens by reason."""
+        stale = left_out.get("stale", 0)
+        self._length[trajectory_id] = max(length, self._length.get(trajectory_id, 0))
+        self._trained[trajectory_id] += trained
+        self._stale[trajectory_id] += stale
+        self._masked[trajectory_id] += sum(left_out.values()) - stale
+
+    def take(self) -> dict[str, list[float | None]]:
+        """Metrics of what was added, which is then forgotten; None for a tenth without tokens."""
+        order = sorted(self._length, key=lambda i: (self._length[i], i))
+        drops: list[float | None] = [None] * DECILES
+        masks, sizes = drops.copy(), drops.copy()
+        for decile, members in enumerate(np.array_split(np.array(order, np.int64), DECILES)):
+            ids = members.tolist()
+            trained, stale, masked = (
+                sum(counts[i] for i in ids) for counts in (self._trained, self._stale, self._masked)
+            )
+            if tokens := trained + stale + masked:
+                lengths = [self._length[i] for i in ids]
+                drops[decile] = stale / tokens
+                masks[decile] = masked / tokens
+                sizes[decile] = sum(lengths) / len(lengths)
+        for counts in (self._length, self._trained, self._stale, self._masked):
+            counts.clear()
+        named = {
+            "staleness/drop_share": drops,
+            "staleness/mask_share": masks,
+            "staleness/length": sizes,
+        }
+        return named if any(size is not None for size in sizes) else {}

@@ -1,0 +1,107 @@
+"""Which weights the learner has, and what that makes of the batch that is out.
+
+Comes in: a learner's Hello with the update and the batch of its weights. Goes out: the records that
+bring the ledger to those weights, or the order to load others. Promises: a batch that is out stays
+out until a learner says whether its weights hold it, and is then either committed or given back,
+never both; a learner whose weights are not a place on the surviving line is never kept.
+"""
+
+import time
+
+from coordinator.hub import Hub
+from headrace.protocol.messages.control import Hello, Restore
+from headrace.protocol.records.record_types import (
+    BatchReturned,
+    BatchTaken,
+    LineageBegan,
+    UpdateCommitted,
+)
+
+
+class SurvivingLine:
+    """The surviving line of updates, as a learner's weights meet it."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def meet(self, hello: Hello) -> str | None:
+        """Bring the ledger to the weights of a learner that joins. Returns why they cannot be
+        kept, or None."""
+        hub, state = self._hub, self._hub.state
+        taken = hub.account.taken
+        if taken is not None and (hello.update, hello.batch_id) == (taken.update, taken.batch_id):
+            self._commit_unreported(taken)
+        else:
+            self.give_back("the learner's weights are without it")
+        if not state.is_on_line(hello.update, hello.batch_id):
+            return (
+                f"its weights are from update {hello.update} (batch {hello.batch_id}), which is "
+                "not, or no longer, a place on the run's surviving line of updates"
+            )
+        if hello.update != state.update or (state.update and hello.resumed_from):
+            self._roll_back(hello)
+        return None
+
+    def give_back(self, reason: str) -> None:
+        """The batch that is out, if there is one, is ready again."""
+        taken = self._hub.account.taken
+        if taken is not None:
+            self._hub.note(
+                BatchReturned(
+                    at=time.time(),
+                    update=taken.update,
+                    lineage=taken.lineage,
+                    reason=reason,
+                    window_ids=[window.window_id for window in taken.windows],
+                    value_trajectories=taken.value_trajectories,
+                    batch_id=taken.batch_id,
+                )
+            )
+
+    def restore(self, reason: str) -> Restore:
+        """The order to load weights that are on the line."""
+        return Restore(reason=reason, line=sorted(self._hub.state.line.items()))
+
+    def spend(self, batch: BatchTaken) -> None:
+        """What a warm-up's critic has seen the end of is not for the policy any more."""
+        if not batch.windows:
+            for drop in self._hub.settlement.spend(batch.value_trajectories):
+                self._hub.note(drop)
+
+    def _commit_unreported(self, batch: BatchTaken) -> None:
+        """The learner's weights hold a batch whose UpdateDone never came (the learner died, or the
+        coordinator did): it is trained, and must not be again."""
+        self._hub.note(
+            UpdateCommitted(
+                at=time.time(),
+                update=batch.update,
+                lineage=batch.lineage,
+                version=batch.version,
+                train_time_s=self._hub.clock.now(),
+                trained_tokens=0,
+                window_ids=[window.window_id for window in batch.windows],
+                value_trajectories=batch.value_trajectories,
+                metrics={},
+                diagnostics=[],
+                batch_id=batch.batch_id,
+            )
+        )
+        self.spend(batch)
+        self._hub.scheduler.committed(None)
+
+    def _roll_back(self, hello: Hello) -> None:
+        """A new lineage begins where the weights are: what was committed later is ready again."""
+        hub, state = self._hub, self._hub.state
+        undone = [b for u, b in hub.account.committed.items() if u > hello.update]
+        hub.note(
+            LineageBegan(
+                at=time.time(),
+                lineage=state.lineage + 1,
+                update=hello.update,
+                version=state.versions.issued + 1,
+                reason=f"learner restored from {hello.resumed_from or 'the starting model'}",
+                window_ids=[w.window_id for batch in undone for w in batch.windows],
+                value_trajectories=[t for batch in undone for t in batch.value_trajectories],
+            )
+        )
+        hub.scheduler.restart()

@@ -1,0 +1,90 @@
+"""Which tokens of a window are trained, and why the others are not.
+
+In: a window, the age of its tokens, the rules. Out: a weight for each position and the masked runs.
+Promise: both come from the same array, so what is counted is what is trained; a token for which
+several reasons hold is counted under the first of them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.config.validation.batch_rules import BatchRules
+from headrace.protocol.records.record_types import DropReason, MaskedRun
+from headrace.protocol.token_spans import Float32, Weight
+from headrace.trajectory.trajectories import Trajectory
+from headrace.trajectory.windows import Window
+
+_REASONS: tuple[DropReason, ...] = (
+    "non_finite",
+    "stale",
+    "boundary_mask",
+    "overlong",
+    "zero_weight",
+)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A window's part in the loss.
+
+    Attributes:
+        weights: [end - start] what each position counts; 0 for inserted and masked tokens.
+        runs: the masked sampled tokens and why.
+        trained: [end - start] bool, tokens in the loss.
+    """
+
+    weights: Float32
+    runs: list[MaskedRun]
+    trained: npt.NDArray[np.bool_]
+
+
+def mask_window(
+    trajectory: Trajectory, window: Window, ages: npt.NDArray[np.int64], rules: BatchRules
+) -> Masked:
+    """Masks of a window whose tokens are `ages` updates old."""
+    size = window.end - window.start
+    sampled = np.zeros(size, np.bool_)
+    for start, end in trajectory.sampled_between(window.start, window.end):
+        sampled[start - window.start : end - window.start] = True
+    margin = 0 if window.final else rules.boundary_mask
+    left = sampled[::-1].cumsum()[::-1]  # sampled tokens from here to the window's end
+    truncated = rules.skips_truncated and trajectory.status == "truncated"
+    logprobs = trajectory.logprobs[window.start : window.end]
+    weights = _weights(trajectory, window, rules)
+    held_by = {
+        "non_finite": ~np.isfinite(logprobs),
+        "stale": ages > rules.max_age,
+        "boundary_mask": left <= margin,
+        "overlong": np.full(size, truncated),
+        "zero_weight": weights <= 0,
+    }
+    codes = np.zeros(size, np.int64)
+    for code, reason in reversed(list(enumerate(_REASONS, start=1))):
+        codes[held_by[reason]] = code
+    codes[~sampled] = -1
+    trained = codes == 0
+    return Masked(np.where(trained, weights, np.float32(0.0)), _runs(codes, window.start), trained)
+
+
+def _weights(trajectory: Trajectory, window: Window, rules: BatchRules) -> Float32:
+    """[end - start] the weight stream: 1 where nothing else is said, 0 under a masked mark."""
+    weights = np.ones(window.end - window.start, np.float32)
+    zeros = [Weight(0.0, m.start, m.end) for m in trajectory.marks if m.name in rules.masked_marks]
+    for run in [*trajectory.weights, *zeros]:
+        if run.start < window.end and run.end > window.start:
+            first = max(run.start, window.start) - window.start
+            weights[first : run.end - window.start] = run.value
+    return weights
+
+
+def _runs(codes: npt.NDArray[np.int64], offset: int) -> list[MaskedRun]:
+    """Runs of equal positive codes."""
+    edges = np.flatnonzero(np.diff(codes, prepend=-2, append=-2))
+    borders = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+    return [
+        MaskedRun(_REASONS[codes[first] - 1], offset + first, offset + last, last - first)
+        for first, last in borders
+        if codes[first] > 0
+    ]

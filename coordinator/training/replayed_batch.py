@@ -1,0 +1,123 @@
+"""A batch of the past, compiled again from the journal.
+
+Comes in: a run's records from the first one on, its configuration, the number of an update. Goes
+out: what the learner got for it, and what the records say that it got and made of it. Promises: the
+state is folded and the batch compiled by the code that did both then, so a difference is one of the
+records; of several updates of that number it is the one on the surviving line.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from coordinator.persistence.state import State
+from coordinator.scheduling.base import Selection
+from coordinator.training.batches import Prepared, prepare
+from headrace.config.sections.run import RunConfig
+from headrace.config.validation.batch_rules import BatchRules, batch_rules
+from headrace.errors import UserError
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.messages.control import Batch
+from headrace.protocol.records.record_types import (
+    BatchReturned,
+    BatchTaken,
+    LineageBegan,
+    Record,
+    UpdateCommitted,
+)
+from headrace.trajectory.windows import Window
+
+
+@dataclass(frozen=True)
+class PastBatch:
+    """An update as it was sent out.
+
+    Attributes:
+        recorded: what the journal says of the batch.
+        prepared: the same batch, compiled again.
+        windows: those of both, by id.
+        value_epochs: passes of the value model over its half.
+        after: the batch that was the last one in the weights; None: none, or one without an id.
+        commit: what came of it.
+    """
+
+    recorded: BatchTaken
+    prepared: Prepared
+    windows: dict[int, Window]
+    value_epochs: int
+    after: int | None
+    commit: UpdateCommitted
+
+    @property
+    def parts(self) -> list[Shard]:
+        """What all ranks got, one rank after the other."""
+        return [shard for shards in self.prepared.parts for shard in shards]
+
+    def header(self) -> Batch:
+        """What the learner is told of it."""
+        taken = self.recorded
+        return Batch(
+            batch_id=taken.batch_id or 0,
+            update=taken.update,
+            lineage=taken.lineage,
+            version=taken.version,
+            publish_as=taken.version + self.prepared.trains_policy,
+            parts=[len(shards) for shards in self.prepared.parts],
+            value_epochs=self.value_epochs,
+            checkpoint=False,
+        )
+
+
+def past_batch(
+    records: Iterable[Record], config: RunConfig, update: int, ranks: Mapping[int, int]
+) -> PastBatch:
+    """The batch of an update on the surviving line; UserError where there is none. `ranks`: how
+    many learner ranks batches were for, by id, where those were not as many as configured."""
+    state, rules = State(config), batch_rules(config)
+    out: Callable[[UpdateCommitted], PastBatch] | None = None
+    found: PastBatch | None = None
+    for record in records:
+        match record:
+            case BatchTaken() if record.update == update:
+                out = _compiled(record, state, rules, config, ranks)
+            case BatchReturned() if record.update == update:
+                out = None
+            case UpdateCommitted() if record.update == update and out is not None:
+                found, out = out(record), None
+            case LineageBegan() if record.update < update:
+                found = out = None
+        state.apply(record)
+    if found is None:
+        have = f"its last one is {state.committed}" if state.committed else "it has none"
+        raise UserError(f"there is no update {update} in this run: {have}")
+    return found
+
+
+def _compiled(
+    taken: BatchTaken,
+    state: State,
+    rules: BatchRules,
+    config: RunConfig,
+    ranks: Mapping[int, int],
+) -> Callable[[UpdateCommitted], PastBatch]:
+    """The batch from the state that it was taken from; what came of it is missing."""
+    account, value = state.account, config.algorithm.value
+    epochs = config.learner.value.epochs
+    if value is not None and not taken.windows:
+        epochs = value.warmup_epochs
+    selection = Selection(
+        [account.window(window.window_id) for window in taken.windows],
+        [account.trajectories[key] for key in taken.value_trajectories],
+        epochs,
+    )
+    prepared = prepare(
+        selection,
+        state,
+        rules,
+        ranks=ranks.get(taken.batch_id or 0, config.learner.ranks),
+        max_bytes=config.transport.part_bytes,
+        batch_id=taken.batch_id,
+    )
+    windows = {window.window_id: window for window in selection.windows}
+    after = state.line.get(taken.update - 1)
+    return partial(PastBatch, taken, prepared, windows, epochs, after)

@@ -1,0 +1,93 @@
+"""Who did what when, as a chart with a lane for each process.
+
+In: the frame of `storage.queries.activity`; not empty. Out: an Altair chart, as wide as the span
+whatever its length. Pure, like `figures`.
+"""
+
+import json
+
+import altair as alt
+import pandas as pd
+
+from dashboard.charts.figures import Chart, scaled_axis
+from dashboard.charts.legends import legend
+from dashboard.palette import ACTIVITIES
+
+_GAP = 0.09
+"""Of a lane's height, above and below."""
+
+
+def lane_order(frame: pd.DataFrame) -> list[str]:
+    """Generators, then the learner."""
+    return sorted(frame["lane"].unique(), key=lambda lane: (lane == "learner", lane))
+
+
+def lanes_chart(frame: pd.DataFrame, *, start: float) -> Chart:
+    """Each stretch of each lane is divided by what it was spent on. Time counts from `start` (epoch
+    seconds)."""
+    lanes, kinds = lane_order(frame), [kind for kind in ACTIVITIES if kind in set(frame["kind"])]
+    data = stacked(frame, lanes).assign(begin=frame["start"] - start, stop=frame["end"] - start)
+    data, title = _in_unit(data)
+    names = f"{json.dumps(lanes[::-1])}[floor(datum.value)]"
+    count = len(lanes)
+    scale = alt.Scale(domain=kinds, range=[ACTIVITIES[kind] for kind in kinds])
+    chart: alt.Chart = (
+        alt.Chart(data)
+        .mark_rect(strokeWidth=0.5)  # no seams between stretches
+        .encode(
+            x=alt.X(
+                "begin:Q",
+                title=title,
+                axis=alt.Axis(grid=False),
+                scale=alt.Scale(nice=False, zero=False),
+            ),
+            x2="stop:Q",
+            y=alt.Y(
+                "low:Q",
+                title=None,
+                scale=alt.Scale(domain=[0, count], nice=False),
+                axis=alt.Axis(
+                    values=[i + 0.5 for i in range(count)],
+                    labelExpr=names,
+                    labelLimit=160,
+                    ticks=False,
+                    grid=False,
+                ),
+            ),
+            y2="high:Q",
+            color=alt.Color(
+                "kind:N",
+                scale=scale,
+                legend=legend(kinds, symbol="square"),
+            ),
+            stroke=alt.Stroke("kind:N", scale=scale, legend=None),
+            tooltip=[
+                alt.Tooltip("lane:N", title="who"),
+                alt.Tooltip("kind:N", title="what"),
+                alt.Tooltip("share:Q", title="share of this stretch", format=".0%"),
+                alt.Tooltip("begin:Q", title="from", format=",.5~g"),
+                alt.Tooltip("stop:Q", title="to", format=",.5~g"),
+            ],
+        )
+        .properties(height=130 + 62 * count)
+    )
+    return chart
+
+
+def stacked(frame: pd.DataFrame, lanes: list[str]) -> pd.DataFrame:
+    """The frame with `low` and `high` of each rectangle: the first lane on top, and in each stretch
+    the kinds of activity upon one another."""
+    base = {lane: len(lanes) - 1 - place for place, lane in enumerate(lanes)}
+    top = frame.groupby(["lane", "start"])["share"].cumsum().clip(upper=1.0)
+    floor = frame["lane"].map(base) + _GAP
+    height = 1 - 2 * _GAP
+    return frame.assign(low=floor + height * (top - frame["share"]), high=floor + height * top)
+
+
+def _in_unit(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Times in the unit that fits the end of the span."""
+    ends, title = scaled_axis(data.assign(x=data["stop"]), "wall")
+    if not len(data) or not data["stop"].iloc[-1]:
+        return data, title
+    factor = ends["x"].iloc[-1] / data["stop"].iloc[-1]
+    return data.assign(begin=data["begin"] * factor, stop=data["stop"] * factor), title

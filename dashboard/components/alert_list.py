@@ -1,0 +1,68 @@
+"""Alerts and events of a run as HTML.
+
+In: `headrace.metrics.health_ranges.Alert`s (metrics that left their healthy bands) and the run's
+folder name; rows
+of the events' table. Out: a list with a link to each chart, where an alert that lasts comes first;
+a line for each event, those that warn marked.
+"""
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+from urllib.parse import urlencode
+
+from headrace.metrics.health_ranges import Alert
+from storage.queries.alerts import MOST_UPDATES
+
+CHART = "chart"
+"""The metric whose chart the page Learning shows, in its address."""
+QUIET = (
+    '<span class="hr-ok">None.</span> <span class="hr-soft">Every metric that has a healthy band '
+    "is in it, or was outside for too short a time to matter.</span>"
+)
+CAPTION = (
+    "Metrics outside their healthy bands for longer than a moment, in the newest "
+    f"{MOST_UPDATES:,} updates. A band is a first look, not a law: alerts change nothing."
+)
+
+
+LEVELS = ("error", "warning")
+"""Those that warn."""
+
+WARNS = '<span class="hr-warns">!</span> '
+
+
+def chart_link(run: str, metric: str) -> str:
+    """The address of the chart of a metric."""
+    return f"learning?{urlencode({'run': run, CHART: metric})}"
+
+
+def alerts_html(alerts: Sequence[Alert], run: str) -> str:
+    """All of these alerts, or a word that there are none."""
+    if not alerts:
+        return QUIET
+    return f'<ul class="hr-alerts">{"".join(_item(alert, run) for alert in alerts)}</ul>'
+
+
+def _item(alert: Alert, run: str) -> str:
+    when = (
+        f"since update {alert.since}, now"
+        if alert.now
+        else f"ended; updates {alert.since} to {alert.last}"
+    )
+    link = escape(chart_link(run, alert.metric), quote=True)
+    text = alert.text[:1].upper() + alert.text[1:]
+    return (
+        f'<li{"" if alert.now else " class=past"}><a href="{link}">{escape(text)}</a> '
+        f'<span class="hr-soft">({when})</span><br>'
+        f'<span class="hr-soft">{escape(alert.why[:1].upper() + alert.why[1:])}.</span></li>'
+    )
+
+
+def event_html(row: Any, clock: Callable[[float], str]) -> str:
+    """One event (at, level, kind, text); `clock` words its time (epoch seconds)."""
+    mark = WARNS if row.level in LEVELS else ""
+    return (
+        f'<div style="margin:.28rem 0"><span class="hr-soft">{clock(row.at)}</span>&ensp;'
+        f"{mark}<b>{escape(row.kind.replace('_', ' '))}</b>&ensp;{escape(row.text)}</div>"
+    )

@@ -1,0 +1,217 @@
+"""Pieces that all pages are made of: live sections, chart cards, empty states.
+
+A card is a title, the newest value, a chart and a caption that says what it means and what healthy
+looks like. Without data it says what is awaited.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from dashboard.charts import chart_spec
+from dashboard.charts.chart_spec import Spec
+from dashboard.charts.figures import HEIGHT, Chart, accuracy_chart
+from dashboard.charts.metric_curves import array_of, series_of
+from dashboard.formatting import count, metric_caption, number, share
+from dashboard.palette import GREY, STATUSES
+from dashboard.reads import data
+from dashboard.reads.data import RunData
+from headrace.errors import UserError
+from headrace.metrics.registry import info_of
+from storage.queries.metrics import Axis
+
+REFRESH_S = 2.0
+_AWAITED = {
+    "starting": "The run is starting: models are loaded, then the first evaluation begins.",
+    "evaluating": "Held-out prompts are being answered; training goes on afterwards.",
+    "training": "Generators are filling the first batch.",
+}
+
+
+def live(run: RunData, body: Callable[[RunData], None], *, follows: bool = True) -> None:
+    """Draw `body` and, where it `follows`, draw it again while the run goes on; at its end the page
+    is made anew. What is chosen in it draws it again, and not the page around it."""
+    was_live = data.is_live(run.line)
+
+    @st.fragment(run_every=REFRESH_S if was_live and follows else None)
+    def section() -> None:
+        line = data.run_line(str(run.line.run_dir))
+        if was_live and not data.is_live(line):
+            st.rerun()
+        try:
+            body(RunData(line))
+        except UserError as error:
+            empty(str(error))
+
+    section()
+
+
+def wait_for_change(run: RunData) -> None:
+    """Draw the whole page again as soon as the run has written something."""
+    before = data.stamp_of(run.line)
+
+    @st.fragment(run_every=REFRESH_S if data.is_live(run.line) else None)
+    def watch() -> None:
+        if data.stamp_of(data.run_line(str(run.line.run_dir))) != before:
+            st.rerun()
+
+    watch()
+
+
+def headline(summary: Mapping[str, Any], facts: Sequence[str]) -> None:
+    """The run's name with its status and some facts; why it ended, where it did not end well."""
+    text = escape("  \u00b7  ".join(facts))
+    st.html(
+        f'<div class="hr-line"><h1>{escape(summary["run_id"])}</h1>'
+        f"{status_pill(summary['status'])}"
+        f'<span class="hr-soft">{text}</span></div>'
+    )
+    why = summary.get("ended") or summary["detail"]
+    if why and summary["status"] in ("failed", "lost"):
+        st.error(escape(why), icon=":material/error:")
+    elif why and summary["status"] in ("interrupted", "stopped"):
+        st.info(f"The run was {escape(why)}. `headrace train --resume` goes on with it.")
+
+
+def title(run: RunData, page: str) -> None:
+    """The page's name, the run's, and how that stands."""
+    st.html(
+        f'<div class="hr-line"><h1>{escape(page)}</h1>'
+        f'<span class="hr-run">{escape(run.line.run_id)}</span>{status_pill(run.line.status)}</div>'
+    )
+
+
+def empty(text: str) -> None:
+    """A quiet box that says what is awaited."""
+    st.html(f'<div class="hr-empty">{escape(text)}</div>')
+
+
+def awaited(run: RunData, what: str) -> str:
+    """Why there is nothing to see yet, for a run in this phase."""
+    if not data.is_live(run.line):
+        return f"This run {run.line.status} without {what}."
+    return f"Waits for {what}. {_AWAITED.get(run.line.status, '')}".strip()
+
+
+def filters(*, border: bool = True) -> DeltaGenerator:
+    """A frame for the filters of a page; on a phone it is folded under a switch."""
+    st.toggle("Filters", key="fold")
+    return st.container(border=border, key="filters")
+
+
+def card_title(title: str, note: str = "") -> None:
+    """A heading of the second order; `note` stands at its right."""
+    soft = f'<span class="hr-soft hr-note">{escape(note)}</span>' if note else ""
+    st.html(f'<div>{soft}<h2 class="hr-card">{escape(title)}</h2></div>')
+
+
+def section(title: str) -> None:
+    """A heading over several cards."""
+    st.html(f'<h2 class="hr-section">{escape(title)}</h2>')
+
+
+def draw(chart: Chart | Spec, title: str, words: str) -> None:
+    """A chart under the name by which who cannot see it hears what it shows."""
+    told = f"{title}. {words}"
+    if isinstance(chart, dict):
+        chart_spec.draw({**chart, "description": told})
+    else:
+        chart_spec.draw(chart.properties(description=told))
+
+
+def card(
+    title: str,
+    chart: Chart | Spec | None,
+    caption: str,
+    *,
+    note: str = "",
+    wait: str = "",
+    words: str = "",
+) -> None:
+    """A chart in a frame with its title and caption; `note` stands at the right of the title.
+    `words` say what the chart shows to who cannot see it; without them the caption does."""
+    with st.container(border=True, height="stretch"):
+        card_title(title, note)
+        if chart is None:
+            empty(wait or "Nothing to show yet.")
+        else:
+            draw(chart, title, words or caption.replace("**", "").replace("  \n", " "))
+        st.caption(caption)
+
+
+def metric_card(
+    run: RunData,
+    title: str,
+    names: Sequence[str],
+    x: Axis = "update",
+    *,
+    samples: bool = False,
+    bounds: Sequence[str] = (),
+    smoothing: float = 0.0,
+    caption: str | None = None,
+) -> None:
+    """A card of metrics over an axis; the caption comes from the metrics' own table."""
+    found = series_of(
+        run, tuple(names), x, samples=samples, bounds=tuple(bounds), smoothing=smoothing
+    )
+    what = "the first sample" if samples else "an update that has it"
+    card(
+        title,
+        found.spec,
+        caption if caption is not None else metric_caption(names),
+        note=_newest(run, names[0], found.newest) if len(names) == 1 else "",
+        wait=awaited(run, what),
+        words=found.words,
+    )
+
+
+def accuracy_card(run: RunData, x: Axis = "train_time") -> None:
+    """A card of the held-out accuracies."""
+    rows = run.evaluations()
+    card(
+        "Held-out accuracy",
+        None if rows.empty else chart_spec.kept(accuracy_chart, rows, x=x, height=HEIGHT),
+        "Share of held-out prompts answered correctly, by update or by training time (evaluations "
+        "stop that clock); the band is one standard error. Healthy: rising.",
+        note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",
+        wait=awaited(run, "the first evaluation"),
+    )
+
+
+def array_card(run: RunData, title: str, name: str) -> None:
+    """A card of a metric that is an array."""
+    wait = awaited(run, "an update that has it")
+    card(title, array_of(run, name), metric_caption((name,)), wait=wait)
+
+
+def _newest(run: RunData, name: str, drawn: float | None) -> str:
+    """The last value of a metric with its unit: of a run that goes on as it is now, for its chart
+    may wait for the next pixel."""
+    value = run.latest("").get(name) if data.is_live(run.line) else None
+    value = drawn if value is None else value
+    if value is None:
+        return ""
+    unit = info_of(name).unit
+    return share(value) if unit == "share" else f"{number(value)} {unit}".strip()
+
+
+def status_pill(status: str) -> str:
+    """A status as HTML: word, dot, colour."""
+    is_live = " live" if status not in data.FINAL else ""
+    colour = STATUSES.get(status, GREY)
+    return (
+        f'<span class="hr-pill{is_live}" style="border-color:{colour}">'
+        f'<i style="background:{colour}"></i>{escape(status)}</span>'
+    )
+
+
+def grid(cards: Sequence[Callable[[], None]], columns: int = 2) -> None:
+    """Cards in rows of so many."""
+    for first in range(0, len(cards), columns):
+        row = cards[first : first + columns]
+        for column, fill in zip(st.columns(columns), row, strict=False):
+            with column:
+                fill()

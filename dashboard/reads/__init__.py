@@ -1,0 +1,1 @@
+"""What views read of a run, cached, through `storage.queries` alone."""

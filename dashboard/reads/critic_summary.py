@@ -1,0 +1,65 @@
+"""A report on the value model in words.
+
+In: a `dashboard.reads.critic.CriticReport`. Out: sentences. What lies within two standard errors of
+zero
+is not called high or low.
+"""
+
+import math
+
+from dashboard.formatting import count
+from dashboard.reads.critic import CriticReport, Mean
+
+TAKES = {
+    "copy": "the value at the window's last token",
+    "bootstrap": "the value at the next token (as of the update that trained that)",
+    "terminal": "0",
+}
+"""What each boundary rule takes for all that comes after a cut."""
+
+
+def verdict(found: CriticReport) -> str:
+    """What the critic does, in a sentence or two."""
+    said = [f"In updates {count(found.first)} to {count(found.last)} {_explains(found)}"]
+    said.append(f"On average they were {_off(found.bias)}.")
+    if found.cuts:
+        said.append(
+            f"At {count(found.cuts)} cuts what was assumed of the rest was "
+            f"{_off(found.cut_bias)}, with a root mean square of {found.cut_rmse:.2g}."
+        )
+    return " ".join(said)
+
+
+def _explains(found: CriticReport) -> str:
+    if found.explained is None:
+        return "all answers earned the same, so there is nothing for values to explain."
+    if found.explained <= 0:
+        return (
+            "values explain none of the variance of returns: the mean return would have been as "
+            f"good a guess ({100 * found.explained:.0f} %)."
+        )
+    return f"values explain {100 * found.explained:.0f} % of the variance of returns."
+
+
+def _off(bias: Mean) -> str:
+    """How far from zero, where that is more than chance."""
+    if not math.isfinite(bias.error) or abs(bias.mean) <= 2 * bias.error:
+        return f"neither too high nor too low ({bias.mean:+.2g}{_margin(bias)})"
+    direction = "high" if bias.mean > 0 else "low"
+    return f"{abs(bias.mean):.2g}{_margin(bias)} too {direction}"
+
+
+def _margin(bias: Mean) -> str:
+    return f" \u00b1 {bias.error:.1g}" if math.isfinite(bias.error) else ""
+
+
+def sample_text(found: CriticReport) -> str:
+    """Of how much the figures are."""
+    of = f"{count(found.answers)} of the {count(found.of)}"
+    if found.answers == found.of:
+        of = f"all {count(found.of)}"
+    return (
+        f"From {of} answers that ended in updates {count(found.first)} to {count(found.last)}: "
+        f"{count(found.tokens)} tokens and {count(found.cuts)} cuts, each with the value that the "
+        "update began with. Returns are shaped rewards, discounted, from the token to the end."
+    )

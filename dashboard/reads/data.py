@@ -1,0 +1,328 @@
+"""Cached reads for the pages.
+
+In: a run's folder and its stamp, the time of its newest record. Out: what `storage.queries`
+returns. A read is kept as long as the stamp stays, so that a page that repaints costs nothing while
+nothing happens; only the run's line itself is asked for each time. Everything is bounded.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.reads.critic import CriticReport, report
+from dashboard.reads.scorings import Scorings, scorings
+from dashboard.reads.throttled import Paced
+from headrace.metrics.health_ranges import Alert
+from headrace.metrics.registry import METRICS, pattern_of
+from storage import queries
+from storage.queries import DroppedPage, RunLine, Stack, TrajectoryDetail, TrajectoryPage, Word
+from storage.queries.metrics import Axis
+
+POINTS = 400
+"""Most points of one line of a chart: two for each three pixels of a card."""
+LINES = 2
+"""Of more lines than so many in one chart each has fewer points."""
+FINAL = ("finished", "failed", "interrupted", "stopped", "lost", queries.UNREADABLE)
+_FRESH_S = 1.0
+PACED = Paced()
+REDRAWN_S = 10.0
+"""A chart of a live run is not drawn anew more often than that: each costs some thousand bytes, and
+its newest value stands beside its title."""
+FEW = 40
+"""Updates, or seconds, up to which each is drawn as it comes."""
+_PICTURES: dict[tuple[str, bool], tuple[str, float]] = {}
+"""What the charts of live runs show, and since when, by folder and whether they are of samples."""
+
+
+def forget() -> None:
+    """Let go of everything that was read."""
+    st.cache_data.clear()
+    PACED.clear()
+    _PICTURES.clear()
+
+
+@st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
+def runs(root: str) -> list[RunLine]:
+    """All runs under the root, newest first."""
+    return queries.list_runs(Path(root))
+
+
+@st.cache_data(ttl=_FRESH_S, max_entries=64, show_spinner=False)
+def run_line(run_dir: str) -> RunLine:
+    """How one run stands now, readable or not."""
+    return queries.any_line(Path(run_dir))
+
+
+def newest_run(root: str) -> str | None:
+    """The folder's name of the run that `latest` means; None where there is none."""
+    return queries.latest_run(Path(root))
+
+
+def stamp_of(line: RunLine) -> str:
+    """A value that changes with every record that is written and with every change of the
+    status."""
+    return f"{line.status} {line.updates} {line.wall_s:.3f}"
+
+
+def is_live(line: RunLine) -> bool:
+    """Whether the run will write more."""
+    return line.status not in FINAL
+
+
+def quantum(length: float) -> int:
+    """How much longer something of this length must get until it looks longer: a power of two, less
+    than a point of a chart, and at least 1."""
+    return int(2 ** max(0, math.floor(math.log2(max(1.0, length / POINTS)))))
+
+
+class RunData:
+    """One run as it stood when the stamp was taken."""
+
+    def __init__(self, line: RunLine) -> None:
+        self.line = line
+        self._at = (str(line.run_dir), stamp_of(line))
+
+    def picture(self, *, samples: bool = False) -> tuple[str, str]:
+        """The folder, and a value that changes whenever a chart of metrics would look otherwise: at
+        an update, or of `samples` at any record, and of a long run when there is a point more."""
+        line, folder = self.line, self._at[0]
+        length: float = line.wall_s if samples else line.updates
+        if not is_live(line):
+            return self._at
+        now = f"{line.status} {line.lineage} {length // quantum(length):.0f} of {quantum(length)}"
+        drawn, at = _PICTURES.get((folder, samples), ("", 0.0))
+        is_young = time.monotonic() - at < REDRAWN_S and length > FEW
+        if is_young and drawn.startswith(f"{line.status} {line.lineage} "):
+            return folder, f"{drawn} {samples}"
+        if drawn != now:
+            _PICTURES[folder, samples] = now, time.monotonic()
+        return folder, f"{now} {samples}"
+
+    def _paced(self, ask: Callable[..., Any], *wanted: Any, stamp: str = "") -> Any:
+        """What a read of the folder gives; of a live run it may be a little older, where it takes
+        long."""
+        folder, newest = self._at
+        key = (folder, ask.__name__, *wanted)
+        status = self.line.status
+        return PACED.read(key, stamp or newest, status, lambda: ask(Path(folder), *wanted))
+
+    def _kept(
+        self, ask: Callable[..., Any], *wanted: Any, at: tuple[str, str] | None = None, **how: Any
+    ) -> Any:
+        """What a read of the folder gives, kept as long as the run's stamp, or `at`, stays."""
+        folder, stamp = at or self._at
+        return _read(folder, stamp, ask.__name__, wanted, how, ask)
+
+    def summary(self) -> dict[str, Any]:
+        """`storage.queries.run_figures`."""
+        found: dict[str, Any] = self._paced(queries.run_figures)
+        return found
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        return queries.run_config(self.line.run_dir)
+
+    def series(
+        self, names: tuple[str, ...], x: Axis = "update", *, samples: bool = False
+    ) -> pd.DataFrame:
+        """Metrics over an axis, at most POINTS a name."""
+        return _series(*self.picture(samples=samples), names, x, samples)
+
+    def array(self, name: str) -> pd.DataFrame:
+        """A metric that is an array, over the updates."""
+        found: pd.DataFrame = self._kept(
+            queries.metric_arrays, name, points=POINTS // 4, at=self.picture()
+        )
+        return found
+
+    def charted(self) -> list[str]:
+        """Metrics that are one number an update and are described, by name."""
+        gauges = ("heartbeat/NAME", "memory/NAME")
+        names: list[str] = self._kept(queries.metric_names, at=self.picture())
+        patterns = {name: pattern_of(name) for name in names}
+        return [name for name, p in patterns.items() if p in METRICS and p not in gauges]
+
+    def latest(self, prefix: str) -> dict[str, float | None]:
+        """Newest values of the metrics whose name begins so."""
+        found: dict[str, float | None] = self._kept(queries.latest_metrics)
+        return {name: value for name, value in found.items() if name.startswith(prefix)}
+
+    def reward_model_curves(self) -> pd.DataFrame:
+        """`storage.queries.reward_model_curves`, at most POINTS a name."""
+        found: pd.DataFrame = self._kept(queries.reward_model_curves, points=POINTS)
+        return found
+
+    def reward_model_report(self) -> dict[str, Any] | None:
+        """`storage.queries.reward_model_report`."""
+        return queries.reward_model_report(self.line.run_dir)
+
+    def reward_model_page(self) -> str | None:
+        """`storage.queries.reward_model_page`."""
+        return queries.reward_model_page(self.line.run_dir)
+
+    def reward_sources(self) -> pd.DataFrame:
+        """One row a source of rewards, see `storage.queries.reward_sources`."""
+        found: pd.DataFrame = self._paced(queries.reward_sources)
+        return found
+
+    def reward_lengths(self) -> pd.DataFrame:
+        """Lengths and rewards of the newest answers, of a live run as of the newest picture."""
+        found: pd.DataFrame = self._kept(queries.reward_lengths, newest=POINTS, at=self.picture())
+        return found
+
+    def scorings(self, sources: tuple[str, ...]) -> Scorings:
+        """Scorings over the whole run by these sources; of a live run they change when there is
+        something more to see."""
+        stamp = self.picture(samples=True)[1]
+        found: Scorings = self._paced(_scorings, sources, stamp=stamp)
+        return found
+
+    def alerts(self) -> list[Alert]:
+        """Metrics that left their healthy bands, see `storage.queries.band_alerts`."""
+        stamp = f"{self.line.status} {self.line.lineage} {self.line.updates}"
+        found: list[Alert] = self._paced(queries.band_alerts, stamp=stamp)
+        return found
+
+    def health(self) -> pd.DataFrame:
+        """One row a process, see `storage.queries.process_health`."""
+        return _health(self._at[0])
+
+    def last_word(self) -> Word | None:
+        """How the coordinator last said that the run is."""
+        return queries.last_word(self.line.run_dir)
+
+    def stacks(self) -> dict[str, Stack]:
+        """The last stack of each process that wrote one."""
+        return _stacks(self._at[0])
+
+    def evaluations(self) -> pd.DataFrame:
+        """Held-out evaluations in order."""
+        found: pd.DataFrame = self._kept(queries.evaluations)
+        return found
+
+    def activity(self, seconds: float | None) -> pd.DataFrame:
+        """What everyone did in the last so many seconds; None: in the whole run, which is drawn
+        anew when it is longer by a stretch."""
+        stamp = self.picture(samples=True)[1] if seconds is None else ""
+        found: pd.DataFrame = self._paced(_activity, seconds, stamp=stamp)
+        return found
+
+    def processes(self) -> pd.DataFrame:
+        """One row a process."""
+        found: pd.DataFrame = self._kept(queries.process_table)
+        return found
+
+    def events(self, limit: int = 40, kind: str | None = None) -> pd.DataFrame:
+        """Newest events. Those of the supervisor appear without a new record in the journal."""
+        return _events(self._at[0], limit, kind)
+
+    def dropped(self) -> dict[str, int]:
+        """Dropped tokens by reason."""
+        found: dict[str, int] = self._paced(queries.dropped_tokens)
+        return found
+
+    def dropped_page(self, **wanted: Any) -> DroppedPage:
+        """Windows or trajectories that lost tokens, see `storage.queries.dropped_page`."""
+        found: DroppedPage = self._kept(queries.dropped_page, **wanted)
+        return found
+
+    def losses_by_length(self) -> pd.DataFrame:
+        """Tokens that were lost, by length of the answer and reason."""
+        found: pd.DataFrame = self._paced(queries.losses_by_length)
+        return found
+
+    def critic(self, first: int, last: int) -> CriticReport | None:
+        """What the value model said in these updates; None where no values were recorded. It is not
+        read again for every token of a live run: what an update trained stays as it is."""
+        kept = f"{self.line.status} {self.line.lineage}"
+        return _critic(self._at[0], kept, first, last)
+
+    def page(self, *, response: str = "", **wanted: Any) -> TrajectoryPage:
+        """A page of trajectories, see `storage.queries.trajectory_page`; with `response`, of those
+        training trajectories whose response contains that text. Of a live run these are as of its
+        last update, because reading all responses again for every token takes long."""
+        return _page(*self._at, f"{self.line.status} {self.line.updates}", response, wanted)
+
+    def trajectory(self, trajectory_id: int) -> TrajectoryDetail:
+        """One trajectory with every token; UserError where there is none."""
+        return _trajectory(*self._at, trajectory_id)
+
+
+@st.cache_data(max_entries=256, show_spinner=False)
+def _read(
+    run_dir: str,
+    stamp: str,
+    name: str,
+    wanted: tuple[Any, ...],
+    how: dict[str, Any],
+    _ask: Callable[..., Any],
+) -> Any:
+    return _ask(Path(run_dir), *wanted, **how)
+
+
+@st.cache_data(max_entries=128, show_spinner=False)
+def _series(
+    run_dir: str, stamp: str, names: tuple[str, ...], x: Axis, samples: bool
+) -> pd.DataFrame:
+    points = POINTS * LINES // max(LINES, len(names)) if samples else POINTS
+    return queries.metric_series(Path(run_dir), names, x, samples=samples, points=points)
+
+
+@st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
+def _health(run_dir: str) -> pd.DataFrame:
+    return queries.process_health(Path(run_dir))
+
+
+@st.cache_data(ttl=5 * _FRESH_S, max_entries=16, show_spinner=False)
+def _stacks(run_dir: str) -> dict[str, Stack]:
+    return queries.last_stacks(Path(run_dir))
+
+
+def _scorings(run_dir: Path, sources: tuple[str, ...]) -> Scorings:
+    return scorings(queries.reward_sample(run_dir), sources)
+
+
+def _activity(run_dir: Path, seconds: float | None) -> pd.DataFrame:
+    line = queries.run_line(run_dir)
+    end = (line.started_at or 0.0) + line.wall_s
+    return queries.activity(run_dir, since=None if seconds is None else end - seconds)
+
+
+@st.cache_data(ttl=_FRESH_S, max_entries=16, show_spinner=False)
+def _events(run_dir: str, limit: int, kind: str | None) -> pd.DataFrame:
+    return queries.events(Path(run_dir), limit=limit, kind=kind)
+
+
+@st.cache_data(max_entries=16, show_spinner=False)
+def _critic(run_dir: str, stamp: str, first: int, last: int) -> CriticReport | None:
+    sample = queries.critic_sample(Path(run_dir), first, last)
+    if not len(sample.tokens):
+        return None
+    advantages = queries.run_config(Path(run_dir))["algorithm"]["advantages"]
+    return report(sample, gamma=advantages["gamma"], boundary=advantages["boundary"])
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _page(
+    run_dir: str, stamp: str, searched: str, response: str, wanted: dict[str, Any]
+) -> TrajectoryPage:
+    # Those that were found are looked up here: as a part of what is asked for, a million numbers
+    # would have to be hashed to find the page.
+    found = {"trajectory_id": _search(run_dir, searched, response)} if response else {}
+    filters = {**wanted.get("filters", {}), **found}
+    return queries.trajectory_page(Path(run_dir), **{**wanted, "filters": filters})
+
+
+@st.cache_data(max_entries=8, show_spinner="reading all responses")
+def _search(run_dir: str, stamp: str, text: str) -> list[int]:
+    return queries.search_responses(Path(run_dir), text, purpose="train")
+
+
+@st.cache_data(max_entries=32, show_spinner=False)
+def _trajectory(run_dir: str, stamp: str, trajectory_id: int) -> TrajectoryDetail:
+    return queries.trajectory_detail(Path(run_dir), trajectory_id)

@@ -1,0 +1,1 @@
+"""What samples tokens, behind the contract of `generators.engine`."""

@@ -1,0 +1,75 @@
+"""What the generators need to know of a Hugging Face model folder or hub name: end tokens, the
+layout of its weights, and its context length. ModelConfig.path in, UserError when it is no model.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers.utils import cached_file
+
+from generators.engines.weights import WeightLayout, read_shapes
+from headrace.errors import UserError
+
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+def read_config(path: str, *, trust_remote_code: bool = False) -> Any:
+    """The model's transformers configuration."""
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"model.path={path} is no Hugging Face model ({reason}); give a folder with a "
+            "config.json or a hub name"
+        ) from error
+
+
+def context_length(config: Any) -> int | None:
+    """Most tokens the model was made for, if it says so."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def end_token_ids(path: str, config: Any) -> tuple[int, ...]:
+    """Every token that ends a response: of the generation configuration, else of the model's, and
+    of the tokenizer where there is one."""
+    found: set[int] = set()
+    try:
+        found |= _ids(GenerationConfig.from_pretrained(path).eos_token_id)
+    except OSError:
+        found |= _ids(config.get_text_config().eos_token_id)
+    try:
+        found |= _ids(AutoTokenizer.from_pretrained(path).eos_token_id)
+    except (OSError, ValueError, KeyError):
+        # A folder without a tokenizer: tests and weights made by a script.
+        found |= _ids(config.get_text_config().eos_token_id)
+    return tuple(sorted(found))
+
+
+def _ids(value: int | list[int] | None) -> set[int]:
+    if value is None:
+        return set()
+    return {value} if isinstance(value, int) else set(value)
+
+
+def weight_layout(path: str, config: Any) -> WeightLayout:
+    """Names and shapes of the model's own safetensors files."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in _weight_files(path):
+        shapes.update(read_shapes(file))
+    tied = {"lm_head.weight"} if config.get_text_config().tie_word_embeddings else set()
+    return WeightLayout(shapes, frozenset(tied))
+
+
+def _weight_files(path: str) -> list[Path]:
+    index = cached_file(path, _INDEX, _raise_exceptions_for_missing_entries=False)
+    if index is not None:
+        names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
+    else:
+        names = [_SINGLE]
+    files = [cached_file(path, name, _raise_exceptions_for_missing_entries=False) for name in names]
+    if None in files:
+        raise UserError(f"model.path={path} has no safetensors weights; save it as safetensors")
+    return [Path(file) for file in files if file is not None]

@@ -1,0 +1,399 @@
+"""The engine behind real runs: vLLM's AsyncLLM.
+
+Layout on a CPU: this process and one EngineCore with the worker inside it, one OpenMP thread (two
+that share cores with anything else spin at each other's barriers and are many times slower).
+`prepare_environment` must run before vllm is imported, `start` in the main thread (the engine
+process dies with the thread that started it).
+
+Versions are exact because a load is ordered: the scheduler is paused with requests kept, what the
+engine had sampled is taken in, each live request's token count is its boundary, then the weights
+are replaced. AsyncLLM's own pause sleeps 20 ms after the first of these steps; here the output
+queue is awaited instead, which is both exact and shorter.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from generators.engine import (
+    NO_VERSION,
+    DeltaFinish,
+    EngineDeadError,
+    EngineStats,
+    GenerationRequest,
+    LoadReport,
+    RequestError,
+    TokenDelta,
+    WeightsBrokenError,
+    WeightsRefusedError,
+    mix,
+)
+from generators.engines.weights import WeightLayout
+from headrace.errors import UserError
+
+_LOG = logging.getLogger("headrace.generator")
+_FINISH: dict[str, DeltaFinish] = {"stop": "stop", "length": "length", "abort": "aborted"}
+_SEED_BITS = 63
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """What AsyncLLM is made from. `max_model_len`: prompt + response. `end_token_ids`: empty lets
+    every response run to its limit (benchmarks). `kv_cache_gib` counts on a CPU only. `hot_tokens`:
+    load what requests with `fire` need. `gathers`: the engine process sends a request's tokens by
+    `stream_interval`, which vLLM by itself does not."""
+
+    model: str
+    max_model_len: int
+    end_token_ids: tuple[int, ...]
+    max_num_seqs: int = 128
+    dtype: str = "float32"
+    kv_cache_gib: float = 1.0
+    gpu_memory_utilization: float = 0.9
+    tensor_parallel_size: int = 1
+    enforce_eager: bool = True
+    stream_interval: int = 8
+    recompute_on_update: bool = False
+    trust_remote_code: bool = False
+    on_gpu: bool = False
+    hot_tokens: bool = False
+    gathers: bool = True
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request in flight: the version of its next token, tokens taken out so far, and the
+    boundaries still ahead as (first token, version). Before it is `submitted` vLLM does not know
+    it. `hot`: its first token is hot."""
+
+    version: int = NO_VERSION
+    taken: int = 0
+    boundaries: deque[tuple[int, int]] = field(default_factory=deque)
+    submitted: bool = False
+    aborted: bool = False
+    hot: bool = False
+
+
+def cache_folder() -> Path:
+    """Where compiled helpers and fetched weights stay between runs."""
+    return Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace")
+
+
+def prepare_environment(settings: VllmSettings) -> None:
+    """Environment of vLLM and its engine process; the user's own values win where they may."""
+    from generators.engines.vllm_gather import TOKENS_VARIABLE
+    from generators.engines.vllm_worker import OWNER_VARIABLE
+
+    cache = cache_folder()
+    # One pass over a step's outputs: boundaries are read between passes.
+    os.environ["VLLM_V1_OUTPUT_PROC_CHUNK_SIZE"] = str(max(128, settings.max_num_seqs))
+    os.environ[OWNER_VARIABLE] = str(os.getpid())
+    os.environ[TOKENS_VARIABLE] = str(settings.stream_interval if settings.gathers else 1)
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CACHE_ROOT", str(cache / "vllm"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
+    if settings.hot_tokens:
+        # The processor of hot tokens has the interface of the first model runner.
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+    if Path(settings.model).is_dir():
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    if not settings.on_gpu:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ["OMP_NUM_THREADS"] = "1"
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+
+
+class VllmEngine:
+    """See the module's docstring; the promises are those of `engine.Engine`."""
+
+    def __init__(self, settings: VllmSettings, layout: WeightLayout) -> None:
+        self.version = NO_VERSION
+        self.pid: int | None = None
+        """Of the engine process."""
+        self.recompute_on_update = settings.recompute_on_update
+        self._settings, self._layout = settings, layout
+        self._engine: Any = None
+        self._live: dict[str, _Live] = {}
+        self._loading = asyncio.Lock()
+        self._open = asyncio.Event()
+        """Cleared while weights load: nothing is submitted then."""
+        self._open.set()
+        self._submitting = 0
+        self._last_good: Path | None = None
+        self._broken = False
+        self._prefill_tokens = 0
+        self._pause_s = 0.0
+
+    async def start(self) -> None:
+        """Build the engine process and warm it up (seconds; blocks the event loop)."""
+        prepare_environment(self._settings)
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        try:
+            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._engine_args()))
+        except ValueError as error:
+            raise UserError(
+                f"vLLM does not take these settings of [generator] and [model]: {_in_short(error)}"
+            ) from error
+        # The first request with logprobs compiles a helper: seconds that no trajectory should wait.
+        warm_up = GenerationRequest("warm-up", [1, 2, 3], max_tokens=2, seed=1)
+        async for _ in self.generate(warm_up):
+            pass
+        self._prefill_tokens = 0
+        self.pid = (await self._engine.collective_rpc("headrace_pid"))[0]
+
+    def _engine_args(self) -> dict[str, Any]:
+        s = self._settings
+        place: dict[str, Any] = {"gpu_memory_utilization": s.gpu_memory_utilization}
+        if not s.on_gpu:
+            # A prompt prefilled in pieces makes vLLM rewind the request's random generator, which a
+            # CPU generator cannot do: the engine dies. So prompts go in whole.
+            place = {
+                "kv_cache_memory_bytes": int(s.kv_cache_gib * 2**30),
+                "enable_chunked_prefill": False,
+            }
+        if s.hot_tokens:
+            place["logits_processors"] = ["generators.engines.vllm_fire:HotToken"]
+        return place | {
+            "model": s.model,
+            "skip_tokenizer_init": True,
+            "trust_remote_code": s.trust_remote_code,
+            "dtype": s.dtype,
+            "max_model_len": s.max_model_len,
+            "max_num_seqs": s.max_num_seqs,
+            "enforce_eager": s.enforce_eager,
+            "tensor_parallel_size": s.tensor_parallel_size,
+            "stream_interval": s.stream_interval,
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "disable_log_stats": True,
+            "worker_extension_cls": "generators.engines.vllm_worker.WeightLoader",
+        }
+
+    @property
+    def raw(self) -> Any:
+        """The AsyncLLM itself, for benchmarks that compare with it."""
+        return self._engine
+
+    def sampling_params(self, request: GenerationRequest) -> Any:
+        """vLLM's parameters of a request: sampled token's logprob only, no detokenization."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        seed = mix(request.seed, request.position) & ((1 << _SEED_BITS) - 1)
+        return SamplingParams(
+            max_tokens=request.max_tokens,
+            seed=seed,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            stop_token_ids=list(self._settings.end_token_ids),
+            ignore_eos=True,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            extra_args=self._extra_args(request),
+        )
+
+    def _extra_args(self, request: GenerationRequest) -> dict[str, Any] | None:
+        """What the processor of hot tokens reads. It has a name of its own, apart from the sampling
+        settings, so that none of these can take its place."""
+        if request.hot is None:
+            return None
+        from generators.engines.vllm_fire import EXTRA_ARG
+
+        return {EXTRA_ARG: msgspec.to_builtins(request.hot)}
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenDelta]:
+        """The stream of one request."""
+        from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
+
+        if len(request.prompt_ids) >= self._settings.max_model_len:
+            raise RequestError(f"{len(request.prompt_ids)} tokens leave no room for a response")
+        if request.hot is not None and not self._settings.hot_tokens:
+            raise RequestError("this engine was built without hot tokens")
+        live = self._live[request.request_id] = _Live(hot=request.hot is not None)
+        ended = True
+        try:
+            outputs = await self._submit(request, live)
+            if outputs is None:
+                yield TokenDelta([], [], self.version, "aborted")
+                return
+            ended = False
+            while not ended:
+                output = outputs.get_nowait() or await outputs.get()
+                ended = output.finished
+                if not live.taken:
+                    self._prefill_tokens += len(request.prompt_ids) - (
+                        output.num_cached_tokens or 0
+                    )
+                for delta in _deltas(live, output.outputs[0]):
+                    yield delta
+        except VllmDeadError as error:
+            ended = True
+            raise EngineDeadError("the vLLM engine process died") from error
+        finally:
+            self._live.pop(request.request_id, None)
+            if not ended and self._engine is not None:
+                await self._engine.abort(request.request_id)
+
+    async def _submit(self, request: GenerationRequest, live: _Live) -> Any:
+        """Put the request into vLLM, never in the middle of a weight load; its output queue, or
+        None when it was aborted while it waited. The prompt's salt keeps blocks that older weights
+        computed out of the prefix cache's answers."""
+        from vllm.exceptions import VLLMValidationError
+        from vllm.inputs import tokens_input
+
+        while not self._open.is_set():
+            await self._open.wait()
+        if live.aborted:
+            return None
+        live.version, live.submitted = self.version, True
+        prompt = tokens_input(request.prompt_ids, cache_salt=f"v{self.version}")
+        self._submitting += 1
+        try:
+            return await self._engine.add_request(
+                request.request_id, prompt, self.sampling_params(request)
+            )
+        except VLLMValidationError as error:
+            raise RequestError(str(error)) from error
+        finally:
+            self._submitting -= 1
+
+    async def abort(self, request_id: str) -> None:
+        """End a stream early."""
+        live = self._live.get(request_id)
+        if live is not None and not live.submitted:
+            live.aborted = True
+        elif live is not None:
+            await self._engine.abort(request_id)
+
+    async def load_weights(self, path: Path, version: int) -> LoadReport:
+        """Replace the weights under the live requests."""
+        async with self._loading:
+            began = time.perf_counter()
+            reason = await asyncio.to_thread(self._layout.mismatch, path)
+            if reason is not None:
+                raise WeightsRefusedError(reason)
+            self._open.clear()
+            try:
+                gap = await self._swap(path, version)
+            finally:
+                self._open.set()
+            return LoadReport(gap, time.perf_counter() - began)
+
+    async def _swap(self, path: Path, version: int) -> float:
+        """Pause, replace, mark the boundary, resume; seconds of standing still."""
+        while self._submitting:
+            await asyncio.sleep(0)
+        paused = time.perf_counter()
+        await self._pause()
+        taken = await self._replace(path)
+        if taken:
+            self._mark_boundaries(version)
+            self._last_good = path
+        await self._engine.resume_generation()
+        gap = time.perf_counter() - paused
+        self._pause_s += gap
+        if not taken:
+            raise WeightsRefusedError(f"{path} could not be loaded; version {self.version} is back")
+        return gap
+
+    async def _pause(self) -> None:
+        core = self._engine.engine_core
+        recompute = self.recompute_on_update
+        if not self._broken:
+            await core.pause_scheduler_async(mode="keep", clear_cache=recompute)
+        while not core.outputs_queue.empty():
+            await asyncio.sleep(0)
+        if recompute:
+            self._prefill_tokens += sum(
+                len(state.prompt_token_ids) + state.detokenizer.num_output_tokens()
+                for state in self._states()
+            )
+
+    def _states(self) -> list[Any]:
+        return list(self._engine.output_processor.request_states.values())
+
+    def _mark_boundaries(self, version: int) -> None:
+        """From its present token count on, every live request samples from `version`."""
+        self.version = version
+        for state in self._states():
+            live = self._live.get(state.external_req_id)
+            if live is not None:
+                live.boundaries.append((state.detokenizer.num_output_tokens(), version))
+
+    async def _replace(self, path: Path) -> bool:
+        """Load `path`; failing that, go back to the last good file (False), or stay paused."""
+        for attempt in (path, self._last_good):
+            if attempt is None:
+                continue
+            try:
+                await self._engine.collective_rpc("headrace_load", args=(str(attempt),))
+            except Exception as error:  # any failure in the worker arrives as a bare Exception
+                _LOG.error("loading %s failed: %s", attempt, error)
+                if self._engine.errored:
+                    raise EngineDeadError("the vLLM engine process died while loading") from error
+                continue
+            self._broken = False
+            return attempt is path
+        self._broken = True
+        raise WeightsBrokenError(f"{path} failed while loading and there is no way back")
+
+    def stats(self) -> EngineStats:
+        """Gauges."""
+        return EngineStats(len(self._live), self._prefill_tokens, self._pause_s)
+
+    async def stop(self) -> None:
+        """End the engine process (a few seconds)."""
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            if not engine.errored:
+                await engine.abort(list(self._live))
+            engine.shutdown()
+
+
+def _in_short(error: ValueError) -> str:
+    """The first thing that vLLM has against its settings, on one line."""
+    text = str(error)
+    if isinstance(error, ValidationError):
+        text = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+    return text.strip().partition("\n")[0]
+
+
+def _deltas(live: _Live, completion: Any) -> list[TokenDelta]:
+    """What arrived, cut at the version boundaries inside it."""
+    token_ids = completion.token_ids
+    logprobs = completion.logprobs.logprobs if token_ids else []
+    finish = None
+    if completion.finish_reason is not None:
+        finish = _FINISH.get(completion.finish_reason)
+        if finish is None:
+            raise RequestError(f"vLLM ended the request: {completion.finish_reason}")
+    hot = live.hot and live.taken == 0 and len(token_ids) > 0
+    parts = []
+    while live.boundaries and live.boundaries[0][0] < live.taken + len(token_ids):
+        first, version = live.boundaries.popleft()
+        count = first - live.taken
+        if count:
+            parts.append(TokenDelta(token_ids[:count], logprobs[:count], live.version))
+            token_ids, logprobs = token_ids[count:], logprobs[count:]
+        live.taken, live.version = first, version
+    live.taken += len(token_ids)
+    parts.append(TokenDelta(token_ids, logprobs, live.version, finish))
+    if hot:
+        parts[0] = parts[0]._replace(hot=True)
+    return parts

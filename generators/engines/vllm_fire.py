@@ -1,0 +1,111 @@
+"""Hot first tokens inside vLLM: a logits processor, loaded by name when the engine is built.
+
+In: requests whose `extra_args` hold `EXTRA_ARG`, and a step's logits. Out: the logits of each such
+request that has no output token yet, replaced so that vLLM draws from the hot distribution q and
+reports log q. All other rows stay as they are. One request makes the whole response: nothing is
+prefilled twice.
+
+vLLM divides logits by the request's temperature T after this processor and normalises them, so it
+leaves T log q. What vLLM would do to the logits between these two, or after them, would change q
+unnoticed; `validate_params` refuses requests that ask for it.
+"""
+
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import (
+    BatchUpdate,
+    LogitsProcessor,
+    process_dict_updates,
+)
+
+from generators.engines.distributions import hot_logprobs
+from headrace.protocol.messages.control import FireSampling
+
+EXTRA_ARG = "headrace_fire"
+
+
+class _Hot(NamedTuple):
+    """A request with a hot token to come. `output_ids` is vLLM's own growing list."""
+
+    fire: FireSampling
+    temperature: float
+    end_token_ids: tuple[int, ...]
+    output_ids: list[int]
+
+
+def hot_sampling(params: SamplingParams) -> FireSampling | None:
+    """What a request says of its hot token; ValueError where that is malformed."""
+    extra = (params.extra_args or {}).get(EXTRA_ARG)
+    try:
+        return None if extra is None else msgspec.convert(extra, FireSampling)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{EXTRA_ARG}: {error}") from error
+
+
+def undone_by(params: SamplingParams, fire: FireSampling) -> str | None:
+    """The setting of a request under which its first token is not the hot one asked for; None when
+    there is none."""
+    if params.temperature <= 0:
+        return "temperature = 0 takes the likeliest token"
+    if fire.temperature <= params.temperature:
+        return f"temperature = {params.temperature:g} is no cooler than {fire.temperature:g}"
+    if params.top_k > 0 and not 0 < fire.top_k <= params.top_k:
+        return f"top_k = {params.top_k} cuts {fire.top_k} candidates down"
+    for name, neutral in _NEUTRAL.items():
+        if getattr(params, name) != neutral:
+            return f"{name} = {getattr(params, name)!r} changes the distribution"
+    return None
+
+
+_NEUTRAL: dict[str, Any] = {
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+class HotToken(LogitsProcessor):
+    """See the module's docstring; the interface is that of vLLM's version 1 model runner."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """ValueError where a request's own settings would undo its hot token."""
+        fire = hot_sampling(sampling_params)
+        reason = None if fire is None else undone_by(sampling_params, fire)
+        if reason is not None:
+            raise ValueError(f"the first token would not be hot: {reason}")
+
+    def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+        self._rows: dict[int, _Hot] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        """Always False: a banned end token may have been the likeliest one."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow requests into, out of and about the batch; forget those that have a token."""
+        process_dict_updates(self._rows, batch_update, _state)
+        for row in [row for row, hot in self._rows.items() if hot.output_ids]:
+            del self._rows[row]
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Replace the rows of hot tokens in logits [rows, vocabulary]."""
+        for row, hot in self._rows.items():
+            logits[row] = hot.temperature * hot_logprobs(logits[row], hot.fire, hot.end_token_ids)
+        return logits
+
+
+def _state(
+    params: SamplingParams, prompt_ids: list[int] | None, output_ids: list[int]
+) -> _Hot | None:
+    fire = hot_sampling(params)
+    if fire is None or output_ids:
+        return None
+    return _Hot(fire, params.temperature, tuple(params.stop_token_ids or ()), output_ids)

@@ -1,0 +1,103 @@
+"""Code that runs inside vLLM's engine process, imported there by name.
+
+Importing it ties that process's life to the generator's: when the generator dies, however it dies,
+the kernel kills the engine, which would otherwise stay as an orphan with its memory. It also has
+the engine say what it is doing when it is asked (`headrace.host.stack_dumps`) and gather the tokens
+that it
+sends (`vllm_gather`). `WeightLoader` is mixed into vLLM's
+worker class and replaces its weights from a safetensors file.
+"""
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from generators.engines.vllm_gather import TOKENS_VARIABLE
+from generators.engines.vllm_gather import install as install_gatherer
+from headrace.host import stack_dumps
+
+OWNER_VARIABLE = "HEADRACE_ENGINE_OWNER"
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_owner() -> None:
+    """Ask the kernel for SIGKILL when the parent ends. Does nothing in the owner itself."""
+    owner = int(os.environ.get(OWNER_VARIABLE, "0"))
+    if owner in (0, os.getpid()):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # The owner may have died before the request was made.
+    try:
+        os.kill(owner, 0)
+    except ProcessLookupError:
+        os._exit(1)
+
+
+die_with_owner()
+stack_dumps.listen()
+install_gatherer(int(os.environ.get(TOKENS_VARIABLE, "1")))
+
+
+class WeightLoader:
+    """Extension of vLLM's worker; the methods are called by `collective_rpc` between steps."""
+
+    def headrace_load(self: Any, path: str) -> None:
+        """Replace all weights. A live linear layer on a CPU holds packed weights and no longer the
+        plain ones, so vLLM's layer-wise reload is the only safe way in."""
+        model = self.get_model()
+        if not hasattr(self, "_headrace_tied"):
+            self._headrace_tied = _tied_layers(model)
+        _forget_failed_load(model)
+        self.reload_weights(weights_iterator=_tensors(path))
+        for follower, owner in self._headrace_tied:
+            follower.weight = owner.weight
+            follower.quant_method.process_weights_after_loading(follower)
+
+    def headrace_pid(self) -> int:
+        """Process id of the engine, for supervision and tests."""
+        return os.getpid()
+
+
+def _tied_layers(model: Any) -> list[tuple[Any, Any]]:
+    """(follower, owner) of layers that share one weight, such as an output head tied to the
+    embedding. The reload fills the owner only, and on a CPU the follower has packed a copy of the
+    old weight into its matrix product: without being tied again it would answer from it."""
+    owners: dict[int, Any] = {}
+    pairs: list[tuple[Any, Any]] = []
+    for layer in model.modules():
+        weight = layer._parameters.get("weight") if hasattr(layer, "_parameters") else None
+        if weight is None or not weight.numel():
+            continue
+        owner = owners.setdefault(id(weight), layer)
+        if owner is not layer and hasattr(layer, "quant_method"):
+            pairs.append((layer, owner))
+    return pairs
+
+
+def _forget_failed_load(model: Any) -> None:
+    """Layers that an earlier load left half-way start again from nothing: what was buffered for
+    them came from a file that did not fit."""
+    from vllm.model_executor.model_loader.reload.layerwise import (
+        get_layerwise_info,
+        initialize_online_processing,
+        restore_layer_on_meta,
+    )
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            info.loaded_weights.clear()
+            restore_layer_on_meta(layer, info)
+            initialize_online_processing(layer)
+
+
+def _tensors(path: str) -> Iterator[tuple[str, Any]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            yield name, file.get_tensor(name)

@@ -1,0 +1,170 @@
+"""From a WeightNotice to a local safetensors file that has been checked.
+
+Sources are tried in order: `file:/path` (same host: used where it lies) and `tcp://host:port` (the
+learner's ROUTER: fetched in pieces into the cache folder, and gone on with where a broken transfer
+ended). A file counts only when its size and sha256 are those of the notice. `WeightLayout` checks,
+before a live model is touched, that names and shapes are those of the policy.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.protocol.messages.control import WeightBytes, WeightNotice, WeightRequest
+from headrace.protocol.transport.sockets import Dealer, Link
+
+_MAX_HEADER = 100 << 20
+_ASKS = 2
+"""How often a piece is asked for."""
+
+
+class WeightsUnavailableError(Exception):
+    """No source has the weights as announced."""
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+async def _check(path: Path, notice: WeightNotice) -> None:
+    size = path.stat().st_size
+    if size != notice.num_bytes:
+        raise WeightsUnavailableError(f"{path} has {size} bytes, announced {notice.num_bytes}")
+    if await asyncio.to_thread(_digest, path) != notice.sha256:
+        raise WeightsUnavailableError(f"{path} does not have the announced sha256")
+
+
+async def fetch(
+    notice: WeightNotice,
+    folder: Path,
+    *,
+    name: str,
+    max_bytes: int = 64 << 20,
+    curve_keys: str | None = None,
+    silence_s: float = 10.0,
+) -> Path:
+    """A local file with the announced weights; WeightsUnavailableError when no source has them.
+
+    `name` is the identity towards the learner, `silence_s` how long one piece may take.
+    """
+    failures = []
+    for source in notice.sources:
+        try:
+            if source.startswith("file:"):
+                path = Path(source.removeprefix("file:").removeprefix("//"))
+                await _check(path, notice)
+                return path
+            if source.startswith("tcp://"):
+                link = Link(source, max_bytes, curve_keys)
+                return await _download(notice, folder, Dealer(link, name), silence_s)
+            raise WeightsUnavailableError("only file: and tcp:// sources are known")
+        except (WeightsUnavailableError, OSError) as error:
+            failures.append(f"{source}: {error}")
+    raise WeightsUnavailableError(
+        f"no source of version {notice.version} works: " + "; ".join(failures or ["none given"])
+    )
+
+
+async def _download(notice: WeightNotice, folder: Path, dealer: Dealer, silence_s: float) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{notice.sha256}.safetensors"
+    part = path.with_suffix(".part")
+    try:
+        if path.exists():
+            await _check(path, notice)
+            return path
+        with part.open("ab") as file:
+            if file.tell() > notice.num_bytes:
+                file.truncate(0)
+            while (offset := file.tell()) < notice.num_bytes:
+                data = await _piece(dealer, notice.version, offset, silence_s)
+                if offset + len(data) > notice.num_bytes:
+                    raise WeightsUnavailableError("more bytes arrive than were announced")
+                file.write(data)
+    finally:
+        dealer.close()
+    try:
+        await _check(part, notice)
+    except WeightsUnavailableError:
+        part.unlink()
+        raise
+    _keep_newest(folder, part)
+    return part.rename(path)
+
+
+def _keep_newest(folder: Path, part: Path) -> None:
+    """Remove all files but `part` and the newest complete one, which a failed load goes back to."""
+    complete = sorted(folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
+    for old in [*complete[:-1], *(path for path in folder.glob("*.part") if path != part)]:
+        old.unlink()
+
+
+async def _piece(dealer: Dealer, version: int, offset: int, silence_s: float) -> bytes:
+    """The bytes from `offset` on; answers to earlier requests are ignored. A broken connection may
+    take a request or its answer along: it is asked again."""
+    for _ in range(_ASKS):
+        await dealer.send(WeightRequest(version=version, offset=offset))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(silence_s / _ASKS):
+                while True:
+                    message = await dealer.receive()
+                    if isinstance(message, WeightBytes) and message.version == version:
+                        if not message.data:
+                            raise WeightsUnavailableError(f"version {version} is gone")
+                        if message.offset == offset:
+                            return message.data
+    raise WeightsUnavailableError(f"silent for {silence_s:g} s at byte {offset}")
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes in a safetensors file, from its header; ValueError when it is not one."""
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER
+        if length >= min(size - 8, _MAX_HEADER) + 1:
+            raise ValueError(f"{path} is not a safetensors file")
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError(f"{path} is not a safetensors file")
+    try:
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
+        shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path} has a malformed safetensors header") from error
+    if 8 + length + end != size:
+        raise ValueError(f"{path} is {size} bytes long, its header says {8 + length + end}")
+    return shapes
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """Names and shapes of a policy's weights. Tied names may be present or absent."""
+
+    shapes: dict[str, tuple[int, ...]]
+    tied: frozenset[str] = frozenset()
+
+    def mismatch(self, path: Path) -> str | None:
+        """Why the file does not fit, or None."""
+        try:
+            found = read_shapes(path)
+        except (ValueError, OSError) as error:
+            return str(error)
+        missing = sorted(self.shapes.keys() - found.keys() - self.tied)
+        unknown = sorted(found.keys() - self.shapes.keys() - self.tied)
+        if missing:
+            return f"{path} lacks {len(missing)} tensors, the first is {missing[0]}"
+        if unknown:
+            return f"{path} has {len(unknown)} unknown tensors, the first is {unknown[0]}"
+        for name in found.keys() & self.shapes.keys():
+            if found[name] != self.shapes[name]:
+                return (
+                    f"{path}: {name} has shape {found[name]}, the policy's is {self.shapes[name]}"
+                )
+        return None

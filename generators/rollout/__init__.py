@@ -1,0 +1,1 @@
+"""A generator's loop: leases in, chunks out, weights taken in flight."""

@@ -1,0 +1,124 @@
+"""Tokens to chunks. In: the deltas of one lease. Out: TrajectoryChunk pieces of it.
+
+Pieces are cut after `chunk_tokens`, at every window border, at the end and on hold. Their
+concatenation is the stream (less what a hold throws away), no piece crosses a border, the spans of
+a piece cover exactly its tokens, its marks are of its own tokens, and exactly the last piece has
+`finish`. Between cuts the work of a token is two list appends: numpy comes in at the cut.
+"""
+
+import numpy as np
+
+from generators.engine import TokenDelta
+from headrace.protocol.messages.control import Finish, Lease, TrajectoryChunk
+from headrace.protocol.token_spans import Mark, Span, Streams
+
+
+class ChunkCutter:
+    """Cuts the stream of one lease. `position` is the response position of the next token."""
+
+    def __init__(self, lease: Lease, chunk_tokens: int) -> None:
+        self._lease, self._chunk_tokens = lease, chunk_tokens
+        self._start = len(lease.prefix_ids)
+        self._next_index = lease.next_chunk
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._versions: list[tuple[int, int]] = []
+        """(version, index into the buffer of its first token)"""
+        self._marks: list[Mark] = []
+        """Of tokens in the buffer."""
+        self._room = self._next_cut()
+        self.ended = False
+
+    @property
+    def position(self) -> int:
+        """Response tokens so far, prefix included."""
+        return self._start + len(self._token_ids)
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are in no chunk yet."""
+        return len(self._token_ids)
+
+    def add(self, delta: TokenDelta) -> list[TrajectoryChunk]:
+        """Take a delta; the chunks that are complete now."""
+        if delta.token_ids:
+            if not self._versions or self._versions[-1][0] != delta.version:
+                self._versions.append((delta.version, len(self._token_ids)))
+            if delta.hot:
+                self._marks.append(Mark("hot", self.position, self.position + 1))
+            self._token_ids += delta.token_ids
+            self._logprobs += delta.logprobs
+        if delta.finish is None and len(self._token_ids) < self._room:
+            return []
+        chunks = []
+        while len(self._token_ids) > self._room:
+            chunks.append(self._cut(self._room, None))
+        if delta.finish is not None:
+            chunks.append(self._cut(len(self._token_ids), self._finish_of(delta)))
+        elif len(self._token_ids) == self._room:
+            chunks.append(self._cut(self._room, None))
+        return chunks
+
+    def hold(self, at: int) -> tuple[TrajectoryChunk, int]:
+        """End the lease now: its last chunk (without tokens beyond position `at`; -1: all are
+        kept), and how many tokens were thrown away."""
+        exist = len(self._token_ids)
+        keep = exist if at < 0 else min(exist, max(0, at - self._start))
+        return self._cut(keep, "held"), exist - keep
+
+    def fail(self, error: str) -> TrajectoryChunk:
+        """End the lease now because it cannot be served."""
+        return self._cut(len(self._token_ids), "failed", error)
+
+    def _finish_of(self, delta: TokenDelta) -> Finish:
+        if delta.finish == "stop":
+            return "stop"
+        if delta.finish == "aborted":
+            return "held"
+        window_end = self._lease.stop_at
+        return "window" if self.position == window_end < self._lease.max_total else "length"
+
+    def _next_cut(self) -> int:
+        return min(self._chunk_tokens, self._lease.window - self._start % self._lease.window)
+
+    def _cut(self, count: int, finish: Finish | None, error: str | None = None) -> TrajectoryChunk:
+        start, lease = self._start, self._lease
+        borders = [first for _, first in self._versions] + [len(self._token_ids)]
+        runs = [(*run, end) for run, end in zip(self._versions, borders[1:], strict=True)]
+        spans = [
+            Span(version, start + first, start + min(end, count))
+            for version, first, end in runs
+            if first < count
+        ]
+        marks = _within(self._marks, start, start + count)
+        chunk = TrajectoryChunk(
+            lease_id=lease.lease_id,
+            trajectory_id=lease.trajectory_id,
+            chunk_index=self._next_index,
+            start=start,
+            token_ids=np.array(self._token_ids[:count], dtype=np.int32),
+            logprobs=np.array(self._logprobs[:count], dtype=np.float32),
+            spans=spans,
+            finish=finish,
+            error=error,
+            streams=Streams(marks=marks) if marks else None,
+        )
+        self._start += count
+        self._next_index += 1
+        self._room = self._next_cut()
+        self.ended = finish is not None
+        del self._token_ids[:count], self._logprobs[:count]
+        self._versions = [
+            (version, max(0, first - count)) for version, first, end in runs if end > count
+        ]
+        self._marks = _within(self._marks, self._start, self._start + len(self._token_ids))
+        return chunk
+
+
+def _within(marks: list[Mark], start: int, end: int) -> list[Mark]:
+    """What the marks say of tokens [start, end)."""
+    return [
+        Mark(mark.name, max(mark.start, start), min(mark.end, end))
+        for mark in marks
+        if mark.start < end and start < mark.end
+    ]

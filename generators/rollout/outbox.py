@@ -1,0 +1,106 @@
+"""Chunks on their way to the coordinator. In: chunks and acknowledgements. Out: Chunks messages.
+
+Chunks gather for a few milliseconds into one message. Each is kept until it is acknowledged;
+`resend` sends all unacknowledged ones again, in order, so that nothing is lost when the coordinator
+or the connection goes away. Between `pause` and `resend` they are kept and not sent: whoever has
+said Hello sends nothing before the answer, so that no chunk overtakes those before it. Nothing here
+blocks; memory is bounded by what the live leases may
+generate.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+
+from headrace.protocol.messages.control import ChunkAck, Chunks, TrajectoryChunk
+
+Send = Callable[[Chunks], Awaitable[None]]
+_BYTES_PER_TOKEN = 8
+_BYTES_PER_CHUNK = 256
+
+
+class Outbox:
+    """Unacknowledged chunks by (trajectory_id, chunk_index)."""
+
+    def __init__(self, send: Send, *, gather_s: float = 0.005, max_bytes: int = 8 << 20) -> None:
+        self._send, self._gather_s, self._max_bytes = send, gather_s, max_bytes
+        self._waiting: list[TrajectoryChunk] = []
+        self._unacked: dict[tuple[int, int], TrajectoryChunk] = {}
+        self._since: dict[tuple[int, int], float] = {}
+        """When each of them was sent last; the oldest comes first."""
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.paused = False
+
+    def pause(self) -> None:
+        """Send nothing until `resend`."""
+        self.paused = True
+
+    def leases(self) -> set[int]:
+        """Leases of which something is not acknowledged."""
+        return {chunk.lease_id for chunk in self._unacked.values()}
+
+    def waits_since(self) -> float:
+        """Since when the oldest chunk that was sent waits for its acknowledgement (on the monotonic
+        clock); infinite where none waits, or nothing is sent."""
+        return math.inf if self.paused else next(iter(self._since.values()), math.inf)
+
+    def put(self, chunk: TrajectoryChunk) -> None:
+        """Send soon, keep until acknowledged."""
+        key = chunk.trajectory_id, chunk.chunk_index
+        self._unacked[key], self._since[key] = chunk, time.monotonic()
+        self._waiting.append(chunk)
+        self._empty.clear()
+        self._wake.set()
+
+    def acknowledge(self, ack: ChunkAck) -> None:
+        """Forget what the coordinator has written down."""
+        for trajectory_id, chunk_index in ack.acked:
+            self._unacked.pop((trajectory_id, chunk_index), None)
+            self._since.pop((trajectory_id, chunk_index), None)
+        if not self._unacked:
+            self._empty.set()
+
+    def resend(self) -> None:
+        """Send everything that is not acknowledged once more, and all that comes."""
+        self.paused = False
+        self._waiting = list(self._unacked.values())
+        self._since = dict.fromkeys(self._unacked, time.monotonic())
+        if self._waiting:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Send what gathers, for as long as the task lives."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(self._gather_s)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send all that waits now, in messages of at most about `max_bytes`."""
+        self._wake.clear()
+        if self.paused:
+            return
+        waiting, self._waiting = self._waiting, []
+        message: list[TrajectoryChunk] = []
+        size = 0
+        for chunk in waiting:
+            num_bytes = _BYTES_PER_TOKEN * len(chunk.token_ids) + _BYTES_PER_CHUNK
+            if message and size + num_bytes > self._max_bytes:
+                await self._send(Chunks(chunks=message))
+                message, size = [], 0
+            message.append(chunk)
+            size += num_bytes
+        if message:
+            await self._send(Chunks(chunks=message))
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Flush and wait for all acknowledgements; False when time is over first."""
+        await self.flush()
+        try:
+            await asyncio.wait_for(self._empty.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""Engines without a run, and judges behind an HTTP server."""

@@ -1,0 +1,1 @@
+"""What a configuration needs of memory, from its sizes."""

@@ -1,0 +1,117 @@
+"""How much memory a run will take, estimated from its configuration before anything starts.
+
+In: a configuration and the machine. Out: bytes by part, on the host or on a GPU. The constants are
+resident sizes measured on a two-core machine (vLLM 0.32 and torch 2.13 on the CPU); the estimate
+should be right to within a third, and names its parts so that a user sees which one to shrink.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config.estimates.activations import largest_activations, longest_trajectory
+from headrace.config.estimates.model_shape import ModelShape
+from headrace.config.sections.run import RunConfig
+from headrace.host.hardware import MIB
+
+COORDINATOR = 350 * MIB
+DASHBOARD = 300 * MIB
+REWARD_PROCESS = 150 * MIB
+VLLM_PROCESSES = 1400 * MIB
+"""vLLM's client and engine process without weights, keys and values."""
+TORCH_SAMPLER = 700 * MIB
+LEARNER_PROCESS = 900 * MIB
+"""Python, torch and DeepSpeed in one rank."""
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes by part, and which key shrinks each."""
+
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(self.parts.values())
+
+    def text(self) -> str:
+        """`generators 1.2 GiB (kv cache 1.0), ...`, largest first."""
+        ordered = sorted(self.parts.items(), key=lambda part: -part[1])
+        return ", ".join(f"{name} {size / 2**30:.1f}" for name, size in ordered if size >= 50 * MIB)
+
+
+def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Weights, gradients and optimizer state of one rank, policy and value model together, and the
+    frozen reference where there is one."""
+    learner, ranks = config.learner, config.learner.ranks
+    models = 2 if config.algorithm.value is not None else 1
+    weights, gradients, moments = 4.0, 4.0, 8.0
+    if learner.precision == "bfloat16":
+        weights, gradients, moments = 2.0, 2.0, 12.0
+    moments /= ranks if learner.zero_stage >= 1 else 1
+    gradients /= ranks if learner.zero_stage >= 2 else 1
+    reference = weights if config.algorithm.kl is not None else 0.0
+    weights /= ranks if learner.zero_stage >= 3 else 1
+    return int(shape.parameters * (models * (weights + gradients + moments) + reference))
+
+
+def carried_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Keys and values that one rank carries over: of all trajectories in play at their longest, or
+    as much as it may."""
+    learner, algorithm = config.learner, config.algorithm
+    if learner.context != "carried":
+        return 0
+    models = 1 + (algorithm.value is not None) + (algorithm.kl is not None)
+    width = 2 if learner.precision == "float32" else 1
+    tokens = longest_trajectory(config) * -(-config.schedule.bound // learner.ranks)
+    needed = tokens * shape.kv_bytes_per_token * width * models
+    return min(needed, int(learner.carried_gib * 2**30))
+
+
+def stored_bytes(folder: Path) -> int:
+    """Size of the weights in a model's folder."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estimate:
+    """Bytes of main memory that a run takes."""
+    generator, reward, learner = config.generator, config.reward, config.learner
+    vllm = generator.engine == "vllm"
+    weights = shape.parameters * _DTYPE_BYTES.get(generator.dtype, 2)
+    parts = {"coordinator": COORDINATOR}
+    if generator.engine != "fake":
+        base = VLLM_PROCESSES if vllm else TORCH_SAMPLER
+        parts["generators"] = generator.count * (base + (0 if on_gpu else 2 * weights))
+    if vllm and not on_gpu:
+        parts["kv cache"] = int(generator.count * generator.kv_cache_gib * 2**30)
+    if not config.evaluation.only:
+        parts["learner processes"] = learner.ranks * LEARNER_PROCESS
+        parts["carried keys"] = learner.ranks * carried_bytes(config, shape)
+        if not on_gpu or learner.device == "cpu":
+            parts["models and optimizers"] = learner.ranks * trained_bytes(config, shape)
+            parts["activations"] = learner.ranks * largest_activations(config, shape, on_gpu=False)
+    children = sum(source.children for source in reward.each().values())
+    parts["rewards"] = reward.workers * (1 + children) * REWARD_PROCESS
+    for name, judge in reward.judges.items():
+        on_host = (
+            0 if on_gpu else 2 * stored_bytes(Path(judge.path)) + int(judge.kv_cache_gib * 2**30)
+        )
+        parts[f"judge {name}"] = VLLM_PROCESSES + on_host
+    if config.dashboard.enabled:
+        parts["dashboard"] = DASHBOARD
+    return Estimate(parts)
+
+
+def gpu_memory(config: RunConfig, shape: ModelShape) -> Estimate:
+    """Bytes of one GPU that a learner rank takes."""
+    return Estimate(
+        {
+            "models and optimizers": trained_bytes(config, shape),
+            "activations": largest_activations(config, shape, on_gpu=True),
+            "carried keys": min(
+                carried_bytes(config, shape), int(config.learner.carried_on_device_gib * 2**30)
+            ),
+        }
+    )

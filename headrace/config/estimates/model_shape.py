@@ -1,0 +1,93 @@
+"""The shape of a model, read from its folder without loading it.
+
+In: a Hugging Face folder. Out: `ModelShape`. Reads config.json and the headers of weight files,
+never a weight.
+"""
+
+import json
+import math
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from headrace.host.hardware import MIB
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What an estimate of memory needs to know about a decoder with gated feed-forward layers."""
+
+    parameters: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    layers: int
+    vocabulary: int
+    normalised_heads: bool = False
+    """Queries and keys have norms of their own (Qwen3)."""
+
+    @property
+    def query_width(self) -> int:
+        """Numbers in a token's queries of one layer."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Numbers in a token's keys of one layer; its values have as many."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers, at two bytes a number."""
+        return 2 * 2 * self.layers * self.key_width
+
+
+def model_shape(folder: Path) -> ModelShape:
+    """The shape of the model in a Hugging Face folder.
+
+    Raises OSError, ValueError or KeyError where the folder does not say.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config", config)
+    hidden, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
+    heads = int(config.get("num_attention_heads", 1))
+    tensors: dict[str, int] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= tensor_sizes(file)
+    shape = ModelShape(
+        parameters=sum(tensors.values()),
+        hidden=hidden,
+        intermediate=int(config.get("intermediate_size", 4 * hidden)),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or hidden // heads),
+        layers=layers,
+        vocabulary=int(config["vocab_size"]),
+        normalised_heads=any(".q_norm." in name for name in tensors),
+    )
+    if tensors:
+        return shape
+    return replace(
+        shape, parameters=_parameters(shape, tied=bool(config.get("tie_word_embeddings")))
+    )
+
+
+def _parameters(shape: ModelShape, *, tied: bool) -> int:
+    """Matrices alone: what a shape says where there are no weights to look at."""
+    attention = 2 * shape.hidden * (shape.query_width + shape.key_width)
+    layer = attention + 3 * shape.hidden * shape.intermediate
+    return shape.layers * layer + shape.vocabulary * shape.hidden * (1 if tied else 2)
+
+
+def tensor_sizes(file: Path) -> dict[str, int]:
+    """How many numbers each tensor of a safetensors file has, from its header alone."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(min(length, 64 * MIB)))
+    return {
+        name: math.prod(tensor["shape"])
+        for name, tensor in header.items()
+        if name != "__metadata__"
+    }

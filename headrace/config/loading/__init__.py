@@ -1,0 +1,1 @@
+"""Recipes, overrides and model names to a configuration."""

@@ -1,0 +1,83 @@
+"""Models by hub name: found in the local cache, or downloaded before anything else starts.
+
+In: a path as the recipe gives it. Out: a local folder, so that every process reads the same files.
+Only weights in safetensors, the configuration and the tokenizer are taken.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from headrace.config.sections.model import JudgeConfig
+from headrace.config.sections.reward_model import RewardModelConfig
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+C = TypeVar("C", RunConfig, RewardModelConfig)
+FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+
+
+def named_model(name: str) -> str:
+    """The model folder, in full, or hub name that a user gave; UserError where it is neither."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(folder.resolve())
+    if is_hub_name(name):
+        return name
+    raise UserError(f"no model folder at {name}")
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a path can only be meant as `owner/name` on the hub."""
+    if not HUB_NAME.fullmatch(path) or path.startswith("."):
+        return False
+    return not Path(path.split("/")[0]).is_dir()
+
+
+def with_local_model(config: C, *, download: bool) -> C:
+    """The configuration with models as local folders, where it named some on the hub.
+
+    Without `download` only the local cache is asked, and a model that is not there stays a name.
+    """
+    changed: dict[str, Any] = {}
+    path = _local("model.path", config.model.path, download=download)
+    if path != config.model.path:
+        changed["model"] = config.model.model_copy(update={"path": path})
+    if isinstance(config, RunConfig):
+        judges = _local_judges(config.reward.judges, download=download)
+        if judges != config.reward.judges:
+            changed["reward"] = config.reward.model_copy(update={"judges": judges})
+    return config.model_copy(update=changed) if changed else config
+
+
+def _local_judges(judges: Mapping[str, JudgeConfig], *, download: bool) -> dict[str, JudgeConfig]:
+    """The judges of a run with local folders."""
+    paths = {
+        name: _local(f"reward.judges.{name}.path", judge.path, download=download)
+        for name, judge in judges.items()
+    }
+    return {name: judges[name].model_copy(update={"path": path}) for name, path in paths.items()}
+
+
+def _local(key: str, path: str, *, download: bool) -> str:
+    """The folder of a model, or the path as it is where there is none."""
+    if Path(path).is_dir() or not is_hub_name(path):
+        return path
+    return _snapshot(key, path, download=download) or path
+
+
+def _snapshot(key: str, name: str, *, download: bool) -> str | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(name, allow_patterns=FILES, local_files_only=not download)
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
+        if not download:
+            return None
+        reason = str(error).strip().splitlines()[0][:120]
+        raise UserError(
+            f"{key} = {name!r}: no such model folder here, and the hub has no answer: {reason}"
+        ) from error

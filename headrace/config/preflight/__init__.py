@@ -1,0 +1,1 @@
+"""Checks of a configuration against this machine, and its explanation."""

@@ -1,0 +1,142 @@
+"""Checks across sections, and of what a configuration needs from the machine.
+
+`headrace.config.validation.rules` are facts about the values alone. `check_machine` looks at
+folders, files,
+ports and memory. Both raise UserError with one line.
+"""
+
+from pathlib import Path
+
+from headrace.config.estimates.memory import gpu_memory, host_memory
+from headrace.config.estimates.model_shape import ModelShape, model_shape
+from headrace.config.preflight.value_model import check_value_model
+from headrace.config.sections.algorithm import BehaviourRatioConfig, ReinforceLossConfig
+from headrace.config.sections.run import RunConfig
+from headrace.config.sections.task import DatasetConfig
+from headrace.config.validation.reward_rules import reward_problems
+from headrace.config.validation.rules import RULES
+from headrace.errors import UserError
+from headrace.host.hardware import Hardware, port_is_free
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def problems(config: RunConfig) -> list[str]:
+    """One line for every rule that a configuration breaks."""
+    found = [f"{rule.key}: {rule.advice.format(c=config)}" for rule in RULES if rule.broken(config)]
+    return [*found, *reward_problems(config.reward)]
+
+
+def check_recipe(config: RunConfig) -> None:
+    """UserError for the first broken rule, and how many more there are."""
+    found = problems(config)
+    if found:
+        more = f" (and {len(found) - 1} more; see `headrace config check`)" if found[1:] else ""
+        raise UserError(found[0] + more)
+
+
+def never_ends(config: RunConfig) -> bool:
+    """Whether a run goes on until somebody stops it."""
+    stop = config.stop
+    limits = (stop.updates, stop.train_time_s, stop.tokens, stop.accuracy, stop.after_warmup)
+    return not config.evaluation.only and not any(limits)
+
+
+def ignores_age(config: RunConfig) -> bool:
+    """Whether a stream's old tokens are trained as if the present policy had sampled them: plain
+    policy gradient has no ratio, and the ratio to the sampler no weight."""
+    schedule, algorithm = config.schedule, config.algorithm
+    return (
+        schedule.mode == "streaming"
+        and schedule.max_staleness > 0
+        and isinstance(algorithm.policy_loss, ReinforceLossConfig)
+        and isinstance(algorithm.ratio, BehaviourRatioConfig)
+    )
+
+
+def check_machine(config: RunConfig, hardware: Hardware) -> None:
+    """UserError where a folder, file, port or the memory that a run needs is not there."""
+    shape = check_model(config)
+    check_dataset(config)
+    _check_ports(config)
+    _check_memory(config, hardware, shape)
+
+
+def check_model(config: RunConfig) -> ModelShape:
+    """The shape of the policy in its folder; UserError where there is none."""
+    judges = {f"reward.judges.{n}.path": j.path for n, j in config.reward.judges.items()}
+    speaking = {"model.path": config.model.path, **judges}
+    paths = {**speaking, "model.critic_path": config.model.critic_path}
+    for key, path in paths.items():
+        if path is None:
+            continue
+        folder = Path(path)
+        if not folder.is_dir():
+            raise UserError(
+                f"{key} = {path!r}: no such model folder (looked beside the recipe and in the "
+                "working directory)"
+            )
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{key} = {path!r}: no config.json in it, so not a model folder")
+        if not any(folder.glob("*.safetensors")):
+            raise UserError(f"{key} = {path!r}: no *.safetensors weights in it")
+    for key, spoken in speaking.items():
+        if not any((Path(spoken) / name).is_file() for name in TOKENIZER_FILES):
+            raise UserError(f"{key} = {spoken!r}: no tokenizer in it")
+    if config.model.critic_path is not None:
+        check_value_model(Path(config.model.critic_path), Path(config.model.path))
+    try:
+        return model_shape(Path(config.model.path))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model.path = {config.model.path!r}: cannot read it: {error}") from error
+
+
+def check_dataset(config: RunConfig) -> None:
+    """UserError where a dataset file is missing."""
+    task = config.task
+    if not isinstance(task, DatasetConfig):
+        return
+    for key, path in (("task.path", task.path), ("task.eval_path", task.eval_path)):
+        if path is not None and not Path(path).exists():
+            raise UserError(
+                f"{key} = {path!r}: no such file (looked beside the recipe and in the working "
+                "directory)"
+            )
+
+
+def _check_ports(config: RunConfig) -> None:
+    wanted = [("transport", config.transport.host, config.transport.port)]
+    if config.dashboard.enabled:
+        wanted.append(("dashboard", config.dashboard.host, config.dashboard.port))
+    for section, host, port in wanted:
+        if port and not port_is_free(host, port):
+            other = " or leave the page out with --no-dashboard" if section == "dashboard" else ""
+            raise UserError(
+                f"{section}.port = {port} is in use on {host}; choose another with "
+                f"{section}.port=PORT (0 takes a free one){other}"
+            )
+
+
+def _check_memory(config: RunConfig, hardware: Hardware, shape: ModelShape) -> None:
+    gib = 2**30
+    on_gpu = bool(hardware.gpus)
+    need = host_memory(config, shape, on_gpu=on_gpu)
+    if need.total > hardware.available_bytes:
+        raise UserError(
+            f"not enough memory: this recipe needs about {need.total / gib:.1f} GiB "
+            f"({need.text()}), {hardware.available_bytes / gib:.1f} GiB are free; lower "
+            "generator.kv_cache_gib, learner.micro_batch_tokens or the size of the model"
+        )
+    if on_gpu and config.learner.device != "cpu" and not config.evaluation.only:
+        room = min(gpu.memory_bytes for gpu in hardware.gpus)
+        width = config.generator.tensor_parallel_size * config.generator.count
+        if len(hardware.gpus) < config.learner.ranks + width:
+            room = int(room * (1 - config.generator.gpu_memory_utilization))
+        gpu = gpu_memory(config, shape)
+        if gpu.total > room:
+            raise UserError(
+                f"not enough GPU memory: a learner rank needs about {gpu.total / gib:.1f} GiB "
+                f"({gpu.text()}), {room / gib:.1f} GiB are left beside the generators; lower "
+                "generator.gpu_memory_utilization or learner.micro_batch_tokens, or raise "
+                "learner.zero_stage"
+            )

@@ -1,0 +1,248 @@
+"""An algorithm as data: every slot of `learner.algorithms.registry.Algorithm` is named here."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from headrace.config.sections.base import StrictModel
+
+
+class EgaeConfig(StrictModel):
+    """Extended GAE on unfinished windows, GAE on finished ones (needs a value model)."""
+
+    kind: Literal["egae"]
+
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    """Discount."""
+
+    gae_lambda_policy: float = Field(default=0.95, ge=0, le=1)
+    """Lambda of the policy's advantages; the floor when the length-adaptive lambda is on."""
+
+    length_adaptive_alpha: float | None = Field(default=None, gt=0)
+    """alpha of lambda = 1 - 1/(alpha * length) (VAPO eq. 5). None: a fixed lambda."""
+
+    half_window_credit: bool = True
+    """An unfinished trajectory counts half a window longer in the adaptive lambda (T-PPO)."""
+
+    boundary: Literal["copy", "bootstrap", "terminal"] = "copy"
+    """V(s_l) at a cut: copy V(s_{l-1}) (T-PPO), ask the critic, or 0 (a mistake, for ablation)."""
+
+    boundary_mask: int = Field(default=0, ge=0)
+    """Last tokens of an unfinished window left out of the policy loss (T-PPO recipe: 8)."""
+
+    whiten: bool = True
+    """Subtract the mean and divide by the standard deviation over the batch's trained tokens."""
+
+    clamp: float | None = Field(default=10.0, gt=0)
+    """Bound of the advantage's absolute value. None: no bound."""
+
+
+class GroupAdvantageConfig(StrictModel):
+    """Critic-free advantages from the rewards of a group."""
+
+    kind: Literal["group"]
+
+    baseline: Literal["mean", "leave_one_out", "none"] = "mean"
+    """What is subtracted from a trajectory's reward."""
+
+    scale: Literal["sample_std", "population_std", "none"] = "sample_std"
+    """Divide by the group's standard deviation + 1e-6: of a sample (n - 1, as verl and DAPO's code
+    do), of a population (n), or not at all (Dr. GRPO, RLOO)."""
+
+    whiten: bool = False
+    """Whiten over the batch's trained tokens as well (REINFORCE++)."""
+
+    clamp: float | None = Field(default=None, gt=0)
+    """Bound of the advantage's absolute value."""
+
+
+AdvantageConfig = Annotated[EgaeConfig | GroupAdvantageConfig, Field(discriminator="kind")]
+
+
+class ValueTargetConfig(StrictModel):
+    """The value model: its targets and its loss."""
+
+    gae_lambda_value: float = Field(default=1.0, ge=0, le=1)
+    """Lambda of the value target; 1 is the Monte-Carlo return."""
+
+    value_clip_low: float | None = Field(default=None, gt=0)
+    """How far below the old value the clipped value may go (T-PPO recipe: 0.5). None: no clip."""
+
+    value_clip_high: float | None = Field(default=None, gt=0)
+    """How far above the old value the clipped value may go (T-PPO recipe: 0.6)."""
+
+    aggregate: Literal["sample_mean", "token_mean"] = "sample_mean"
+    """How token losses become one number."""
+
+    warmup_updates: int = Field(default=0, ge=0)
+    """Updates that train the value model alone, on a fixed policy (VC-PPO value pretraining)."""
+
+    warmup_epochs: int = Field(default=1, ge=1)
+    """Passes over the value batch in each warm-up update."""
+
+    warmup_explained_variance: float | None = Field(default=None, lt=1)
+    """End the warm-up early once the explained variance reaches this."""
+
+    context: Literal["none", "anchor"] = "none"
+    """What the value model is told between the prompt and the answer, and the policy is not.
+    anchor: the answer that this one has to beat, for sources of the kind `pairwise` (Pairwise-RL).
+    """
+
+
+class BehaviourRatioConfig(StrictModel):
+    """Ratio to the sampler's logprobs, weight 1: plain PPO around whatever sampled the token."""
+
+    kind: Literal["behaviour"]
+
+
+class DecoupledRatioConfig(StrictModel):
+    """Ratio to proximal logprobs, weighted by proximal over behaviour (decoupled PPO, AReaL)."""
+
+    kind: Literal["decoupled"]
+
+    proximal: Literal["recomputed", "interpolated"] = "recomputed"
+    """recomputed: logprobs under the weights of the update's start. interpolated: between the
+    sampler's and the learner's by the token's age, without a forward pass (A-3PO)."""
+
+    cap: float = Field(default=2.0, gt=0)
+    """Largest weight."""
+
+    over_cap: Literal["clamp", "mask"] = "clamp"
+    """Tokens over the cap are clamped to it or get weight 0."""
+
+
+class TisRatioConfig(StrictModel):
+    """Ratio to recomputed logprobs, weighted by these over the sampler's, truncated from above."""
+
+    kind: Literal["tis"]
+
+    level: Literal["token", "sequence"] = "token"
+    """sequence: every token gets the product of its whole response (needs whole responses)."""
+
+    cap: float = Field(default=2.0, gt=0)
+    """Largest weight (token 1.5 to 5, sequence 2 to 10)."""
+
+    over_cap: Literal["clamp", "mask"] = "clamp"
+    """clamp is TIS; mask gives weight 0 to what is over the cap (MIS)."""
+
+    geometric_filter: tuple[float, float] | None = None
+    """Leave out responses whose geometric mean of the weight lies outside, for example
+    [0.999, 1.001] (needs whole responses). None: no filter."""
+
+
+RatioConfig = Annotated[
+    BehaviourRatioConfig | DecoupledRatioConfig | TisRatioConfig, Field(discriminator="kind")
+]
+
+
+class ClippedLossConfig(StrictModel):
+    """PPO's clipped surrogate."""
+
+    kind: Literal["clipped"]
+
+    clip_ratio_low: float = Field(default=0.2, gt=0, lt=1)
+    """epsilon below 1."""
+
+    clip_ratio_high: float = Field(default=0.28, gt=0)
+    """epsilon above 1 (clip-higher when larger than the lower one)."""
+
+    dual_clip: float | None = Field(default=10.0, gt=1)
+    """Bound of the loss for negative advantages at large ratios. None: no dual clip."""
+
+
+class ReinforceLossConfig(StrictModel):
+    """Logprob times advantage: plain policy gradient, nothing clipped. Only a ratio with a weight
+    (tis, decoupled) corrects for the age of a stream's tokens."""
+
+    kind: Literal["reinforce"]
+
+
+PolicyLossConfig = Annotated[ClippedLossConfig | ReinforceLossConfig, Field(discriminator="kind")]
+
+
+class KlConfig(StrictModel):
+    """Divergence from a reference: the policy that the run began with (`model.path`), frozen."""
+
+    coef: float = Field(gt=0)
+    """Its weight."""
+
+    estimator: Literal["k1", "k1+", "k2", "k3", "k3+"] | None = None
+    """k1: log ratio. k2: half its square. k3: never negative (Schulman 2020). k1+, k3+: their value
+    with the gradient of k2, which alone is the divergence's own. None: k3+ in the loss, and in the
+    reward k1, the only one that is right there."""
+
+    where: Literal["loss", "reward"] = "loss"
+    """loss: a term of the policy's loss (GRPO). reward: taken from each token's reward, for
+    advantages and value targets alike (RLHF's PPO, REINFORCE++)."""
+
+    @property
+    def chosen_estimator(self) -> Literal["k1", "k1+", "k2", "k3", "k3+"]:
+        """The estimator, or what stands for None."""
+        return self.estimator or ("k3+" if self.where == "loss" else "k1")
+
+
+class OverlongConfig(StrictModel):
+    """What long responses cost (DAPO section 3.4); the verifier's own score stays as it is."""
+
+    cache: int | None = Field(default=None, ge=1)
+    """The penalty grows from 0 to -1 over the last so many tokens before max_response_length.
+    None: no penalty."""
+
+    factor: float = Field(default=1.0, gt=0)
+    """Multiplies the penalty."""
+
+    filter: bool = False
+    """Leave responses that met the length limit out of the policy loss."""
+
+
+class PenaltyConfig(StrictModel):
+    """Terms added to the policy loss."""
+
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus."""
+
+    positive_nll_coef: float = Field(default=0.0, ge=0)
+    """Weight of the likelihood of right answers, over all their response tokens, earlier windows
+    included (VAPO eq. 9-10; 0.1 there)."""
+
+
+class AlgorithmConfig(StrictModel):
+    """Every slot of an algorithm; `name` is a label and switches nothing."""
+
+    name: str = "tppo"
+    """A label for tables and plots."""
+
+    advantages: AdvantageConfig
+    """How rewards and values become the policy's advantages."""
+
+    value: ValueTargetConfig | None = None
+    """The value model. None: critic-free."""
+
+    admit: Literal["all", "mixed_groups"] = "all"
+    """mixed_groups: drop groups whose trajectories all have the same score, before shaping, and
+    issue others in their place (DAPO's dynamic sampling)."""
+
+    overlong: OverlongConfig | None = None
+    """What long responses cost. None: nothing."""
+
+    ratio: RatioConfig = BehaviourRatioConfig(kind="behaviour")
+    """The importance ratio."""
+
+    policy_loss: PolicyLossConfig = ClippedLossConfig(kind="clipped")
+    """The surrogate loss."""
+
+    aggregate: Literal["token_mean", "sample_mean", "fixed_length"] = "token_mean"
+    """How token losses of the policy become one number: the mean over the batch's tokens; over
+    samples of the mean over their tokens; over samples of the sum divided by max_response_length
+    (Dr. GRPO)."""
+
+    penalties: PenaltyConfig = PenaltyConfig()
+    """Terms added to the policy loss."""
+
+    kl: KlConfig | None = None
+    """Divergence from the starting policy. None: not asked for."""
+
+    @property
+    def reads_anchors(self) -> bool:
+        """Whether the value model reads anchors."""
+        return self.value is not None and self.value.context == "anchor"

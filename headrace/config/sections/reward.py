@@ -1,0 +1,264 @@
+"""How finished trajectories are scored: by which sources, and which prompt goes to which."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from headrace.config.sections.base import StrictModel
+from headrace.config.sections.model import JudgeConfig
+from headrace.config.sections.reward_monitors import AlertConfig, AuditConfig
+
+Adapter = Literal["trl", "verl", "openrlhf", "areal", "verifiers", "slime", "rllm", "plain"]
+Kind = Literal[
+    "math", "exact", "function", "choice", "text", "instruction", "number", "sql", "gym", "code",
+    "judge", "prm", "pairwise",
+]  # fmt: skip
+Unit = Literal["trajectory", "group", "line"]
+SourceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+DEFAULT_SOURCE = "default"
+"""The name of a recipe's only source."""
+JUDGES_CONCURRENCY = 32
+"""Responses that a child of a judge's source has in flight, where nothing else is said."""
+
+
+class WeightedFunction(StrictModel):
+    """One of several functions, in `functions`."""
+
+    name: str
+    """`package.module:name` or `path/to/file.py:name`."""
+
+    weight: float = 1.0
+    """The reward is the sum of the functions' scores, each times its weight."""
+
+    adapter: Adapter | None = None
+    """Its convention. None: that of the source."""
+
+
+class SourceConfig(StrictModel):
+    """One of several sources of rewards: a verifier with a deadline and children of its own.
+    `[reward.route]` says which prompts it scores."""
+
+    kind: Kind = "math"
+    """math: exact numbers first, then math-verify. exact: the answer string itself. function: the
+    callable named by `function`, or those in `functions`. choice: multiple choice. text: strings,
+    expressions, formats. instruction: checks of length, words, form. number: tolerance and units.
+    sql: a query's rows. gym: scorers of reasoning-gym. code: unit tests, in the sandbox.
+    judge: another language model. prm: lines, by a line reward model. pairwise: how likely the
+    answer beats its prompt's anchor, by a pairwise reward model. See docs/verifiers.md,
+    docs/sandbox.md, docs/judges.md, docs/process-rewards.md and docs/pairwise-rl.md."""
+
+    unit: Unit = "trajectory"
+    """What is scored at once. trajectory: each response when it has ended. group: all responses to
+    a prompt when the last of them has ended. line: the complete lines of a response that may go on;
+    such a source stands beside the one that the route names: `reward.process`."""
+
+    options: dict[str, Any] = Field(default={})
+    """What the kind can be told besides: docs/verifiers.md, docs/judges.md."""
+
+    function: str | None = None
+    """`package.module:name` or `path/to/file.py:name` of
+    `(prompt, completion, answer, **info) -> float | dict` (a dict has `score` and perhaps
+    `correct`; the rest are parts), or of a function or rubric of TRL, verl, OpenRLHF, AReaL,
+    verifiers, slime or rLLM."""
+
+    functions: tuple[WeightedFunction, ...] = ()
+    """Several functions, in the place of `function`. The first that applies to a response says
+    whether it is right."""
+
+    adapter: Adapter | None = None
+    """The convention by which functions are called. None: told by the names of their arguments."""
+
+    answer_marker: str | None = Field(default=None, min_length=1)
+    """Text that comes right before the final answer (for example `#`); the answer is what follows
+    its last occurrence. None: math-verify finds the answer (boxed, or the last expression)."""
+
+    require_finish: bool = True
+    """A response without an end token counts as wrong."""
+
+    score_range: tuple[float, float] | None = None
+    """[low, high]: scores from low to high become rewards from `wrong_reward` to `correct_reward`,
+    those beyond are cut; the score itself is the part `score`. It puts sources on one scale. None:
+    a function's score is the reward, and other kinds score from 0 to 1."""
+
+    correct_reward: float = 1.0
+    """What a right answer earns; not of a function without `score_range`, which says so itself."""
+
+    wrong_reward: float = 0.0
+    """What a wrong answer earns, and of every kind a response without its end."""
+
+    kl_coefficient: float | None = Field(default=None, ge=0)
+    """Weight of the divergence for answers to this source's prompts, unfinished ones too, in the
+    place of `algorithm.kl.coef`. 0: none, as for what a verifier checks."""
+
+    correct_threshold: float = 0.5
+    """A function's or a judge's score from here on means a right answer, where a function does not
+    say `correct` itself. Accuracy and the likelihood of right answers go by it. With `score_range`
+    it is the score before that."""
+
+    python: str | None = None
+    """The Python program of the scoring children. None: ours. Name another environment's where the
+    packages of a reward function do not go with ours; it needs numpy, msgspec and pydantic."""
+
+    children: int = Field(default=1, ge=1)
+    """Scoring child processes of one worker."""
+
+    concurrency: int | None = Field(default=None, ge=1)
+    """Responses that a child scores at a time, of kinds that wait for others: a judge (None: 32),
+    and functions that are coroutines (None: 1). With the unit group so many groups, with line the
+    lines of so many responses."""
+
+    timeout_s: float = Field(default=10.0, gt=0)
+    """Deadline of one response. A child that misses it is killed and replaced; one that scores many
+    at a time gives the response up and goes on."""
+
+    def pays_itself(self) -> bool:
+        """Whether its scores are rewards as they are."""
+        return self.kind == "function" and self.score_range is None
+
+    def names(self) -> tuple[str, ...]:
+        """Names of the functions."""
+        own = () if self.function is None else (self.function,)
+        return (*own, *(entry.name for entry in self.functions))
+
+
+class RouteConfig(StrictModel):
+    """Which source scores a prompt: by a column of its row, else by the task, else the default."""
+
+    column: str | None = None
+    """Column of the dataset that says it (a dot reaches into a nested one)."""
+
+    values: dict[str, SourceName] = Field(default={})
+    """The source for each value of the column. Empty: the value is the source's name."""
+
+    tasks: dict[str, SourceName] = Field(default={})
+    """The source for each `task.kind`, where the column does not say it."""
+
+    default: SourceName | None = None
+    """The source of all other prompts. None: there may be none."""
+
+    def targets(self) -> tuple[str, ...]:
+        """Every source that it names."""
+        last = () if self.default is None else (self.default,)
+        return (*self.values.values(), *self.tasks.values(), *last)
+
+
+class ProcessConfig(StrictModel):
+    """Rewards for the lines of an answer, beside its outcome: a line earns lambda x its score / the
+    number of lines that are not neutral (arXiv 2410.17621)."""
+
+    source: SourceName | None = None
+    """The source that scores lines (its `unit` is line). None: lines earn nothing."""
+
+    failing: float = Field(default=0.25, ge=0)
+    """lambda of an answer that is not right."""
+
+    passing: float = Field(default=0.025, ge=0)
+    """lambda of one that is right."""
+
+    lines: int | None = Field(default=None, ge=1)
+    """Lines that are not neutral in an answer, as far as one can say: what lines of an unfinished
+    answer are paid is divided by it, or by the lines so far where those are more. None: the mean of
+    the last answers."""
+
+
+class RewardConfig(SourceConfig):
+    """What scores responses, and the processes that do it. With `[reward.sources.NAME]` several
+    sources score, and the keys of a source stand in their tables; without, these keys are the only
+    source, `default`."""
+
+    sources: dict[SourceName, SourceConfig] = Field(default={})
+    """Sources by name."""
+
+    route: RouteConfig = RouteConfig()
+    """Which prompt goes to which source."""
+
+    judges: dict[SourceName, JudgeConfig] = Field(default={})
+    """Models of our own that judge, by name. docs/judges.md."""
+
+    audit: AuditConfig | None = None
+    """A second source that scores a share of the prompts too, to see whether rewards still mean
+    what they should. None: nobody does."""
+
+    alerts: AlertConfig = AlertConfig()
+    """When the monitors of rewards raise an alert."""
+
+    process: ProcessConfig = ProcessConfig()
+    """What lines earn beside the outcome."""
+
+    token_ids: bool = False
+    """Send token ids of prompts and responses to the reward workers. A function that takes them
+    switches it on by itself when a run starts."""
+
+    workers: int = Field(default=1, ge=1)
+    """Reward worker processes the supervisor starts."""
+
+    batch: int = Field(default=64, ge=1)
+    """Most responses handed to a child at once."""
+
+    max_consecutive_failures: int = Field(default=64, ge=1)
+    """So many failed scorings of one source in a row stop the run with the reason."""
+
+    def each(self) -> dict[str, SourceConfig]:
+        """All sources by name."""
+        if self.sources:
+            return self.sources
+        own = {name: getattr(self, name) for name in SourceConfig.model_fields}
+        return {DEFAULT_SOURCE: SourceConfig(**own)}
+
+    def has_kind(self, kind: Kind) -> bool:
+        """Whether a source is of a kind."""
+        return any(source.kind == kind for source in self.each().values())
+
+    def line_source(self) -> SourceConfig | None:
+        """The source that scores lines, where there is one."""
+        name = self.process.source
+        return None if name is None else self.each().get(name)
+
+    def strays(self) -> list[str]:
+        """Keys of a source that stand beside `sources`, where nobody would read them."""
+        if not self.sources:
+            return []
+        fields = SourceConfig.model_fields.items()
+        return [name for name, field in fields if getattr(self, name) != field.default]
+
+    def audit_only(self) -> frozenset[str]:
+        """Sources that score for the audit and for no prompt's training."""
+        if self.audit is None or self.audit.source in self.route.targets():
+            return frozenset()
+        by_name = self.route.column is not None and not self.route.values
+        return frozenset() if by_name else frozenset({self.audit.source})
+
+    def audit_judges(self) -> frozenset[str]:
+        """Judges of the run that nobody asks but a source that only audits."""
+        audits, asked = self.audit_only(), {True: set[str](), False: set[str]()}
+        for name, source in self.each().items():
+            judge = source.options.get("judge") if source.kind == "judge" else None
+            if isinstance(judge, str):
+                asked[name in audits].add(judge)
+        return frozenset(asked[True] - asked[False])
+
+    def route_of(self, task: str, columns: Callable[[], Mapping[str, Any]]) -> str | None:
+        """The name of the source for a prompt of a task; None where there is none. The row's
+        columns are asked for only where the route goes by one."""
+        if not self.sources:
+            return DEFAULT_SOURCE
+        route = self.route
+        found = None if route.column is None else _value(columns(), route.column)
+        if found is not None:
+            named = route.values.get(found) if route.values else found
+            if named in self.sources and self.sources[named].unit != "line":
+                return named
+        return route.tasks.get(task, route.default)
+
+
+def _value(columns: Mapping[str, Any], dotted: str) -> str | None:
+    """What a row says under a name, as text; None where it says nothing."""
+    value: Any = columns.get(dotted)
+    if dotted not in columns:
+        value = columns
+        for part in dotted.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, bool):
+        return str(value).lower()
+    return None if value is None else str(value)

@@ -1,0 +1,72 @@
+"""The root of a run's configuration, and the checks across sections."""
+
+from headrace.config.sections.algorithm import AlgorithmConfig
+from headrace.config.sections.base import StrictModel
+from headrace.config.sections.generator import GeneratorConfig
+from headrace.config.sections.learner import LearnerConfig
+from headrace.config.sections.model import ModelConfig
+from headrace.config.sections.process import (
+    CheckpointConfig,
+    DashboardConfig,
+    EvaluationConfig,
+    StopConfig,
+    StorageConfig,
+    TransportConfig,
+    masked,
+)
+from headrace.config.sections.reward import RewardConfig
+from headrace.config.sections.schedule import ScheduleConfig
+from headrace.config.sections.task import TaskConfig
+
+
+class RunConfig(StrictModel):
+    """Everything a run is made from; saved as `resolved.json` in the run folder."""
+
+    name: str = "run"
+    """First part of the run's id."""
+
+    root: str = "runs"
+    """Folder that holds the run folders."""
+
+    seed: int = 0
+    """Seed of prompts, sampling and initialisation."""
+
+    model: ModelConfig
+    task: TaskConfig
+    algorithm: AlgorithmConfig
+    schedule: ScheduleConfig = ScheduleConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    reward: RewardConfig = RewardConfig()
+    learner: LearnerConfig = LearnerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    stop: StopConfig = StopConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    storage: StorageConfig = StorageConfig()
+    transport: TransportConfig = TransportConfig()
+    dashboard: DashboardConfig = DashboardConfig()
+
+    def public(self) -> "RunConfig":
+        """The same with stars for a password: what other processes and terminals get to see."""
+        if not self.storage.has_password:
+            return self
+        assert self.storage.database is not None
+        storage = self.storage.model_copy(update={"database": masked(self.storage.database)})
+        return self.model_copy(update={"storage": storage})
+
+    @property
+    def self_tests(self) -> bool:
+        """Whether a generator answers a prompt before it gets a lease; an evaluation by itself is
+        its own test."""
+        return self.transport.self_test_s is not None and not self.evaluation.only
+
+    @property
+    def window(self) -> int:
+        """Most tokens of a trajectory trained in one update (synchronous: the whole response)."""
+        if self.schedule.mode == "synchronous" or self.schedule.window is None:
+            return self.task.max_response_length
+        return self.schedule.window
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Most tokens of one chunk."""
+        return self.generator.chunk_tokens or min(self.window, 256)

@@ -1,0 +1,1 @@
+"""Which combinations of values cannot work, and what to change."""

@@ -1,0 +1,88 @@
+"""A recipe's algorithm, compiled to what the coordinator needs to know when it makes a batch.
+
+In: the configuration. Out: plain rules about masks and contents. Promise: this is the only place
+outside the learner that knows what an algorithm is.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from headrace.config.sections.algorithm import EgaeConfig, GroupAdvantageConfig
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.token_spans import MarkName
+
+KlOfPrompt = Callable[[str], float | None]
+"""From a row's columns as JSON to the KL coefficient of its source of rewards; None: none of its
+own."""
+
+
+def _none_of_its_own(info: str) -> float | None:
+    return None
+
+
+@dataclass(frozen=True)
+class BatchRules:
+    """What a batch holds and leaves out.
+
+    Attributes:
+        boundary_mask: last sampled tokens of a window whose trajectory goes on that are kept out of
+            the loss.
+        skips_truncated: answers that met the length limit are kept out of the policy's loss.
+        max_age: most updates between the sampling of a token and its training.
+        compares: whose scores an advantage needs beside its own: nobody's, the whole group's, or a
+            group of the trajectory alone.
+        value_logprobs: the value model's half needs the sampler's logprobs.
+        mixed_groups: groups in which all scores are equal are not trained.
+        masked_marks: tokens with such a mark are kept out of the loss.
+        stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.
+        kl_of_prompt: which prompts have a KL coefficient of their own.
+    """
+
+    boundary_mask: int
+    skips_truncated: bool
+    max_age: int
+    compares: Literal["nobody", "itself", "group"]
+    value_logprobs: bool
+    mixed_groups: bool
+    masked_marks: frozenset[MarkName] = frozenset()
+    stays_with_rank: bool = False
+    kl_of_prompt: KlOfPrompt = _none_of_its_own
+
+
+def batch_rules(config: RunConfig) -> BatchRules:
+    """The rules of a configuration."""
+    algorithm, advantages = config.algorithm, config.algorithm.advantages
+    compares: Literal["nobody", "itself", "group"] = "nobody"
+    if isinstance(advantages, GroupAdvantageConfig):
+        compares = "group" if config.schedule.unit == "group" else "itself"
+    fire = config.generator.fire
+    masks_hot = fire is not None and fire.correction == "mask"
+    return BatchRules(
+        boundary_mask=advantages.boundary_mask if isinstance(advantages, EgaeConfig) else 0,
+        skips_truncated=algorithm.overlong is not None and algorithm.overlong.filter,
+        max_age=config.schedule.max_staleness,
+        compares=compares,
+        value_logprobs=algorithm.kl is not None and algorithm.kl.where == "reward",
+        mixed_groups=algorithm.admit == "mixed_groups",
+        masked_marks=frozenset({"hot"}) if masks_hot else frozenset(),
+        stays_with_rank=config.learner.context == "carried",
+        kl_of_prompt=_kl_of_prompt(config),
+    )
+
+
+def _kl_of_prompt(config: RunConfig) -> KlOfPrompt:
+    """By the source that a prompt is routed to: what it is does not wait for its answer's end."""
+    every = {name: source.kl_coefficient for name, source in config.reward.each().items()}
+    own = {name: value for name, value in every.items() if value is not None}
+    if not own:
+        return _none_of_its_own
+
+    @lru_cache(maxsize=1024)
+    def kl_of_prompt(info: str) -> float | None:
+        source = config.reward.route_of(config.task.kind, lambda: json.loads(info))
+        return None if source is None else own.get(source)
+
+    return kl_of_prompt

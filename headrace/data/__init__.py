@@ -1,0 +1,1 @@
+"""Text to token ids: tokenizers and anchors."""

@@ -1,0 +1,1 @@
+"""The machine: hardware, disk, processes, memory, what is installed."""

@@ -1,0 +1,101 @@
+"""What is installed: the project's version, which file each package comes from, and which extras.
+
+Promise: nothing is imported to find out.
+"""
+
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from importlib.util import find_spec
+from pathlib import Path
+
+from headrace.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+"""Folder of the packages (the source tree, or site-packages)."""
+
+PACKAGES = (
+    "headrace", "coordinator", "generators", "rewards", "reward_models", "learner", "storage",
+    "dashboard", "tasks", "sandbox",
+)  # fmt: skip
+
+EXTRAS = {
+    "train": (
+        "torch", "transformers", "deepspeed", "safetensors", "math_verify", "jsonschema",
+        "matplotlib",
+    ),
+    "dashboard": ("streamlit", "altair"),
+    "ray": ("ray",),
+    "tensorboard": ("tensorboard",),
+    "trackio": ("trackio",),
+}  # fmt: skip
+"""What each extra of the distribution is for, as modules. Reading a run needs none of them."""
+
+
+def version() -> str:
+    """The version of the installed distribution, or of the source tree."""
+    try:
+        return installed_version("headrace")
+    except PackageNotFoundError:
+        source = ROOT / "pyproject.toml"
+        return str(tomllib.loads(source.read_text())["project"]["version"])
+
+
+def setup_seconds() -> float | None:
+    """How long `make setup` took to install this environment; None where it was installed
+    otherwise."""
+    try:
+        return float(Path(sys.prefix, "headrace-setup-seconds").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def dependency_version(name: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return installed_version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def package_origin(name: str) -> Path | None:
+    """The folder that `import name` takes, or None; nothing is imported."""
+    found = find_spec(name)
+    if found is None:
+        return None
+    folders = list(found.submodule_search_locations or ())
+    return Path(folders[0]).resolve() if folders else None
+
+
+def is_ours(origin: Path) -> bool:
+    """Whether a package's folder belongs to this distribution."""
+    return origin.parent == ROOT
+
+
+def is_there(module: str) -> bool:
+    """Whether `import module` finds something."""
+    return find_spec(module) is not None
+
+
+def lacking(extra: str) -> str:
+    """What is missing of an extra, and how to install it, as a line; empty where nothing is."""
+    absent = [name for name in EXTRAS[extra] if not is_there(name)]
+    return extra_line(absent[0]) if absent else ""
+
+
+def extra_line(module: str) -> str:
+    """The line for a module that only an extra brings; empty for any other one."""
+    for extra, modules in EXTRAS.items():
+        if module.partition(".")[0] in modules:
+            return (
+                f"{module} is not installed: this needs headrace[{extra}]; in the source tree "
+                f"`pip install '.[{extra}]'` brings it, and `make setup` all that is tested"
+            )
+    return ""
+
+
+def require(extra: str) -> None:
+    """UserError where something of an extra is missing."""
+    if line := lacking(extra):
+        raise UserError(line)

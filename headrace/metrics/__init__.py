@@ -1,0 +1,1 @@
+"""Names, meanings and healthy ranges of metrics."""

@@ -1,0 +1,1 @@
+"""Sockets, frames, keys, heartbeats: how messages travel."""

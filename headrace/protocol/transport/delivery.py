@@ -1,0 +1,130 @@
+"""Messages between two processes that arrive once and in their order, whatever connections break.
+
+Comes in: messages to send, and those that arrive, each with its place. Goes out: frames to send,
+and whether what arrived is handed on. ZeroMQ loses what lies in a socket's buffer when a connection
+is reset. So each end numbers what it sends, keeps it until the other end has had it, and says with
+every message how much of the other's it has had. Who is told a number that it lacks asks for what
+is missing (`Missing`) and is sent all of it again.
+
+Promises: as long as both processes live and the coordinator knows the other one, every numbered
+message is handed on exactly once, after those before it. A `Heartbeat` has no number: it tells the
+number of the last message before it, and is handed on only where nothing before it is missing. No
+sockets here, and no threads.
+"""
+
+import math
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.errors import ProtocolError
+from headrace.protocol.messages.control import Heartbeat, Message, Missing
+from headrace.protocol.transport.codec import Codec
+
+Frames = list[bytes]
+_PLACE = struct.Struct("<QQQ")
+ASK_AGAIN_S, LONGEST_ASK_S = 0.5, 30.0
+"""Who has asked for what is missing asks again after so long, and each time after twice as long,
+until something has come."""
+RESEND_EVERY_S = 0.4
+"""What was just sent again is not sent again at once."""
+
+
+class Place(NamedTuple):
+    """The third frame of a message: where it stands among those of a delivery."""
+
+    delivery: int
+    """The key of the delivery; 0 where the sender has not heard it yet."""
+    number: int
+    """How many numbered messages the sender has sent, up to this one."""
+    seen: int
+    """How many of the receiver's the sender has had."""
+
+    @classmethod
+    def of(cls, frame: bytes) -> "Place":
+        """The place in a frame; ProtocolError where there is none."""
+        if len(frame) != _PLACE.size:
+            raise ProtocolError(f"a place has {_PLACE.size} bytes, got {len(frame)}")
+        return cls(*_PLACE.unpack(frame))
+
+
+class Delivery:
+    """One end. The coordinator's has a key of its own and begins with a Hello that it accepts; the
+    other process takes over whatever key it hears, for a coordinator that restarts, or forgot it,
+    knows nothing of what was before."""
+
+    def __init__(
+        self,
+        codec: Codec[Message],
+        *,
+        key: int = 0,
+        seen: int = 0,
+        most: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`key`: the coordinator's; 0 at the other end. `seen`: the number of the Hello. `most`:
+        so many messages are kept; who does not read them is not sent more."""
+        self._codec, self._joins, self._key = codec, not key, key
+        self._seen, self._most, self._clock = seen, most, clock
+        self._sent = 0
+        self._kept: deque[tuple[int, Frames]] = deque()
+        """What the other end has not had, as far as it has said, with its numbers."""
+        self._ask_at = self._resend_at = -math.inf
+        self._patience_s = ASK_AGAIN_S
+
+    def send(self, message: Message) -> Frames | None:
+        """The frames of a message; None where too much is kept. ProtocolError when it is too
+        long."""
+        frames = self._codec.encode(message)
+        if not isinstance(message, Heartbeat | Missing):
+            if len(self._kept) >= self._most:
+                return None
+            self._sent += 1
+            self._kept.append((self._sent, frames))
+        return self._placed(frames, self._sent)
+
+    def take(self, place: Place, message: Message | None) -> tuple[bool, list[Frames]]:
+        """Whether a message that came is handed on, and what is answered at once. None: it could
+        not be read, and would not be if it came again."""
+        self._hear(place)
+        if not isinstance(message, Heartbeat | Missing):
+            if place.number == self._seen + 1:
+                self._seen, self._patience_s = place.number, ASK_AGAIN_S
+                return True, []
+            return False, self._ask(place.number)
+        if isinstance(message, Missing):
+            return False, self._again()
+        answers = self._ask(place.number)
+        if self._joins:
+            answers.append(self._placed(self._codec.encode(Heartbeat()), self._sent))
+        return place.number <= self._seen, answers
+
+    def _placed(self, frames: Frames, number: int) -> Frames:
+        return [*frames, _PLACE.pack(self._key, number, self._seen)]
+
+    def _hear(self, place: Place) -> None:
+        """Follow another delivery's key; let go of what the other end has had."""
+        if self._joins and place.delivery != self._key:
+            self._key, self._seen = place.delivery, 0
+        if place.delivery == self._key:
+            while self._kept and self._kept[0][0] <= place.seen:
+                self._kept.popleft()
+
+    def _ask(self, number: int) -> list[Frames]:
+        """Ask for what is missing up to a number, if anything is, and nobody has just asked."""
+        now = self._clock()
+        if number <= self._seen or now < self._ask_at:
+            return []
+        self._ask_at = now + self._patience_s
+        self._patience_s = min(2 * self._patience_s, LONGEST_ASK_S)
+        return [self._placed(self._codec.encode(Missing()), self._sent)]
+
+    def _again(self) -> list[Frames]:
+        """All that the other end has not had."""
+        now = self._clock()
+        if now < self._resend_at:
+            return []
+        self._resend_at = now + RESEND_EVERY_S
+        return [self._placed(frames, number) for number, frames in self._kept]

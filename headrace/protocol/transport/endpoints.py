@@ -1,0 +1,114 @@
+"""The ends of a connection: messages to frames and back, with deliveries, and without a socket.
+
+Comes in: messages to send, and frames that arrived. Goes out: frames, messages, and what is
+answered at once. What is no message is counted, and told to `on_reject` where there is one; nothing
+here raises for what arrives.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+
+from headrace.errors import ProtocolError
+from headrace.protocol.messages.control import Hello, Message
+from headrace.protocol.transport.codec import Codec, message_codec
+from headrace.protocol.transport.delivery import Delivery, Frames, Place
+from headrace.protocol.transport.identity import PULSE_SUFFIX
+
+
+def _read(
+    codec: Codec[Message], frames: Sequence[bytes], problem: Callable[[str], None]
+) -> tuple[Place | None, Message | None]:
+    """A message's place in a delivery, if it has one, and the message, if it can be read."""
+    place = None
+    try:
+        if len(frames) == 3:
+            place, frames = Place.of(frames[2]), frames[:2]
+        return place, codec.decode(frames)
+    except ProtocolError as error:
+        problem(str(error))
+        return place, None
+
+
+class RoleEnd:
+    """What a role says and hears. A delivery begins with its first Hello."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._codec = message_codec(max_bytes=max_bytes)
+        self._delivery: Delivery | None = None
+        self.rejected = 0
+
+    def say(self, message: Message) -> Frames:
+        """The frames of a message. ProtocolError when it is too long."""
+        if isinstance(message, Hello) and self._delivery is None:
+            self._delivery = Delivery(self._codec)
+        if self._delivery is None:
+            return self._codec.encode(message)
+        frames = self._delivery.send(message)
+        assert frames is not None, "a role keeps whatever it says"
+        return frames
+
+    def hear(self, frames: Sequence[bytes]) -> tuple[Message | None, list[Frames]]:
+        """The message that is handed on, if one is, and what is answered at once."""
+        place, message = _read(self._codec, frames, self._reject)
+        if place is None or self._delivery is None:
+            return message, []
+        handed_on, answers = self._delivery.take(place, message)
+        return message if handed_on else None, answers
+
+    def _reject(self, _reason: str) -> None:
+        self.rejected += 1
+
+
+class RouterEnd:
+    """What a router says to each process and hears from it."""
+
+    def __init__(
+        self, max_bytes: int, most: int, on_reject: Callable[[str, str], None] | None
+    ) -> None:
+        """`most`: so many messages to one process are kept that it has not had."""
+        self._codec, self._most = message_codec(max_bytes=max_bytes), most
+        self._on_reject = on_reject
+        self.rejected = 0
+        self._deliveries: dict[str, Delivery] = {}
+        """By identity."""
+        self._last = ("", 0)
+        """Who said what was heard last, and its number."""
+
+    def begin(self, identity: str) -> None:
+        """What was heard last is a Hello that is accepted: the delivery begins with it, unless one
+        has begun."""
+        if identity not in self._deliveries:
+            name, number = self._last
+            self._deliveries[identity] = Delivery(
+                self._codec,
+                key=secrets.randbits(63) + 1,
+                seen=number if name == identity else 0,
+                most=self._most,
+            )
+
+    def end(self, identity: str) -> None:
+        """This process is gone, or has to say Hello again."""
+        self._deliveries.pop(identity, None)
+
+    def say(self, identity: str, message: Message) -> Frames | None:
+        """The frames of a message; None where its receiver has left too much unread. ProtocolError
+        when it is too long."""
+        delivery = self._deliveries.get(identity)
+        return self._codec.encode(message) if delivery is None else delivery.send(message)
+
+    def hear(self, frames: Sequence[bytes]) -> tuple[str, Message | None, list[Frames]]:
+        """The sender, its message if that is handed on, and what is answered at once."""
+        identity = frames[0].decode(errors="replace")
+
+        def reject(reason: str) -> None:
+            self.rejected += 1
+            if self._on_reject:
+                self._on_reject(identity, reason)
+
+        place, message = _read(self._codec, frames[1:], reject)
+        answers: list[Frames] = []
+        if place is not None and (delivery := self._deliveries.get(identity)) is not None:
+            handed_on, answers = delivery.take(place, message)
+            message = message if handed_on else None
+        self._last = identity, place.number if place else 0
+        return identity.removesuffix(PULSE_SUFFIX), message, answers

@@ -1,0 +1,335 @@
+"""ZeroMQ sockets that carry messages: with `curve.py` the only file that imports zmq.
+
+`Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingRouter` and
+`BlockingDealer` are for the learner, which has no event loop. A peer's identity begins with its
+process name (`identity.py`). What cannot be decoded is counted by `rejected` and reported to
+`on_reject`; it never raises out of `receive`. From the Hello that a router takes (`begin`) until
+its `end`, messages both ways arrive once and in their order, also where connections break
+(`delivery.py`). Sockets use CURVE keys where they are given a folder of them (all sockets of a run
+are); without keys a router binds to loopback only.
+"""
+
+import asyncio
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import zmq
+import zmq.asyncio
+
+from headrace.config.sections.process import TransportConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages.control import Message
+from headrace.protocol.transport.curve import Gate, enter
+from headrace.protocol.transport.delivery import Frames
+from headrace.protocol.transport.endpoints import RoleEnd, RouterEnd
+
+LINGER_MS = 2000
+
+MOST_WAITING = 10_000
+"""Messages of one connection that wait in a router's memory; what follows waits at the sender."""
+
+MOST_UNREAD = 10_000
+"""Messages that a router keeps for one connection that does not read; more are not sent."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where and how to connect: address, size limit, key folder."""
+
+    address: str
+    max_bytes: int = 64 << 20
+    curve_keys: str | None = None
+
+    @classmethod
+    def from_config(cls, transport: TransportConfig, address: str) -> "Link":
+        """The link of a run's transport section at `address`."""
+        return cls(address, int(transport.max_message_mib * 2**20), transport.curve_keys)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address never leaves this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Bound:
+    """A bound ROUTER, its context and its key check, for both kinds of routers. Errors: UserError
+    where the address or the keys are wrong."""
+
+    _kind: ClassVar[type[zmq.Context[Any]]] = zmq.Context
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        max_bytes: int,
+        curve_keys: str | None = None,
+        on_reject: Callable[[str, str], None] | None = None,
+    ) -> None:
+        if not is_loopback(host) and not curve_keys:
+            raise UserError(
+                f"refusing to bind {host} without keys: make them with `headrace keys DIR` and set "
+                "transport.curve_keys=DIR"
+            )
+        self._end = RouterEnd(max_bytes, MOST_UNREAD, on_reject)
+        self._context = context = self._kind()
+        self._gate: Gate | None = None
+        # Of asyncio or not, as the context is.
+        self._socket: Any = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._socket.setsockopt(zmq.SNDHWM, MOST_UNREAD)
+        self._socket.setsockopt(zmq.RCVHWM, MOST_WAITING)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+        try:
+            if curve_keys:
+                self._gate = Gate(self._socket, curve_keys)
+            self._socket.bind(f"tcp://{host}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise UserError(
+                f"cannot bind {host}:{port} ({error}); choose another with transport.port=PORT "
+                "(0 takes a free one)"
+            ) from error
+        except UserError:
+            self.close()
+            raise
+        endpoint = self._socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        self.address = endpoint.rstrip(b"\0").decode()
+        self.port = int(self.address.rsplit(":", 1)[1])
+
+    @property
+    def rejected(self) -> int:
+        """How many arrivals were no messages."""
+        return self._end.rejected
+
+    @property
+    def denied(self) -> int:
+        """How many connections had no key, or another one."""
+        return self._gate.denied if self._gate is not None else 0
+
+    def close(self) -> None:
+        """Close after what was sent is out (two seconds at most)."""
+        if self._gate is not None:
+            self._gate.close()
+        self._socket.close()
+        if self._gate is not None:
+            self._gate.stop()
+        self._context.term()
+
+
+class Router(_Bound):
+    """The coordinator's socket: bind, receive from all, send to one."""
+
+    _kind = zmq.asyncio.Context
+
+    def begin(self, identity: str) -> None:
+        """What was received last is a Hello that is accepted: from it on messages of and to this
+        process arrive once and in their order."""
+        self._end.begin(identity)
+
+    def end(self, identity: str) -> None:
+        """This process is gone, or has to say Hello again."""
+        self._end.end(identity)
+
+    async def receive(self) -> tuple[str, Message]:
+        """The next good message and its sender."""
+        while True:
+            name, message, answers = self._end.hear(await self._socket.recv_multipart())
+            for frames in answers:
+                if not await self._put(name, frames):
+                    break  # Who lacks something asks again.
+            if message is not None:
+                return name, message
+            await asyncio.sleep(0)  # A flood is received without a pause: let others run.
+
+    async def send(self, name: str, message: Message) -> bool:
+        """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
+        messages. ProtocolError when it is too long. Where a delivery has begun, what could not be
+        sent now is sent when its receiver is connected again."""
+        frames = self._end.say(name, message)
+        return frames is not None and await self._put(name, frames)
+
+    async def _put(self, name: str, frames: Frames) -> bool:
+        try:
+            await self._socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            return _not_sent(error)
+        return True
+
+
+class BlockingRouter(_Bound):
+    """A router without an event loop and without deliveries, for requests that are answered: who
+    asked asks again. One thread only."""
+
+    def receive(self, timeout_s: float | None = None) -> tuple[str, Message] | None:
+        """The next good message and its sender; None when the time is over."""
+        while _arrives(self._socket, timeout_s):
+            name, message, _ = self._end.hear(self._socket.recv_multipart())
+            if message is not None:
+                return name, message
+        return None
+
+    def send(self, name: str, message: Message) -> bool:
+        """Send; False when nobody of that name is connected, or it has not read MOST_UNREAD
+        messages. ProtocolError when it is too long."""
+        frames = self._end.say(name, message)
+        assert frames is not None, "no delivery has begun"
+        try:
+            self._socket.send_multipart([name.encode(), *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            return _not_sent(error)
+        return True
+
+
+def _turned_away(address: str) -> RunFailedError:
+    """A queue without a bound takes every message, unless its connection has ended for good."""
+    return RunFailedError(
+        f"{address} turned this process away: it needs the keys of the run (--curve-keys, or "
+        "--connect with the run's folder)"
+    )
+
+
+def _not_sent(error: zmq.ZMQError) -> bool:
+    """False for the errors of a peer that is gone, or reads nothing; others are raised."""
+    if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+        raise error
+    return False
+
+
+def _milliseconds(timeout_s: float | None) -> int:
+    return -1 if timeout_s is None else max(0, round(timeout_s * 1000))
+
+
+def _arrives(socket: zmq.Socket[bytes], timeout_s: float | None) -> bool:
+    return bool(socket.poll(_milliseconds(timeout_s)))
+
+
+class _Connected:
+    """A DEALER and its context, for both kinds of dealers. Errors: UserError where the address or
+    the keys are wrong."""
+
+    def __init__(
+        self, context: zmq.Context[Any], link: Link, name: str, *, shared: bool = False
+    ) -> None:
+        """A `shared` context is ended by others."""
+        self._context, self._shared = context, shared
+        # Of asyncio or not, as the context is.
+        self._socket: Any = context.socket(zmq.DEALER)
+        self._end = RoleEnd(link.max_bytes)
+        self._address = link.address
+        try:
+            self._socket.setsockopt(zmq.IDENTITY, name.encode())
+            self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+            self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+            self._socket.setsockopt(zmq.SNDHWM, 0)
+            self._socket.setsockopt(zmq.RCVHWM, 0)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, link.max_bytes)
+            self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            if link.curve_keys:
+                enter(self._socket, link.curve_keys)
+            self._socket.connect(link.address)
+        except (UserError, zmq.ZMQError) as error:
+            self.close()
+            if isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"cannot connect to {link.address!r} ({error}); an address looks like "
+                "tcp://HOST:PORT"
+            ) from error
+
+    @property
+    def rejected(self) -> int:
+        """How many arrivals were no messages."""
+        return self._end.rejected
+
+    def close(self) -> None:
+        """Close after what was sent is out (two seconds at most)."""
+        self._socket.close()
+        if not self._shared:
+            self._context.term()
+
+
+class Dealer(_Connected):
+    """A role's socket, for asyncio. `context`: one that it shares with others, who end it."""
+
+    def __init__(
+        self, link: Link, name: str, *, context: zmq.asyncio.Context | None = None
+    ) -> None:
+        shared = context is not None
+        super().__init__(context or zmq.asyncio.Context(), link, name, shared=shared)
+        self._arriving: asyncio.Future[list[bytes]] | None = None
+
+    async def send(self, message: Message) -> None:
+        """Queue a message; it waits in memory while there is no connection. RunFailedError where
+        the other side has turned this process away for good."""
+        await self._put(self._end.say(message))
+
+    async def _put(self, frames: Frames) -> None:
+        """This never waits: whoever cancels a `receive` does so before or after it."""
+        try:
+            await self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise _turned_away(self._address) from error
+
+    async def receive(self) -> Message:
+        """The next good message."""
+        message = await self.receive_within(None)
+        assert message is not None
+        return message
+
+    async def receive_within(self, timeout_s: float | None) -> Message | None:
+        """The next good message; None when the time is over. No message is lost then, nor where
+        the caller is cancelled: whoever asks next has it."""
+        while True:
+            if self._arriving is None:
+                self._arriving = self._socket.recv_multipart()
+            arriving = self._arriving
+            if not arriving.done():
+                await asyncio.wait((arriving,), timeout=timeout_s)
+            if not arriving.done():
+                return None
+            self._arriving = None
+            message, answers = self._end.hear(arriving.result())
+            for frames in answers:
+                await self._put(frames)
+            if message is not None:
+                return message
+
+
+class BlockingDealer(_Connected):
+    """A role's socket, without an event loop. One thread only."""
+
+    def __init__(self, link: Link, name: str) -> None:
+        super().__init__(zmq.Context(), link, name)
+
+    def send(self, message: Message) -> None:
+        """Queue a message; it waits in memory while there is no connection. RunFailedError where
+        the other side has turned this process away for good."""
+        self._put(self._end.say(message))
+
+    def _put(self, frames: Frames) -> None:
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise _turned_away(self._address) from error
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """The next good message; None when the time is over."""
+        while _arrives(self._socket, timeout_s):
+            message, answers = self._end.hear(self._socket.recv_multipart())
+            for frames in answers:
+                self._put(frames)
+            if message is not None:
+                return message
+        return None

@@ -1,0 +1,273 @@
+"""Run folders: how they are made, found and locked, and which one `latest` names.
+
+In: a root folder and a run's name. Out: paths. `resolved.json` holds the configuration (a reward
+model's run has `reward-model.json` instead). Two locks: one is held for the life of a supervisor,
+so that a run is never started twice; the other one by whoever writes its journal and tables, so
+that a coordinator whose supervisor died is never joined by a second one. `latest` is the newest run
+that trains: evaluations never move it, and it never means a run that is archived.
+"""
+
+import difflib
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from headrace.errors import FormatError, UserError
+
+if TYPE_CHECKING:  # a third of a second, which only who reads or writes a configuration pays for
+    from headrace.config.sections.reward_model import RewardModelConfig
+    from headrace.config.sections.run import RunConfig
+
+Config = TypeVar("Config", "RunConfig", "RewardModelConfig")
+LATEST = "latest"
+RESOLVED = "resolved.json"
+REWARD_MODEL = "reward-model.json"
+NOW = "now.json"
+"""How a run is at the moment, as its coordinator last said: `at`, `phase`, `waits` (each with `for`
+and `age_s`), and `heard`, the seconds since each process was."""
+ANNOUNCED = "coordinator.json"
+"""Where a run's coordinator is reached: `address`, `host`, `pid`, `run_id`."""
+LOCK, WRITER = ".lock", ".writer"
+MANIFEST = "manifest.json"
+CHECKPOINT_FORMAT = 2
+"""`lineage` and `update` of a manifest say where on the run's line of updates the checkpoint
+stands, `journal` up to which record the journal was written then."""
+NOTES = "notes.json"
+"""What people noted on the run, see `headrace.run_files.run_notes`."""
+_LOOK_AGAIN_S = 0.1
+
+
+def new_run_id(name: str) -> str:
+    """NAME-yyyymmdd-hhmmss-xxxx; the name keeps letters, digits, `.`, `_` and `-`."""
+    safe = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip("-.") or "run"
+    return f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def make_run_folder(config: "RunConfig | RewardModelConfig") -> Path:
+    """A new folder with its configuration, under its root; `latest` names it, unless
+    it only evaluates."""
+    root = Path(config.root).resolve()
+    run_dir = root / new_run_id(config.name)
+    try:
+        (run_dir / "logs").mkdir(parents=True)
+        write_config(run_dir, config)
+        if not is_evaluation(run_dir):
+            name_latest(run_dir)
+    except OSError as error:
+        raise UserError(f"cannot make the run folder {run_dir}: {error}") from error
+    return run_dir
+
+
+def name_latest(run_dir: Path) -> None:
+    """Let `latest` of the folder's root name this run."""
+    write_atomically(run_dir.parent / LATEST, run_dir.name + "\n")
+
+
+def discard_run_folder(run_dir: Path) -> None:
+    """Remove a run that never began; `latest` names the newest one that is left."""
+    shutil.rmtree(run_dir)
+    left = latest_name(run_dir.parent)
+    if left is not None:
+        name_latest(run_dir.parent / left)
+    else:
+        (run_dir.parent / LATEST).unlink(missing_ok=True)
+
+
+def latest_name(root: Path) -> str | None:
+    """The run that `latest` means: the one that the file names, or, where that is gone, archived or
+    an evaluation, the newest that trains and is not archived; None where there is none."""
+    try:
+        named = (root / LATEST).read_text().strip()
+    except OSError:
+        named = ""
+    for name in filter(None, [named, *reversed(run_names(root))]):
+        run_dir = root / name
+        if is_run(run_dir) and not is_evaluation(run_dir) and not is_archived(run_dir):
+            return name
+    return None
+
+
+def run_names(root: Path) -> list[str]:
+    """Names of the runs under a root, oldest first."""
+    if not root.is_dir():
+        return []
+    found = [path.parent for name in (RESOLVED, REWARD_MODEL) for path in root.glob(f"*/{name}")]
+    return [path.name for path in sorted(found, key=lambda path: path.stat().st_ctime)]
+
+
+def run_folders(root: Path) -> list[Path]:
+    """Folders under a root that are or were runs: with a configuration, database or journal."""
+    signs = (RESOLVED, REWARD_MODEL, "headrace.sqlite", "journal")
+    return sorted({path.parent for name in signs for path in root.glob(f"*/{name}")})
+
+
+def find_run(root: Path, name: str) -> Path:
+    """The folder of a run by id, unique beginning, `latest`, or path; UserError for none."""
+    if is_run(Path(name)):
+        return Path(name).resolve()
+    root = root.resolve()
+    names = run_names(root)
+    if name == LATEST:
+        name = latest_name(root) or name
+    if name in names:
+        return root / name
+    begun = [other for other in names if other.startswith(name)]
+    if len(begun) == 1:
+        return root / begun[0]
+    if len(begun) > 1:
+        raise UserError(f"{name!r} is the beginning of {len(begun)} runs: {', '.join(begun[:4])}")
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else "; `headrace runs` lists them"
+    raise UserError(f"no run {name!r} under {root}{hint if names else ' (it holds none)'}")
+
+
+def is_run(run_dir: Path) -> bool:
+    """Whether a folder holds a run's configuration."""
+    return (run_dir / RESOLVED).is_file() or is_reward_model(run_dir)
+
+
+def is_evaluation(run_dir: Path) -> bool:
+    """Whether a folder holds a run that only evaluates a model, as `headrace eval` makes them; not
+    where its configuration cannot be read."""
+    try:
+        return json.loads((run_dir / RESOLVED).read_text())["evaluation"]["only"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def is_archived(run_dir: Path) -> bool:
+    """Whether somebody put the run aside; not where its notes cannot be read."""
+    try:
+        return json.loads((run_dir / NOTES).read_text(encoding="utf-8"))["archived"] is True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def is_reward_model(run_dir: Path) -> bool:
+    """Whether a folder holds the training of a reward model."""
+    return (run_dir / REWARD_MODEL).is_file()
+
+
+def read_config(run_dir: Path) -> "RunConfig":
+    """The configuration a run was started with; UserError for the run of a reward model."""
+    from headrace.config.sections.run import RunConfig
+
+    if is_reward_model(run_dir):
+        raise UserError(
+            f"{run_dir.name} trained a reward model: look at it with `headrace show`, go on with "
+            "it by `headrace reward train --resume`"
+        )
+    return _read(run_dir / RESOLVED, RunConfig)
+
+
+def read_reward_model_config(run_dir: Path) -> "RewardModelConfig":
+    """The recipe of a reward model's run; UserError for any other run."""
+    from headrace.config.sections.reward_model import RewardModelConfig
+
+    if not is_reward_model(run_dir):
+        raise UserError(f"{run_dir.name} did not train a reward model: it has no {REWARD_MODEL}")
+    return _read(run_dir / REWARD_MODEL, RewardModelConfig)
+
+
+def _read(path: Path, kind: type[Config]) -> Config:
+    from pydantic import ValidationError
+
+    try:
+        return kind.model_validate_json(path.read_text())
+    except (OSError, ValidationError) as error:
+        line = str(error).splitlines()[0]
+        raise UserError(f"{path} cannot be read by this version: {line}") from error
+
+
+def write_config(run_dir: Path, config: "RunConfig | RewardModelConfig") -> None:
+    """Write resolved.json or, for a reward model, reward-model.json. One with a password is the
+    owner's alone."""
+    from headrace.config.sections.reward_model import RewardModelConfig
+
+    name = REWARD_MODEL if isinstance(config, RewardModelConfig) else RESOLVED
+    private = not isinstance(config, RewardModelConfig) and config.storage.has_password
+    write_atomically(run_dir / name, config.model_dump_json(indent=2) + "\n", private=private)
+
+
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a small file so that readers see the old text or the new one, never half. A private one
+    can be read by its owner only, from the first byte on."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    with open(opened, "w", encoding="utf-8") as file:
+        file.write(text)
+    part.replace(path)
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run; UserError where another supervisor does."""
+    with (run_dir / LOCK).open("w") as file:
+        if not _taken(file):
+            raise UserError(
+                f"{run_dir.name} is still going on; end it with: headrace stop {run_dir.name}"
+            )
+        yield
+
+
+def hold_writer(run_dir: Path, *, wait_s: float = 1.0) -> IO[str]:
+    """Become the one who writes a run's journal and tables, until the file that is returned is
+    closed or the process has ended. UserError where another process is it, and still is after
+    `wait_s`."""
+    file = (run_dir / WRITER).open("a+")
+    deadline = time.monotonic() + wait_s
+    while not _taken(file):
+        if time.monotonic() >= deadline:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise UserError(
+                f"{run_dir.name} is still being written by {holder}: wait until it has ended, or "
+                "end it"
+            )
+        time.sleep(_LOOK_AGAIN_S)
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    return file
+
+
+def is_running(run_dir: Path) -> bool:
+    """Whether a supervisor or a coordinator on this machine holds the run."""
+    return any(_is_held(run_dir / name) for name in (LOCK, WRITER))
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open() as file:
+            return not _taken(file, fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
+
+
+def _taken(file: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether this open file has its lock now."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The facts of a checkpoint. OSError or ValueError: they cannot be read; FormatError: it is of
+    another format."""
+    manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
+    if (found := manifest.get("format", 1)) != CHECKPOINT_FORMAT:
+        raise FormatError(checkpoint, found, CHECKPOINT_FORMAT)
+    return manifest

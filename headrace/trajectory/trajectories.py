@@ -1,0 +1,257 @@
+"""Trajectories and groups as records built them, in memory.
+
+Comes in: journaled chunks. Goes out: arrays and streams of any stretch of positions. Promises:
+tokens are appended in order and exactly once; a stretch of the streams says about each token what
+its chunk said.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headrace.protocol.messages.control import Purpose
+from headrace.protocol.records.record_types import (
+    ChunkArrived,
+    GroupIssued,
+    LineScore,
+    TrajectoryStatus,
+)
+from headrace.protocol.token_spans import (
+    Coefficient,
+    Float32,
+    Int32,
+    Mark,
+    Piece,
+    Reward,
+    Span,
+    Weight,
+)
+from headrace.trajectory.transitions import ValueState
+from headrace.trajectory.windows import Window
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One answer from its first token to its last, finished or not: everything after the opening.
+
+    Attributes:
+        opening: the tokens before position 0; the group shares them.
+        length: tokens so far, whoever wrote them.
+        sampled: how many of these the policy sampled.
+        in_windows: how many sampled tokens its windows hold.
+        closed: how many of its windows are in state `closed`.
+        windows: those that are complete, in order.
+        spans: which weights sampled what.
+        pieces: who wrote what; empty as long as the policy sampled everything.
+        rewards: what was earned where; known once it is scored, or as the environment said.
+        lines: what a source has said of its lines.
+        lines_through: a source has answered for the lines that end before this position.
+        paid: those of the rewards that lines got before its outcome was known.
+        correct: whether the score says that it is right; None where that is not known.
+        audit_status: of the second source's score; None where there is none.
+        value: where it is for the value model; None before it has a good reward.
+        value_update: the update that has it or trained on it; -1 before.
+        next_chunk: index of the next chunk.
+        failures: requests for it that failed.
+    """
+
+    trajectory_id: int
+    group_id: int
+    purpose: Purpose
+    opening: Int32
+    seed: int
+    status: TrajectoryStatus = "running"
+    reward: float | None = None
+    reward_status: str | None = None
+    correct: bool | None = None
+    audit_status: str | None = None
+    value: ValueState | None = None
+    value_update: int = -1
+    next_chunk: int = 0
+    failures: int = 0
+    length: int = 0
+    sampled: int = 0
+    in_windows: int = 0
+    closed: int = 0
+    windows: list[Window] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    weights: list[Weight] = field(default_factory=list)
+    rewards: list[Reward] = field(default_factory=list)
+    coefficients: list[Coefficient] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    lines: list[LineScore] = field(default_factory=list)
+    lines_through: int = 0
+    paid: list[Reward] = field(default_factory=list)
+    _tokens: list[Int32] = field(default_factory=list)
+    _logprobs: list[Float32] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """No more tokens will come."""
+        return self.status != "running"
+
+    @property
+    def complete(self) -> bool:
+        """Finished or cut at the length limit: EGAE and the critic see an end."""
+        return self.status in ("finished", "truncated")
+
+    @property
+    def open_start(self) -> int:
+        """First position of the window being filled."""
+        return self.windows[-1].end if self.windows else 0
+
+    @property
+    def open_tokens(self) -> int:
+        """Sampled tokens in the window being filled."""
+        return self.sampled - self.in_windows
+
+    @property
+    def tokens(self) -> Int32:
+        """[length] all tokens so far."""
+        if len(self._tokens) != 1:
+            self._tokens = [np.concatenate([np.zeros(0, np.int32), *self._tokens])]
+        return self._tokens[0]
+
+    @property
+    def logprobs(self) -> Float32:
+        """[length] behaviour logprobs; 0 where a token was inserted."""
+        if len(self._logprobs) != 1:
+            self._logprobs = [np.concatenate([np.zeros(0, np.float32), *self._logprobs])]
+        return self._logprobs[0]
+
+    def append(self, chunk: ChunkArrived) -> int:
+        """Add the next chunk (the caller has checked that it is the next); how many of its tokens
+        were sampled."""
+        assert chunk.start == self.length
+        assert chunk.chunk_index == self.next_chunk
+        size, sampled = chunk.token_ids.size, 0
+        self.refill(chunk)
+        for span in chunk.spans:
+            sampled += span.end - span.start
+            last = self.spans[-1] if self.spans else None
+            if last and last.version == span.version and last.end == span.start:
+                self.spans[-1] = Span(last.version, last.start, span.end)
+            else:
+                self.spans.append(span)
+        if chunk.streams is not None:
+            self._mark(chunk)
+        elif self.pieces and size:
+            self._extend(self._plain(chunk))
+        self.length += size
+        self.sampled += sampled
+        self.next_chunk += 1
+        return sampled
+
+    def empty(self) -> None:
+        """Let go of the tokens and logprobs, and of nothing else: `refill` brings them back."""
+        self._tokens, self._logprobs = [], []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has the tokens and logprobs of all its chunks."""
+        sizes = {sum(map(len, arrays)) for arrays in (self._tokens, self._logprobs)}
+        return sizes == {self.length}
+
+    def refill(self, chunk: ChunkArrived) -> None:
+        """Take the tokens and logprobs of its next chunk again; all else is known."""
+        self._tokens.append(np.array(chunk.token_ids, np.int32))
+        self._logprobs.append(np.array(chunk.logprobs, np.float32))
+
+    def _mark(self, chunk: ChunkArrived) -> None:
+        streams = chunk.streams
+        assert streams is not None
+        if streams.pieces:
+            if not self.pieces and self.length:
+                self.pieces.append(Piece("policy", "assistant", 0, 0, self.length))
+            for piece in streams.pieces:
+                self._extend(piece)
+        elif self.pieces and chunk.token_ids.size:
+            self._extend(self._plain(chunk))
+        self.weights += streams.weights
+        self.rewards += streams.rewards
+        self.coefficients += streams.coefficients
+        self.marks += streams.marks
+
+    def _plain(self, chunk: ChunkArrived) -> Piece:
+        """The piece of a chunk that names none: the policy goes on in its turn."""
+        end = chunk.start + chunk.token_ids.size
+        return Piece("policy", "assistant", self.pieces[-1].turn, chunk.start, end)
+
+    def _extend(self, piece: Piece) -> None:
+        """Append a piece, joined to the last one where they are alike."""
+        last = self.pieces[-1] if self.pieces else None
+        alike = last is not None and (last.source, last.role, last.turn, last.media, last.end) == (
+            piece.source, piece.role, piece.turn, piece.media, piece.start,
+        )  # fmt: skip
+        if last is not None and alike:
+            self.pieces[-1] = Piece(
+                last.source, last.role, last.turn, last.start, piece.end, last.media
+            )
+        else:
+            self.pieces.append(piece)
+
+    def spans_between(self, start: int, end: int) -> list[Span]:
+        """Version spans clipped to [start, end)."""
+        return [
+            Span(s.version, max(s.start, start), min(s.end, end))
+            for s in self.spans
+            if max(s.start, start) < min(s.end, end)
+        ]
+
+    def sampled_between(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Runs of sampled positions in [start, end), joined where they touch."""
+        runs: list[tuple[int, int]] = []
+        for span in self.spans_between(start, end):
+            if runs and runs[-1][1] == span.start:
+                runs[-1] = (runs[-1][0], span.end)
+            else:
+                runs.append((span.start, span.end))
+        return runs
+
+    def sampled_tokens(self) -> Int32:
+        """[sampled] the tokens that the policy wrote."""
+        if not self.pieces:
+            return self.tokens
+        runs = self.sampled_between(0, self.length)
+        return np.concatenate([self.tokens[:0], *(self.tokens[a:b] for a, b in runs)])
+
+    def position_after(self, start: int, tokens: int) -> int:
+        """The position right after the next `tokens` sampled ones from `start` on."""
+        if not self.pieces:
+            return start + tokens
+        for first, last in self.sampled_between(start, self.length):
+            if last - first >= tokens:
+                return first + tokens
+            tokens -= last - first
+        raise ValueError(f"trajectory {self.trajectory_id} has too few tokens from {start} on")
+
+
+@dataclass(slots=True)
+class Group:
+    """The trajectories of one prompt."""
+
+    group_id: int
+    prompt_id: str
+    purpose: Purpose
+    prompt: str
+    answer: str
+    info: str
+    trajectory_ids: list[int]
+    messages: str = ""
+    aside: Int32 | None = None
+
+    @classmethod
+    def issued(cls, record: GroupIssued) -> "Group":
+        """The group as its record says."""
+        return cls(
+            record.group_id,
+            record.prompt_id,
+            record.purpose,
+            record.prompt,
+            record.answer,
+            record.info,
+            record.trajectory_ids,
+            record.messages,
+            record.aside,
+        )

@@ -1,0 +1,100 @@
+"""What a record does to windows, and to trajectories that the value model trains on. No other code
+decides what a window is.
+
+Comes in: one record, nothing else. Goes out: the moves it names. Promise: folding the moves of a
+run's records in their order gives each window's state, whoever folds them; `account` does it in
+memory, `storage.projection` in SQL.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from headrace.protocol.records.record_types import (
+    BatchReturned,
+    BatchTaken,
+    DropReason,
+    LineageBegan,
+    LinesState,
+    MaskedRun,
+    Record,
+    UpdateCommitted,
+    WindowsClosed,
+    WindowsDropped,
+    WindowsReady,
+    WindowsRecalled,
+)
+from headrace.trajectory.windows import WindowState
+
+ValueState = Literal["waiting", "taken", "trained", "dropped"]
+NO_MASK: list[MaskedRun] = []
+
+
+class Move(NamedTuple):
+    """A window goes into `state`. `update` is set where an update takes, trains or skips it, and
+    None where it belongs to no update (any more). `masked` is set where an update takes it. `final`
+    is True where the trajectory turns out to end with it, None where nothing changes. `lines` says
+    what became of the lines of a window that gets ready; None: there are none, or no news."""
+
+    window_id: int
+    state: WindowState
+    update: int | None = None
+    masked: list[MaskedRun] = NO_MASK
+    reason: DropReason | None = None
+    final: bool | None = None
+    lines: LinesState | None = None
+
+
+class ValueMove(NamedTuple):
+    """A trajectory goes into `state` for the value model; `update` as in `Move`."""
+
+    trajectory_id: int
+    state: ValueState
+    update: int | None = None
+
+
+def moves(record: Record) -> Iterator[Move]:
+    """What becomes of windows, in the record's order."""
+    match record:
+        case WindowsClosed():
+            for closed in record.windows:
+                yield Move(closed.window_id, "closed", final=closed.final)
+        case WindowsReady():
+            for window_id in record.window_ids:
+                yield Move(window_id, "ready", lines=record.lines.get(window_id))
+        case WindowsRecalled():
+            for window_id in record.window_ids:
+                yield Move(window_id, "closed", final=True)
+        case WindowsDropped():
+            for window_id in record.window_ids:
+                yield Move(window_id, "dropped", reason=record.reason)
+        case BatchTaken():
+            for taken in record.windows:
+                yield Move(taken.window_id, "taken", record.update, taken.masked)
+        case BatchReturned() | LineageBegan():
+            for window_id in record.window_ids:
+                yield Move(window_id, "ready")
+        case UpdateCommitted(skipped=None):
+            for window_id in record.window_ids:
+                yield Move(window_id, "trained", record.update)
+        case UpdateCommitted():
+            for window_id in record.window_ids:
+                yield Move(window_id, "dropped", record.update, reason="non_finite")
+        case _:
+            return
+
+
+def value_moves(record: Record) -> Iterator[ValueMove]:
+    """What becomes of trajectories for the value model, in the record's order."""
+    match record:
+        case BatchTaken():
+            for trajectory_id in record.value_trajectories:
+                yield ValueMove(trajectory_id, "taken", record.update)
+        case BatchReturned() | LineageBegan():
+            for trajectory_id in record.value_trajectories:
+                yield ValueMove(trajectory_id, "waiting")
+        case UpdateCommitted():
+            state: ValueState = "dropped" if record.skipped else "trained"
+            for trajectory_id in record.value_trajectories:
+                yield ValueMove(trajectory_id, state, record.update)
+        case _:
+            return

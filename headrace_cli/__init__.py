@@ -1,0 +1,1 @@
+"""The roof: the command line, its commands, and how processes are started."""

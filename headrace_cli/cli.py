@@ -1,0 +1,365 @@
+"""The command line: all commands and their options, and none of the work that they do.
+
+Subcommands live in `headrace_cli/commands/`, one module for each noun, and are imported when they
+are
+used, so that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no traceback),
+1 ours, 130 interrupted.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from headrace.errors import StorageBlockedError, exit_code
+from headrace_cli.cli_data import add_data, add_replay
+from headrace_cli.cli_options import Maker, take
+from headrace_cli.cli_reward import add_reward
+
+Action = Callable[[argparse.Namespace], int]
+
+EPILOG = """\
+first steps:
+  headrace train recipes/quickstart.toml                    train the demonstration, watch it
+  headrace train recipes/quickstart.toml stop.updates=5     any key of a recipe can be overridden
+  headrace train --resume latest                            go on with the newest run
+  headrace config explain recipes/quickstart.toml           what a recipe means in numbers
+  headrace dashboard                                        look at all runs in a browser
+  headrace reward try RECIPE answers.jsonl                  score finished answers without a run
+  headrace reward train recipes/reward-models/lines.toml    train a reward model
+  headrace show latest --json                               one run's figures and its ledger
+  headrace audit latest                                     count its tokens again, check it
+  headrace replay latest --update 5                         make an update again, compare numbers
+  headrace export latest trajectories --format parquet --out trajectories.parquet
+  headrace sql latest "select avg(reward) from trajectories where purpose = 'train'"
+
+more than one machine:
+  headrace launch RECIPE --on slurm --nodes 4 --gpus-per-node 8     a job of a Slurm cluster
+  headrace launch RECIPE --on ray                           a run on a Ray cluster
+  headrace generator --connect latest                       one more generator for a run
+  headrace generator --connect tcp://HOST:PORT --curve-keys keys/   elsewhere, with its keys
+  headrace keys keys/                                       keys of your own (a run makes some)
+
+`headrace COMMAND --help` shows the options and examples of one command.
+"""
+
+WORK = {
+    "train": "headrace_cli.commands.run.train.train",
+    "launch": "headrace_cli.commands.run.launch.launch",
+    "generator": "headrace_cli.commands.run.generator.generator",
+    "stop": "headrace_cli.commands.inspection.runs.stop",
+    "eval": "headrace_cli.commands.run.evaluate.evaluate",
+    "dashboard": "headrace_cli.commands.inspection.dashboard.dashboard",
+    "runs": "headrace_cli.commands.inspection.runs.runs",
+    "show": "headrace_cli.commands.inspection.runs.show",
+    "audit": "headrace_cli.commands.inspection.audit.audit",
+    "replay": "headrace_cli.commands.inspection.replay.replay",
+    "export": "headrace_cli.commands.data.export.export",
+    "sql": "headrace_cli.commands.data.sql.sql",
+    "sink": "headrace_cli.commands.data.sink.sink",
+    "config show": "headrace_cli.commands.system.config.show",
+    "config check": "headrace_cli.commands.system.config.check",
+    "config explain": "headrace_cli.commands.system.config.explain",
+    "reward try": "headrace_cli.commands.reward.try_rewards.try_rewards",
+    "reward label": "headrace_cli.commands.reward.labels.label",
+    "reward anchors": "headrace_cli.commands.reward.anchors.anchors",
+    "reward train": "headrace_cli.commands.reward.train.train",
+    "doctor": "headrace_cli.commands.system.doctor.doctor",
+    "sandbox run": "headrace_cli.commands.system.sandbox.run",
+    "keys": "headrace_cli.commands.run.generator.keys",
+    "bench": "headrace_cli.commands.system.benchmark.bench",
+}
+"""The function of each command, by its words."""
+NEEDS = {
+    "train": "train", "launch": "train", "generator": "train", "eval": "train", "replay": "train",
+    "dashboard": "dashboard",
+}  # fmt: skip
+"""Extras of the commands that cannot do without, most of them because they start processes."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    root = _Parser(
+        prog="headrace",
+        description="Asynchronous reinforcement learning of language models: trains on "
+        "trajectories that are still being written.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.add_argument("--version", action="store_true", help="print the version and end")
+    commands = root.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+
+    def command(
+        name: str, text: str, example: str, *, takes: str = "", within: Any = None
+    ) -> argparse.ArgumentParser:
+        made = (within or commands).add_parser(
+            name,
+            help=text,
+            description=text[0].upper() + text[1:] + ".",
+            epilog=f"example:\n  {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        take(made, takes)
+        return made
+
+    _training(command)
+    _looking(command)
+    add_data(command)
+    _checking(command)
+    return root
+
+
+def _training(command: Maker) -> None:
+    train = command(
+        "train", "train a model by a recipe, or go on with a run",
+        "headrace train recipes/quickstart.toml learner.policy.lr=5e-5 --no-dashboard",
+        takes="recipe? overrides root",
+    )  # fmt: skip
+    train.add_argument("--resume", metavar="RUN", help="go on with this run (`latest`: the newest)")
+    train.add_argument("--no-dashboard", action="store_true", help="start no web page")
+    train.add_argument("--plain", action="store_true", help="plain lines, no live display")
+
+    _launching(command)
+
+    generator = command(
+        "generator", "one more generator for a run that is going on",
+        "headrace generator --connect runs/RUN",
+        takes="root",
+    )  # fmt: skip
+    generator.add_argument(
+        "--connect", required=True, metavar="RUN|tcp://HOST:PORT",
+        help="a run, whose folder says where it is and has its keys, or an address",
+    )  # fmt: skip
+    generator.add_argument("--name", help="unique in the run (default: by host and process)")
+    generator.add_argument(
+        "--curve-keys", type=Path, metavar="DIR", help="a copy of the run's keys, for an address"
+    )
+    generator.add_argument("--cpus", help="processor cores, e.g. 0,1")
+
+    stop = command(
+        "stop",
+        "drain a run, write its checkpoint, end it",
+        "headrace stop latest",
+        takes="run root",
+    )
+    stop.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds to wait")
+
+    evaluate = command(
+        "eval", "accuracy of a model on a recipe's held-out prompts",
+        "headrace eval runs/RUN/checkpoints/step_60/policy --task recipes/quickstart.toml --json",
+        takes="json root",
+    )  # fmt: skip
+    evaluate.add_argument("model", metavar="MODEL", help="a model folder")
+    evaluate.add_argument(
+        "--task", required=True, metavar="RECIPE", dest="recipe", help="whose held-out prompts"
+    )
+    take(evaluate, "overrides")
+
+
+def _looking(command: Maker) -> None:
+    page = command(
+        "dashboard",
+        "serve the web page of all runs",
+        "headrace dashboard runs --port 8600",
+        takes="root",
+    )
+    page.add_argument("folder", nargs="?", metavar="ROOT", help="folder of the runs (runs)")
+    page.add_argument("--host", default="127.0.0.1", help="where it listens (127.0.0.1)")
+    page.add_argument("--port", type=int, default=8501, help="0 takes a free one (8501)")
+
+    runs = command("runs", "list what ran", "headrace runs --json", takes="json root")
+    runs.add_argument("--archived", action="store_true", help="list archived runs, too")
+
+    command(
+        "show", "one run's figures and its ledger", "headrace show latest", takes="run json root"
+    )
+
+    audit = command(
+        "audit", "count a run's tokens again and check its account, or repair its journal",
+        "headrace audit latest --json",
+        takes="run json root",
+    )  # fmt: skip
+    audit.add_argument(
+        "--repair", action="store_true",
+        help="end a damaged journal before its first unusable record; keeps the damaged one",
+    )  # fmt: skip
+
+    add_replay(command)
+
+
+def _checking(command: Maker) -> None:
+    config = command(
+        "config", "look at a recipe without starting anything",
+        "headrace config explain recipes/quickstart.toml",
+    )  # fmt: skip
+    inner = config.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, text in (
+        ("show", "every key with its value, defaults included"),
+        ("check", "all that is wrong with a recipe on this machine"),
+        ("explain", "what a recipe means: batch arithmetic, staleness, memory, processes"),
+    ):
+        command(
+            name,
+            text,
+            f"headrace config {name} recipes/quickstart.toml",
+            within=inner,
+            takes="recipe overrides json root",
+        )
+
+    add_reward(command)
+
+    command("doctor", "check the installation", "headrace doctor", takes="json")
+
+    box = command(
+        "sandbox", "run a program where it can do no harm",
+        "headrace sandbox run program.py --json",
+    )  # fmt: skip
+    within = box.add_subparsers(dest="action", metavar="ACTION", required=True)
+    made = command(
+        "run", "one Python file, with what came of it", "headrace sandbox run program.py",
+        within=within,
+        takes="json",
+    )  # fmt: skip
+    made.add_argument("file", type=Path, metavar="FILE.py", help="the program")
+    made.add_argument("--seconds", type=float, default=10.0, metavar="S", help="deadline (10)")
+    made.add_argument(
+        "--python", metavar="PROGRAM", help="another environment's Python, with its packages"
+    )
+    made.add_argument(
+        "--package", action="append", default=[], metavar="NAME",
+        help="an installed package that the program may import; repeat for more",
+    )  # fmt: skip
+
+    keys = command("keys", "make key files for connections off this machine", "headrace keys k/")
+    keys.add_argument("folder", type=Path, metavar="DIR", help="a folder that is made for them")
+
+    bench = command(
+        "bench", "run a benchmark; options are its own", "headrace bench generator --json"
+    )
+    bench.add_argument("name", nargs="?", metavar="NAME", help="none: list them")
+    bench.add_argument(
+        "options", nargs=argparse.REMAINDER, metavar="...", help="--help: its options"
+    )
+
+
+def _launching(command: Maker) -> None:
+    """The command and its options."""
+    launch = command(
+        "launch", "train over several hosts of a cluster",
+        "headrace launch recipe.toml --on slurm --nodes 4 --gpus-per-node 8 --time 12:00:00",
+        takes="recipe? overrides root",
+    )  # fmt: skip
+    launch.add_argument(
+        "--on", required=True, choices=("slurm", "ray"),
+        help="slurm: write the scripts of a job into a new run folder; ray: run on a Ray cluster",
+    )  # fmt: skip
+    launch.add_argument("--resume", metavar="RUN", help="go on with this run")
+    on_ray = launch.add_argument_group("on Ray")
+    on_ray.add_argument(
+        "--address", default="auto", metavar="HOST:PORT", help="the cluster (the one of this host)"
+    )
+    on_ray.add_argument("--plain", action="store_true", help="plain lines, no live display")
+    _slurm(launch)
+
+
+def _slurm(launch: argparse.ArgumentParser) -> None:
+    job = launch.add_argument_group("on Slurm")
+    job.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the job (1)")
+    job.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="of each node (0)")
+    job.add_argument(
+        "--cpus-per-node", type=int, default=0, metavar="N",
+        help="cores of each node (default: as many as the plan needs)",
+    )  # fmt: skip
+    job.add_argument(
+        "--learner-nodes", type=int, default=0, metavar="N",
+        help="nodes that share the learner's ranks (default: as few as have the GPUs)",
+    )  # fmt: skip
+    for name, metavar in (("time", "HH:MM:SS"), ("partition", "NAME"), ("account", "NAME")):
+        job.add_argument(f"--{name}", metavar=metavar, help="as for sbatch")
+    job.add_argument(
+        "--sbatch", action="append", default=[], metavar="OPTION",
+        help="a further option of sbatch, e.g. --sbatch=--qos=high; repeat for more",
+    )  # fmt: skip
+    # What the written script says to this command within the job.
+    job.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    job.add_argument("--hosts", nargs="+", help=argparse.SUPPRESS)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parsed arguments; overrides may stand before, between and after options."""
+    root = parser()
+    arguments, left = root.parse_known_args(argv)
+    overrides = [word for word in left if "=" in word and not word.startswith("-")]
+    strangers = [word for word in left if word not in overrides]
+    if strangers or (overrides and not hasattr(arguments, "overrides")):
+        root.error(f"unknown argument {(strangers or overrides)[0]!r}")
+    if overrides:
+        arguments.overrides = [*arguments.overrides, *overrides]
+    return arguments
+
+
+def action(arguments: argparse.Namespace) -> Action:
+    """The function that does a command's work and takes its arguments; it is imported only here."""
+    words = (arguments.command, getattr(arguments, "action", None))
+    module, _, function = WORK[" ".join(filter(None, words))].rpartition(".")
+    found: Action = getattr(importlib.import_module(module), function)
+    return found
+
+
+def missing(error: ModuleNotFoundError) -> str:
+    """The line for a user whose installation lacks one of the project's own packages or of its
+    extras; an empty text where the missing module belongs to somebody else."""
+    from headrace.host.install import PACKAGES, extra_line
+
+    name = error.name or ""
+    ours = name.partition(".")[0] in PACKAGES
+    here = f"{name} is not installed; run `headrace doctor` to see what is" if ours else ""
+    return here or extra_line(name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = parse(argv)
+    if arguments.version:
+        from headrace.host.install import version
+
+        print(version())
+        return 0
+    if not arguments.command:
+        parser().print_help()
+        return 0
+
+    def run() -> int:
+        if arguments.command in NEEDS:
+            from headrace.host.install import require
+
+            require(NEEDS[arguments.command])
+        return action(arguments)(arguments)
+
+    try:
+        return exit_code(run)
+    except ModuleNotFoundError as error:
+        line = missing(error)
+        if not line:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        return 2
+    except StorageBlockedError as error:
+        print(f"error: this needs {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

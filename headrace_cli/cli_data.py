@@ -1,0 +1,137 @@
+"""`headrace export`, `headrace sql`, `headrace sink` and `headrace replay`: their options.
+
+In: what makes a command's parser. Out: parsers. Promise: no role is loaded for them: what storage
+has is named here once more, and a test compares.
+"""
+
+from pathlib import Path
+
+from headrace_cli.cli_options import Maker
+
+KINDS = {
+    "trajectories": "a response, with its texts and lists of its tokens",
+    "tokens": "a response token",
+    "metrics": "a number",
+    "windows": "a window",
+    "preferences": "the best and the worst answer of a group",
+    "sft": "a right answer, each once",
+}
+"""Kinds of exports, and what a row of each is."""
+FORMATS = ("parquet", "jsonl", "csv", "arrow", "datasets")
+"""Formats of exports."""
+SCHEMAS = ("native", "trl", "verl")
+"""Who reads `preferences` and `sft`."""
+TABLES = ("trajectories", "tokens", "metrics", "windows")
+"""Tables of `headrace sql`."""
+SINKS = ("tensorboard", "trackio", "jsonl")
+"""Sinks that are there."""
+FORMS = ("table", "csv", "json")
+"""How an answer to a query is printed."""
+
+EXPORT_EXAMPLES = """\
+headrace export latest trajectories --out out.parquet --where 'reward > 0'
+  headrace export latest tokens --out tokens.csv --columns trajectory_id,position,token,value
+  headrace export latest preferences --schema trl --out pairs.jsonl
+
+`headrace sql RUN "describe tokens"` lists the columns of a kind. A row is, by KIND:
+"""
+SQL_EXAMPLES = """\
+headrace sql latest "select purpose, count(*), avg(reward) from trajectories group by purpose"
+  headrace sql latest "describe tokens"
+
+The dialect is DuckDB's. There are the tables that `headrace export` writes: {tables}.
+A query sees one moment of the run, and nothing but the run: no file, no network, no change."""
+REPLAY_EXAMPLES = """\
+headrace replay latest --update 5
+  headrace replay latest --update 5 --store-only            without a model
+
+Batch, masks, advantages and figures are made again from the store. Where the checkpoint of the
+update before is kept, the models run too: logprobs, values, losses, gradients and weights. Each
+line is a quantity, how many numbers were compared and how far they lie apart. Exit code 1: some
+differ by more than --tolerance."""
+
+
+def add_data(command: Maker) -> None:
+    """`export`, `sql` and `sink`."""
+    rows = "\n".join(f"  {kind:<13} {text}" for kind, text in KINDS.items())
+    export = command(
+        "export", "write a run's answers, tokens, metrics, windows or preferences to a file",
+        EXPORT_EXAMPLES + rows,
+        takes="run root",
+    )  # fmt: skip
+    export.add_argument("kind", metavar="KIND", help=f"one of: {', '.join(KINDS)}")
+    export.add_argument(
+        "--format", metavar="F", help=f"{', '.join(FORMATS)} (by the ending of PATH)"
+    )
+    export.add_argument(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="PATH",
+        help="the file to write; for datasets a folder",
+    )
+    export.add_argument(
+        "--where", metavar="FILTER",
+        help="only rows for which this holds, such as 'reward == 1 and length > 100'",
+    )  # fmt: skip
+    export.add_argument("--columns", metavar="A,B,...", help="only these columns, in this order")
+    export.add_argument(
+        "--schema", default="native", metavar="S",
+        help=f"of preferences and sft, for whose trainer: {', '.join(SCHEMAS)} (native)",
+    )  # fmt: skip
+    export.add_argument("--force", action="store_true", help="replace what is at PATH")
+
+    sql = command(
+        "sql", "ask a run in SQL", SQL_EXAMPLES.format(tables=", ".join(TABLES)),
+        takes="run root",
+    )  # fmt: skip
+    sql.add_argument(
+        "query", metavar="QUERY", help="one SELECT in quotes; - reads it from standard input"
+    )
+    sql.add_argument(
+        "--format", default="table", choices=FORMS, help="how the answer is printed (table)"
+    )
+    sql.add_argument(
+        "--limit", type=int, default=100, metavar="N",
+        help="rows of a table at most (100); 0: all",
+    )  # fmt: skip
+    sql.add_argument(
+        "--seconds", type=float, default=60.0, metavar="S", help="time limit (60)"
+    )  # fmt: skip
+    sql.add_argument(
+        "--memory", type=int, default=1024, metavar="MIB", help="memory limit in MiB (1024)"
+    )  # fmt: skip
+
+    sink = command(
+        "sink", "tell another program of a run's figures, while it goes on or afterwards",
+        "headrace sink latest tensorboard --out boards/first",
+        takes="run root",
+    )  # fmt: skip
+    sink.add_argument(
+        "sink", metavar="SINK", help=f"{', '.join(SINKS)}, or a file of your own: my_sink.py"
+    )
+    sink.add_argument(
+        "--out", type=Path, metavar="DIR", help="the sink's folder (RUN/sinks/SINK)"
+    )  # fmt: skip
+    sink.add_argument("--once", action="store_true", help="tell what there is and end")
+
+
+def add_replay(command: Maker) -> None:
+    """`replay`."""
+    again = command(
+        "replay", "make one update again from what is stored, and say where numbers differ",
+        REPLAY_EXAMPLES,
+        takes="run json root",
+    )  # fmt: skip
+    again.add_argument(
+        "--update", type=int, required=True, metavar="N", help="which one; the first is 1"
+    )
+    again.add_argument(
+        "--store-only",
+        action="store_true",
+        help="run no model, even where the checkpoint of the update before is there",
+    )
+    again.add_argument(
+        "--tolerance", type=float, default=1e-4, metavar="X",
+        help="how far numbers of models may lie apart (1e-4 of the stored one, or of 1)",
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""`headrace reward ...`: its subcommands and their options.
+
+In: what makes a command's parser. Out: parsers.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from headrace_cli.cli_options import Maker, take
+
+ANCHOR_EXAMPLES = """\
+headrace reward anchors recipes/pairwise-ppo.toml --best-of 8 --out anchors.jsonl
+  headrace reward anchors recipes/pairwise-ppo.toml --by verifier --out anchors.jsonl
+
+The recipe's generator writes N answers to each prompt; the best becomes its anchor. It is picked
+by the source of rewards that scores the prompt: one of the kind pairwise compares the answers with
+its model, every other one scores them. The same command goes on with what was interrupted.
+The file is options.anchors of the kind pairwise, and a dataset with a column `anchor`.
+"""
+
+REWARD_EXAMPLES = """\
+headrace reward train recipes/reward-models/lines.toml --out models/prm
+  headrace reward train my-pairs.toml training.lr=5e-6        any key can be overridden
+  headrace reward train --resume latest                       after Ctrl-C
+
+The recipe says what is learned (objective.kind):
+  bradley_terry   a score of a whole answer, from pairs: rows of prompt, chosen, rejected
+  pairwise        yes or no to "is the first answer better", from the same pairs
+  lines           a score at the end of each line, from rows of prompt, lines, labels (1, 0, -1)
+and from what (data.kind): file, run (the groups of `headrace train`), or task (made on the spot).
+The model, its report and its curves are in the run folder; `headrace show RUN` and the dashboard
+know it, model.critic_path and reward sources take it."""
+
+
+def add_reward(command: Maker) -> None:
+    """The command with all its subcommands."""
+    reward = command(
+        "reward", "try rewards, label lines or make anchors by them, train a reward model",
+        "headrace reward try recipes/quickstart.toml answers.jsonl",
+    )  # fmt: skip
+    inner = reward.add_subparsers(dest="action", metavar="ACTION", required=True)
+    tried = command(
+        "try", "score the answers in a file as a run would, one line each",
+        "headrace reward try recipes/quickstart.toml answers.jsonl --json", within=inner,
+        takes="recipe root",
+    )  # fmt: skip
+    tried.add_argument("file", metavar="FILE", help="rows of prompt, completion, answer, ...")
+    take(tried, "overrides")
+    tried.add_argument("--json", action="store_true", help="one JSON object a line")
+    _labelling(command, inner)
+    _anchors(command, inner)
+    _reward_training(command, inner)
+
+
+def _labelling(command: Maker, within: Any) -> None:
+    labelled = command(
+        "label", "label the lines of answers, for training a line reward model",
+        "headrace reward label recipes/code-prm.toml --samples 2000 --k 8 --out labels.jsonl",
+        within=within,
+        takes="recipe overrides json root",
+    )  # fmt: skip
+    labelled.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
+    labelled.add_argument(
+        "--answers", metavar="FILE", help="rows of prompt, completion, answer, ..."
+    )
+    labelled.add_argument("--samples", type=int, metavar="N", help="sample so many answers instead")
+    labelled.add_argument("--k", type=int, default=8, help="completions of a prefix at most (8)")
+    labelled.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
+    labelled.add_argument(
+        "--revised-only", action="store_true",
+        help="keep only wrong answers that were good for a while",
+    )  # fmt: skip
+    labelled.add_argument(
+        "--fenced", action=argparse.BooleanOptionalAction, default=None,
+        help="only lines in a fenced code block count (default: where there is one)",
+    )  # fmt: skip
+
+
+def _anchors(command: Maker, within: Any) -> None:
+    made = command(
+        "anchors", "make the answer of each prompt that others have to beat", ANCHOR_EXAMPLES,
+        within=within,
+        takes="recipe overrides json root",
+    )  # fmt: skip
+    made.add_argument("--policy", metavar="DIR", help="a model folder instead of the recipe's")
+    made.add_argument(
+        "--best-of", type=int, default=30, metavar="N", help="answers of each prompt (30)"
+    )
+    made.add_argument(
+        "--prompts", type=int, metavar="N",
+        help="training prompts (a dataset: all of them; else 1024); held-out ones come on top",
+    )  # fmt: skip
+    made.add_argument(
+        "--by", metavar="SOURCE", help="the source of rewards that picks (the prompt's own)"
+    )
+    made.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON lines")
+
+
+def _reward_training(command: Maker, within: Any) -> None:
+    trained = command(
+        "train", "train a reward model by a recipe, or go on with one", REWARD_EXAMPLES,
+        within=within,
+        takes="recipe? overrides json root",
+    )  # fmt: skip
+    trained.add_argument("--out", type=Path, metavar="DIR", help="folder of the trained model")
+    trained.add_argument(
+        "--resume", metavar="RUN", help="go on with this run (`latest`: the newest of its kind)"
+    )
+    trained.add_argument("--plain", action="store_true", help="plain lines, no live display")

@@ -1,0 +1,68 @@
+"""Whether the prompts of a run have anchors, before anything starts.
+
+In: a configuration. Out: nothing, or a UserError of one line. Of a dataset every prompt is looked
+at; of a task that makes its prompts the held-out ones and the first, because nobody knows how far a
+run will get: what lacks its anchor later is an `invalid` scoring.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headrace.config.sections.reward import SourceConfig
+from headrace.config.sections.run import RunConfig
+from headrace.config.sections.task import DatasetConfig
+from headrace.data.anchors import read_anchors
+from headrace.errors import UserError
+from headrace_cli.commands.reward.answers import policy_tokenizer
+
+
+def check_anchors(config: RunConfig) -> None:
+    """UserError where a prompt that a source of the kind `pairwise` scores has no anchor."""
+    for name, source in config.reward.each().items():
+        if source.kind == "pairwise":
+            key = f"reward.sources.{name}.options" if config.reward.sources else "reward.options"
+            rows = [row for row in _prompts(config) if _scores(config, name, row)]
+            _check(config, source, key, rows)
+
+
+def _prompts(config: RunConfig) -> Iterator[Any]:
+    from tasks.datasets.source import build_source, every_row
+
+    yield from every_row(config.task)
+    if not isinstance(config.task, DatasetConfig):
+        yield from build_source(config.task, config.seed).eval_rows(config.evaluation.num_prompts)
+
+
+def _scores(config: RunConfig, name: str, row: Any) -> bool:
+    """Whether a source scores the answers to a row, for training or for the audit."""
+    reward = config.reward
+    audits = reward.audit is not None and reward.audit.source == name
+    return audits or reward.route_of(config.task.kind, lambda: row.info) == name
+
+
+def _check(config: RunConfig, source: SourceConfig, key: str, rows: list[Any]) -> None:
+    from rewards.models.encoding import prompt_ids, shown
+
+    tokenizer, mode = policy_tokenizer(config), config.model.chat_template
+    file, column = source.options.get("anchors"), source.options.get("column")
+    anchors = read_anchors(Path(str(file)).expanduser()) if file else None
+
+    def lacks(row: Any) -> bool:
+        if anchors is not None:
+            return shown(tokenizer, row.prompt, mode) not in anchors
+        anchor = row.info.get(column)
+        return not isinstance(anchor, str) or not anchor
+
+    longest = config.task.max_prompt_length
+    without = [
+        row
+        for row in rows
+        if lacks(row) and len(prompt_ids(tokenizer, row.prompt, mode)) <= longest
+    ]
+    if without:
+        where = f"{key}.anchors = {file!r}" if file else f"{key}.column = {column!r}"
+        raise UserError(
+            f"{where}: {len(without)} of {len(rows)} prompts have no anchor, the first is "
+            f"{without[0].id}; `headrace reward anchors` makes them"
+        )

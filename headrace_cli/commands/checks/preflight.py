@@ -1,0 +1,90 @@
+"""Everything of a recipe that can be known before a process starts.
+
+In: a configuration and the machine. Out: the configuration with what its reward functions ask for.
+A mistake is a UserError of one line; `headrace config check` collects them all, `headrace train`
+and `headrace eval` stop at the first.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.config.preflight.checks import check_dataset, check_machine
+from headrace.config.sections.run import RunConfig
+from headrace.config.sections.task import DatasetConfig
+from headrace.data.tokenizer import has_chat_template
+from headrace.errors import UserError
+from headrace.host.hardware import Hardware
+from headrace_cli.commands.checks.reward_check import check_reward
+from headrace_cli.launch.plan import plan_processes
+
+
+def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
+    """UserError where the run could not begin: machine, data, templates, database, cores and
+    rewards are looked at."""
+    check_machine(config, hardware)
+    for check in start_checks(config, hardware):
+        check()
+    return check_reward(config)
+
+
+def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], None]]:
+    """What `check_start` looks at beside the machine and the rewards, each by itself."""
+    return [
+        lambda: check_data(config),
+        lambda: check_database(config),
+        lambda: check_processes(config, hardware),
+    ]
+
+
+def check_data(config: RunConfig) -> None:
+    """UserError where a row of the data cannot be read or is no prompt for the policy, where no row
+    is left to train on, and where chat messages meet a tokenizer without a chat template."""
+    from tasks.datasets.source import build_source, load_dataset_source
+    from tasks.rows import other_than_text
+
+    task, mode = config.task, config.model.chat_template
+    if not isinstance(task, DatasetConfig):
+        build_source(task, config.seed)
+        if mode == "always":
+            _need_template(config, "model.chat_template is 'always'")
+        return
+    check_dataset(config)
+    source = load_dataset_source(task, config.seed)
+    rows = [*source.training, *source.evaluation]
+    for row in rows:
+        if part := other_than_text(row.prompt):
+            raise UserError(
+                f"row {row.id}: its prompt has a part of type {part!r}, and the policy reads text "
+                "alone; take such rows out of the dataset"
+            )
+    chat = next((row for row in rows if not isinstance(row.prompt, str)), None)
+    if chat is not None and mode == "never":
+        raise UserError(
+            f"row {chat.id} has chat messages but model.chat_template is 'never'; use 'auto'"
+        )
+    if chat is not None:
+        _need_template(config, f"row {chat.id} has chat messages")
+    elif mode == "always":
+        _need_template(config, "model.chat_template is 'always'")
+
+
+def _need_template(config: RunConfig, why: str) -> None:
+    if not has_chat_template(Path(config.model.path)):
+        raise UserError(
+            f"model.path = {config.model.path!r}: its tokenizer has no chat template, but {why}; "
+            "put a chat_template.jinja into the folder, or take prompts that are plain text"
+        )
+
+
+def check_database(config: RunConfig) -> None:
+    """UserError where `storage.database` is none that can be used, or does not answer."""
+    if config.storage.database is None:
+        return
+    from storage.database.engine import open_reader
+
+    open_reader(Path(config.root), config.storage.database).dispose()
+
+
+def check_processes(config: RunConfig, hardware: Hardware) -> None:
+    """UserError where a process is to run on cores or GPUs that are not there."""
+    plan_processes(config, Path(config.root) / "RUN", hardware)

@@ -1,0 +1,1 @@
+"""Commands that take data out of a run."""

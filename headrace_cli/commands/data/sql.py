@@ -1,0 +1,102 @@
+"""`headrace sql`: one SELECT about a run, answered as a table, CSV or JSON.
+
+In: a run, a query. Out: the answer on standard output, and nothing else there.
+"""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from threading import TIMEOUT_MAX
+from typing import Any
+
+from headrace.errors import UserError
+from headrace.run_files import run_folder
+
+CELL = 60
+"""Characters of a table's cell at most."""
+Row = Sequence[Any]
+
+
+def sql(arguments: argparse.Namespace) -> int:
+    """Print the answer to a query."""
+    if arguments.limit < 0 or arguments.memory < 1:
+        raise UserError("--limit is at least 0, and --memory at least 1")
+    if not 0 <= arguments.seconds <= TIMEOUT_MAX:
+        raise UserError("--seconds is a number of seconds from 0 on")
+    run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
+    query = sys.stdin.read() if arguments.query == "-" else arguments.query
+    from storage.queries import ask
+
+    asking = ask(run_dir, query, seconds=arguments.seconds, memory_mib=arguments.memory)
+    with asking as answer:
+        if arguments.format == "csv":
+            _print_csv(answer.columns, answer.rows)
+        elif arguments.format == "json":
+            _print_json(answer.columns, answer.rows)
+        else:
+            _print_table(answer.columns, answer.rows, arguments.limit)
+    return 0
+
+
+def _print_csv(names: Sequence[str], rows: Iterator[Row]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(rows)
+
+
+def _print_json(names: Sequence[str], rows: Iterator[Row]) -> None:
+    """A list with an object for each row. Values of one name: the last one counts."""
+    begun = False
+    for row in rows:
+        print(",\n" if begun else "[\n", end="")
+        values = {name: _plain(value) for name, value in zip(names, row, strict=True)}
+        print(json.dumps(values, ensure_ascii=False, default=str), end="")
+        begun = True
+    print("\n]" if begun else "[]")
+
+
+def _plain(value: Any) -> Any:
+    """The value without numbers that JSON does not have."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value
+
+
+def _print_table(names: Sequence[str], rows: Iterator[Row], limit: int) -> None:
+    shown = list(islice(rows, limit) if limit else rows)
+    cells = [[_cell(value) for value in row] for row in shown]
+    columns = list(zip(names, *cells, strict=True))
+    widths = [max(len(cell) for cell in column) for column in columns]
+    right = [_are_numbers(column) for column in zip(*shown, strict=True)] or [False] * len(names)
+    for line in (names, *cells):
+        padded = (
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        )
+        print("  ".join(padded).rstrip())
+    if limit and next(rows, None) is not None:
+        print("... and more: --limit 0 prints all of them", file=sys.stderr)
+
+
+def _are_numbers(column: Row) -> bool:
+    known = [value for value in column if value is not None]
+    return bool(known) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in known
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = " ".join(str(value).splitlines())
+    return text if len(text) <= CELL else text[: CELL - 3] + "..."

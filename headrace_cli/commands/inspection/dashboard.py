@@ -1,0 +1,33 @@
+"""`headrace dashboard`: the web page of a folder of runs."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from headrace.errors import UserError
+from headrace.host.hardware import free_port, port_is_free
+from headrace_cli.launch.plan import dashboard_argv, role_environment
+
+LARGEST_PORT = 65535
+
+
+def dashboard(arguments: argparse.Namespace) -> int:
+    """Become the page's server; the process is replaced."""
+    root = Path(arguments.folder or arguments.root or "runs")
+    if not 0 <= arguments.port <= LARGEST_PORT:
+        raise UserError(
+            f"--port {arguments.port}: ports go from 1 to {LARGEST_PORT}; 0: a free one"
+        )
+    if not root.is_dir():
+        raise UserError(f"no folder of runs at {root}; `headrace train RECIPE` makes one")
+    try:
+        port = arguments.port or free_port(arguments.host)
+    except OSError as error:
+        raise UserError(f"--host {arguments.host}: no address of this machine ({error})") from error
+    if not port_is_free(arguments.host, port):
+        raise UserError(f"port {port} is in use; choose another with --port (0 takes a free one)")
+    argv = dashboard_argv(arguments.host, port, root.resolve(), ahead=True)
+    print(f"dashboard  http://{arguments.host}:{port}  (Ctrl-C ends it)")
+    sys.stdout.flush()
+    os.execve(argv[0], argv, {**os.environ, **role_environment(threads=1)})

@@ -1,0 +1,322 @@
+"""`headrace replay`: one update made again from what is stored, and where the numbers differ.
+
+In: a run, the number of an update. Out: a table of quantities, or JSON. From the journal and the
+token diagnostics alone: the batch, its shares, masks, lambdas, advantages, returns and figures.
+Where the weights of the update's start are at hand also the update itself, with its models, on as
+many learner ranks as then. Exit codes: 0 all that was compared agrees, 1 something differs, 2 there
+is no such run or update.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace.protocol.messages.diagnostics import TokenDiagnostics
+from headrace.protocol.records.record_types import TakenWindow
+from headrace.run_files import run_folder
+from headrace.run_files.update_log import AppliedUpdate, read_applied
+from headrace_cli.commands.inspection.differences import (
+    Array,
+    Quantity,
+    Row,
+    named_rows,
+    quantity,
+    row_of,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coordinator.training.replayed_batch import PastBatch
+    from headrace.protocol.messages.batches import Shard
+    from headrace.protocol.token_spans import Float32
+
+STORE, MODELS = "store", "models"
+MASKS, RANKS = "masks", "ranks"
+EXACT = 1e-5
+"""How far a number that needs no model may lie from the stored one: both are float32."""
+OF_THE_CLOCK = ("timing_s/", "perf/tokens_per_s")
+"""Figures that no two computations share."""
+Written = Mapping[int, AppliedUpdate]
+"""What each rank wrote down of a batch."""
+Stored = Mapping[int, TokenDiagnostics]
+"""What the learner reported, by window."""
+
+
+@dataclass
+class Replay:
+    """What came of it: quantities compared, and for what was not made again, why."""
+
+    past: "PastBatch"
+    stored: Stored
+    quantities: list[Quantity] = field(default_factory=list)
+    lacking: dict[str, str] = field(default_factory=dict)
+    device: str | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing differs."""
+        return not any(q.differing for q in self.quantities)
+
+    def compare(
+        self, name: str, rows: Iterable[Row], tolerance: float, source: str = STORE
+    ) -> None:
+        """Add a quantity; numbers that are lacking do not differ."""
+        lacks = source == STORE and name in self.lacking
+        found = quantity(name, rows, source=source, tolerance=tolerance, lacks=lacks)
+        self.quantities.append(found)
+
+    def compare_tokens(
+        self, name: str, again: "Mapping[int, Float32]", tolerance: float, source: str = STORE
+    ) -> None:
+        """Add a figure of single tokens, by window."""
+        rows = (
+            row_of(f"trajectory {row.trajectory_id}", row.start, row.columns[name], again[key])
+            for key, row in self.stored.items()
+            if key in again and name in row.columns
+        )
+        self.compare(name, rows, tolerance, source)
+
+    def compare_figures(
+        self, metrics: Mapping[str, object], tolerance: float, source: str = STORE
+    ) -> None:
+        """Add figures of the update; one that was broken off has those of a part."""
+        commit = self.past.commit
+        if commit.skipped is not None:
+            self.lacking["figures"] = f"the update was broken off: {commit.skipped}"
+        recorded = commit.metrics if commit.skipped is None else {}
+        self.compare("figures", named_rows(recorded, metrics), tolerance, source)
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """Make an update again and say what differs."""
+    if not arguments.tolerance >= 0:
+        raise UserError("--tolerance is a number from 0 on")
+    run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.name)
+    config = run_folder.read_config(run_dir)
+    with contextlib.redirect_stdout(sys.stderr):  # What libraries print is not the answer.
+        found = _from_store(run_dir, config, arguments.update)
+        if arguments.store_only:
+            found.lacking["logprobs, values, losses, gradients, weights"] = "--store-only was given"
+        else:
+            _with_models(found, run_dir, config, arguments.tolerance)
+    if arguments.json:
+        print(json.dumps(_plain(found, run_dir.name)))
+    else:
+        _print(found, run_dir.name)
+    return 0 if found.agrees else 1
+
+
+# -- from the store --------------------------------------------------------------------------------
+
+
+def _from_store(run_dir: Path, config: RunConfig, update: int) -> Replay:
+    """Everything that can be made again without a model."""
+    from coordinator.training.replayed_batch import past_batch
+    from learner.algorithms.registry import build_algorithm
+    from learner.batching.shards import merged
+    from learner.replay.recompute import recount
+    from storage.journal.diagnostics import DiagnosticsReader
+    from storage.journal.store import read_journal
+
+    records = (record for batch in read_journal(run_dir / "journal") for _, record in batch)
+    written = _written(run_dir, update)
+    ranks = {batch_id: 1 + max(lines) for batch_id, lines in written.items()}
+    past = past_batch(records, config, update, ranks)
+    shard, commit = merged(past.parts), past.commit
+    keys = [(commit.lineage, commit.update, window.window_id) for window in shard.windows]
+    rows = DiagnosticsReader(run_dir / "diagnostics").read(keys)
+    stored = {key[2]: row for key, row in rows.items()}
+    algorithm = build_algorithm(
+        config.algorithm, window=config.window, max_length=config.task.max_response_length,
+        fire=config.generator.fire,
+    )  # fmt: skip
+    made = recount(algorithm, shard, stored, version=past.recorded.version)
+    found = Replay(past, stored, lacking=dict(made.lacking))
+    by_rank = written.get(past.recorded.batch_id or 0, {})
+    if not by_rank:
+        found.lacking[RANKS] = "no rank wrote down what it trained"
+    found.compare(RANKS, _rank_rows(by_rank, past.prepared.parts) if by_rank else (), 0.0)
+    found.compare(MASKS, _mask_rows(past), 0.0)
+    ids = [window.window_id for window in made.windows]
+    lams = [
+        row_of(f"window {key}", None, np.array([stored[key].lam]), np.array([lam]))
+        for key, lam in zip(ids, made.lams, strict=True)
+        if key in stored
+    ]
+    found.compare("lambda", lams, EXACT)
+    for name, column in made.columns.items():
+        found.compare_tokens(name, dict(zip(ids, column, strict=True)), EXACT)
+    found.compare_figures({**made.metrics, **past.prepared.metrics}, EXACT)
+    return found
+
+
+def _written(run_dir: Path, update: int) -> dict[int, dict[int, AppliedUpdate]]:
+    """What ranks wrote down of an update, by batch and rank. Where a rank wrote twice of a batch,
+    because it died over it, the last line counts."""
+    found: dict[int, dict[int, AppliedUpdate]] = {}
+    for name, line in read_applied(run_dir):
+        if line.update == update:
+            found.setdefault(line.batch_id, {})[int(name.removeprefix("rank-"))] = line
+    return found
+
+
+def _rank_rows(written: Written, shares: Sequence[Sequence["Shard"]]) -> Iterator[Row]:
+    """The rank of each window that was trained and of each value trajectory."""
+    stored: dict[tuple[str, int], int] = {}
+    for rank, line in written.items():
+        stored |= {("window", key): rank for key in line.windows}
+        stored |= {("value trajectory", key): rank for key in line.values}
+    made: dict[tuple[str, int], int] = {}
+    for rank, share in enumerate(shares):
+        for part in share:
+            made |= {("window", window.window_id): rank for window in part.windows}
+            made |= {("value trajectory", value.trajectory_id): rank for value in part.values}
+    for kind, key in sorted(stored.keys() | made.keys()):
+        both = (np.array([x.get((kind, key), np.nan)]) for x in (stored, made))
+        yield row_of(f"{kind} {key}", None, *both)
+
+
+def _mask_rows(past: "PastBatch") -> Iterator[Row]:
+    """What was kept out of the loss, and why, by the records and by the rules."""
+    recorded = {window.window_id: window for window in past.recorded.windows}
+    for taken in past.prepared.taken.windows:
+        window = past.windows[taken.window_id]
+        both = (
+            _codes(each, window.start, window.end) for each in (recorded[taken.window_id], taken)
+        )
+        yield Row(f"trajectory {window.trajectory_id}", window.start, *both)
+
+
+def _codes(window: TakenWindow, start: int, end: int) -> Array:
+    """[end - start] 0 for a token in the loss, else the reason's number."""
+    from storage.queries import REASONS
+
+    codes = np.zeros(end - start)
+    for run in window.masked:
+        codes[run.start - start : run.end - start] = 1 + REASONS.index(run.reason)
+    return codes
+
+
+# -- with the models -------------------------------------------------------------------------------
+
+
+def _with_models(found: Replay, run_dir: Path, config: RunConfig, tolerance: float) -> None:
+    """The update itself, where the weights of its start are there."""
+    from learner.replay.rerun import obstacle, rerun, weights_after
+
+    past, update = found.past, found.past.commit.update
+    why = obstacle(config, run_dir, update, past.after)
+    if why is None:
+        try:
+            with tempfile.TemporaryDirectory(prefix="headrace-replay-") as beside:
+                parts = past.prepared.parts
+                again = rerun(config, run_dir, past.header(), parts, Path(beside))
+        except UserError as error:
+            why = str(error)
+    if why is not None:
+        found.lacking["logprobs, values, losses, gradients, weights"] = why
+        return
+    found.device = again.device
+    for name in ("learner_logprobs", "values", "advantages"):
+        columns = {row.window_id: row.columns[name] for row in again.done.diagnostics}
+        found.compare_tokens(name, columns, tolerance, MODELS)
+    every = again.done.metrics.items()
+    figures = {name: value for name, value in every if not name.startswith(OF_THE_CLOCK)}
+    found.compare_figures(figures, tolerance, MODELS)
+    after = weights_after(run_dir, update, past.recorded.batch_id)
+    if not after:
+        found.lacking["weights"] = f"there is no checkpoint of update {update} to compare with"
+    for name, weights in after.items():
+        rows = _tensors(weights, again.weights[name])
+        found.compare(f"weights of the {name}", rows, tolerance, MODELS)
+
+
+def _tensors(stored: "Mapping[str, Tensor]", again: "Mapping[str, Tensor]") -> Iterator[Row]:
+    """Tensors by name, their numbers counted from the first one; one at a time is in memory as
+    float64."""
+    for name in stored:
+        yield Row(name, 0, *(x[name].double().flatten().numpy() for x in (stored, again)))
+
+
+# -- told ------------------------------------------------------------------------------------------
+
+
+def _plain(found: Replay, run: str) -> dict[str, Any]:
+    commit, taken = found.past.commit, found.past.recorded
+    return {
+        "run": run,
+        "update": commit.update,
+        "lineage": commit.lineage,
+        "batch_id": commit.batch_id,
+        "windows": len(taken.windows),
+        "value_trajectories": len(taken.value_trajectories),
+        "device": found.device,
+        "agrees": found.agrees,
+        "quantities": [q._asdict() | {"worst": list(_worst(q))} for q in found.quantities],
+        "not_recomputed": found.lacking,
+    }
+
+
+def _worst(q: Quantity) -> Iterator[dict[str, Any]]:
+    """Differences as JSON has them."""
+    for d in q.worst:
+        both = {"stored": _told(q, d.stored), "recomputed": _told(q, d.recomputed)}
+        yield d._asdict() | both
+
+
+def _told(q: Quantity, value: float | None) -> float | str | None:
+    """A number as JSON has it, a mask by its name."""
+    if q.name == MASKS and value is not None:
+        from storage.queries import REASONS
+
+        return ("trained", *REASONS)[int(value)]
+    return str(value) if value is not None and math.isinf(value) else value
+
+
+def _print(found: Replay, run: str) -> None:
+    console = Console(highlight=False)
+    commit, taken = found.past.commit, found.past.recorded
+    console.print(
+        f"run {run}, update {commit.update} of lineage {commit.lineage}: "
+        f"{len(taken.windows):,} windows, {len(taken.value_trajectories):,} value trajectories",
+        soft_wrap=True,
+    )
+    table = Table("quantity", "from", "compared", "differing", "largest", "tolerance", box=None)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for q in found.quantities:
+        source = f"{q.source} ({found.device})" if q.source == MODELS else q.source
+        table.add_row(
+            q.name, source, f"{q.compared:,}", f"{q.differing:,}", f"{q.largest:.2g}",
+            f"{q.tolerance:g}",
+        )  # fmt: skip
+    console.print(table)
+    worst = Table("quantity", "from", "where", "place", "stored", "recomputed", box=None)
+    for q in found.quantities:
+        for d in q.worst:
+            place = "" if d.place is None else f"{d.place:,}"
+            told = (_told(q, x) for x in (d.stored, d.recomputed))
+            texts = (f"{x:.9g}" if isinstance(x, float) else x or "-" for x in told)
+            worst.add_row(q.name, q.source, escape(d.whose), place, *texts)
+    if worst.row_count:
+        console.print(worst)
+    for name, why in found.lacking.items():
+        console.print(f"not recomputed: {name}: {why}", markup=False, soft_wrap=True)
+    differing = [q.name for q in found.quantities if q.differing]
+    said = f"DIFFERS: {', '.join(dict.fromkeys(differing))}" if differing else "agrees"
+    console.print(said)

@@ -1,0 +1,122 @@
+"""`headrace runs`, `show` and `stop`: what ran, and the run that is going on."""
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from headrace.errors import UserError
+from headrace.run_files import run_folder
+from headrace_cli.commands.data.tables import figure_lines
+from headrace_cli.launch.display.progress import say
+from headrace_cli.launch.display.units import duration
+from headrace_cli.launch.monitor import Monitor, coordinator_of, waits_of
+
+
+def _root(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.root or "runs")
+
+
+def runs(arguments: argparse.Namespace) -> int:
+    """List the runs under the root, newest first."""
+    root = _root(arguments)
+    found: list[dict[str, Any]] = []
+    if root.is_dir():
+        from storage.queries import list_runs
+
+        found = [asdict(line) for line in list_runs(root)]
+    lines = [line for line in found if arguments.archived or not line["notes"]["archived"]]
+    if arguments.json:
+        print(json.dumps(lines, default=str))
+        return 0
+    if not found:
+        print(f"no runs under {root}; start one with: headrace train RECIPE")
+        return 0
+    if lines:
+        _print_lines(lines)
+    if hidden := len(found) - len(lines):
+        print(f"{hidden} archived; --archived lists them, too")
+    return 0
+
+
+def _print_lines(lines: list[dict[str, Any]]) -> None:
+    width = max(len(line["run_id"]) for line in lines)
+    console = Console()
+    say(console, f"{'run':<{width}}  {'status':<11} {'updates':>7}  {'time':>7}  accuracy")
+    for line in lines:
+        text, is_read = _row(line, width), line["status"] != "unreadable"
+        console.print(Text(text, "" if is_read else "dim"), soft_wrap=True)
+
+
+def _row(line: dict[str, Any], width: int) -> str:
+    """One run as a line, with what is noted on it; of a folder that cannot be read, the reason."""
+    name = f"{line['run_id']:<{width}}  {line['status']:<11}"
+    if line["status"] == "unreadable":
+        return f"{name} {line['detail']}{_noted(line['notes'])}"
+    found = [line["accuracy_before"], line["accuracy_after"]]
+    if line["kind"] == "evaluation":
+        found = [value for value in found if value is not None] or [None]
+    accuracy = " -> ".join("?" if value is None else f"{value:.3f}" for value in found)
+    kind = "" if line["kind"] == "training" else f"  ({line['kind']})"
+    took = duration(line["wall_s"])
+    return f"{name} {line['updates']:>7}  {took:>7}  {accuracy}{kind}{_noted(line['notes'])}"
+
+
+def _noted(notes: dict[str, Any]) -> str:
+    """Tags in brackets and the note's first line."""
+    tags = f"[{', '.join(notes['tags'])}]" if notes["tags"] else ""
+    parts = ["(archived)" if notes["archived"] else "", tags, *notes["note"].splitlines()[:1]]
+    return "".join(f"  {part}" for part in (*parts, notes["trouble"]) if part)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """One run's figures and its ledger."""
+    run_dir = run_folder.find_run(_root(arguments), arguments.name)
+    from storage.queries import run_summary
+
+    row = run_summary(run_dir)
+    if run_folder.is_running(run_dir) and not run_folder.is_reward_model(run_dir):
+        row["waits"] = waits_of(run_dir, run_folder.read_config(run_dir))
+    if arguments.json:
+        print(json.dumps(row))
+        return 0
+    # The lines of `alerts` say in words what `bands` has as figures.
+    for line in figure_lines({name: value for name, value in row.items() if name != "bands"}):
+        print(line)
+    return 0
+
+
+def stop(arguments: argparse.Namespace) -> int:
+    """Ask a run to drain, write a checkpoint and end; wait until its supervisor has left."""
+    run_dir = run_folder.find_run(_root(arguments), arguments.name)
+    if run_folder.is_reward_model(run_dir):
+        raise UserError(f"{run_dir.name} trains a reward model: Ctrl-C where it runs ends it")
+    found = coordinator_of(run_dir)
+    if not run_folder.is_running(run_dir) or found is None:
+        raise UserError(f"{run_dir.name} is not running on this machine")
+    monitor = Monitor(run_folder.read_config(run_dir), found[0])
+    try:
+        monitor.ask()
+        if monitor.answer(timeout_s=10.0) is None:
+            raise UserError(
+                f"the coordinator of {run_dir.name} does not answer at {found[0]}; its supervisor "
+                "ends the run at Ctrl-C"
+            )
+        monitor.command("stop")
+        deadline = time.monotonic() + arguments.timeout
+        while run_folder.is_running(run_dir):
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{run_dir.name} was asked to stop and is still busy after "
+                    f"{arguments.timeout:.0f} s; see {run_dir / 'logs'}"
+                )
+            monitor.answer(timeout_s=0.2)  # Who listens is asked again for what was lost.
+    finally:
+        monitor.close()
+    print(f"{run_dir.name} has ended")
+    return 0

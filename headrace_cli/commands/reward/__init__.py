@@ -1,0 +1,1 @@
+"""Commands about rewards, judges and reward models."""

@@ -1,0 +1,152 @@
+"""Who picks anchors: the sources of rewards of a recipe.
+
+In: a recipe, and perhaps the name of the source that picks. Out: `Judges`, which say whose turn a
+prompt is and which of some answers is the best. A source of the kind `pairwise` compares them with
+its model, and needs no anchors for that; every other one scores them as in a run.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.config.sections.reward import RewardConfig, SourceConfig
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace.protocol.messages.control import Score, ScoreItem
+from headrace_cli.commands.reward.sampling import UnjudgedError
+
+
+class Candidate(NamedTuple):
+    """An answer that may become the anchor."""
+
+    ids: list[int]
+    text: str
+
+
+class Pick(NamedTuple):
+    """The place of the best answer, and its score: the reward, or how likely it beats another."""
+
+    place: int
+    score: float
+
+
+Compare = Callable[[Any, Sequence[str]], Pick]
+
+
+class Judges:
+    """See the module's docstring."""
+
+    def __init__(self, config: RunConfig, by: str | None) -> None:
+        """`by`: the source that picks, where it is not the prompt's own. UserError where a source
+        cannot be had, or cannot pick."""
+        reward = config.reward
+        each = reward.each()
+        if by is not None and by not in each:
+            known = ", ".join(sorted(each))
+            raise UserError(f"--by {by}: there is no such source of rewards (there are {known})")
+        self._by, self._reward, self._task = by, reward, config.task
+        used = {by: each[by]} if by is not None else each
+        for name, source in used.items():
+            if source.unit == "group":
+                raise UserError(
+                    f"the source {name!r} scores groups, and an anchor is picked by scores of "
+                    "single answers; name another source in --by"
+                )
+        pairwise = {name for name, source in used.items() if source.kind == "pairwise"}
+        self._compare = {name: _comparison(used[name]) for name in sorted(pairwise)}
+        scorers = {name: source for name, source in used.items() if name not in pairwise}
+        self._scorers = self._checked(scorers)
+        self._one_model = asyncio.Lock()
+        self._desk: Any = None
+
+    def _checked(self, scorers: dict[str, SourceConfig]) -> RewardConfig | None:
+        """The section of the sources that score, each of which was loaded once."""
+        from rewards.preflight import check_sources
+        from tasks.datasets.source import info_columns
+
+        if not scorers:
+            return None
+        reward = self._reward.model_copy(update={"sources": scorers})
+        return check_sources(reward, lambda: info_columns(self._task))
+
+    def source_of(self, row: Any) -> str:
+        """The source that picks for a row of the task."""
+        name = self._by or self._reward.route_of(self._task.kind, lambda: row.info)
+        if name is None:
+            raise UserError(f"reward.route leaves row {row.id} without a source")
+        return name
+
+    @contextlib.asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """Scoring children live as long as the block."""
+        from rewards.labeling.offline_scoring import open_desk
+
+        if self._scorers is None:
+            yield
+            return
+        async with open_desk(self._scorers) as self._desk:
+            yield
+
+    async def pick(
+        self, source: str, row: Any, shown: str, ids: Sequence[int], answers: Sequence[Candidate]
+    ) -> Pick:
+        """The best answer to a row, whose prompt the policy sees as `shown`; the first of equally
+        good ones. UnjudgedError where none can be judged."""
+        compare = self._compare.get(source)
+        if compare is not None:
+            async with self._one_model:
+                return await asyncio.to_thread(compare, row.prompt, [a.text for a in answers])
+        items = [self._item(source, row, shown, ids, answer) for answer in answers]
+        return _highest(await asyncio.gather(*map(self._desk.score, items)))
+
+    def _item(
+        self, source: str, row: Any, shown: str, ids: Sequence[int], answer: Candidate
+    ) -> ScoreItem:
+        assert self._scorers is not None
+        with_ids = self._scorers.token_ids
+        return ScoreItem(
+            trajectory_id=0,
+            prompt=shown,
+            text=answer.text,
+            answer=row.answer,
+            finished=True,
+            num_tokens=len(answer.ids),
+            info=json.dumps(row.info, default=str),
+            messages="" if isinstance(row.prompt, str) else json.dumps(row.prompt),
+            prompt_ids=np.array(ids, np.int32) if with_ids else None,
+            completion_ids=np.array(answer.ids, np.int32) if with_ids else None,
+            source=source,
+        )
+
+
+def _highest(scores: Sequence[Score]) -> Pick:
+    judged = [(score.reward, -place) for place, score in enumerate(scores) if score.status == "ok"]
+    if not judged:
+        raise UnjudgedError(f"{scores[-1].status}: {scores[-1].error}")
+    reward, place = max(judged)
+    return Pick(-place, reward)
+
+
+def _comparison(source: SourceConfig) -> Compare:
+    """How a pairwise reward model picks."""
+    from rewards.kinds import model_folder
+    from rewards.models.scorer import PairScorer
+    from rewards.models.tournament import best_of
+
+    rule = source.options.get("rule")
+    scorer = PairScorer(
+        model_folder(source.options.get("model"), "pairwise", "pairwise reward model")
+    )
+
+    def compare(prompt: Any, texts: Sequence[str]) -> Pick:
+        try:
+            best = best_of(texts, lambda a, b: scorer.pair(prompt, a, b, rule=rule).r)
+        except UserError as error:
+            raise UnjudgedError(str(error)) from error
+        return Pick(best.place, best.score)
+
+    return compare

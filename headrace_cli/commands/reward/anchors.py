@@ -1,0 +1,200 @@
+"""`headrace reward anchors`: for each prompt the best of n answers, for rewards of pairs.
+
+In: a recipe. Out: a file with a row a prompt (`headrace.data.anchors`): the answer, its score, who
+wrote
+it and who picked it. Answers come from the recipe's generator. They are picked by the source that
+scores the prompt, or by another one (`--by`); a source of the kind `pairwise` picks with its model
+and needs no anchors for that. Rows have the task's columns too, so that the file is a dataset.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from headrace.config.sections.run import RunConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages.sampling import Written
+from headrace_cli.commands.reward.anchor_judges import Candidate, Judges
+from headrace_cli.commands.reward.answers import policy_tokenizer
+from headrace_cli.commands.reward.judges import serving_judges
+from headrace_cli.commands.reward.row_file import RowFile
+from headrace_cli.commands.reward.sampling import (
+    MAX_SKIPS,
+    Asked,
+    UnjudgedError,
+    draw_seed,
+    sampling_config,
+    side_by_side,
+    tell,
+    training_prompts,
+)
+from headrace_cli.launch.sampler import Sampler, open_sampler
+
+PROMPTS = 1024
+"""Training prompts of a task that makes them, where `--prompts` does not say it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that gets an anchor. `text` is how the policy sees it."""
+
+    place: int
+    row: Any
+    ids: list[int]
+    text: str
+    source: str
+    held_out: bool
+
+
+def anchors(arguments: argparse.Namespace) -> int:
+    """Make the anchors and say what came of it; 1 where no prompt could get one."""
+    if arguments.best_of < 1 or (arguments.prompts is not None and arguments.prompts < 1):
+        raise UserError("--best-of and --prompts are at least 1")
+    config = sampling_config(arguments)
+    work = Work(config, arguments.best_of, arguments.by)
+    prompts = work.prompts(arguments.prompts)
+    file = RowFile(arguments.out, work.settings(prompts))
+    began = time.monotonic()
+    todo = [prompt for prompt in prompts if prompt.place not in file.rows]
+    if todo:
+        asyncio.run(work.pick_all(todo, file, len(prompts)))
+    if not file.rows:
+        raise RunFailedError(f"no prompt has an anchor; the last: {work.failures[-1]}")
+    rows = list(file.rows.values())
+    file.finish(lambda row: True)
+    result = {
+        "prompts": len(rows),
+        "held_out": sum(row["held_out"] for row in rows),
+        "without": len(prompts) - len(rows),
+        "score": round(sum(row["anchor_score"] for row in rows) / len(rows), 4),
+        "sampled_tokens": work.tokens,
+        "seconds": round(time.monotonic() - began, 2),
+        "out": str(arguments.out),
+    }
+    return tell(result, work.failures, failed="no anchor", as_json=arguments.json)
+
+
+class Work:
+    """All prompts of one command, side by side."""
+
+    def __init__(self, config: RunConfig, count: int, by: str | None) -> None:
+        """`count`: answers of a prompt; `by`: the source that picks, where it is not the prompt's
+        own. UserError where a source cannot pick."""
+        self._config, self._count, self._by = config, count, by
+        self._tokenizer = policy_tokenizer(config)
+        self._judges = Judges(config, by)
+        self.failures: list[str] = []
+        """Prompts that have no anchor, in words."""
+        self.tokens = 0
+
+    def prompts(self, count: int | None) -> list[Prompt]:
+        """Held-out prompts, as many as an evaluation has, and training prompts: `count` of them, or
+        all of a dataset. Each once."""
+        from rewards.models.encoding import prompt_ids, shown
+        from tasks.datasets.source import DatasetSource, build_source
+
+        config, mode = self._config, self._config.model.chat_template
+        source = build_source(config.task, config.seed)
+        held_out = [
+            Asked(row, prompt_ids(self._tokenizer, row.prompt, mode))
+            for row in source.eval_rows(config.evaluation.num_prompts)
+        ]
+        held_out = [one for one in held_out if len(one.ids) <= config.task.max_prompt_length]
+        found: dict[str, Prompt] = {}
+
+        def keep(asked: Asked, *, out: bool) -> bool:
+            """Whether it is a prompt that was not there yet."""
+            text = shown(self._tokenizer, asked.row.prompt, mode)
+            name = self._judges.source_of(asked.row)
+            new = Prompt(len(found), asked.row, asked.ids, text, name, out)
+            return found.setdefault(text, new) is new
+
+        for one in held_out:
+            keep(one, out=True)
+        stream = training_prompts(config, self._tokenizer)
+        if isinstance(source, DatasetSource):
+            stream = islice(stream, len(source.training))
+            count = len(source.training) if count is None else count
+        left, repeated = PROMPTS if count is None else count, 0
+        while left and repeated < MAX_SKIPS:
+            asked = next(stream, None)
+            if asked is None:
+                break
+            new = keep(asked, out=False)
+            left, repeated = left - new, 0 if new else repeated + 1
+        return list(found.values())
+
+    def settings(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """What rows depend on."""
+        config = self._config
+        return {
+            "policy": config.model.path,
+            "best_of": self._count,
+            "temperature": config.generator.temperature,
+            "max_response_length": config.task.max_response_length,
+            "seed": config.seed,
+            "prompts": _digest(repr([prompt.text for prompt in prompts])),
+            "by": self._by,
+            "reward": _digest(config.reward.model_dump_json()),
+        }
+
+    async def pick_all(self, prompts: Sequence[Prompt], file: RowFile, total: int) -> None:
+        """Put a row of every prompt into the file, in the order in which they are done."""
+        capacity = self._config.generator.max_num_seqs
+        # One more than fill the engine, so that it writes while others are judged.
+        at_once = -(-capacity // self._count) + 1
+        async with (
+            serving_judges(self._config),
+            open_sampler(self._config) as sampler,
+            self._judges.at_work(),
+        ):
+
+            async def one(prompt: Prompt) -> str:
+                try:
+                    file.add(await self._row(prompt, sampler))
+                except UnjudgedError as error:
+                    self.failures.append(f"row {prompt.row.id}: {error}")
+                return f"{sampler.tokens} tokens"
+
+            await side_by_side(prompts, one, at_once=at_once, total=total, title="anchors")
+            self.tokens = sampler.tokens
+
+    async def _row(self, prompt: Prompt, sampler: Sampler) -> dict[str, Any]:
+        numbers = range(self._count)
+        written = await asyncio.gather(*(self._write(prompt, sampler, i) for i in numbers))
+        answers = [Candidate(a.ids, self._text(a.ids)) for a in written if a.finished]
+        if not answers:
+            limit = self._config.task.max_response_length
+            raise UnjudgedError(f"none of its {self._count} answers ended within {limit} tokens")
+        best = await self._judges.pick(prompt.source, prompt.row, prompt.text, prompt.ids, answers)
+        return {
+            **prompt.row.info,
+            "index": prompt.place,
+            "id": prompt.row.id,
+            "prompt": prompt.row.prompt,
+            "answer": prompt.row.answer,
+            "policy_prompt": prompt.text,
+            "held_out": prompt.held_out,
+            "anchor": answers[best.place].text,
+            "anchor_score": best.score,
+            "anchor_by": prompt.source,
+            "anchor_policy": self._config.model.path,
+            "anchor_samples": len(answers),
+        }
+
+    async def _write(self, prompt: Prompt, sampler: Sampler, number: int) -> Written:
+        seed = draw_seed(self._config.seed, prompt.ids, (), number)
+        limit = self._config.task.max_response_length
+        return await sampler.write(prompt.ids, (), max_tokens=limit, seed=seed)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,255 @@
+"""`headrace reward label`: labels for the lines of answers, for training a line reward model.
+
+In: a recipe, and answers from a file or sampled from its policy. Out: a file with a row an answer:
+its lines, a label for each (see `rewards.labeling.line_labels`), and what it took. Completions come
+from the
+recipe's generator, whose engine works on all searches side by side; whole answers are judged by the
+recipe's sources of rewards.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from headrace.config.sections.run import RunConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages.control import ScoreItem
+from headrace_cli.commands.checks.reward_check import check_reward
+from headrace_cli.commands.reward.answers import policy_tokenizer
+from headrace_cli.commands.reward.judges import serving_judges
+from headrace_cli.commands.reward.label_answers import Answer, answers_of
+from headrace_cli.commands.reward.row_file import RowFile
+from headrace_cli.commands.reward.sampling import (
+    UnjudgedError,
+    draw_seed,
+    sampling_config,
+    side_by_side,
+    tell,
+)
+from headrace_cli.launch.sampler import Sampler, open_sampler
+
+
+class Rows(Protocol):
+    """Where rows go."""
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep a row."""
+
+
+def label(arguments: argparse.Namespace) -> int:
+    """Label the answers and say what came of it; 1 where none could be labelled."""
+    if (arguments.answers is None) == (arguments.samples is None):
+        raise UserError("give the answers: --answers FILE, or --samples N to have them sampled")
+    if arguments.k < 1 or (arguments.samples is not None and arguments.samples < 1):
+        raise UserError("--k and --samples are at least 1")
+    config = labelling_config(arguments)
+    answers = list(answers_of(config, arguments))
+    settings = _settings(config, arguments, answers)
+    file = RowFile(arguments.out, settings)
+    began = time.monotonic()
+    todo = [answer for answer in answers if answer.index not in file.rows]
+    work = Work(config, arguments.k, fenced=arguments.fenced)
+    if todo:
+        asyncio.run(work.label_all(todo, file, len(answers)))
+    rows = file.rows
+    if not rows:
+        raise RunFailedError(f"no answer could be labelled; the last: {work.failures[-1]}")
+    wanted = "revised" if arguments.revised_only else "counted"
+    kept = file.finish(lambda row: bool(row[wanted]))
+    result = _summary(list(rows.values())) | {
+        "unlabelled": len(work.failures),
+        "rows": kept,
+        "sampled_tokens": work.tokens,
+        "seconds": round(time.monotonic() - began, 2),
+        "out": str(arguments.out),
+    }
+    return tell(result, work.failures, failed="not labelled", as_json=arguments.json)
+
+
+def labelling_config(arguments: argparse.Namespace) -> RunConfig:
+    """The recipe, checked as far as it is used here, with the policy that is asked for. Its line
+    reward model may be what the labels are for: it is not asked, and neither is a value model."""
+    config = sampling_config(arguments)
+    for name, source in config.reward.each().items():
+        if source.unit == "group":
+            raise UserError(
+                f"the source {name!r} scores groups, and a completion is judged by itself; label "
+                "with sources of the unit trajectory"
+            )
+    return check_reward(config)
+
+
+def _settings(
+    config: RunConfig, arguments: argparse.Namespace, answers: Sequence[Answer]
+) -> dict[str, Any]:
+    """What rows depend on."""
+    digest = hashlib.blake2b(digest_size=8)
+    for answer in answers:
+        digest.update(repr((answer.item.prompt, answer.prompt_ids, answer.ids)).encode())
+    generator = config.generator
+    return {
+        "policy": config.model.path,
+        "k": arguments.k,
+        "fenced": arguments.fenced,
+        "temperature": generator.temperature,
+        "max_response_length": config.task.max_response_length,
+        "seed": config.seed,
+        "answers": digest.hexdigest(),
+        "reward": hashlib.blake2b(config.reward.model_dump_json().encode()).hexdigest()[:16],
+    }
+
+
+class Work:
+    """All searches of one command, side by side."""
+
+    def __init__(
+        self, config: RunConfig, k: int, *, fenced: bool | None = None, find: Any = None
+    ) -> None:
+        """`find`: another way to look for the boundary than by halves."""
+        self._config, self._k, self._fenced, self._find = config, k, fenced, find
+        self._tokenizer = policy_tokenizer(config)
+        self._special = frozenset(self._tokenizer.all_special_ids)
+        self.failures: list[str] = []
+        """Answers that could not be labelled, in words."""
+        self.tokens = 0
+
+    async def label_all(self, answers: Sequence[Answer], file: Rows, total: int) -> None:
+        """Put a row of every answer into the file, in the order in which they are done."""
+        from rewards.labeling.line_labels import PrefixLabeler
+        from rewards.labeling.offline_scoring import open_desk
+
+        capacity = self._config.generator.max_num_seqs
+        async with (
+            serving_judges(self._config),
+            open_sampler(self._config) as sampler,
+            open_desk(self._config.reward) as desk,
+        ):
+
+            async def passes(row: Answer, ids: Sequence[int], finished: bool) -> bool:
+                score = await desk.score(self._item(row, ids, finished=finished))
+                if score.status != "ok":
+                    raise UnjudgedError(f"{score.status}: {score.error}")
+                return score.correct
+
+            complete = self._completer(sampler)
+            # Few answers leave room for several completions of a prefix at a time.
+            at_once = min(self._k, max(1, capacity // len(answers)))
+            labeler: PrefixLabeler[Answer] = PrefixLabeler(
+                complete, passes, k=self._k, at_once=at_once, find=self._find
+            )
+
+            async def one(answer: Answer) -> str:
+                try:
+                    row = await self._row(answer, labeler, passes, sampler)
+                except UnjudgedError as error:
+                    self.failures.append(f"answer {answer.index}: {error}")
+                else:
+                    file.add(row)
+                return f"{labeler.completions} completions"
+
+            await side_by_side(answers, one, at_once=capacity, total=total, title="answers")
+            self.tokens = sampler.tokens
+
+    def _completer(self, sampler: Sampler) -> Any:
+        """The policy, as a labeler asks it."""
+        from rewards.labeling.line_labels import Completion
+
+        limit = self._config.task.max_response_length
+
+        async def one(prompt: Sequence[int], prefix: Sequence[int], number: int) -> Completion:
+            seed = draw_seed(self._config.seed, prompt, prefix, number)
+            room = limit - len(prefix)
+            if room < 1:
+                return Completion((), False)
+            written = await sampler.write(prompt, prefix, max_tokens=room, seed=seed)
+            return Completion(written.ids, written.finished)
+
+        async def complete(
+            prompt_ids: Sequence[int], prefix_ids: Sequence[int], n: int, *, first: int
+        ) -> list[Completion]:
+            numbers = range(first, first + n)
+            return await asyncio.gather(*(one(prompt_ids, prefix_ids, i) for i in numbers))
+
+        return complete
+
+    async def _row(
+        self, answer: Answer, labeler: Any, passes: Callable[..., Any], sampler: Sampler
+    ) -> dict[str, Any]:
+        from rewards.answers.line_ends import cut_like, split_lines
+
+        task = self._config.task
+        if len(answer.prompt_ids) > task.max_prompt_length:
+            raise UnjudgedError(f"its prompt has {len(answer.prompt_ids)} tokens")
+        if answer.ids is None:
+            written = await sampler.write(
+                answer.prompt_ids, (), max_tokens=task.max_response_length, seed=answer.seed
+            )
+            answer = replace(answer, ids=tuple(written.ids), finished=written.finished)
+        assert answer.ids is not None
+        if len(answer.ids) > task.max_response_length:
+            raise UnjudgedError(f"it has {len(answer.ids)} tokens")
+        lines = split_lines(self._token_texts(answer.ids), fenced=self._fenced)
+        passed = await passes(answer, answer.ids, answer.finished)
+        key = (answer.item.source, answer.item.answer, answer.item.info)
+        found = await labeler.label(
+            answer, answer.prompt_ids, answer.ids, lines, passed=passed, key=key
+        )
+        text = self._text(answer.ids)
+        return {
+            "index": answer.index,
+            "prompt": answer.prompt,
+            "completion": text,
+            "answer": answer.item.answer,
+            "passed": passed,
+            "lines": cut_like(lines, text),
+            "labels": list(found.labels),
+            "boundary": found.boundary,
+            "counted": found.counted,
+            "revised": found.revised,
+            "calls": found.calls,
+            "completions": found.completions,
+            "finished": answer.finished,
+            "ends": [line.end for line in lines],
+            "prompt_ids": list(answer.prompt_ids),
+            "completion_ids": list(answer.ids),
+            "info": json.dumps(answer.info, default=str),
+        }
+
+    def _item(self, answer: Answer, ids: Sequence[int], *, finished: bool) -> ScoreItem:
+        with_ids = self._config.reward.token_ids
+        return msgspec.structs.replace(
+            answer.item,
+            text=self._text(ids),
+            finished=finished,
+            num_tokens=len(ids),
+            completion_ids=np.array(ids, np.int32) if with_ids else None,
+        )
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _token_texts(self, ids: Sequence[int]) -> list[str]:
+        return ["" if i in self._special else str(self._tokenizer.decode([i])) for i in ids]
+
+
+def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    labels = [each for row in rows for each in row["labels"]]
+    return {
+        "answers": len(rows),
+        "passed": sum(row["passed"] for row in rows),
+        "revised": sum(row["revised"] for row in rows),
+        "lines": len(labels),
+        "good": labels.count(1),
+        "bad": labels.count(-1),
+        "neutral": labels.count(None),
+        "calls": sum(row["calls"] for row in rows),
+        "completions": sum(row["completions"] for row in rows),
+    }

@@ -1,0 +1,74 @@
+"""The file that `headrace reward label` or `anchors` writes: gone on with, then whole.
+
+In: rows as they come. Out: `NAME.part`, one row a line behind a line with the settings it is made
+with, and in the end the file itself, its rows in the order of their index. Promises: a command that
+was interrupted goes on where it was; rows of other settings are never mixed in; the file appears
+whole or not at all.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import UserError
+from headrace.run_files import run_folder
+
+Row = dict[str, Any]
+
+
+class RowFile:
+    """Rows by the index of what they are about."""
+
+    def __init__(self, path: Path, settings: Row) -> None:
+        """UserError where the file is there already, where its folder is not, and where what was
+        begun has other settings."""
+        self.path = path
+        self._part = path.with_name(path.name + ".part")
+        self.rows: dict[int, Row] = {}
+        if path.exists():
+            raise UserError(f"{path} is there already; give --out another name, or remove it")
+        if not path.parent.is_dir():
+            raise UserError(f"{path}: there is no folder {path.parent}; make it first")
+        head, self.rows = _read(self._part)
+        if head is None:
+            self._part.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+        elif head != settings:
+            other = [name for name in settings if head.get(name) != settings[name]]
+            name = (other or ["settings"])[0]
+            raise UserError(
+                f"{self._part} was begun with another {name} ({head.get(name)!r}, now "
+                f"{settings.get(name)!r}); remove it, or give --out another name"
+            )
+        else:
+            # The line at which it was interrupted may be torn.
+            lines = [json.dumps(settings), *map(json.dumps, self.rows.values())]
+            run_folder.write_atomically(self._part, "".join(f"{line}\n" for line in lines))
+
+    def add(self, row: Row) -> None:
+        """Keep a row."""
+        self.rows[row["index"]] = row
+        with self._part.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row) + "\n")
+
+    def finish(self, keep: Callable[[Row], bool]) -> int:
+        """Write the file with the rows to keep; their number."""
+        kept = [self.rows[index] for index in sorted(self.rows) if keep(self.rows[index])]
+        run_folder.write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        os.unlink(self._part)
+        return len(kept)
+
+
+def _read(part: Path) -> tuple[Row | None, dict[int, Row]]:
+    """The settings and the whole rows of what was begun; None where nothing was."""
+    if not part.is_file():
+        return None, {}
+    lines = part.read_text(encoding="utf-8").split("\n")[:-1]
+    if not lines:
+        return None, {}
+    try:
+        head, *rows = (json.loads(line) for line in lines)
+    except ValueError as error:
+        raise UserError(f"{part} cannot be read ({error}); remove it") from error
+    return head, {row["index"]: row for row in rows}

@@ -1,0 +1,143 @@
+"""What commands share that have the recipe's generator write answers: labels of lines, anchors.
+
+In: the command's options. Out: the recipe as far as it is used for that, prompts as a run has them,
+and a way to work on many things side by side with a bar where somebody looks.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from headrace.config.loading.hub import named_model, with_local_model
+from headrace.config.preflight.checks import check_dataset, check_model, check_recipe
+from headrace.config.sections.run import RunConfig
+from headrace.errors import RunFailedError, UserError
+from headrace_cli.commands.run.train import configured
+
+T = TypeVar("T")
+MAX_SKIPS = 10_000
+
+
+class UnjudgedError(Exception):
+    """Something that no judge could score: nothing can follow from it."""
+
+
+def sampling_config(arguments: argparse.Namespace) -> RunConfig:
+    """The recipe with the policy that is asked for. Value models and sources of lines are left out:
+    they may be what the answers are for."""
+    if arguments.policy is not None:
+        model = json.dumps(named_model(arguments.policy))
+        arguments.overrides = [*arguments.overrides, f"model.path={model}"]
+    arguments.overrides = [
+        *arguments.overrides,
+        "model.critic_path=null",
+        "reward.process.source=null",
+        "dashboard.enabled=false",
+    ]
+    config = configured(arguments)
+    sources = {n: s for n, s in config.reward.sources.items() if s.unit != "line"}
+    reward = config.reward.model_copy(update={"sources": sources})
+    config = config.model_copy(update={"reward": reward})
+    check_recipe(config)
+    config = with_local_model(config, download=True)
+    check_model(config)
+    check_dataset(config)
+    return config
+
+
+class Asked(NamedTuple):
+    """A row of the task with its prompt's token ids."""
+
+    row: Any
+    ids: list[int]
+
+
+def training_prompts(config: RunConfig, tokenizer: Any) -> Iterator[Asked]:
+    """The training prompts of the task in the order of a run, without end, those that are too long
+    left out as in a run."""
+    from rewards.models.encoding import prompt_ids
+    from tasks.datasets.source import build_source
+
+    source, longest = build_source(config.task, config.seed), config.task.max_prompt_length
+    position = skipped = 0
+    while True:
+        row = source.row_at(position)
+        ids = prompt_ids(tokenizer, row.prompt, config.model.chat_template)
+        position += 1
+        if len(ids) <= longest:
+            yield Asked(row, ids)
+            skipped = 0
+        elif (skipped := skipped + 1) == MAX_SKIPS:
+            raise UserError(
+                f"{MAX_SKIPS} prompts in a row are longer than task.max_prompt_length = {longest} "
+                "tokens; raise it or filter the dataset"
+            )
+
+
+def draw_seed(seed: int, prompt: Sequence[int], prefix: Sequence[int], number: int) -> int:
+    """Of one completion: a hash, so that it does not depend on what else is asked."""
+    text = f"{seed}/{list(prompt)}/{list(prefix)}/{number}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
+
+
+async def side_by_side(
+    things: Sequence[T],
+    work: Callable[[T], Awaitable[str]],
+    *,
+    at_once: int,
+    total: int,
+    title: str,
+) -> None:
+    """Work on all things, `at_once` of them at a time. `work` says what the bar tells besides;
+    `total` counts those that were done before. The first UserError or RunFailedError ends it."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("{task.fields[told]}"), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    places = asyncio.Semaphore(at_once)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(title, total=total, completed=total - len(things), told="")
+
+        async def one(thing: T) -> None:
+            async with places:
+                told = await work(thing)
+            progress.update(bar, advance=1, told=told)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for thing in things:
+                    group.create_task(one(thing))
+        except* (UserError, RunFailedError) as errors:
+            raise _first(errors) from None
+
+
+def _first(errors: BaseExceptionGroup[Any]) -> BaseException:
+    found = errors.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+def tell(result: Mapping[str, Any], failures: Sequence[str], *, failed: str, as_json: bool) -> int:
+    """Print what came of a command, a line each, and the last failure under the name `failed`, or
+    one JSON object; the exit code."""
+    if as_json:
+        print(json.dumps(result))
+        return 0
+    for name, value in result.items():
+        print(f"{name:<15} {value}")
+    if failures:
+        print(f"{failed:<15} {failures[-1]} (the last of {len(failures)})")
+    return 0

@@ -1,0 +1,142 @@
+"""`headrace reward train`: from a recipe (or a run to go on with) to a trained reward model.
+
+In: parsed arguments. Out: an exit code, a run folder with a model, a report and its figures on the
+terminal. Ctrl-C is heard between two steps: the last checkpoint is kept, and `--resume` goes on.
+"""
+
+import argparse
+import json
+import signal
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from headrace.config.loading.hub import with_local_model
+from headrace.config.loading.recipe import load_reward_model
+from headrace.config.sections.reward_model import RewardModelConfig, RunDataConfig
+from headrace.errors import UserError
+from headrace.host.install import require
+from headrace.run_files import run_folder
+from headrace.run_files.reward_model_run import REPORT_PAGE, read_status
+from headrace.run_files.run_folder import LATEST
+from headrace_cli.launch.display.progress import say
+from headrace_cli.launch.display.reward_progress import RewardScreen
+
+INTERRUPTED = 130
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    require("train")
+    fresh = not arguments.resume
+    if fresh:
+        config = _configured(arguments)
+        run_dir = run_folder.make_run_folder(config)
+    else:
+        run_dir, config = _resumed(arguments)
+    console = Console(file=sys.stderr if arguments.json else sys.stdout)
+    say(console, f"run        {run_dir}")
+    with run_folder.locked(run_dir), stopping() as stop:
+        screen = RewardScreen(console, live=console.is_terminal and not arguments.plain)
+        try:
+            outcome = _train(config, run_dir, screen, stop)
+        except UserError:
+            if fresh and not read_status(run_dir).step:
+                run_folder.discard_run_folder(run_dir)
+            raise
+        finally:
+            screen.close()
+    if outcome.model is None:
+        root = "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
+        say(console, f"interrupted after {outcome.step} steps; go on with:")
+        say(console, f"  headrace reward train --resume {run_dir.name}{root}")
+        return INTERRUPTED
+    if arguments.json:
+        print(json.dumps({"run_id": run_dir.name, "model": str(outcome.model), **outcome.figures}))
+        return 0
+    say(console, f"model      {outcome.model}")
+    say(console, f"report     {run_dir / REPORT_PAGE}")
+    return 0
+
+
+def _train(config: RewardModelConfig, run_dir: Path, screen: RewardScreen, stop: Any) -> Any:
+    from rewards.models.training.train import train as train_model
+
+    return train_model(config, run_dir, screen, should_stop=stop)
+
+
+def _configured(arguments: argparse.Namespace) -> RewardModelConfig:
+    if not arguments.recipe:
+        raise UserError(
+            "name a recipe, e.g. headrace reward train recipes/reward-models/lines.toml"
+        )
+    overrides = list(arguments.overrides)
+    for key, value in (("root", arguments.root), ("out", arguments.out)):
+        if value is not None:
+            overrides.append(f"{key}={json.dumps(str(value))}")
+    config = load_reward_model(Path(arguments.recipe), overrides)
+    out = Path(config.out) if config.out is not None else None
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} exists and is not empty; name another folder with --out")
+    return with_local_model(_with_run(config), download=True)
+
+
+def _with_run(config: RewardModelConfig) -> RewardModelConfig:
+    """The recipe with the folder of the run that it learns from: `latest` is the newest one now,
+    evaluations and trainings of reward models apart."""
+    if not isinstance(config.data, RunDataConfig):
+        return config
+    root, name = Path(config.root), config.data.run
+    if name == LATEST:
+        others = (run_folder.is_reward_model, run_folder.is_evaluation)
+        trained = [n for n in run_folder.run_names(root) if not any(f(root / n) for f in others)]
+        name = trained[-1] if trained else name
+    run_dir = run_folder.find_run(root, name)
+    return config.model_copy(update={"data": config.data.model_copy(update={"run": str(run_dir)})})
+
+
+def _resumed(arguments: argparse.Namespace) -> tuple[Path, RewardModelConfig]:
+    """The folder of an earlier run and its recipe; UserError where there is nothing left to do."""
+    if arguments.recipe or arguments.overrides or arguments.out:
+        raise UserError("--resume takes everything from the run; give no recipe and no overrides")
+    root, name = Path(arguments.root or "runs"), arguments.resume
+    if name == LATEST:
+        name = newest(root)
+    run_dir = run_folder.find_run(root, name)
+    config = run_folder.read_reward_model_config(run_dir)
+    if read_status(run_dir).status == "finished":
+        raise UserError(f"{run_dir.name} has finished; train another one from its model instead")
+    return run_dir, config
+
+
+def newest(root: Path) -> str:
+    """The newest run that trains a reward model; UserError where there is none."""
+    names = [n for n in run_folder.run_names(root) if run_folder.is_reward_model(root / n)]
+    if not names:
+        raise UserError(f"no reward model was trained under {root}; `headrace runs` lists the runs")
+    return names[-1]
+
+
+@contextmanager
+def stopping() -> Iterator[Any]:
+    """Inside, the first Ctrl-C (or SIGTERM) is a request that the given function tells of; a second
+    one ends the process at once."""
+    asked: list[int] = []
+
+    def note(number: int, _frame: types.FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        print("stopping after this step; Ctrl-C again ends at once", file=sys.stderr)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

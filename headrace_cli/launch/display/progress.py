@@ -1,0 +1,305 @@
+"""What a run looks like on a terminal and in a log.
+
+In: `Status` messages, asked for twice a second. Out: a live display (rich) on a terminal, one plain
+line every few seconds elsewhere. `Watch` is the supervisor's `Steering`: it owns the monitor
+connection and one `Screen`.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from headrace.config.sections.run import RunConfig
+from headrace.host.disk import FULL
+from headrace.protocol.messages.control import Status
+from headrace_cli.launch.display.units import duration
+from headrace_cli.launch.monitor import Monitor
+
+ASK_EVERY_S = 0.5
+PLAIN_EVERY_S = 5.0
+LONG_WAIT_S = 10.0
+LOOK_AWAY_S = 1.0
+"""Whoever looks so seldom has stood still."""
+
+
+class Screen(Protocol):
+    """Something that shows a status."""
+
+    def show(self, status: Status) -> None:
+        """A new status."""
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+
+    def close(self) -> None:
+        """No more will come."""
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: no markup, no colours, no wrapping. Where it goes into a file on a
+    full disk, the run goes on without it."""
+    try:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+
+
+def share_done(config: RunConfig, status: Status) -> float | None:
+    """How much of the run is done by its nearest stop condition, 0 to 1; None without one."""
+    stop, gauges = config.stop, status.gauges
+    shares = []
+    if stop.updates:
+        shares.append(status.update / stop.updates)
+    if stop.train_time_s:
+        shares.append(gauges.get("train_time_s", 0.0) / stop.train_time_s)
+    if stop.tokens:
+        shares.append(status.ledger.get("trained_policy", 0) / stop.tokens)
+    return min(1.0, max(shares)) if shares else None
+
+
+def time_left(config: RunConfig, status: Status) -> float | None:
+    """Seconds until the nearest stop condition at the present pace; None where unknown."""
+    share, spent = share_done(config, status), status.gauges.get("train_time_s", 0.0)
+    if not share or spent <= 0:
+        return None
+    return spent * (1 - share) / share
+
+
+def phase_text(status: Status) -> str:
+    """The phase in words, with an evaluation's progress."""
+    gauges = status.gauges
+    if status.phase == "evaluating" and gauges.get("eval/total"):
+        return f"evaluating {gauges.get('eval/scored', 0):.0f}/{gauges['eval/total']:.0f}"
+    if status.phase == "training" and gauges.get("warming_up"):
+        return "training (value warm-up)"
+    return status.phase
+
+
+class Facts:
+    """The numbers of a status that both screens show, as short texts; empty where unknown."""
+
+    def __init__(self, config: RunConfig, status: Status) -> None:
+        self._gauges = status.gauges
+        left = time_left(config, status)
+        target = f"/{config.stop.updates}" if config.stop.updates else ""
+        self.phase = phase_text(status)
+        self.updates = f"{status.update}{target}"
+        self.version = str(status.version)
+        self.reward = self._number("reward/mean", "{:.3f}")
+        self.length = self._number("response_length/mean", "{:.1f}")
+        self.generator_rate = self._number("perf/generated_tokens_per_s", "{:,.0f}")
+        self.learner_rate = self._number("perf/trained_tokens_per_s", "{:,.0f}")
+        self.staleness = self._number("staleness/mean", "{:.2f}")
+        self.staleness_max = self._number("staleness/max", "{:.0f}")
+        self.left = "" if left is None else duration(left)
+        ledger, dropped = status.ledger, sum(status.dropped.values())
+        parts = [
+            f"{ledger.get(key, 0):,} {name}"
+            for key, name in (
+                ("trained_policy", "trained"), ("ready", "ready"), ("in_flight", "in flight"),
+            )
+        ]  # fmt: skip
+        parts.append(f"{dropped:,} dropped")
+        self.ledger = f"{ledger.get('generated', 0):,} generated = {' + '.join(parts)}"
+        self.waits = [
+            f"{who} {duration(age)}"
+            for who, age in sorted(status.waits.items(), key=lambda item: -item[1])
+        ]
+        self.long_waits = [
+            f"{who} for {duration(age)}" for who, age in status.waits.items() if age > LONG_WAIT_S
+        ]
+
+    def _number(self, name: str, form: str) -> str:
+        value = self._gauges.get(name)
+        return "" if value is None else form.format(value)
+
+
+class PlainScreen:
+    """One line every few seconds, and one whenever the phase changes."""
+
+    def __init__(self, config: RunConfig, console: Console) -> None:
+        self._config, self._console = config, console
+        self._phase, self._printed_at = "", float("-inf")
+
+    def show(self, status: Status) -> None:
+        """Print a line if it is time."""
+        now = time.monotonic()
+        if status.phase == self._phase and now - self._printed_at < PLAIN_EVERY_S:
+            return
+        self._phase, self._printed_at = status.phase, now
+        facts = Facts(self._config, status)
+        pairs = (
+            ("reward", facts.reward),
+            ("length", facts.length),
+            ("generator tok/s", facts.generator_rate),
+            ("learner tok/s", facts.learner_rate),
+            ("staleness", facts.staleness),
+            ("left", facts.left),
+            ("waits", ", ".join(facts.long_waits)),
+        )
+        shown = "  ".join(f"{name} {value}" for name, value in pairs if value)
+        message = f"  {status.message}" if status.message else ""
+        updates = "" if self._config.evaluation.only else f"update {facts.updates}  "
+        self.note(f"{facts.phase:<12} {updates}{shown}{message}".rstrip())
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        say(self._console, text)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class LiveScreen:
+    """A small table that is redrawn in place."""
+
+    def __init__(self, config: RunConfig, console: Console) -> None:
+        self._config = config
+        self._live = Live(console=console, refresh_per_second=4, transient=False)
+        self._live.start()
+
+    def show(self, status: Status) -> None:
+        """Redraw."""
+        self._live.update(self._render(status))
+
+    def note(self, text: str) -> None:
+        """Print a line above the table."""
+        say(self._live.console, text)
+
+    def close(self) -> None:
+        """Leave the last picture on the screen."""
+        self._live.stop()
+
+    def _render(self, status: Status) -> RenderableType:
+        facts = Facts(self._config, status)
+        table = Table.grid(padding=(0, 3))
+        for _ in range(4):
+            table.add_column(no_wrap=True)
+        rows = (
+            ("phase", facts.phase, "updates", facts.updates),
+            ("reward", facts.reward, "response length", facts.length),
+            ("generator tok/s", facts.generator_rate, "learner tok/s", facts.learner_rate),
+            (
+                "staleness",
+                f"{facts.staleness} (max {facts.staleness_max})" if facts.staleness else "",
+                "weight version",
+                facts.version,
+            ),
+        )
+        for name, value, other, other_value in rows:
+            table.add_row(
+                Text(name, "dim"), Text(value or "-", "bold"), Text(other, "dim"),
+                Text(other_value or "-", "bold"),
+            )  # fmt: skip
+        lines: list[RenderableType] = [table, Text.assemble(("tokens  ", "dim"), facts.ledger)]
+        if facts.waits:
+            lines.append(Text.assemble(("waits   ", "dim"), ", ".join(facts.waits[:4])))
+        share = share_done(self._config, status)
+        if share is not None:
+            bar = Table.grid(padding=(0, 1))
+            left = f"{facts.left} left" if facts.left else ""
+            bar.add_row(ProgressBar(total=1.0, completed=share, width=40), f"{share:4.0%}", left)
+            lines.append(bar)
+        if status.message:
+            lines.append(Text(status.message, "yellow"))
+        return Group(*lines)
+
+
+class Silence:
+    """How long somebody who is asked has not answered. `clock` gives seconds; those in which nobody
+    asked, because this process stood still, do not count."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = self._heard_at = clock()
+
+    def look(self, *, heard: bool) -> float:
+        """Seconds of silence at this look, which follows others closely."""
+        now = self._clock()
+        stood_still = now - self._looked_at
+        if heard:
+            self._heard_at = now
+        elif stood_still > LOOK_AWAY_S:
+            self._heard_at += stood_still
+        self._looked_at = now
+        return now - self._heard_at
+
+
+class Watch:
+    """The supervisor's view of the run: polls the coordinator, feeds a screen, passes on a stop."""
+
+    def __init__(self, config: RunConfig, screen: Screen) -> None:
+        self._config, self._screen = config, screen
+        self._monitor: Monitor | None = None
+        self._asked_at = float("-inf")
+        self.last: Status | None = None
+        self.troubles: list[str] = []
+        """What the user was told to know, in order."""
+        self._silence, self._silent_s = Silence(), 0.0
+        self._is_missed = False
+
+    def connect(self, address: str) -> None:
+        """Talk to the coordinator at this address from now on."""
+        if self._monitor is not None:
+            self._monitor.close()
+        self._monitor = Monitor(self._config, address)
+        self._silence, self._silent_s = Silence(), 0.0
+
+    def tick(self) -> None:
+        """Show what came, ask again."""
+        if self._monitor is None:
+            return
+        status = self._monitor.answer()
+        self._silent_s = self._silence.look(heard=status is not None)
+        self._note_silence()
+        if status is not None:
+            self.last = status
+            for text in status.troubles:
+                if text not in self.troubles:
+                    self.troubles.append(text)
+                    self._screen.note(text)
+            self._screen.show(status)
+        if time.monotonic() - self._asked_at >= ASK_EVERY_S:
+            self._asked_at = time.monotonic()
+            self._monitor.ask()
+
+    def _note_silence(self) -> None:
+        """Say that the coordinator does not answer, and that it answers again."""
+        if (self._silent_s > self._config.transport.heartbeat_timeout_s) != self._is_missed:
+            self._is_missed = not self._is_missed
+            silent = f"has not answered for {self._silent_s:.0f} s"
+            self._screen.note(f"the coordinator {silent if self._is_missed else 'answers again'}")
+
+    def note(self, text: str) -> None:
+        """Show a line that stays."""
+        self._screen.note(text)
+
+    @property
+    def lost(self) -> str:
+        """That the coordinator has been silent for too long, in words; empty while it has not."""
+        if self._silent_s <= self._config.transport.stall_timeout_s:
+            return ""
+        return f"the coordinator has not answered for {self._silent_s:.0f} s"
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the coordinator last said that nobody makes progress."""
+        return self.last is not None and self.last.stalled
+
+    def request_stop(self) -> None:
+        """Ask the coordinator to end the run in good order."""
+        if self._monitor is not None:
+            self._monitor.command("interrupt")
+
+    def close(self) -> None:
+        """Close the connection and the screen."""
+        if self._monitor is not None:
+            self._monitor.close()
+        self._screen.close()

@@ -1,0 +1,70 @@
+"""A run's own keys, and how a process from outside finds the run by its folder.
+
+Comes in: a run folder and its configuration. Goes out: the configuration with
+`transport.curve_keys`, and for who joins, the link of the coordinator. Promises: every run has
+keys, made where the recipe names none, in a folder of the run that its owner alone can open; so
+whoever can read that folder can join the run, and nobody else.
+"""
+
+import json
+import socket
+from pathlib import Path
+
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace.protocol.transport.curve import has_keys, make_keys
+from headrace.protocol.transport.sockets import Link, is_loopback
+from headrace.run_files.run_folder import ANNOUNCED, is_running, read_config, write_config
+
+KEYS = "keys"
+
+
+def with_keys(run_dir: Path, config: RunConfig) -> RunConfig:
+    """The configuration of a run that is about to start, with keys; written down where they are
+    new. Runs of earlier versions get theirs when they are resumed."""
+    folder = keys_of(run_dir, config)
+    if folder == run_dir / KEYS and not has_keys(folder):
+        make_keys(folder)
+    if config.transport.curve_keys == str(folder):
+        return config
+    transport = config.transport.model_copy(update={"curve_keys": str(folder)})
+    config = config.model_copy(update={"transport": transport})
+    write_config(run_dir, config)
+    return config
+
+
+def keys_of(run_dir: Path, config: RunConfig) -> Path:
+    """The folder of a run's keys: the one that the recipe names, or the run's own, also where the
+    run folder was moved or is seen under another path."""
+    named = config.transport.curve_keys
+    if named is None or Path(named).parts[-2:] == (run_dir.name, KEYS):
+        return run_dir / KEYS
+    return Path(named).resolve()
+
+
+def link_of(run_dir: Path) -> Link:
+    """Where and how to join a run that is going on. UserError where it is not, or cannot be reached
+    from this machine."""
+    here = socket.gethostname()
+    try:
+        announced = json.loads((run_dir / ANNOUNCED).read_text())
+        address, host = str(announced["address"]), str(announced.get("host", here))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{run_dir.name} has not started: its coordinator has no address"
+        ) from error
+    bound, port = address.removeprefix("tcp://").rsplit(":", 1)
+    if host == here and not is_running(run_dir):
+        raise UserError(
+            f"{run_dir.name} is not going on; go on with it: headrace train --resume {run_dir.name}"
+        )
+    if host != here and is_loopback(bound):
+        raise UserError(
+            f"{run_dir.name} takes connections from {host} alone; start it with "
+            "transport.host=0.0.0.0 and others can join"
+        )
+    if bound == "0.0.0.0":
+        address = f"tcp://{'127.0.0.1' if host == here else host}:{port}"
+    config = read_config(run_dir)
+    keys = {"curve_keys": str(keys_of(run_dir, config))}
+    return Link.from_config(config.transport.model_copy(update=keys), address)

@@ -1,0 +1,102 @@
+"""A monitor's view of a running run: ask for its status, send it a command.
+
+In: the address in the run's `coordinator.json`. Out: `Status` messages. Nothing here blocks for
+longer than it is told to, and the answer of a coordinator that is away is None, not an error.
+"""
+
+import json
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import Literal
+
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages.control import Command, Hello, Refused, Status, StatusRequest
+from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.sockets import BlockingDealer, Link
+from headrace.run_files.run_folder import ANNOUNCED
+
+ANSWER_S = 5.0
+"""How long a coordinator that is busy may take to answer."""
+
+
+def coordinator_of(run_dir: Path) -> tuple[str, int] | None:
+    """(address, pid) in a run's coordinator.json, or None; a wildcard host becomes loopback."""
+    try:
+        data = json.loads((run_dir / ANNOUNCED).read_text())
+        address, pid = str(data["address"]), int(data["pid"])
+    except (OSError, ValueError, KeyError):
+        return None
+    return address.replace("//0.0.0.0:", "//127.0.0.1:"), pid
+
+
+def announced_at(run_dir: Path) -> tuple[int, int] | None:
+    """What changes whenever a coordinator announces itself; None where none ever did."""
+    try:
+        found = (run_dir / ANNOUNCED).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+class Monitor:
+    """One connection to a coordinator. One thread only."""
+
+    def __init__(self, config: RunConfig, address: str) -> None:
+        name = f"monitor-{os.getpid()}-{secrets.token_hex(4)}"
+        link = Link.from_config(config.transport, address)
+        self._dealer = BlockingDealer(link, identity_of(name))
+        self._hello = Hello(
+            role="monitor", name=name, pid=os.getpid(), host=socket.gethostname()[:255]
+        )
+        self._dealer.send(self._hello)
+        self.refused: str | None = None
+
+    def ask(self) -> None:
+        """Ask for a status; the answer comes by `answer`."""
+        self._say(StatusRequest())
+
+    def answer(self, timeout_s: float = 0.0) -> Status | None:
+        """The newest status that has arrived, waiting at most so long for one."""
+        deadline = time.monotonic() + timeout_s
+        newest: Status | None = None
+        while True:
+            wait = 0.0 if newest else max(0.0, deadline - time.monotonic())
+            message = self._dealer.receive(wait)
+            if message is None:
+                return newest
+            if isinstance(message, Status):
+                newest = message
+            elif isinstance(message, Refused):
+                self.refused = message.reason
+
+    def command(self, action: Literal["stop", "interrupt"]) -> None:
+        """Tell the coordinator what to do."""
+        self._say(Command(action=action))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._dealer.close()
+
+    def _say(self, message: StatusRequest | Command) -> None:
+        """Send a Hello and then the message: the coordinator listens only to peers that said Hello,
+        and forgets those that were silent for a while."""
+        self._dealer.send(self._hello)
+        self._dealer.send(message)
+
+
+def waits_of(run_dir: Path, config: RunConfig) -> dict[str, float] | None:
+    """Whom a run waits for and for what, with the seconds since that last moved; None where its
+    coordinator does not answer."""
+    found = coordinator_of(run_dir)
+    if found is None:
+        return None
+    monitor = Monitor(config, found[0])
+    try:
+        monitor.ask()
+        status = monitor.answer(ANSWER_S)
+    finally:
+        monitor.close()
+    return None if status is None else status.waits

@@ -1,0 +1,287 @@
+"""Which processes a run consists of, and where each one runs. Pure: nothing is started here.
+
+In: a configuration, the run's folder, the machine. Out: one `ProcessSpec` for each process, the
+coordinator first. Addresses that exist only later are placeholders that the supervisor fills in at
+the start.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace.host import malloc_trim
+from headrace.host.hardware import Hardware
+from headrace.host.install import ROOT
+from headrace.protocol.messages.judges import FOLDER, JUDGES_VARIABLE
+from headrace_cli.launch.judge_plan import judge_argv, place_judges
+
+ADDRESS = "{address}"
+MASTER_ADDRESS = "{master_address}"
+MASTER_PORT = "{master_port}"
+SpecRole = Literal["coordinator", "learner", "generator", "reward", "judge", "dashboard"]
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How often a process that dies is started again before the run is given up. The wait doubles
+    from `delay_s` with each death; a process that lived `forgive_s` starts counting anew."""
+
+    limit: int = 0
+    delay_s: float = 1.0
+    forgive_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process of a run. `argv` may contain ADDRESS, MASTER_ADDRESS and MASTER_PORT; `env` is
+    added to the supervisor's; `needed` is False for what a run can do without (the dashboard, a
+    judge that only audits); `leaves` is False for what does not end by itself when the run does."""
+
+    name: str
+    role: SpecRole
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    log: Path
+    cpus: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    restarts: Restarts = Restarts()
+    needed: bool = True
+    leaves: bool = True
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Cores and GPUs of the two sides; empty means anywhere."""
+
+    generator_cpus: tuple[tuple[int, ...], ...]
+    learner_cpus: tuple[int, ...]
+    generator_gpus: tuple[tuple[int, ...], ...]
+    learner_gpus: tuple[tuple[int, ...], ...]
+
+
+def place(config: RunConfig, hardware: Hardware) -> Placement:
+    """Which process works on which cores and GPUs. GPUs: learner ranks take the first ones,
+    generators those that follow, and what does not fit shares. CPU: each generator has a core of
+    its own and the learner the others, except in lockstep modes, where the learner may use all of
+    them; a single core is shared."""
+    gpus = [gpu.index for gpu in hardware.gpus]
+    count, ranks = config.generator.count, config.learner.ranks
+    width = config.generator.tensor_parallel_size
+    if gpus:
+        if width > len(gpus):
+            raise UserError(
+                f"generator.tensor_parallel_size = {width} but this machine has {len(gpus)} GPU(s)"
+            )
+        on_gpu = 0 if config.learner.device == "cpu" else ranks
+        learner = tuple((gpus[rank % len(gpus)],) for rank in range(on_gpu)) or ((),) * ranks
+        first = on_gpu if len(gpus) >= on_gpu + width else 0
+        rest = gpus[first:]
+        places = max(1, len(rest) // width)
+        generators = tuple(
+            tuple(rest[(i % places) * width : (i % places) * width + width]) for i in range(count)
+        )
+        return Placement(
+            tuple(tuple(config.generator.cpus or ()) for _ in range(count)),
+            tuple(config.learner.cpus or ()),
+            generators,
+            learner,
+        )
+    none = ((),) * count
+    return Placement(*_place_cpus(config, hardware), none, ((),) * ranks)
+
+
+def _place_cpus(
+    config: RunConfig, hardware: Hardware
+) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    cores, count = hardware.cores, config.generator.count
+    for key, wanted in (("generator", config.generator.cpus), ("learner", config.learner.cpus)):
+        if wanted and not set(wanted) <= set(cores):
+            raise UserError(f"{key}.cpus = {wanted}, but this machine offers {list(cores)}")
+    if config.generator.cpus:
+        generators = tuple(tuple(config.generator.cpus) for _ in range(count))
+    elif len(cores) == 1:
+        generators = ((),) * count
+    elif config.schedule.mode != "streaming":
+        # Generators and learner take turns: each has the machine while the other waits.
+        generators = (cores,) * count
+    else:
+        own = max(1, min(count, len(cores) - 1))
+        generators = tuple((cores[index % own],) for index in range(count))
+    if config.learner.cpus:
+        return generators, tuple(config.learner.cpus)
+    if len(cores) == 1 or config.schedule.mode != "streaming":
+        return generators, cores if len(cores) > 1 else ()
+    taken = {core for group in generators for core in group}
+    return generators, tuple(core for core in cores if core not in taken) or cores
+
+
+def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list[ProcessSpec]:
+    """Every process of a run, in the order in which they start."""
+    judges, others = place_judges(config, hardware)
+    where = place(config, others)
+    keys = ("--curve-keys", config.transport.curve_keys) if config.transport.curve_keys else ()
+    logs = run_dir / "logs"
+
+    def spec(
+        name: str,
+        role: SpecRole,
+        module: str,
+        *arguments: str,
+        threads: int = 1,
+        cpus: tuple[int, ...] = (),
+        gpus: tuple[int, ...] = (),
+        restarts: Restarts = Restarts(),
+        environment: dict[str, str] | None = None,
+        needed: bool = True,
+        leaves: bool = True,
+    ) -> ProcessSpec:
+        pinned = ("--cpus", ",".join(map(str, cpus))) if cpus else ()
+        argv = (sys.executable, "-m", module, *arguments, *pinned)
+        env = role_environment(threads, gpus if hardware.gpus else None) | (environment or {})
+        log = logs / f"{name}.log"
+        return ProcessSpec(name, role, argv, env, log, cpus, gpus, restarts, needed, leaves)
+
+    specs = [
+        spec(
+            "coordinator", "coordinator", "coordinator.run", "--run-dir", str(run_dir),
+            restarts=Restarts(limit=3),
+        ),
+    ]  # fmt: skip
+    if not config.evaluation.only:
+        lockstep = config.schedule.mode != "streaming" and not hardware.gpus
+        threads = _lockstep_threads(config, hardware) if lockstep else config.learner.threads
+        specs += [
+            spec(
+                f"learner-{rank}", "learner", *learner_argv(ADDRESS, run_dir)[2:],
+                "--rank", str(rank), "--world-size", str(config.learner.ranks),
+                "--master-address", MASTER_ADDRESS, "--master-port", MASTER_PORT,
+                threads=threads, cpus=where.learner_cpus, gpus=where.learner_gpus[rank],
+                restarts=Restarts(limit=3), environment=learner_environment(config, hardware),
+            )
+            for rank in range(config.learner.ranks)
+        ]  # fmt: skip
+    specs += [
+        spec(
+            f"generator-{index}", "generator",
+            *generator_argv(ADDRESS, f"generator-{index}", config.transport.curve_keys)[2:],
+            *_evaluation_cpus(config, hardware),
+            cpus=where.generator_cpus[index], gpus=where.generator_gpus[index],
+            restarts=Restarts(limit=5),
+        )
+        for index in range(config.generator.count)
+    ]  # fmt: skip
+    specs += [
+        spec(
+            f"judge-{name}", "judge", *judge_argv(name, run_dir)[2:],
+            cpus=spot.cpus, gpus=spot.gpus, restarts=Restarts(limit=5),
+            needed=name not in config.reward.audit_judges(), leaves=False,
+        )
+        for name, spot in judges.items()
+    ]  # fmt: skip
+    specs += [
+        spec(
+            f"reward-{index}", "reward", "rewards.run", "--connect", ADDRESS,
+            "--name", f"reward-{index}", *keys, restarts=Restarts(limit=5),
+            environment={JUDGES_VARIABLE: str(run_dir / FOLDER)} if judges else None,
+        )
+        for index in range(config.reward.workers)
+    ]  # fmt: skip
+    if config.dashboard.enabled:
+        specs.append(dashboard_process(config.dashboard.host, config.dashboard.port, run_dir))
+    return specs
+
+
+def _evaluation_cpus(config: RunConfig, hardware: Hardware) -> tuple[str, ...]:
+    """While the run evaluates, the learner's cores are free: a generator whose front is apart from
+    its engine uses them. Not where someone chose the cores."""
+    chosen = config.generator.cpus or config.learner.cpus
+    apart = config.generator.engine == "vllm" and not hardware.gpus
+    if chosen or not apart or config.schedule.mode != "streaming" or len(hardware.cores) == 1:
+        return ()
+    return ("--evaluation-cpus", ",".join(map(str, hardware.cores)))
+
+
+def learner_argv(address: str, run_dir: Path) -> tuple[str, ...]:
+    """The command of every learner rank, without its place among the others."""
+    run = ("--run-dir", str(run_dir), "--connect", address)
+    return (sys.executable, "-m", "learner.run", *run)
+
+
+def generator_argv(address: str, name: str, curve_keys: str | None) -> tuple[str, ...]:
+    """The command of a generator, wherever it runs."""
+    keys = ("--curve-keys", curve_keys) if curve_keys else ()
+    argv = (sys.executable, "-m", "generators.run", "--connect", address, "--name", name)
+    return (*argv, *keys)
+
+
+def dashboard_process(host: str, port: int, run_dir: Path) -> ProcessSpec:
+    """The web page of the folder that holds a run, which knows the run that it belongs to."""
+    return ProcessSpec(
+        "dashboard",
+        "dashboard",
+        (*dashboard_argv(host, port, run_dir.parent), run_dir.name),
+        role_environment(1, ()),
+        run_dir / "logs" / "dashboard.log",
+        restarts=Restarts(limit=2),
+        needed=False,
+    )
+
+
+def dashboard_argv(host: str, port: int, root: Path, *, ahead: bool = False) -> tuple[str, ...]:
+    """The command that serves the page; UserError where the dashboard is not installed. `ahead`:
+    what pages import is read before somebody comes, and not when nobody may."""
+    found = find_spec("dashboard")
+    folders = list(found.submodule_search_locations or ()) if found else [str(ROOT / "dashboard")]
+    return (
+        sys.executable, "-m", "dashboard.server" if ahead and found else "streamlit",
+        "run", str(Path(folders[0]) / "app.py"),
+        "--server.address", host, "--server.port", str(port), "--server.headless", "true",
+        "--server.fileWatcherType", "none", "--browser.gatherUsageStats", "false",
+        "--", str(root),
+    )  # fmt: skip
+
+
+def _lockstep_threads(config: RunConfig, hardware: Hardware) -> int:
+    if config.learner.lockstep_threads:
+        return config.learner.lockstep_threads
+    return max(1, len(hardware.cores) // config.learner.ranks)
+
+
+SPINS = 5_000
+"""How often an OpenMP thread that waits for another looks before it sleeps, some tenths of a
+millisecond. Threads that spin for milliseconds, as they do when nothing is said, stand still for
+seconds where anything else uses their cores; those that sleep at once are no faster than one."""
+
+
+def learner_environment(config: RunConfig, hardware: Hardware) -> dict[str, str]:
+    """Further variables of a learner rank. On a CPU, where it is to save memory, it gives back what
+    checkpointing frees, as `headrace.host.malloc_trim` says; it takes a third more time in the
+    layers of 4,096
+    tokens of width 128, so that no other rank does."""
+    on_cpu = not hardware.gpus or config.learner.device == "cpu"
+    if not on_cpu or not config.learner.gradient_checkpointing or malloc_trim.OWN_MAP in os.environ:
+        return {}
+    return {malloc_trim.OWN_MAP: str(malloc_trim.OWN_MAP_BYTES)}
+
+
+def role_environment(threads: int, gpus: tuple[int, ...] | None = None) -> dict[str, str]:
+    """Variables of a role's process. `gpus` None: leave CUDA's choice alone."""
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    env = {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        env["GOMP_SPINCOUNT"] = str(SPINS)
+    if gpus is not None:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    return env

@@ -1,0 +1,153 @@
+"""A generator's engine for a command: it is started, asked for completions, and ended.
+
+In: a configuration. Out: a `Sampler`, any number of whose questions may be open at a time; the
+engine works on them side by side, `generator.max_num_seqs` of them. Promises: UserError where the
+engine cannot be had by the user's mistake, RunFailedError where its process ends; the process ends
+with the block.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
+
+import msgspec
+
+from headrace.config.sections.run import RunConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages.sampling import (
+    MAX_LINE_BYTES,
+    Answer,
+    Ask,
+    Ready,
+    Refused,
+    Unfit,
+    Written,
+    answer_decoder,
+    line_of,
+)
+from headrace_cli.launch.plan import role_environment
+
+START_TIMEOUT_S = 600.0
+"""Deadline for loading the model and warming up."""
+END_TIMEOUT_S = 20.0
+"""How long an engine may take to end before it is killed."""
+
+
+class Sampler:
+    """See the module's docstring."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._to, self._from = process, process.stdin, process.stdout
+        self._numbers = count()
+        self._asked: dict[int, asyncio.Future[Written]] = {}
+        self._broken: Exception | None = None
+        self.tokens = 0
+        """Sampled so far."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    async def write(
+        self, prompt_ids: Sequence[int], response_ids: Sequence[int], *, max_tokens: int, seed: int
+    ) -> Written:
+        """What the policy writes after a prompt and the beginning of a response. UserError for more
+        than the model's context holds."""
+        if self._broken is not None:
+            raise self._broken
+        number = next(self._numbers)
+        future: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
+        self._asked[number] = future
+        known = [*map(int, prompt_ids), *map(int, response_ids)]
+        try:
+            self._to.write(line_of(Ask(number, known, len(response_ids), max_tokens, seed)))
+            await self._to.drain()
+            return await future
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise RunFailedError("the generator's process has ended") from error
+        finally:
+            del self._asked[number]
+
+    async def begin(self, config: RunConfig) -> None:
+        """Have the engine built."""
+        self._to.write(config.model_dump_json().encode() + b"\n")
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._to.drain()
+                answer = await self._hear()
+        except (TimeoutError, ConnectionError) as error:
+            raise RunFailedError(f"the generator did not start: {error or 'deadline'}") from error
+        if isinstance(answer, Unfit):
+            raise UserError(answer.error)
+        if not isinstance(answer, Ready):
+            raise RunFailedError(f"{type(answer).__name__} where the generator's start belongs")
+
+    async def run(self) -> None:
+        """Hand out what is written until the process ends or this is cancelled."""
+        try:
+            while True:
+                answer = await self._hear()
+                assert isinstance(answer, Written | Refused)
+                future = self._asked.get(answer.number)
+                if future is None or future.done():
+                    continue
+                if isinstance(answer, Refused):
+                    future.set_exception(UserError(answer.error))
+                else:
+                    self.tokens += len(answer.ids)
+                    future.set_result(answer)
+        except RunFailedError as error:
+            self._broken = error
+            for future in self._asked.values():
+                if not future.done():
+                    future.set_exception(error)
+
+    async def end(self) -> None:
+        """Let the process end by itself, or kill it with all it started."""
+        self._to.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), END_TIMEOUT_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+    async def _hear(self) -> Answer:
+        line = await self._from.readline()
+        if not line:
+            code = await self._process.wait()
+            raise RunFailedError(f"the generator's process ended (exit code {code})")
+        try:
+            return answer_decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise RunFailedError(f"the generator sent no answer: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def open_sampler(config: RunConfig) -> AsyncIterator[Sampler]:
+    """A sampler whose engine lives as long as the block."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "generators.serving.standalone",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, **role_environment(1)},
+        process_group=0,
+        limit=MAX_LINE_BYTES,
+    )  # fmt: skip
+    sampler = Sampler(process)
+    reading: asyncio.Task[None] | None = None
+    try:
+        await sampler.begin(config)
+        reading = asyncio.create_task(sampler.run(), name="sampler")
+        yield sampler
+    finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        await sampler.end()

@@ -1,0 +1,396 @@
+"""The supervisor of a run: it starts the processes, restarts those that may be restarted, and ends
+all of them in order.
+
+In: `ProcessSpec`s and a `Steering` (how to ask the coordinator to stop, and what to show).
+Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log`.
+
+Promises: no process outlives the supervisor (see `reaper.py`); only process groups of the run are
+signalled; the first cause of a failure is what `Outcome` names; a coordinator that lives and does
+not answer ends the run. The coordinator comes first, the rest once it has an address. The page may
+stay a while after the others (see `AtEnd`). Ctrl-C or SIGTERM asks the coordinator to stop (drain,
+checkpoint, end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL. Where
+nobody makes progress, or a stop comes to no end, every process writes its stacks into its log
+first.
+"""
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from headrace.host.disk import WAITS
+from headrace.host.hardware import free_port
+from headrace_cli.launch.logs import append_some, first_cause
+from headrace_cli.launch.monitor import announced_at, coordinator_of
+from headrace_cli.launch.plan import ADDRESS, MASTER_ADDRESS, MASTER_PORT, ProcessSpec
+from headrace_cli.launch.process import Child, Nursery, describe_exit
+
+DONE, OURS, USER, INTERRUPTED = 0, 1, 2, 130
+_CAUSE_LINES = 400
+"""So far back the line is looked for that says why a process ended."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds: of a coordinator that has no address and says nothing; from a stop request to
+    SIGTERM; from the coordinator's end until the others must be gone; from SIGTERM to SIGKILL;
+    between two looks."""
+
+    start_s: float = 120.0
+    stop_s: float = 120.0
+    leave_s: float = 20.0
+    kill_s: float = 10.0
+    poll_s: float = 0.1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: exit code, and the first cause where it failed (with the tail of a log)."""
+
+    code: int
+    cause: str = ""
+    tail: str = ""
+
+
+AtEnd = Callable[[Outcome], Callable[[], bool]]
+"""Called when all processes but the page have ended; what it returns says whether the page is still
+wanted, and is asked until it is not."""
+
+
+class Steering(Protocol):
+    """What the supervisor needs from whoever watches the run."""
+
+    def connect(self, address: str) -> None:
+        """The coordinator can be reached here (again)."""
+
+    def tick(self) -> None:
+        """Called about ten times a second."""
+
+    def note(self, text: str) -> None:
+        """Something the user should read now."""
+
+    def request_stop(self) -> None:
+        """Ask the coordinator to drain, write a checkpoint and end."""
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the coordinator says that nobody makes progress and is about to give up."""
+
+    @property
+    def lost(self) -> str:
+        """Why a coordinator that lives counts as lost; empty where it does not."""
+
+
+class Supervisor:
+    """One run's processes. Use `run()` once, in the main thread."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        specs: Sequence[ProcessSpec],
+        steering: Steering,
+        *,
+        resume: bool = False,
+        deadlines: Deadlines = Deadlines(),
+        nursery: Nursery | None = None,
+        at_end: AtEnd | None = None,
+    ) -> None:
+        """`nursery`: what starts the processes; None: they are processes of this host."""
+        self._run_dir, self._steering, self._at_end = run_dir, steering, at_end
+        self._resume, self._deadlines = resume, deadlines
+        self._children = [Child(spec) for spec in specs]
+        self._coordinator, *self._others = self._children
+        self._nursery = nursery or Nursery()
+        self._address = ""
+        self._cause: Outcome | None = None
+        self._interrupts = 0
+        self._stop_asked_at: float | None = None
+        self._asked_for_stacks = False
+        self._unwritten = b""
+
+    def run(self) -> Outcome:
+        """Run to the end; returns how it ended."""
+        with self._signals(), self._nursery:
+            try:
+                self._live()
+                roles = [child for child in self._children if child.spec.role != "dashboard"]
+                self._nursery.end(roles, grace_s=self._deadlines.kill_s)
+                outcome = self._outcome()
+                self._event("ended", "supervisor", code=outcome.code, detail=outcome.cause)
+                self._keep_page(outcome)
+            finally:
+                self._nursery.end(self._children, grace_s=self._deadlines.kill_s)
+        return outcome
+
+    def _live(self) -> None:
+        """From the start of the coordinator to its end, or to what ends the run before."""
+        try:
+            self._start_coordinator(*(("--resume",) if self._resume else ()))
+            for child in self._others:
+                self._check_interrupt()
+                self._start(child)
+            self._watch()
+        except _EndedError:
+            pass
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Watch until the coordinator has ended in good order, or something else ends the run."""
+        while self._coordinator.running:
+            self._check_interrupt()
+            self._nursery.renew_reaper()
+            self._steering.tick()
+            if self._steering.stalled:
+                self._ask_for_stacks()
+            else:
+                self._asked_for_stacks = False  # It went on: of the next stall they are asked anew.
+            if lost := self._steering.lost:
+                self._ask_for_stacks()
+                self._cause = Outcome(OURS, lost, self._coordinator.tail())
+                raise _EndedError
+            for child in self._children:
+                code = self._nursery.bury(child)
+                if code is not None:
+                    self._died(child, code)
+            now = time.monotonic()
+            for child in self._others:
+                if child.restart_at is not None and now >= child.restart_at:
+                    self._start(child)
+            time.sleep(self._deadlines.poll_s)
+        codes = self._nursery.await_all(
+            [child for child in self._others if child.spec.needed and child.spec.leaves],
+            timeout_s=self._deadlines.leave_s,
+        )
+        for name, code in codes.items():
+            self._event("left", name, code=code)
+
+    def _died(self, child: Child, code: int) -> None:
+        name, spec = child.spec.name, child.spec
+        if code == 0:
+            self._event("left", name, code=0)
+            return
+        detail = describe_exit(code)
+        self._event("died", name, code=code, detail=detail)
+        _count_death(child)
+        if self._stop_asked_at is not None and child is not self._coordinator:
+            return
+        if self._may_take_over(child, code):
+            self._restart_coordinator(detail)
+        elif child is self._coordinator or code == USER or child.deaths > spec.restarts.limit:
+            self._give_up(child, code, detail)
+        else:
+            delay = spec.restarts.delay_s * 2 ** (child.deaths - 1)
+            self._steering.note(f"{name} died ({detail}): starting it again in {delay:.0f} s")
+            self._restart_later(child, delay)
+
+    def _may_take_over(self, child: Child, code: int) -> bool:
+        """Whether this is a coordinator that somebody killed, and not once too often: the next one
+        goes on from its journal."""
+        return child is self._coordinator and code < 0 and child.deaths <= child.spec.restarts.limit
+
+    def _restart_later(self, child: Child, delay_s: float) -> None:
+        """A learner comes back with all its ranks, from its last checkpoint."""
+        at = time.monotonic() + delay_s
+        peers = [child]
+        if child.spec.role == "learner":
+            peers = [other for other in self._others if other.spec.role == "learner"]
+            self._nursery.end(peers, grace_s=self._deadlines.kill_s)
+            self._master_port = None
+        for peer in peers:
+            peer.restart_at = at
+
+    def _give_up(self, child: Child, code: int, detail: str) -> None:
+        name = child.spec.name
+        why = first_cause(child.tail(_CAUSE_LINES)) if code > 0 else ""
+        user, cause = code == USER and why, why
+        # A coordinator that ends a run says why; of others it is told who they are.
+        if not user and not (why and child is self._coordinator):
+            times = f" {child.deaths} times" if child.deaths > 1 else ""
+            cause = f"{name} died{times} ({detail})" + (f": {why}" if why else "")
+        child.gave_up = True
+        if not self._is_needed(child, code):
+            self._steering.note(f"{name} stays away and the run goes on: {cause}; {child.spec.log}")
+            self._event("gave_up", name, code=code, detail=f"{cause}; the run goes on without it")
+            return
+        if self._cause is None:
+            self._cause = Outcome(USER if user else OURS, cause, "" if user else child.tail())
+            self._event("gave_up", name, code=code, detail=cause)
+        raise _EndedError
+
+    def _is_needed(self, child: Child, code: int) -> bool:
+        """Whether the run ends without this process. Of several generators one that cannot live is
+        not, unless by a mistake that all of them share."""
+        if child.spec.role != "generator" or code == USER:
+            return child.spec.needed
+        return all(each.gave_up for each in self._others if each.spec.role == "generator")
+
+    # -- starting ------------------------------------------------------------------------------
+
+    _master_port: int | None = None
+
+    def _start(self, child: Child, *extra: str) -> None:
+        if child.spec.role == "learner" and self._master_port is None:
+            self._master_port = free_port()
+        values = {
+            ADDRESS: self._address,
+            MASTER_ADDRESS: "127.0.0.1",
+            MASTER_PORT: str(self._master_port),
+        }
+        first = child.started_at == 0.0
+        pid = self._nursery.start(child, values, *extra)
+        self._event("started" if first else "restarted", child.spec.name, pid=pid)
+
+    def _start_coordinator(self, *extra: str) -> None:
+        """Start it and wait until it says under which address it can be reached, as long as it says
+        anything or waits for a disk. One that is killed while it takes a run over is followed by
+        another."""
+        child = self._coordinator
+        before, said = announced_at(self._run_dir), child.tail(1)
+        self._start(child, *extra)
+        heard, waits, waited = time.monotonic(), False, False
+        while True:
+            found = coordinator_of(self._run_dir)
+            # Hosts give the same process ids: the file of the one before may have this one's.
+            if (
+                found
+                and found[1] == self._nursery.pid(child)
+                and announced_at(self._run_dir) != before
+            ):
+                break
+            code = self._nursery.bury(child)
+            if code is not None:
+                detail = describe_exit(code)
+                self._event("died", child.spec.name, code=code, detail=detail)
+                _count_death(child)
+                if not (extra and self._may_take_over(child, code)):
+                    self._give_up(child, code, detail)
+                self._note_restart(detail)
+                return self._start_coordinator(*extra)
+            if (line := child.tail(1)) != said:
+                heard, said, waits = time.monotonic(), line, line.startswith(WAITS)
+                if waits and not waited:
+                    self._steering.note(f"coordinator {line}")
+                    waited = True
+            if not waits and time.monotonic() - heard > self._deadlines.start_s:
+                silent = f"has no address, and said nothing for {self._deadlines.start_s:.0f} s"
+                self._cause = Outcome(OURS, f"coordinator {silent}", child.tail())
+                raise _EndedError
+            self._check_interrupt()
+            self._nursery.renew_reaper()
+            self._steering.tick()
+            time.sleep(self._deadlines.poll_s)
+        if waited:
+            self._steering.note("coordinator goes on")
+        self._address = found[0]
+        self._steering.connect(self._address)
+
+    def _note_restart(self, detail: str) -> None:
+        self._steering.note(f"coordinator was {detail}: starting it again from its journal")
+
+    def _restart_coordinator(self, detail: str) -> None:
+        before = self._address
+        self._note_restart(detail)
+        self._start_coordinator("--resume", "--patient")
+        if self._stop_asked_at is not None:
+            self._steering.request_stop()  # The one that was asked is gone.
+        if self._address == before:
+            return
+        roles = [child for child in self._others if child.spec.role not in ("dashboard", "judge")]
+        self._nursery.end(roles, grace_s=self._deadlines.kill_s)
+        for child in roles:
+            child.restart_at = time.monotonic()
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def _keep_page(self, outcome: Outcome) -> None:
+        """Say that the run has ended; keep the page up as long as it is wanted, or until Ctrl-C."""
+        if self._at_end is None:
+            return
+        interrupts = self._interrupts
+        is_wanted = self._at_end(outcome)
+        pages = [child for child in self._others if child.spec.role == "dashboard"]
+        while any(page.running for page in pages) and self._interrupts == interrupts:
+            if not is_wanted():
+                return
+            for page in pages:
+                self._nursery.bury(page)
+            time.sleep(self._deadlines.poll_s)
+
+    def _check_interrupt(self) -> None:
+        """Pass a Ctrl-C on to the coordinator; end at once on a second one or at the deadline."""
+        if self._interrupts == 0:
+            return
+        if not self._address or self._interrupts > 1:
+            raise _EndedError
+        now = time.monotonic()
+        if self._stop_asked_at is None:
+            self._stop_asked_at = now
+            self._event("stopping", "supervisor")
+            self._steering.note(
+                "stopping: draining and writing a checkpoint (Ctrl-C again ends at once)"
+            )
+            self._steering.request_stop()
+            for child in self._others:
+                child.restart_at = None
+        elif now - self._stop_asked_at > self._deadlines.stop_s:
+            self._steering.note(f"no end after {self._deadlines.stop_s:.0f} s: ending processes")
+            self._ask_for_stacks()
+            raise _EndedError
+
+    def _ask_for_stacks(self) -> None:
+        """Have every process write down what it is doing, once, before they are ended."""
+        if self._asked_for_stacks:
+            return
+        self._asked_for_stacks = True
+        for child in self._children:
+            if child.running:
+                self._nursery.ask_for_stacks(child)
+                self._event("stacks", child.spec.name)
+        logs = self._coordinator.spec.log.parent
+        self._steering.note(f"what each process was doing stands in its log in {logs}")
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        def count(number: int, frame: FrameType | None) -> None:
+            self._interrupts += 1
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, count) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _outcome(self) -> Outcome:
+        if self._cause is not None:
+            return self._cause
+        return Outcome(INTERRUPTED if self._interrupts else DONE)
+
+    def _event(
+        self, event: str, name: str, *, pid: int = 0, code: int | None = None, detail: str = ""
+    ) -> None:
+        """One line of supervisor.jsonl."""
+        row = {"at": time.time(), "event": event, "name": name}
+        row |= {"pid": pid} if pid else {}
+        row |= {"code": code} if code is not None else {}
+        row |= {"detail": detail} if detail else {}
+        self._unwritten += json.dumps(row).encode() + b"\n"
+        with contextlib.suppress(OSError):  # a disk that takes nothing: with the next event
+            self._unwritten = append_some(self._run_dir / "supervisor.jsonl", self._unwritten)
+
+
+def _count_death(child: Child) -> None:
+    lived = time.monotonic() - child.started_at
+    child.deaths = 1 if lived > child.spec.restarts.forgive_s else child.deaths + 1
+
+
+class _EndedError(Exception):
+    """Raised to leave the watch and end everything now."""

@@ -1,0 +1,256 @@
+"""Advantages: how good each token was, judged by the critic.
+
+In: rewards, values and the windows they belong to. Out: one advantage a token, without gradient.
+Promises: an unfinished window never sees a terminal value of 0 unless asked to; the packed form and
+the one-window form give the same bits; sums run in float64 whatever comes in.
+
+Conventions: tokens t = 0..l-1 of a window; values[t] = V(s_t), the critic's output just before
+token t; V(s_l) is the state after the last one; delta_t = r_t + gamma V(s_{t+1}) - V(s_t).
+"""
+
+from collections.abc import Sequence
+from typing import Literal, get_args, overload
+
+import torch
+from torch import Tensor
+
+from learner.batching.segments import (
+    Segments,
+    discounted_suffix_sums,
+    segment_ids,
+    segment_lengths,
+    segments_of,
+    tokens_left,
+)
+
+Boundary = Literal["copy", "bootstrap", "terminal"]
+
+
+def gae(
+    rewards: Tensor | Sequence[float],
+    values: Tensor | Sequence[float],
+    *,
+    gamma: float,
+    lam: float,
+) -> Tensor:
+    """Generalised advantages of one finished response.
+
+    A_t = sum_{k=0}^{T-t-1} (gamma lam)^k delta_{t+k},  V(s_T) = 0
+
+    Args:
+        rewards: [T] reward of each token.
+        values: [T] V(s_t).
+        gamma: discount, 0 to 1.
+        lam: lambda, 0 to 1.
+
+    Returns:
+        [T] advantages in the type of `values` (float32 at least; float64 for plain lists).
+
+    Source: Schulman et al. 2015; VAPO section 3. Nothing changed.
+    """
+    return egae(rewards, values, gamma=gamma, lam=lam, finished=True)
+
+
+def egae(
+    rewards: Tensor | Sequence[float],
+    values: Tensor | Sequence[float],
+    *,
+    gamma: float,
+    lam: float,
+    finished: bool,
+    boundary: Boundary = "copy",
+    bootstrap_value: float | Tensor | None = None,
+) -> Tensor:
+    """Extended GAE of one window that may be cut in the middle of a response.
+
+    A_t = sum_{k=0}^{l-t-1} (gamma lam)^k delta_{t+k}, where V(s_l) is
+        0 if the response finished (then this is `gae`), else by `boundary`:
+        copy       V(s_{l-1}), so the last term is r_{l-1} + (gamma - 1) V(s_{l-1})
+        bootstrap  `bootstrap_value`, the critic asked for V(s_l)
+        terminal   0, which wrongly punishes being cut; for ablation only
+
+    Args:
+        rewards: [T] reward of each token of the window.
+        values: [T] V(s_t).
+        gamma: discount, 0 to 1.
+        lam: lambda, 0 to 1.
+        finished: True if the response ends with this window (end token or length cap).
+        boundary: what V(s_l) is at a cut.
+        bootstrap_value: V(s_l), needed for "bootstrap" where the window is cut.
+
+    Returns:
+        [T] advantages in the type of `values` (float32 at least; float64 for plain lists).
+
+    Raises:
+        ValueError: shapes differ, gamma or lam outside [0, 1], or the bootstrap value is missing.
+
+    Source: T-PPO Eq. 6. Changed: `boundary` is a switch, and the closing term is right for
+    gamma below 1. The reward of the last token is kept (KL in the reward needs it).
+    """
+    r, v = _vector(rewards), _vector(values)
+    if r.ndim != 1 or r.shape != v.shape:
+        raise ValueError(
+            f"rewards and values must both be [T], got {tuple(r.shape)} and {tuple(v.shape)}"
+        )
+    if not 0.0 <= lam <= 1.0:
+        raise ValueError(f"lam must lie in [0, 1], got {lam}")
+    bootstrap = None
+    if bootstrap_value is not None:
+        bootstrap = torch.as_tensor(bootstrap_value, dtype=torch.float64, device=v.device)
+        bootstrap = bootstrap.reshape(1)
+    window = segments_of(
+        [v.numel()], finished=[finished], lam=lam, bootstrap_value=bootstrap, device=v.device
+    )
+    return packed_egae(r, v, window, gamma=gamma, boundary=boundary)
+
+
+def packed_egae(
+    rewards: Tensor,
+    values: Tensor,
+    segments: Segments,
+    *,
+    gamma: float,
+    boundary: Boundary = "copy",
+) -> Tensor:
+    """`egae` on every window of a pack, each with its own lambda and its own end.
+
+    Args:
+        rewards: [T] reward of each token.
+        values: [T] V(s_t).
+        segments: where windows begin; `finished`, `lam` and `bootstrap_value` are read.
+        gamma: discount, 0 to 1.
+        boundary: what V(s_l) is at a cut; see `egae`.
+
+    Returns:
+        [T] advantages in the type of `values` (float32 at least).
+
+    Raises:
+        ValueError: as `egae`, or the pack's tokens do not match its segments.
+    """
+    with torch.no_grad():
+        if boundary not in get_args(Boundary):
+            raise ValueError(f"boundary must be one of {get_args(Boundary)}, got {boundary!r}")
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"gamma must lie in [0, 1], got {gamma}")
+        ids = segment_ids(segments)
+        if not rewards.shape == values.shape == ids.shape:
+            raise ValueError(
+                "rewards, values and segments must have the same tokens, got "
+                f"{tuple(rewards.shape)}, {tuple(values.shape)} and {tuple(ids.shape)}"
+            )
+        r, v = rewards.to(torch.float64), values.to(torch.float64)
+        next_v = torch.cat([v[1:], v.new_zeros(1)])[: v.numel()]
+        present = segment_lengths(segments) > 0
+        last = (segments.cu_lengths[1:] - 1)[present]
+        next_v[last] = _closing_values(v[last], segments, present, boundary)
+        delta = r + gamma * next_v - v
+        decay = gamma * segments.lam.to(torch.float64)[ids]
+        advantages = discounted_suffix_sums(delta, decay, tokens_left(segments))
+        return advantages.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _closing_values(
+    last_values: Tensor, segments: Segments, present: Tensor, boundary: Boundary
+) -> Tensor:
+    """V(s_l) of each window that has tokens: 0 where it finished, else what the boundary says."""
+    finished = segments.finished[present]
+    match boundary:
+        case "copy":
+            at_cut = last_values
+        case "terminal":
+            at_cut = torch.zeros_like(last_values)
+        case "bootstrap":
+            if segments.bootstrap_value is not None:
+                at_cut = segments.bootstrap_value.to(torch.float64)[present]
+            elif bool(finished.all()):
+                at_cut = torch.zeros_like(last_values)
+            else:
+                raise ValueError("boundary 'bootstrap' needs bootstrap_value for a cut window")
+    return torch.where(finished, 0.0, at_cut)
+
+
+@overload
+def length_adaptive_lambda(length: float, *, alpha: float, floor: float = 0.0) -> float: ...
+@overload
+def length_adaptive_lambda(length: Tensor, *, alpha: float, floor: float = 0.0) -> Tensor: ...
+def length_adaptive_lambda(
+    length: float | Tensor, *, alpha: float, floor: float = 0.0
+) -> float | Tensor:
+    """lambda = 1 - 1 / (alpha l), clamped to [floor, 1].
+
+    Args:
+        length: response tokens, a number or a tensor of any shape.
+        alpha: share of the length that the sum of lambda^k should span (VAPO: 0.05).
+        floor: least lambda, 0 to 1 (T-PPO recipe: 0.95).
+
+    Returns:
+        A float, or a float64 tensor of the same shape. Length 0 gives the floor.
+
+    Source: VAPO Eq. 4-5. Changed: clamped, because the formula is not positive for
+    l <= 1 / alpha.
+    """
+    if not alpha > 0.0:
+        raise ValueError(f"alpha must be positive, got {alpha}")
+    if not 0.0 <= floor <= 1.0:
+        raise ValueError(f"floor must lie in [0, 1], got {floor}")
+    if isinstance(length, Tensor):
+        return (1.0 - 1.0 / (alpha * length.to(torch.float64))).clamp(min=floor, max=1.0)
+    return floor if length <= 0 else max(floor, 1.0 - 1.0 / (alpha * length))
+
+
+def credited_length(length_so_far: Tensor, finished: Tensor, *, window: int) -> Tensor:
+    """[S] length for the adaptive lambda: an unfinished response counts half a window longer.
+
+    l_eff = length so far + (window // 2 if unfinished else 0)   (T-PPO recipe)
+    """
+    return length_so_far + torch.where(finished, 0, window // 2)
+
+
+def moments(x: Tensor, mask: Tensor) -> Tensor:
+    """[3] float64: count, sum and sum of squares of x [T] over mask [T].
+
+    Moments of micro-batches and ranks add up, so one all-reduce gives those of the whole batch.
+    """
+    kept = torch.where(mask, x.to(torch.float64), 0.0)
+    return torch.stack([mask.sum().to(torch.float64), kept.sum(), kept.square().sum()])
+
+
+def whiten(
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    eps: float = 1e-8,
+    clamp: float | None = None,
+    batch_moments: Tensor | None = None,
+) -> Tensor:
+    """(A - mean) / sqrt(var + eps) over the trained tokens, 0 elsewhere.
+
+    Args:
+        advantages: [T].
+        mask: [T] bool, `policy_mask`: boundary tokens are neither counted nor given back, else
+            the last token of a cut window, whose advantage is 0, would become a strong push.
+        eps: added to the (n - 1) variance.
+        clamp: bound of the absolute value afterwards (T-PPO recipe: 10), or None.
+        batch_moments: `moments` summed over all micro-batches and ranks; None: of this pack.
+
+    Returns:
+        [T] in the type of `advantages`. With fewer than two trained tokens there is no spread:
+        they are given back as they are.
+    """
+    with torch.no_grad():
+        count, total, squares = (
+            moments(advantages, mask) if batch_moments is None else batch_moments
+        )
+        x = advantages.to(torch.float64)
+        mean = total / count.clamp(min=1.0)
+        variance = ((squares - count * mean.square()) / (count - 1.0).clamp(min=1.0)).clamp(min=0.0)
+        white = torch.where(count >= 2.0, (x - mean) * torch.rsqrt(variance + eps), x)
+        if clamp is not None:
+            white = white.clamp(min=-clamp, max=clamp)
+        return torch.where(mask, white, 0.0).to(advantages.dtype)
+
+
+def _vector(x: Tensor | Sequence[float]) -> Tensor:
+    if isinstance(x, Sequence):
+        return torch.tensor(x, dtype=torch.float64)
+    return torch.as_tensor(x)

@@ -1,0 +1,74 @@
+"""What the policy learns from hot tokens, which FIRE sampling (arXiv 2410.21236) drew from q and
+not from the policy pi.
+
+In: streams of the trained tokens [T]: loss weights, behaviour logprobs (log q at hot tokens),
+logprobs under the weights of the update's start, and which tokens are hot. Out: the loss weights
+and behaviour logprobs that express one of three corrections. Promises: tokens that are not hot
+stay as they are, to the bit; a token without weight gets none; no gradient flows.
+
+A hot token's loss would be right with the importance weight pi / q, which can be large:
+
+    correction    loss weight               behaviour logprob
+    mask          0                         log q, as it was
+    ratio         weight min(pi / q, cap)   log pi at the update's start
+    recompute     weight                    log pi at the update's start (pi / q taken as 1: biased)
+
+With "ratio" the importance weight stands in the loss weight and nowhere else. Left in the behaviour
+logprob as well it would count twice, and PPO's clip, which is made for small steps of the policy,
+would cut off the gradient of nearly every hot token.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learner.algorithms.ratios import log_ratio
+
+Correction = Literal["mask", "ratio", "recompute"]
+
+
+class HotStreams(NamedTuple):
+    """The streams of a batch after the correction.
+
+    Attributes:
+        weight: [T] what each token's loss is multiplied by.
+        behaviour: [T] logprobs that the policy's ratio is taken to.
+        ratio: [T] pi / q of hot tokens before any cap, for statistics; 0 at other tokens.
+        over_cap: [T] bool, hot tokens whose weight the cap has cut.
+    """
+
+    weight: Tensor
+    behaviour: Tensor
+    ratio: Tensor
+    over_cap: Tensor
+
+
+@torch.no_grad()
+def hot_streams(
+    weight: Tensor,
+    behaviour: Tensor,
+    start: Tensor,
+    hot: Tensor,
+    *,
+    correction: Correction,
+    cap: float,
+) -> HotStreams:
+    """The corrected streams.
+
+    Args:
+        weight: [T] loss weights, 0 where a token does not train.
+        behaviour: [T] logprobs of what sampled: log q at hot tokens.
+        start: [T] logprobs under the weights of the update's start.
+        hot: [T] bool.
+        correction: see the module's docstring.
+        cap: largest importance weight of "ratio" (2 to 10 are usual).
+    """
+    rho = torch.where(hot, log_ratio(start, behaviour, hot).exp(), 0.0)
+    if correction == "mask":
+        return HotStreams(weight.masked_fill(hot, 0.0), behaviour, rho, torch.zeros_like(hot))
+    anchored = torch.where(hot, start, behaviour)
+    if correction == "recompute":
+        return HotStreams(weight, anchored, rho, torch.zeros_like(hot))
+    corrected = torch.where(hot, weight * rho.clamp(max=cap), weight)
+    return HotStreams(corrected, anchored, rho, hot & (rho > cap))

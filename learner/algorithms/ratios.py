@@ -1,0 +1,208 @@
+"""Importance ratios: how far the policy has moved, and what a stale or foreign token is worth.
+
+In: logprobs of the same tokens under the learner now (new), at the clip's anchor (proximal) and
+under whatever sampled them (behaviour). Out: a log ratio with gradient and a weight without.
+Promises: tokens outside the mask get ratio 1 and weight 0 whatever their logprobs say; every
+log ratio is clipped to [-20, 20] before it meets exp.
+
+The loss is weight * min(r A, clip(r) A) per token, r = exp(log_ratio), summed over the *original*
+mask: a token dropped here does not make the others bigger (AReaL).
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learner.batching.segments import segment_sums
+
+LOG_RATIO_BOUND = 20.0
+
+OverCap = Literal["clamp", "mask"]
+
+
+class Ratio(NamedTuple):
+    """The policy's ratio to its anchor, and the anchor's weight against the sampler.
+
+    Attributes:
+        log_ratio: [T] with gradient; 0 outside the mask.
+        weight: [T] without gradient; 0 outside the mask and on dropped tokens.
+        over_cap: [T] bool, tokens of the mask whose weight was truncated or dropped.
+    """
+
+    log_ratio: Tensor
+    weight: Tensor
+    over_cap: Tensor
+
+
+class Weights(NamedTuple):
+    """Importance weights [T] without gradient, and which tokens the cap or filter touched [T]."""
+
+    weight: Tensor
+    over_cap: Tensor
+
+
+def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
+    """[T] log numerator - log denominator on the mask, 0 elsewhere, clipped to [-20, 20].
+
+    Where the bound binds the gradient is 0: such a token says nothing that could be trusted.
+    """
+    difference = torch.where(mask, numerator - denominator, 0.0)
+    return difference.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND)
+
+
+def behaviour_ratio(new: Tensor, behaviour: Tensor, mask: Tensor) -> Ratio:
+    """r = pi_new / pi_behaviour, weight 1: plain PPO, clipped around whatever sampled the token.
+
+    All tensors [T]. The ratio itself corrects for staleness and for the engine, so a further
+    weight would count the correction twice.
+    """
+    log_r = log_ratio(new, behaviour.detach(), mask)
+    return Ratio(log_r, mask.to(log_r.dtype), torch.zeros_like(mask))
+
+
+def decoupled_ratio(
+    new: Tensor,
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    *,
+    cap: float,
+    over_cap: OverCap = "clamp",
+) -> Ratio:
+    """r = pi_new / pi_proximal, weight = pi_proximal / pi_behaviour, capped.
+
+    Args:
+        new, proximal, behaviour: [T] logprobs.
+        mask: [T] bool, the tokens that train.
+        cap: largest weight C.
+        over_cap: "clamp" cuts a larger weight to C, "mask" drops the token.
+
+    Source: decoupled PPO, Hilton et al. 2110.00641; AReaL 2505.24298. With proximal = behaviour
+    it is `behaviour_ratio`. Token-level TIS (Yao et al. 2025) is the same formula with another
+    reading: there the two logprobs differ by the engine, here by age.
+    """
+    log_r = log_ratio(new, proximal.detach(), mask)
+    weights = token_weights(proximal, behaviour, mask, cap=cap, over_cap=over_cap)
+    return Ratio(log_r, *weights)
+
+
+def tis_ratio(
+    new: Tensor,
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    *,
+    cap: float,
+    over_cap: OverCap = "clamp",
+    level: Literal["token", "sequence"] = "token",
+    segment_ids: Tensor | None = None,
+    num_segments: int | None = None,
+) -> Ratio:
+    """r = pi_new / pi_proximal, weight = pi_proximal / pi_behaviour truncated from above.
+
+    Args:
+        new, proximal, behaviour: [T] logprobs; proximal by the learner, behaviour by the sampler.
+        mask: [T] bool, the tokens that train.
+        cap: largest weight C (token 1.5 to 5, sequence 2 to 10).
+        over_cap: "clamp" is TIS, "mask" drops what is over the cap (MIS).
+        level: "sequence" gives each token the product over its whole sequence; it means
+            something only if a segment is a whole response.
+        segment_ids, num_segments: [T] and S, needed for "sequence".
+
+    Source: truncated importance sampling, Yao et al. 2025.
+    """
+    log_r = log_ratio(new, proximal.detach(), mask)
+    if level == "token":
+        return Ratio(log_r, *token_weights(proximal, behaviour, mask, cap=cap, over_cap=over_cap))
+    if segment_ids is None or num_segments is None:
+        raise ValueError("sequence-level weights need segment_ids and num_segments")
+    weights = sequence_weights(
+        proximal, behaviour, mask, segment_ids, num_segments, cap=cap, over_cap=over_cap
+    )
+    return Ratio(log_r, *weights)
+
+
+def token_weights(
+    proximal: Tensor, behaviour: Tensor, mask: Tensor, *, cap: float, over_cap: OverCap = "clamp"
+) -> Weights:
+    """w_t = min(rho_t, C), or rho_t where rho_t <= C and 0 else; rho_t = proximal / behaviour."""
+    with torch.no_grad():
+        return _capped(log_ratio(proximal, behaviour, mask).exp(), mask, cap, over_cap)
+
+
+def sequence_weights(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    segment_ids: Tensor,
+    num_segments: int,
+    *,
+    cap: float,
+    over_cap: OverCap = "clamp",
+) -> Weights:
+    """The same with rho = prod_t rho_t over the masked tokens of the sequence, for all of them.
+
+    The summed log ratio is clipped to [-20, 20] like a token's.
+    """
+    with torch.no_grad():
+        log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
+        rho = log_rho.clamp(min=-LOG_RATIO_BOUND, max=LOG_RATIO_BOUND).exp().to(proximal.dtype)
+        return _capped(rho[segment_ids], mask, cap, over_cap)
+
+
+def geometric_filter(
+    proximal: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    segment_ids: Tensor,
+    num_segments: int,
+    *,
+    low: float = 0.999,
+    high: float = 1.001,
+) -> Tensor:
+    """[T] bool: the mask without sequences whose exp(mean_t log rho_t) lies outside [low, high].
+
+    A mean does not grow with length, so unlike the product it can judge long responses.
+    Source: verl's rollout correction. A sequence without masked tokens passes (it has none).
+    """
+    with torch.no_grad():
+        log_rho = segment_sums(log_ratio(proximal, behaviour, mask), segment_ids, num_segments)
+        counts = segment_sums(mask, segment_ids, num_segments).clamp(min=1.0)
+        mean = (log_rho / counts).exp()
+        return mask & ((mean >= low) & (mean <= high))[segment_ids]
+
+
+def interpolated_proximal(
+    new: Tensor, behaviour: Tensor, versions: Tensor, *, learner_version: int
+) -> Tensor:
+    """[T] proximal logprobs without a forward pass, between the sampler's and the learner's.
+
+    log pi_prox = log pi_behav + alpha (log pi_new - log pi_behav)
+    alpha = (v_prox - v_behav) / (v_new - v_behav) clamped to [0, 1], v_prox = v_new - 1,
+    and alpha = 0 where v_behav >= v_new.
+
+    Args:
+        new: [T] logprobs under the learner's current weights; no gradient flows through them.
+        behaviour: [T] logprobs that sampled.
+        versions: [T] int, weight version that sampled each token.
+        learner_version: v_new.
+
+    Source: A-3PO, AReaL's "loglinear". Prompt tokens (version -1) belong outside the mask.
+    """
+    with torch.no_grad():
+        return behaviour + interpolation_alpha(versions, learner_version=learner_version) * (
+            new - behaviour
+        )
+
+
+def interpolation_alpha(versions: Tensor, *, learner_version: int) -> Tensor:
+    """[T] float: how far from the sampler's version towards the learner's the proximal one lies."""
+    lag = learner_version - versions
+    return torch.where(lag > 0, (lag - 1) / lag, 0.0)
+
+
+def _capped(rho: Tensor, mask: Tensor, cap: float, over_cap: OverCap) -> Weights:
+    over = mask & (rho > cap)
+    weight = rho.clamp(max=cap) if over_cap == "clamp" else torch.where(over, 0.0, rho)
+    return Weights(torch.where(mask, weight, 0.0), over)

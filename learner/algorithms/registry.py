@@ -1,0 +1,356 @@
+"""An algorithm as plain functions, built once from its configuration.
+
+In: `AlgorithmConfig` and the window. Out: an `Algorithm` whose slots the update calls. Promise:
+PPO, T-PPO, VAPO, GRPO and their kin differ by what stands in the slots and by nothing else; no
+recipe's name is read anywhere.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.config.sections.algorithm import (
+    AlgorithmConfig,
+    ClippedLossConfig,
+    EgaeConfig,
+    GroupAdvantageConfig,
+    KlConfig,
+    OverlongConfig,
+    PolicyLossConfig,
+    ReinforceLossConfig,
+    ValueTargetConfig,
+)
+from headrace.config.sections.generator import FireConfig
+from headrace.errors import UserError
+from learner.algorithms.advantages import (
+    credited_length,
+    length_adaptive_lambda,
+    packed_egae,
+    whiten,
+)
+from learner.algorithms.aggregation import (
+    fixed_length_weights,
+    sample_mean_weights,
+    token_mean_weights,
+)
+from learner.algorithms.fire import HotStreams, hot_streams
+from learner.algorithms.penalties import kl_divergence, overlong_penalty
+from learner.algorithms.policy_losses import (
+    PolicyLoss,
+    clipped_squared_error,
+    clipped_surrogate,
+    reinforce,
+    squared_error,
+)
+from learner.algorithms.ratio_choice import RatioFunction, build_ratio, reads_proximal
+from learner.algorithms.value_targets import ValueTargets, lambda_returns, monte_carlo_returns
+from learner.batching.group_statistics import Groups, group_advantages
+from learner.batching.segments import Segments, discounted_suffix_sums, segment_ids, tokens_left
+
+
+class AdvantageFunction(Protocol):
+    """(rewards [T], token rewards [T], values [T], windows, groups) -> raw advantages [T].
+    `rewards` are what was paid; `token_rewards` are what each token earns besides (KL)."""
+
+    def __call__(
+        self,
+        rewards: Tensor,
+        token_rewards: Tensor,
+        values: Tensor | None,
+        segments: Segments,
+        groups: Groups,
+    ) -> Tensor: ...
+
+
+class NormaliseFunction(Protocol):
+    """(raw advantages [T], mask [T], `moments` of the whole batch) -> what the loss sees [T]."""
+
+    def __call__(self, advantages: Tensor, mask: Tensor, batch_moments: Tensor) -> Tensor: ...
+
+
+class AggregateFunction(Protocol):
+    """Weights [T] of token losses; counts are the whole batch's (see
+    `learner.algorithms.aggregation`)."""
+
+    def __call__(
+        self, mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float,
+        sample_tokens: Tensor,
+    ) -> Tensor: ...  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KlSlots:
+    """Divergence from the reference: (new [N], reference [N]) -> [N], times `coef`, in the loss or
+    in the reward."""
+
+    estimate: Callable[[Tensor, Tensor], Tensor]
+    coef: float
+    in_reward: bool
+
+
+@dataclass(frozen=True)
+class ValueSlots:
+    """The value model's part: targets, loss, aggregation. `loss` takes (values, old values,
+    targets). `reads_old`: the loss reads the values of the update's start; `targets_read_old`: the
+    targets do."""
+
+    targets: Callable[[Tensor, Tensor, Segments], ValueTargets]
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor]
+    aggregate: AggregateFunction
+    reads_old: bool
+    targets_read_old: bool
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Every slot of an algorithm.
+
+    Attributes:
+        window: most tokens of one window.
+        lambdas: ([S] length so far, [S] finished) -> [S] lambda of the policy's advantages.
+        shape_rewards: ([N] rewards at the ends of answers, [N] their sampled tokens) -> [N] with
+            what the length costs added; of windows, of value trajectories and of groups.
+        advantages, normalise: rewards to what the loss sees.
+        returns: (rewards [T], windows) -> discounted sums up to each window's end, and where they
+            reach the end of the trajectory.
+        uses_critic: advantages read values.
+        asks_at_cuts: advantages read V(s_l) of cut windows.
+        ratio: logprobs to ratio and weight.
+        uses_proximal: the ratio reads logprobs recomputed at the update's start.
+        policy_loss: log ratio and advantages to token losses.
+        aggregate: token losses to weights.
+        entropy_coef, positive_nll_coef: weights of further terms.
+        kl: divergence from the reference, None without one.
+        correct_hot: ([N] loss weights, [N] behaviour, [N] logprobs at the update's start, [N] which
+            are hot) -> corrected streams; None where no hot token is in the loss.
+        value: None for critic-free algorithms.
+    """
+
+    window: int
+    lambdas: Callable[[Tensor, Tensor], Tensor]
+    shape_rewards: Callable[[Tensor, Tensor], Tensor]
+    advantages: AdvantageFunction
+    normalise: NormaliseFunction
+    returns: Callable[[Tensor, Segments], ValueTargets]
+    uses_critic: bool
+    asks_at_cuts: bool
+    ratio: RatioFunction
+    uses_proximal: bool
+    policy_loss: Callable[[Tensor, Tensor], PolicyLoss]
+    aggregate: AggregateFunction
+    entropy_coef: float
+    positive_nll_coef: float
+    kl: KlSlots | None
+    correct_hot: Callable[[Tensor, Tensor, Tensor, Tensor], HotStreams] | None
+    value: ValueSlots | None
+
+
+def build_algorithm(
+    config: AlgorithmConfig,
+    *,
+    window: int,
+    max_length: int | None = None,
+    fire: FireConfig | None = None,
+) -> Algorithm:
+    """The functions that a configuration names.
+
+    Args:
+        window: most tokens of one window.
+        max_length: most tokens of a response; None: `window`.
+        fire: how hot tokens were sampled; None: there are none.
+
+    Raises UserError where advantages by critic are asked for without a value model.
+    """
+    advantages, longest = config.advantages, max_length or window
+    if isinstance(advantages, EgaeConfig) and config.value is None:
+        raise UserError(
+            "algorithm.advantages.kind = egae needs a value model: add [algorithm.value]"
+        )
+    return Algorithm(
+        window=window,
+        lambdas=_lambdas(advantages, window),
+        shape_rewards=_shape(config.overlong, longest),
+        advantages=_advantages(advantages),
+        normalise=partial(_normalise, whitened=advantages.whiten, clamp=advantages.clamp),
+        returns=partial(monte_carlo_returns, gamma=_gamma(advantages)),
+        uses_critic=isinstance(advantages, EgaeConfig),
+        asks_at_cuts=isinstance(advantages, EgaeConfig) and advantages.boundary == "bootstrap",
+        ratio=build_ratio(config.ratio),
+        uses_proximal=reads_proximal(config.ratio),
+        policy_loss=_policy_loss(config.policy_loss),
+        aggregate=_aggregate(config.aggregate, longest),
+        entropy_coef=config.penalties.entropy_coef,
+        positive_nll_coef=config.penalties.positive_nll_coef,
+        kl=None if config.kl is None else _kl(config.kl),
+        correct_hot=_correct_hot(fire),
+        value=None if config.value is None else _value(config.value, _gamma(advantages), longest),
+    )
+
+
+def _shape(config: OverlongConfig | None, longest: int) -> Callable[[Tensor, Tensor], Tensor]:
+    if config is None or config.cache is None:
+        return lambda scores, _lengths: scores
+    cache, factor = config.cache, config.factor
+
+    def shaped(scores: Tensor, lengths: Tensor) -> Tensor:
+        penalty = overlong_penalty(lengths, max_length=longest, cache=cache, factor=factor)
+        return scores + penalty.to(scores.dtype)
+
+    return shaped
+
+
+def _kl(config: KlConfig) -> KlSlots:
+    return KlSlots(
+        estimate=partial(kl_divergence, estimator=config.chosen_estimator),
+        coef=config.coef,
+        in_reward=config.where == "reward",
+    )
+
+
+def _correct_hot(
+    config: FireConfig | None,
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], HotStreams] | None:
+    # Masked hot tokens have no loss weight from the start.
+    if config is None or config.correction == "mask":
+        return None
+    return partial(hot_streams, correction=config.correction, cap=config.ratio_cap)
+
+
+def _gamma(config: EgaeConfig | GroupAdvantageConfig) -> float:
+    return config.gamma if isinstance(config, EgaeConfig) else 1.0
+
+
+def _lambdas(
+    config: EgaeConfig | GroupAdvantageConfig, window: int
+) -> Callable[[Tensor, Tensor], Tensor]:
+    match config:
+        case EgaeConfig(length_adaptive_alpha=None):
+            fixed = config.gae_lambda_policy
+        case EgaeConfig(length_adaptive_alpha=float(alpha)):
+            credit = window if config.half_window_credit else 0
+            floor = config.gae_lambda_policy
+
+            def adaptive(length: Tensor, finished: Tensor) -> Tensor:
+                length = credited_length(length, finished, window=credit)
+                return length_adaptive_lambda(length, alpha=alpha, floor=floor)
+
+            return adaptive
+        case GroupAdvantageConfig():
+            fixed = 1.0
+    return lambda length, _finished: torch.full_like(length, fixed, dtype=torch.float64)
+
+
+def _advantages(config: EgaeConfig | GroupAdvantageConfig) -> AdvantageFunction:
+    match config:
+        case EgaeConfig():
+            gamma, boundary = config.gamma, config.boundary
+
+            def by_critic(
+                rewards: Tensor,
+                token_rewards: Tensor,
+                values: Tensor | None,
+                segments: Segments,
+                groups: Groups,
+            ) -> Tensor:
+                if values is None:
+                    raise ValueError("advantages by critic need values")
+                earned = rewards + token_rewards
+                return packed_egae(earned, values, segments, gamma=gamma, boundary=boundary)
+
+            return by_critic
+        case GroupAdvantageConfig():
+            baseline, scale = config.baseline, config.scale
+
+            def by_group(
+                rewards: Tensor,
+                token_rewards: Tensor,
+                values: Tensor | None,
+                segments: Segments,
+                groups: Groups,
+            ) -> Tensor:
+                if bool((groups.members < 0).any()):
+                    raise ValueError("advantages by group need the rewards of each window's group")
+                made = group_advantages(groups.rewards, groups.ids, baseline=baseline, scale=scale)
+                ids = segment_ids(segments)
+                own = made[groups.members][ids].to(rewards.dtype)
+                later = discounted_suffix_sums(
+                    token_rewards, torch.ones_like(token_rewards), tokens_left(segments)
+                )
+                return own + later
+
+            return by_group
+
+
+def _normalise(
+    advantages: Tensor,
+    mask: Tensor,
+    batch_moments: Tensor,
+    *,
+    whitened: bool,
+    clamp: float | None,
+) -> Tensor:
+    if whitened:
+        return whiten(advantages, mask, clamp=clamp, batch_moments=batch_moments)
+    return advantages if clamp is None else advantages.clamp(min=-clamp, max=clamp)
+
+
+def _policy_loss(config: PolicyLossConfig) -> Callable[[Tensor, Tensor], PolicyLoss]:
+    match config:
+        case ClippedLossConfig():
+            return partial(
+                clipped_surrogate,
+                clip_low=config.clip_ratio_low,
+                clip_high=config.clip_ratio_high,
+                dual_clip=config.dual_clip,
+            )
+        case ReinforceLossConfig():
+            return reinforce
+
+
+def _aggregate(kind: str, longest: int) -> AggregateFunction:
+    def token_mean(
+        mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
+    ) -> Tensor:
+        return token_mean_weights(mask, global_tokens=tokens)
+
+    def sample_mean(
+        mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
+    ) -> Tensor:
+        return sample_mean_weights(
+            mask, segment_ids, global_samples=samples, sample_tokens=sample_tokens
+        )
+
+    def fixed_length(
+        mask: Tensor, segment_ids: Tensor, *, tokens: float, samples: float, sample_tokens: Tensor
+    ) -> Tensor:
+        return fixed_length_weights(mask, global_samples=samples, length=longest)
+
+    return {"token_mean": token_mean, "sample_mean": sample_mean, "fixed_length": fixed_length}[
+        kind
+    ]
+
+
+def _value(config: ValueTargetConfig, gamma: float, longest: int) -> ValueSlots:
+    lam, low, high = config.gae_lambda_value, config.value_clip_low, config.value_clip_high
+    unbounded = float("inf")
+
+    def clipped(values: Tensor, old: Tensor, targets: Tensor) -> Tensor:
+        return clipped_squared_error(
+            values, old, targets, clip_low=low or unbounded, clip_high=high or unbounded
+        )
+
+    def plain(values: Tensor, old: Tensor, targets: Tensor) -> Tensor:
+        return squared_error(values, targets)
+
+    has_clip = low is not None or high is not None
+    return ValueSlots(
+        targets=partial(lambda_returns, gamma=gamma, lam=lam),
+        loss=clipped if has_clip else plain,
+        aggregate=_aggregate(config.aggregate, longest),
+        reads_old=has_clip,
+        targets_read_old=lam != 1.0,
+    )

@@ -1,0 +1,1 @@
+"""A batch of streams and borders to packs of tokens."""

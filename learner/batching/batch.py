@@ -1,0 +1,273 @@
+"""A rank's share of a batch as flat arrays: the tokens that have a loss, and where they stand.
+
+In: a rank's `Shard`. Out: a `PolicyHalf` and a `ValueHalf`, and the counts of the whole batch,
+which the ranks agree on. Promises: only sampled tokens are in a half; rewards mean the same in both
+halves and in groups.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, Shard
+from headrace.protocol.token_spans import KL, Coefficient, Float32, MarkName, Reward
+from learner.batching.group_statistics import Groups
+from learner.batching.segments import Segments, segments_of
+from learner.batching.token_reads import (
+    Reads,
+    as_the_critic_reads,
+    is_right,
+    reads_of,
+    sampled_answers,
+    sampled_windows,
+)
+from learner.batching.trainable_tokens import Int64, Sampled
+from learner.device import Place
+
+Shape = Callable[[Tensor, Tensor], Tensor]
+"""(rewards [N] at the ends of answers, their sampled tokens [N]) -> rewards [N], shaped."""
+
+
+@dataclass(frozen=True, eq=False)
+class PolicyHalf:
+    """This rank's windows, their sampled tokens laid end to end: T tokens, S windows.
+
+    Attributes:
+        sequences: what the windows stand in.
+        windows: as they came.
+        sampled: where the T tokens are.
+        reads: the T tokens.
+        segments: the windows, each with its lambda.
+        mask: [T] bool, tokens in the loss: those with a loss weight above 0.
+        weights: [T] float32, what each token's loss is multiplied by; None where all are 1. The
+            counts that losses are divided by count tokens, whatever their weight.
+        behaviour: [T] float32 logprobs of the sampler.
+        rewards: [T] float32, what each token earned; shaped at the end of an answer.
+        right: [S] bool, the answer ends here and counts as right.
+        versions: [T] int64, the weight version that sampled each token.
+        kl_coef: the divergence's coefficient, or [T] float32 where samples have their own.
+        hot: [T] bool, tokens marked as drawn by FIRE's high temperature.
+        groups: the scores of whole groups, for critic-free advantages.
+        same_version: [T] bool, whole prefix sampled by the learner's version.
+    """
+
+    sequences: list[BatchSequence]
+    windows: list[PolicyWindow]
+    sampled: Sampled
+    reads: Reads
+    segments: Segments
+    mask: Tensor
+    weights: Tensor | None
+    behaviour: Tensor
+    rewards: Tensor
+    right: Tensor
+    versions: Tensor
+    kl_coef: float | Tensor
+    hot: Tensor
+    groups: Groups
+    same_version: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ValueHalf:
+    """This rank's ended trajectories: all their sampled tokens, [T], in S answers. `rewards` [T]
+    are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent); `positions` [T] are
+    where the tokens stand, inserted ones counted."""
+
+    reads: Reads
+    segments: Segments
+    rewards: Tensor
+    behaviour: Tensor
+    kl_coef: float | Tensor
+    positions: Tensor
+
+
+class Totals(NamedTuple):
+    """Counts over all ranks: tokens and samples in the loss of each half, and sampled tokens of
+    right answers, those of earlier windows included. Each token counts once, whatever its
+    weight."""
+
+    policy_tokens: int
+    policy_samples: int
+    positive_tokens: int
+    value_tokens: int
+    value_samples: int
+
+
+def totals_of(windows: PolicyHalf, finished: ValueHalf, place: Place) -> Totals:
+    """The counts by which losses are normalised."""
+    trained = np.bincount(
+        windows.sampled.segments[windows.mask.cpu().numpy()], minlength=len(windows.windows)
+    )
+    answers = finished.segments.length_so_far
+    own = [
+        int(trained.sum()),
+        int((trained > 0).sum()),
+        sum(w.length for w in windows.windows if is_right(w)),
+        int(answers.sum()),
+        int((answers > 0).sum()),
+    ]
+    return Totals(*place.total(torch.tensor(own, device=place.device)).tolist())
+
+
+def policy_half(
+    shard: Shard,
+    *,
+    version: int,
+    lambdas: Callable[[Tensor, Tensor], Tensor],
+    shape: Shape,
+    kl_coef: float,
+    device: torch.device,
+) -> PolicyHalf:
+    """The windows of a shard; `version` is the learner's at the update's start, `lambdas` gives
+    each window's lambda from its length so far and whether it finished, `kl_coef` holds for tokens
+    without a coefficient of their own."""
+    windows, sequences = shard.windows, shard.sequences
+    sampled = sampled_windows(sequences, windows)
+    segments = segments_of(
+        sampled.lengths.tolist(),
+        finished=[w.finished for w in windows],
+        length_so_far=[w.length for w in windows],
+        device=device,
+    )
+    segments = segments._replace(lam=lambdas(segments.length_so_far, segments.finished))
+    weights = sampled.pick([w.loss_weights for w in windows], np.float32)
+    mask = weights > 0
+    versions, same_version = _versions(windows, sampled, version)
+    return PolicyHalf(
+        sequences=sequences,
+        windows=windows,
+        sampled=sampled,
+        reads=reads_of(sequences, windows, sampled),
+        segments=segments,
+        mask=torch.from_numpy(mask).to(device),
+        weights=None if (weights[mask] == 1).all() else torch.from_numpy(weights).to(device),
+        behaviour=_tensor(sampled.pick([w.logprobs for w in windows], np.float32), device),
+        rewards=_earned(sampled, [w.rewards for w in windows], segments, shape),
+        right=torch.tensor([is_right(w) for w in windows], dtype=torch.bool, device=device),
+        versions=torch.from_numpy(versions).to(device),
+        kl_coef=_coefficient(KL, kl_coef, sampled, [w.coefficients for w in windows], device),
+        hot=_marked("hot", windows, sampled, device),
+        groups=groups_of(shard, shape=shape, device=device),
+        same_version=torch.from_numpy(same_version).to(device),
+    )
+
+
+def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.device) -> ValueHalf:
+    """The ended trajectories of a shard."""
+    sequences = as_the_critic_reads(shard.sequences)
+    sampled = sampled_answers(sequences, shard.values)
+    lengths = sampled.lengths.tolist()
+    segments = segments_of(lengths, finished=[True] * len(lengths), device=device)
+    behaviour = [_logprobs(v.logprobs, sequences[v.sequence]) for v in shard.values]
+    return ValueHalf(
+        reads=reads_of(sequences, shard.values, sampled),
+        segments=segments,
+        rewards=_earned(sampled, [v.rewards for v in shard.values], segments, shape),
+        behaviour=_tensor(sampled.pick(behaviour, np.float32), device),
+        kl_coef=_coefficient(KL, kl_coef, sampled, [v.coefficients for v in shard.values], device),
+        positions=torch.from_numpy(sampled.positions).to(device),
+    )
+
+
+def _earned(
+    sampled: Sampled, points: Sequence[Sequence[Reward]], segments: Segments, shape: Shape
+) -> Tensor:
+    """[T] rewards of segments: a sampled token earns what was paid at it or after it, up to the
+    next sampled token. The last token of an answer also gets the shaping by the answer's length.
+    What was paid before a segment's first token belongs to an earlier segment and is not counted
+    here."""
+    earned = np.zeros(sampled.positions.size, np.float32)
+    for segment, rewards in enumerate(points):
+        for reward in rewards:
+            token = sampled.earner(segment, reward.position)
+            if token is not None:
+                earned[token] += reward.value
+    flat = torch.from_numpy(earned).to(segments.finished.device)
+    ended = segments.finished & (segments.cu_lengths.diff() > 0)
+    last = segments.cu_lengths[1:][ended] - 1
+    flat[last] = shape(flat[last], segments.length_so_far[ended])
+    return flat
+
+
+def _coefficient(
+    name: str,
+    usual: float,
+    sampled: Sampled,
+    streams: Sequence[Sequence[Coefficient]],
+    device: torch.device,
+) -> float | Tensor:
+    """`usual`, or [T] float32 where any token has a coefficient of that name of its own."""
+    own = [(i, c) for i, stream in enumerate(streams) for c in stream if c.name == name]
+    if not own:
+        return usual
+    found = np.full(sampled.positions.size, usual, np.float32)
+    for segment, coefficient in own:
+        found[sampled.between(segment, coefficient.start, coefficient.end)] = coefficient.value
+    return torch.from_numpy(found).to(device)
+
+
+def _marked(
+    name: MarkName, windows: Sequence[PolicyWindow], sampled: Sampled, device: torch.device
+) -> Tensor:
+    """[T] bool: tokens under a mark of that name."""
+    found = np.zeros(sampled.positions.size, np.bool_)
+    for segment, window in enumerate(windows):
+        for mark in window.marks:
+            if mark.name == name:
+                found[sampled.between(segment, mark.start, mark.end)] = True
+    return torch.from_numpy(found).to(device)
+
+
+def groups_of(shard: Shard, *, shape: Shape, device: torch.device) -> Groups:
+    """Every group of the shard, its scores shaped, and the member that each window belongs to."""
+    members = [(group.group_id, t) for group in shard.groups for t in group.trajectory_ids]
+    place = {member: i for i, member in enumerate(members)}
+    own = [
+        place.get((shard.sequences[w.sequence].group_id, w.trajectory_id), -1)
+        for w in shard.windows
+    ]
+    scores = np.concatenate([np.zeros(0, np.float32), *(g.scores for g in shard.groups)])
+    lengths = np.concatenate([np.zeros(0, np.int32), *(g.lengths for g in shard.groups)])
+    return Groups(
+        shape(_tensor(scores, device), _tensor(lengths, device)),
+        torch.tensor([group for group, _ in members], dtype=torch.int64, device=device),
+        torch.tensor(own, dtype=torch.int64, device=device),
+    )
+
+
+def _versions(
+    windows: Sequence[PolicyWindow], sampled: Sampled, version: int
+) -> tuple[Int64, npt.NDArray[np.bool_]]:
+    """[T] the version that sampled each token, and [T] whether `version` sampled it and everything
+    before it. A window that begins later in its answer does not say what sampled the tokens before
+    it."""
+    spans = [span for w in windows for span in w.spans]
+    counts = np.array([s.end - s.start for s in spans], np.int64)
+    versions = np.repeat(np.array([s.version for s in spans], np.int64), counts)
+    fresh = np.array([_fresh_end(w, version) for w in windows], np.int64)
+    return versions, sampled.positions < fresh[sampled.segments]
+
+
+def _fresh_end(window: PolicyWindow, version: int) -> int:
+    """The position before which `version` has sampled every token; 0 for a window that begins later
+    in its answer, because what sampled the tokens before it is not known."""
+    if window.start:
+        return 0
+    other = (span.start for span in window.spans if span.version != version)
+    return next(other, window.end)
+
+
+def _logprobs(logprobs: Float32, sequence: BatchSequence) -> Float32:
+    if logprobs.size:
+        return logprobs
+    return np.full(sequence.token_ids.size - sequence.opening, np.nan, np.float32)
+
+
+def _tensor(x: npt.NDArray[Any], device: torch.device) -> Tensor:
+    return torch.from_numpy(x).to(device)

@@ -1,0 +1,182 @@
+"""Where the sequences of a pack are: end to end, and padded together in blocks for attention.
+
+In: lengths of sequences, and which tokens stand before each without being laid with it. Out:
+`Layout`, with gather indices made once a pack. Promise: a block holds sequences of similar length,
+so that little of it is padding, and padding follows the real tokens.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+# A block holds sequences at least this long, relative to its longest: fewer blocks mean fewer
+# calls, tighter blocks less padding (`benchmarks/performance/packing.py` measures both).
+BLOCK_RATIO = 0.75
+
+
+class Past(Protocol):
+    """Keys and values of the tokens that stand before those of a pack, rotated to their places."""
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """[K, key heads, d] keys and values of the K tokens before the pack's sequences, in the
+        order of the sequences, without gradient."""
+
+    def note(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """The pack's own keys and values, each [T, key heads, d], without gradient."""
+
+
+class Masks:
+    """Masks that are the same in all layers of a forward pass."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, Tensor] | None = None
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """During a forward pass each mask is made once. Outside of one, each layer makes its own:
+        activation checkpointing asks again in the backward pass, and the packs of an update would
+        hold them all until then."""
+        self._made = {}
+        try:
+            yield
+        finally:
+            self._made = None
+
+    def of(self, name: object, make: Callable[[], Tensor]) -> Tensor:
+        """The mask of that name."""
+        if self._made is None:
+            return make()
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+
+class Block(NamedTuple):
+    """Sequences padded together: `rows` of `length` tokens, and before each of them as many as its
+    entry in `before` [rows] says, at most `past`. `before` is None where there are none."""
+
+    rows: int
+    length: int
+    past: int = 0
+    before: Tensor | None = None
+
+
+class Layout(NamedTuple):
+    """Where the sequences of a pack are, packed and padded.
+
+    Attributes:
+        cu_lengths: [S+1] int32, cumulative lengths of the sequences.
+        max_length: length of the longest.
+        blocks: the padded blocks, end to end.
+        padded_from: [P] int64, the packed token of each padded place (padding repeats one).
+        packed_from: [T] int64, the padded place of each packed token.
+        masks: of the blocks with tokens before them.
+        frozen: [T] bool, tokens whose keys and values pass no gradient on; None: no such tokens.
+        past: keys and values of the tokens before the pack's, and where the pack's go to; None:
+            every sequence begins in the pack, and nobody asks for its keys.
+        past_from: [Q] int64, for each padded place before the blocks the token that stands there:
+            one of those before the pack's or, counted on behind them, one of the pack's own.
+        past_length: how many tokens before the pack's there are.
+        shares: some sequences of the pack stand before others.
+    """
+
+    cu_lengths: Tensor
+    max_length: int
+    blocks: tuple[Block, ...]
+    padded_from: Tensor
+    packed_from: Tensor
+    masks: Masks
+    frozen: Tensor | None = None
+    past: Past | None = None
+    past_from: Tensor | None = None
+    past_length: int = 0
+    shares: bool = False
+
+
+def layout_of(
+    lengths: Sequence[int],
+    *,
+    before: Sequence[int] | None = None,
+    shared: Sequence[int | None] | None = None,
+    ratio: float = BLOCK_RATIO,
+    device: torch.device | str = "cpu",
+) -> Layout:
+    """The layout of sequences laid end to end in this order (best in descending length).
+
+    Args:
+        lengths: tokens of each in the pack.
+        before: how many tokens of each stand before these (None: none of any); whoever says so
+            gives the layout their keys, too, or says in `shared` where they are.
+        shared: the sequence of the pack that stands before each, all of it; None: none does.
+        ratio: how tight the blocks are.
+        device: of the indices.
+    """
+    if not lengths:
+        raise ValueError("a pack needs at least one sequence")
+    earlier = [0] * len(lengths) if before is None else list(before)
+    inside_pack = [None] * len(lengths) if shared is None else list(shared)
+    sizes = torch.tensor(list(lengths), dtype=torch.int64)
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.int64)
+    starts[1:] = sizes.cumsum(0)
+    blocks: list[Block] = []
+    padded_from: list[Tensor] = []
+    places: list[Tensor] = []
+    past_from: list[Tensor] = []
+    offset = 0
+    counts = torch.tensor(earlier, dtype=torch.int64)
+    known = [0 if s is not None else n for n, s in zip(earlier, inside_pack, strict=True)]
+    given = torch.tensor(known, dtype=torch.int64)
+    offsets = given.cumsum(0) - given
+    for i, s in enumerate(inside_pack):
+        if s is not None:
+            if earlier[i] != lengths[s] or earlier[s]:
+                raise ValueError("a shared sequence stands before others whole, and begins itself")
+            offsets[i] = sum(known) + starts[s]
+    shares = any(s is not None for s in inside_pack)
+    most = sum(known) + shares * sum(lengths) - 1
+    for first, last in _runs(lengths, earlier, ratio):
+        length = max(lengths[first:last])
+        steps = torch.arange(length)
+        inside = steps < sizes[first:last, None]
+        place = starts[first:last, None] + torch.minimum(steps, sizes[first:last, None] - 1)
+        padded_from.append(place.flatten())
+        places.append(offset + torch.nonzero(inside.flatten()).squeeze(1))
+        offset += (last - first) * length
+        past, own = max(earlier[first:last]), counts[first:last]
+        if past:
+            # A place without a token shows any token: what it says is masked.
+            back = torch.minimum(torch.arange(past), (own[:, None] - 1).clamp(min=0))
+            shown = offsets[first:last, None] + back
+            past_from.append(shown.clamp(max=most).flatten())
+        blocks.append(Block(last - first, length, past, own.to(device) if past else None))
+    return Layout(
+        cu_lengths=starts.to(device=device, dtype=torch.int32),
+        max_length=max(lengths),
+        blocks=tuple(blocks),
+        padded_from=torch.cat(padded_from).to(device),
+        packed_from=torch.cat(places).to(device),
+        past_from=torch.cat(past_from).to(device) if past_from else None,
+        past_length=sum(known),
+        shares=shares,
+        masks=Masks(),
+    )
+
+
+def _runs(lengths: Sequence[int], before: Sequence[int], ratio: float) -> list[tuple[int, int]]:
+    """Neighbours whose shortest is at least `ratio` of their longest, with and without the tokens
+    before them, as [first, last)."""
+    sizes = list(zip(lengths, map(sum, zip(lengths, before, strict=True)), strict=True))
+    runs, first = [], 0
+    low = high = sizes[0]
+    for i, size in enumerate(sizes):
+        lows = min(low[0], size[0]), min(low[1], size[1])
+        highs = max(high[0], size[0]), max(high[1], size[1])
+        if i > first and any(a < ratio * b for a, b in zip(lows, highs, strict=True)):
+            runs.append((first, i))
+            first, lows, highs = i, size, size
+        low, high = lows, highs
+    runs.append((first, len(lengths)))
+    return runs

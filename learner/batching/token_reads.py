@@ -1,0 +1,144 @@
+"""Reads: which tokens of which sequences a pass over a model is asked about.
+
+In: windows or ended trajectories, and the sequences they stand in. Out: `Reads` in flat order.
+Promises: only sampled tokens are read; windows of one trajectory share one sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import structs
+
+from headrace.protocol.messages.batches import BatchSequence, PolicyWindow, ValueTrajectory
+from learner.batching.trainable_tokens import Int64, Sampled, Stretch
+
+
+@dataclass(frozen=True, eq=False)
+class Reads:
+    """Tokens of interest, in flat order, and the sequences they stand in.
+
+    Attributes:
+        trajectories: the trajectory of each sequence, without repeats.
+        token_ids: each sequence from its first token on.
+        sequence_of: [N] the sequence of each token.
+        position_of: [N] its place in that sequence, the opening included. One past the end asks
+            for the state after the last token.
+        targets: [N] the tokens themselves (0 where only a value is asked for).
+        openings: how many tokens of each sequence stand before position 0.
+    """
+
+    trajectories: list[int]
+    token_ids: list[npt.NDArray[np.int32]]
+    sequence_of: Int64
+    position_of: Int64
+    targets: Int64
+    openings: list[int]
+
+    def within(self, sequences: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """[N] whether each token stands in one of these sequences."""
+        return np.isin(self.sequence_of, np.array(sequences, np.int64))
+
+
+def sampled_windows(sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]) -> Sampled:
+    """The sampled tokens of windows."""
+    return Sampled(sequences, [Stretch(w.sequence, w.start, w.end) for w in windows])
+
+
+def sampled_answers(
+    sequences: Sequence[BatchSequence], values: Sequence[ValueTrajectory]
+) -> Sampled:
+    """The sampled tokens of whole trajectories."""
+    return Sampled(sequences, [_whole(v.sequence, sequences[v.sequence]) for v in values])
+
+
+def as_the_critic_reads(sequences: Sequence[BatchSequence]) -> list[BatchSequence]:
+    """The sequences with what the value model alone is told as the end of their openings. Positions
+    are the same."""
+    return [s if s.aside is None else _told(s, s.aside) for s in sequences]
+
+
+def _told(sequence: BatchSequence, aside: npt.NDArray[np.int32]) -> BatchSequence:
+    opening, answer = np.split(sequence.token_ids, [sequence.opening])
+    ids = np.concatenate([opening, aside, answer])
+    return structs.replace(sequence, token_ids=ids, opening=opening.size + aside.size, aside=None)
+
+
+def _whole(index: int, sequence: BatchSequence) -> Stretch:
+    return Stretch(index, 0, sequence.token_ids.size - sequence.opening)
+
+
+def reads_of(
+    sequences: Sequence[BatchSequence],
+    segments: Sequence[PolicyWindow] | Sequence[ValueTrajectory],
+    sampled: Sampled,
+) -> Reads:
+    """All sampled tokens of windows or of whole trajectories."""
+    used = dict.fromkeys(segment.sequence for segment in segments)
+    compact = {sequence: i for i, sequence in enumerate(used)}
+    chosen = [sequences[s] for s in used]
+    owner = np.array([compact[segment.sequence] for segment in segments], np.int64)
+    none = np.zeros(0, np.int64)
+    nothing = Reads(
+        trajectories=[s.trajectory_id for s in chosen],
+        token_ids=[s.token_ids for s in chosen],
+        sequence_of=none,
+        position_of=none,
+        targets=none,
+        openings=[s.opening for s in chosen],
+    )
+    return _with(nothing, owner[sampled.segments], sampled.positions, chosen)
+
+
+def _with(
+    reads: Reads, owner: Int64, positions: Int64, sequences: Sequence[BatchSequence]
+) -> Reads:
+    """The reads and, behind them, further ones: `positions` of sequences `owner`, both [M]."""
+    openings = np.array([s.opening for s in sequences], np.int64)
+    sizes = np.array([s.token_ids.size for s in sequences], np.int64)
+    places = positions + openings[owner]
+    ids = np.concatenate([np.zeros(0, np.int32), *reads.token_ids])
+    targets = ids[(np.cumsum(sizes) - sizes)[owner] + places]
+    return replace(
+        reads,
+        sequence_of=np.concatenate([reads.sequence_of, owner]),
+        position_of=np.concatenate([reads.position_of, places]),
+        targets=np.concatenate([reads.targets, targets], dtype=np.int64),
+    )
+
+
+def is_right(window: PolicyWindow) -> bool:
+    """The answer ends with this window and counts as right."""
+    return window.finished and window.correct
+
+
+def with_earlier_tokens(
+    reads: Reads, sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]
+) -> Reads:
+    """`reads_of` the windows, and behind them the earlier windows' tokens of right answers that end
+    in them: context for the surrogate, but not for the likelihood of right answers."""
+    ends = [w for w in windows if is_right(w) and w.start]
+    if not ends:
+        return reads
+    earlier = Sampled(sequences, [Stretch(w.sequence, 0, w.start) for w in ends])
+    place = {t: s for s, t in enumerate(reads.trajectories)}
+    owner = np.array([place[w.trajectory_id] for w in ends], np.int64)
+    used = {s.trajectory_id: s for s in sequences}
+    chosen = [used[t] for t in reads.trajectories]
+    return _with(reads, owner[earlier.segments], earlier.positions, chosen)
+
+
+def with_cuts(
+    reads: Reads, sequences: Sequence[BatchSequence], windows: Sequence[PolicyWindow]
+) -> Reads:
+    """`reads_of` the windows, and behind them the state after each window's last position."""
+    place = {t: s for s, t in enumerate(reads.trajectories)}
+    owner = np.array([place[w.trajectory_id] for w in windows], np.int64)
+    ends = np.array([sequences[w.sequence].opening + w.end for w in windows], np.int64)
+    return replace(
+        reads,
+        sequence_of=np.concatenate([reads.sequence_of, owner]),
+        position_of=np.concatenate([reads.position_of, ends]),
+        targets=np.concatenate([reads.targets, np.zeros(len(windows), np.int64)]),
+    )

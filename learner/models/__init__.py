@@ -1,0 +1,1 @@
+"""Policy and value model: loading, forward passes, engines."""

@@ -1,0 +1,313 @@
+"""DeepSpeed engines: gradients in, optimizer steps out, the same on one CPU rank and many GPUs.
+
+In: a network and its optimizer's settings. Out: an `Engine` that runs packs forward, takes losses
+backward and steps. Promises: a step happens on all ranks or on none; a loss or gradient that is
+not finite on any rank skips it everywhere, and says so; losses are summed over ranks, never
+averaged, because they come normalised by the whole batch.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
+from headrace.host.hardware import interface_towards
+from headrace.protocol.transport.sockets import is_loopback
+from learner.models.forward import Pack
+
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+
+import deepspeed
+from deepspeed.utils import logger as deepspeed_logger
+
+deepspeed_logger.setLevel(logging.ERROR)
+# Compiling this C++ extension takes a minute and needs a compiler; gloo does without.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+# How long a rank waits for the others inside an update; between updates
+# `learner.process.rank_broadcast` waits.
+RANK_TIMEOUT = timedelta(minutes=30)
+
+
+class Step(NamedTuple):
+    """One optimizer step: whether it was applied, and the gradient's norm before clipping."""
+
+    applied: bool
+    grad_norm: float
+
+
+class Engine(Protocol):
+    """What an update needs of a model that trains."""
+
+    steps: int
+    """Optimizer steps applied so far."""
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        """The network's forward pass."""
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the loss's gradient; `last`: of this optimizer step."""
+
+    def step(self) -> Step:
+        """Clip and apply the gradients, or throw them away where they are not finite."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+
+
+@dataclass
+class StepLog:
+    """What one update did to one model: optimizer steps taken, losses of their micro-batches, and
+    tokens that went through the model."""
+
+    applied: int = 0
+    dropped: int = 0
+    grad_norm: float = 0.0
+    losses: list[Tensor] = field(default_factory=list)
+    tokens: int = 0
+    trained: int = 0
+    reads: int = 0
+    fillers: int = 0
+
+    @property
+    def taken(self) -> int:
+        """Optimizer steps, applied or not."""
+        return self.applied + self.dropped
+
+    def take(self, engine: Engine) -> bool:
+        """Let the engine step; whether it was applied."""
+        step = engine.step()
+        self.applied += step.applied
+        self.dropped += not step.applied
+        self.grad_norm = step.grad_norm
+        return step.applied
+
+    def count(self, pack: Pack, *, reads: int) -> None:
+        """Note a forward pass, of which `reads` tokens have a loss (0: no loss at all)."""
+        size = pack.token_ids.numel()
+        self.tokens += size
+        if not pack.reads.numel():
+            self.fillers += size
+        if reads:
+            self.trained += size
+            self.reads += reads
+
+
+class DeepSpeedEngine:
+    """An `Engine` on DeepSpeed: ZeRO 0 to 3, offload, bfloat16."""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: OptimizerConfig,
+        config: LearnerConfig,
+        *,
+        decay: Callable[[int], float] = lambda done: 1.0,
+    ) -> None:
+        """`decay`: factor of the learning rate after so many optimizer steps, besides warm-up."""
+        self.network = network
+        self.steps = 0
+        self._zero = _zero_stage(config)
+        self._world = torch.distributed.get_world_size()
+        self._clip = optimizer.grad_clip
+        device = next(network.parameters()).device
+        adam = torch.optim.AdamW(
+            network.parameters(),
+            lr=optimizer.lr,
+            betas=optimizer.betas,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+        warmup = optimizer.warmup_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            adam, lambda done: min(1.0, (done + 1) / (warmup + 1)) * decay(done)
+        )
+        self._adam, self._schedule = adam, schedule
+        self.engine, *_ = deepspeed.initialize(
+            model=network,
+            optimizer=adam,
+            lr_scheduler=schedule,
+            config=_deepspeed_config(optimizer, config, device),
+            dist_init_required=False,
+        )
+
+    def __call__(self, *arguments: Any, **settings: Any) -> Any:
+        return self.engine(*arguments, **settings)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self.engine.get_lr()[0])
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of a loss that sums over ranks; `last`: then reduce over the ranks.
+
+        A loss that is not finite makes every gradient NaN, so that the one check of `step` sees
+        it on all ranks.
+        """
+        self.engine.set_gradient_accumulation_boundary(last)
+        poison = torch.where(loss.detach().isfinite(), 1.0, math.nan)
+        # DeepSpeed averages gradients over ranks; our losses are parts of one sum.
+        self.engine.backward(loss * (poison * self._world), scale_wrt_gas=False)
+
+    def step(self) -> Step:
+        """Clip and apply the gradients, or throw them away on all ranks where any is not finite."""
+        norm = self._step_partitioned() if self._zero else self._step_replicated()
+        applied = math.isfinite(norm)
+        self.steps += applied
+        return Step(applied, norm)
+
+    def _step_replicated(self) -> float:
+        """ZeRO 0: every rank holds the whole reduced gradient, so every rank decides alike."""
+        gradients = [p.grad for p in self.network.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        result = norm.item()
+        if not math.isfinite(result):
+            self.engine.zero_grad()
+            return result
+        torch.nn.utils.clip_grads_with_norm_(self.network.parameters(), self._clip, norm)
+        self.engine.step()
+        return result
+
+    def _step_partitioned(self) -> float:
+        """ZeRO 1 to 3: DeepSpeed agrees on the norm and drops a step whose norm is not finite."""
+        self.engine.step()
+        optimizer = self.engine.optimizer
+        return math.inf if optimizer.overflow else float(optimizer._global_grad_norm)
+
+    def state(self) -> dict[str, Tensor]:
+        """This rank's optimizer state and, where there are any, float32 master weights."""
+        tensors = {"steps": torch.tensor(self.steps)}
+        moments = self._adam_state()
+        for i, partition in enumerate(self._partitions()):
+            if self._zero:
+                tensors[f"{i}.master"] = partition.detach()
+            for name, value in moments.get(partition, {}).items():
+                tensors[f"{i}.{name}"] = torch.as_tensor(value)
+        return {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave, on as many ranks as then (any number at ZeRO 0)."""
+        moments = self._adam_state()
+        for i, partition in enumerate(self._partitions()):
+            own = {
+                key.split(".", 1)[1]: tensor
+                for key, tensor in tensors.items()
+                if key.startswith(f"{i}.")
+            }
+            with torch.no_grad():
+                if "master" in own:
+                    partition.copy_(own.pop("master"))
+            moments[partition] = {
+                name: tensor.clone().to("cpu" if name == "step" else partition.device)
+                for name, tensor in own.items()
+            }
+        self.steps = int(tensors["steps"].item())
+        self._schedule.last_epoch = self.steps
+        for group, base, factor in zip(
+            self._adam.param_groups,
+            self._schedule.base_lrs,
+            self._schedule.lr_lambdas,
+            strict=True,
+        ):
+            group["lr"] = base * factor(self.steps)
+
+    def _adam_state(self) -> dict[Tensor, dict[str, Any]]:
+        adam = self.engine.optimizer.optimizer if self._zero else self.engine.optimizer
+        state: dict[Tensor, dict[str, Any]] = adam.state
+        return state
+
+    def _partitions(self) -> list[Tensor]:
+        """The tensors that the optimizer steps on this rank."""
+        if self._zero == 3:
+            return list(self.engine.optimizer.fp32_partitioned_groups_flat)
+        if self._zero:
+            return list(self.engine.optimizer.single_partition_of_fp32_groups)
+        return list(self.network.parameters())
+
+    @contextmanager
+    def whole_parameters(self) -> Iterator[None]:
+        """Inside, every rank sees all parameters (ZeRO 3 keeps them apart)."""
+        if self._zero < 3:
+            yield
+            return
+        with deepspeed.zero.GatheredParameters(list(self.network.parameters())):
+            yield
+
+
+def _zero_stage(config: LearnerConfig) -> int:
+    """DeepSpeed keeps float32 master weights of a bfloat16 model only in its ZeRO optimizers."""
+    return max(1, config.zero_stage) if config.precision == "bfloat16" else config.zero_stage
+
+
+def _deepspeed_config(
+    optimizer: OptimizerConfig, config: LearnerConfig, device: torch.device
+) -> dict[str, Any]:
+    stage = _zero_stage(config)
+    zero: dict[str, Any] = {"stage": stage}
+    if config.offload_optimizer and stage and device.type == "cuda":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if device.type == "cpu":
+        # The default of 5e8 elements is allocated at once.
+        zero |= {"overlap_comm": False, "reduce_bucket_size": 5_000_000,
+                 "allgather_bucket_size": 5_000_000}  # fmt: skip
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        # At ZeRO 0 we clip, with the norm that decided about the step.
+        "gradient_clipping": optimizer.grad_clip if stage else 0.0,
+        "zero_optimization": zero,
+        "bf16": {"enabled": config.precision == "bfloat16", "check_grad_overflow": True},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**62,
+    }
+
+
+def join_ranks(
+    *,
+    rank: int,
+    world_size: int,
+    port: int,
+    device: torch.device,
+    address: str = "127.0.0.1",
+    local_rank: int | None = None,
+) -> None:
+    """Form the group of all learner ranks (gloo on a CPU, NCCL on GPUs).
+
+    Args:
+        rank: this one, from 0.
+        world_size: how many there are.
+        port: where rank 0 is met.
+        device: this rank's.
+        address: rank 0's host as the others know it.
+        local_rank: this one's number on its host; None: all are on one host.
+    """
+    os.environ |= {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank if local_rank is None else local_rank),
+        "WORLD_SIZE": str(world_size),
+    }
+    interface = None if is_loopback(address) else interface_towards(address)
+    if interface and "GLOO_SOCKET_IFNAME" not in os.environ:
+        # Gloo takes the interface of the host's own name, which is often the loopback.
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device.type == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=RANK_TIMEOUT,
+    )

@@ -1,0 +1,129 @@
+"""The packed forward pass: logprobs, entropy and values of chosen tokens.
+
+In: a `Pack` of sequences without padding, and which positions are read. Out: one number a read.
+Promises: outputs are in the order of the reads; logits exist for `logits_chunk` tokens at a time
+(recomputed in the backward pass beyond that) and only where they are read; logprobs, entropies and
+values are float32 (float64 for a float64 model) whatever the model's precision.
+"""
+
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from learner.algorithms.penalties import token_entropy
+from learner.batching.layout import Layout
+
+
+class Pack(NamedTuple):
+    """Sequences laid end to end, and where their outputs are read.
+
+    Attributes:
+        token_ids: [T] int64.
+        position_ids: [T] int64, places in their sequences, those before the pack counted.
+        layout: where the sequences are.
+        reads: [N] int64, places in the pack just before the N tokens of interest.
+        targets: [N] int64, those tokens (0 where a read has no next token).
+    """
+
+    token_ids: Tensor
+    position_ids: Tensor
+    layout: Layout
+    reads: Tensor
+    targets: Tensor
+
+
+class TokenScores(NamedTuple):
+    """[N] log pi(token) and [N] entropy in nats of the distribution it was drawn from."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+class PolicyNetwork(nn.Module):
+    """A causal language model that scores the tokens of a pack."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        logits_chunk: int = 4096,
+        temperature: float = 1.0,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        """`temperature` is the sampler's, so that logprobs are of the distribution it drew from.
+        `autocast`: dtype of matrix products, None: the weights'."""
+        super().__init__()
+        self.model = model
+        self._chunk = logits_chunk
+        self._temperature = temperature
+        self._autocast = autocast
+
+    def forward(self, pack: Pack, *, entropy_gradient: bool = False) -> TokenScores:
+        """Scores of the pack's reads; entropy carries a gradient only if asked to."""
+        with _autocast(pack.token_ids.device, self._autocast):
+            hidden = _hidden(self.model, pack)
+            if hidden.shape[0] <= self._chunk:
+                return TokenScores(*self._head(hidden, pack.targets, entropy_gradient))
+            parts = [
+                checkpoint(self._head, h, t, entropy_gradient, use_reentrant=False)
+                for h, t in zip(
+                    hidden.split(self._chunk), pack.targets.split(self._chunk), strict=True
+                )
+            ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return TokenScores(torch.cat(logprobs), torch.cat(entropies))
+
+    def _head(
+        self, hidden: Tensor, targets: Tensor, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(self._logits(hidden), dim=-1)
+        entropy = token_entropy(log_p if entropy_gradient else log_p.detach())
+        return log_p.gather(1, targets.unsqueeze(1)).squeeze(1), entropy
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[n, V] at the sampler's temperature; the caller keeps none of them."""
+        logits = _wide(self.model.get_output_embeddings()(hidden))  # type: ignore[operator]
+        return logits if self._temperature == 1.0 else logits / self._temperature
+
+
+class ValueNetwork(nn.Module):
+    """A backbone with a scalar head: V(s) in the states just before the reads' tokens."""
+
+    def __init__(self, model: nn.Module, *, autocast: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self._autocast = autocast
+
+    def forward(self, pack: Pack) -> Tensor:
+        """[N] values of the pack's reads."""
+        with _autocast(pack.token_ids.device, self._autocast):
+            return _wide(self.model.score(_hidden(self.model, pack))).squeeze(1)  # type: ignore[operator]
+
+
+def _hidden(model: nn.Module, pack: Pack) -> Tensor:
+    """[N, hidden] of the backbone where the pack is read."""
+    layout = pack.layout
+    with layout.masks.kept():
+        output = model.base_model(  # type: ignore[operator]
+            input_ids=pack.token_ids.unsqueeze(0),
+            position_ids=pack.position_ids.unsqueeze(0),
+            use_cache=False,
+            layout=layout,
+            cu_seq_lens_q=layout.cu_lengths,
+            cu_seq_lens_k=layout.cu_lengths,
+            max_length_q=layout.max_length,
+            max_length_k=layout.max_length,
+        )
+    hidden: Tensor = output.last_hidden_state
+    return hidden.squeeze(0).index_select(0, pack.reads)
+
+
+def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

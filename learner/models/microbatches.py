@@ -1,0 +1,262 @@
+"""Which tokens go through a model together: micro-batches, and the optimizer steps they make up.
+
+In: the reads of one half. Out: `Steps` and `MicroBatch`es. Promises: every rank deals trajectories
+to optimizer steps alike, whatever its share; all ranks get the same number of micro-batches for
+each step (ranks with fewer get empty ones). Ranks agree on it by collectives, so no rank needs
+another's share.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner.batching.layout import layout_of
+from learner.batching.packing import balanced_parts, pack_sequences, ranges
+from learner.batching.token_reads import Reads
+from learner.batching.trainable_tokens import Int64
+from learner.device import Place
+from learner.models.forward import Pack
+from learner.models.prefix_cache import Carried, Source
+
+
+class MicroBatch(NamedTuple):
+    """A pack, and the index of each of its reads in the flat order of its half [N]."""
+
+    pack: Pack
+    tokens: Tensor
+
+
+class _Stretch(NamedTuple):
+    """Tokens [begin, end) of a sequence, which go through the model, and what is read of them:
+    `tokens` are indices of reads, the first of which stands in the state of token `first`. The
+    first `opening` tokens of the sequence are its prompt."""
+
+    sequence: int
+    begin: int
+    first: int
+    end: int
+    opening: int
+    tokens: Int64
+
+    @property
+    def size(self) -> int:
+        return self.end - self.begin
+
+
+class _Row(NamedTuple):
+    """Tokens [begin, end) of a stretch, laid into a pack without a gap. `before`: the row of the
+    tokens before `begin`, None where they are not in the pack."""
+
+    stretch: _Stretch
+    begin: int
+    end: int
+    before: int | None = None
+
+
+class _Stand(NamedTuple):
+    """The rows of a stretch in a pack: `own` (None: it has nothing but its opening) and `opening`
+    (None: not apart)."""
+
+    stretch: _Stretch
+    own: int | None
+    opening: int | None
+
+
+def micro_batches(
+    reads: Reads, sequences: Sequence[int], place: Place, carried: Carried | None = None
+) -> list[MicroBatch]:
+    """Packs of some of the sequences, each with all its reads. Tokens behind a sequence's last
+    read are left out, and those before its first one as far as `carried` has them. An opening that
+    several sequences of a pack have in common is there once, where `place` allows that."""
+    order = np.argsort(reads.sequence_of, kind="stable")
+    bounds = np.searchsorted(reads.sequence_of[order], np.arange(len(reads.token_ids) + 1))
+    tokens_of = [order[bounds[s] : bounds[s + 1]] for s in range(len(reads.token_ids))]
+    wanted = [_stretch(reads, s, tokens_of[s], carried) for s in sequences if tokens_of[s].size]
+    # Neighbours of one length have as much before them, too: blocks of attention stay tight.
+    wanted.sort(key=lambda stretch: -stretch.begin)
+    units = _alike(reads, wanted, place) if place.shares_openings else [[one] for one in wanted]
+    sizes = [sum(one.size for one in unit) - (len(unit) - 1) * unit[0].opening for unit in units]
+    return [
+        _micro_batch(reads, [units[i] for i in pack], place, carried)
+        for pack in pack_sequences(sizes, budget=place.budget)
+    ]
+
+
+def _stretch(reads: Reads, sequence: int, tokens: Int64, carried: Carried | None) -> _Stretch:
+    positions = reads.position_of[tokens]
+    first, end, begin = int(positions.min()) - 1, int(positions.max()), 0
+    opening = reads.openings[sequence]
+    if carried is not None:
+        begin = carried.usable(
+            reads.trajectories[sequence], reads.token_ids[sequence], first, opening=opening
+        )
+    return _Stretch(sequence, begin, first, end, opening, tokens)
+
+
+def _alike(reads: Reads, stretches: Sequence[_Stretch], place: Place) -> list[list[_Stretch]]:
+    """Units that go into a pack together: stretches with the same opening, as many of them as a
+    pack holds. Not those for which gradients flow differently into the opening."""
+    found: dict[object, list[_Stretch]] = {}
+    for number, one in enumerate(stretches):
+        opening = reads.token_ids[one.sequence][: one.opening].tobytes()
+        frozen = min(one.first, one.opening) if place.frozen_context else 0
+        apart = one.begin or not one.opening
+        found.setdefault(number if apart else (opening, frozen), []).append(one)
+    units: list[list[_Stretch]] = []
+    for group in found.values():
+        unit: list[_Stretch] = []
+        room = 0
+        for one in group:
+            own = one.size - one.opening
+            if own > room or not unit:
+                unit, room = [], place.budget - one.opening
+                units.append(unit)
+            unit.append(one)
+            room -= own
+    return units
+
+
+def _lay(units: Sequence[Sequence[_Stretch]]) -> tuple[list[_Row], list[_Stand]]:
+    """The rows of a pack: the stretches, the longest first, then the openings that are apart."""
+    pairs = [(one, u) for u, unit in enumerate(units) for one in unit]
+    pairs.sort(key=lambda pair: -pair[0].size)
+    apart = [u for u, unit in enumerate(units) if len(unit) > 1]
+    apart.sort(key=lambda u: -units[u][0].opening)
+    begins = [one.opening if u in apart else one.begin for one, u in pairs]
+    own = [begin < one.end for begin, (one, _) in zip(begins, pairs, strict=True)]
+    opening_row = {u: sum(own) + number for number, u in enumerate(apart)}
+    rows: list[_Row] = []
+    stands: list[_Stand] = []
+    for begin, has_own, (one, u) in zip(begins, own, pairs, strict=True):
+        stands.append(_Stand(one, len(rows) if has_own else None, opening_row.get(u)))
+        if has_own:
+            rows.append(_Row(one, begin, one.end, opening_row.get(u)))
+    rows += [_Row(units[u][0], 0, units[u][0].opening) for u in apart]
+    return rows, stands
+
+
+def _micro_batch(
+    reads: Reads, units: Sequence[Sequence[_Stretch]], place: Place, carried: Carried | None
+) -> MicroBatch:
+    rows, stands = _lay(units)
+    begins, sizes, firsts = (
+        np.array(column, np.int64)
+        for column in zip(
+            *((row.begin, row.end - row.begin, row.stretch.first) for row in rows), strict=True
+        )
+    )
+    starts = np.cumsum(sizes) - sizes
+    ids = np.concatenate([reads.token_ids[r.stretch.sequence][r.begin : r.end] for r in rows])
+    device, places = place.device, ranges(begins, sizes)
+    layout = layout_of(
+        sizes.tolist(),
+        before=begins.tolist(),
+        shared=[row.before for row in rows],
+        device=device,
+    )
+    if place.frozen_context:
+        frozen = torch.from_numpy(places < np.repeat(firsts, sizes)).to(device)
+        layout = layout._replace(frozen=frozen)
+    if carried is not None:
+        sources = [_source(reads, stand, starts) for stand in stands]
+        layout = layout._replace(past=carried.past(sources, device))
+    tokens = np.concatenate([stand.stretch.tokens for stand in stands])
+    states = [_states(stand, starts, reads.position_of[stand.stretch.tokens]) for stand in stands]
+    pack = Pack(
+        token_ids=torch.from_numpy(ids.astype(np.int64)).to(device),
+        position_ids=torch.from_numpy(places).to(device),
+        layout=layout,
+        reads=torch.from_numpy(np.concatenate(states)).to(device),
+        targets=torch.from_numpy(reads.targets[tokens]).to(device),
+    )
+    return MicroBatch(pack, torch.from_numpy(tokens).to(device))
+
+
+def _states(stand: _Stand, starts: Int64, positions: Int64) -> Int64:
+    """[N] the pack's token just before each of the stretch's tokens at `positions` [N]."""
+    one, before = stand.stretch, positions - 1
+    begin = one.begin if stand.opening is None else one.opening
+    own = before - begin + (0 if stand.own is None else starts[stand.own])
+    if stand.opening is None:
+        return own
+    return np.where(before < begin, starts[stand.opening] + before, own)
+
+
+def _source(reads: Reads, stand: _Stand, starts: Int64) -> Source:
+    """Where the pack holds the tokens of a stretch."""
+    one, places = stand.stretch, []
+    begin = one.begin if stand.opening is None else one.opening
+    if stand.opening is not None:
+        places.append(slice(int(starts[stand.opening]), int(starts[stand.opening]) + begin))
+    if stand.own is not None:
+        places.append(slice(int(starts[stand.own]), int(starts[stand.own]) + one.end - begin))
+    return Source(
+        reads.trajectories[one.sequence],
+        reads.token_ids[one.sequence],
+        one.begin,
+        one.end,
+        tuple(places),
+    )
+
+
+def empty_micro_batch(device: torch.device) -> MicroBatch:
+    """One token that nobody reads: a rank without work takes part with a gradient of zero."""
+    nothing = torch.zeros(0, dtype=torch.int64, device=device)
+    one = torch.zeros(1, dtype=torch.int64, device=device)
+    return MicroBatch(Pack(one, one, layout_of([1], device=device), nothing, nothing), nothing)
+
+
+def weights_of(reads: Reads, place: Place) -> dict[int, int]:
+    """Reads of each trajectory over all ranks. A collective: every rank calls it."""
+    counts = np.bincount(reads.sequence_of, minlength=len(reads.trajectories))
+    own = np.stack([np.array(reads.trajectories, np.int64), counts], axis=1)
+    weights: dict[int, int] = {}
+    for trajectory, count in place.gathered(torch.from_numpy(own).to(place.device)).tolist():
+        weights[trajectory] = weights.get(trajectory, 0) + count
+    return weights
+
+
+def deal(weights: dict[int, int], *, parts: int, seed: Sequence[int]) -> dict[int, int]:
+    """The optimizer step (0 to parts - 1) of each trajectory, balanced by tokens.
+
+    It depends on trajectories and seed alone, so that any number of ranks takes the same steps.
+    """
+    names = sorted(weights)
+    order = np.random.default_rng(seed).permutation(len(names)).tolist()
+    chosen = balanced_parts([weights[n] for n in names], parts=parts, order=order)
+    return dict(zip(names, chosen, strict=True))
+
+
+class Steps:
+    """The optimizer steps of one half: which trajectories take part in which, anew each epoch."""
+
+    def __init__(
+        self, reads: Reads, place: Place, *, parts: int, carried: Carried | None = None
+    ) -> None:
+        """`parts`: most optimizer steps in one pass over the trajectories. A collective."""
+        self._reads, self._place, self._parts = reads, place, parts
+        self._carried = carried
+        self._weights = weights_of(reads, place) if parts > 1 else {}
+
+    def deal(self, *, seed: Sequence[int]) -> dict[int, int]:
+        """The optimizer step of each trajectory. Where there is only one step, this rank's
+        trajectories alone are named."""
+        if self._parts == 1:
+            return dict.fromkeys(self._reads.trajectories, 0)
+        return deal(self._weights, parts=self._parts, seed=seed)
+
+    def cut(self, dealt: dict[int, int]) -> list[list[MicroBatch]]:
+        """This rank's micro-batches of each optimizer step, as many as the rank with the most has.
+        Steps for which no rank has anything are left out. A collective."""
+        reads, place, carried = self._reads, self._place, self._carried
+        chosen: list[list[int]] = [[] for _ in range(self._parts)]
+        for sequence, trajectory in enumerate(reads.trajectories):
+            chosen[dealt[trajectory]].append(sequence)
+        steps = [micro_batches(reads, sequences, place, carried) for sequences in chosen]
+        counts = torch.tensor([len(micros) for micros in steps], device=place.device)
+        for micros, most in zip(steps, place.largest(counts).tolist(), strict=True):
+            micros += [empty_micro_batch(place.device)] * (most - len(micros))
+        return [micros for micros in steps if micros]

@@ -1,0 +1,175 @@
+"""Checkpoints: two Hugging Face folders and everything else that a restart needs.
+
+In: folders that `save` callbacks fill. Out: checkpoints/step_N/{policy,critic,state}/ with
+manifest.json, and `latest`. Promises: a folder named step_N is complete; its manifest, written
+last, names every file with size and sha256; `newest` passes over whatever does not match it; no
+pickle.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headrace.host.disk import until_written
+from headrace.run_files.run_folder import CHECKPOINT_FORMAT, MANIFEST, read_manifest
+
+LATEST, BEST = "latest", "best"
+POLICY, CRITIC, STATE = "policy", "critic", "state"
+"""The folders of a checkpoint; the first two are also what the models are called in memory."""
+_LOG = logging.getLogger("headrace.learner")
+
+
+def write_checkpoint(
+    root: Path,
+    update: int,
+    fill: Callable[[Path], None],
+    *,
+    facts: dict[str, Any],
+    keep_last: int,
+    needs: int = 0,
+    tell: Callable[[str], None] = _LOG.warning,
+) -> Path:
+    """Write checkpoints/step_N and point `latest` to it, once the disk takes it.
+
+    Args:
+        root: the run's checkpoints folder.
+        update: N.
+        fill: writes the files into the folder it is given, perhaps more than once.
+        facts: what else stands in the manifest.
+        keep_last: how many checkpoints stay besides the one `best` names.
+        needs: about how many bytes it is.
+        tell: hears what the disk lacks, and an empty text when it goes on.
+    """
+
+    def attempt() -> Path:
+        partial = root / f".step_{update}.partial"
+        try:
+            return _write(root, partial, update, fill, facts)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    path = until_written(attempt, root, needs, tell=tell)
+    _forget(root, update, keep_last)
+    return path
+
+
+def _write(
+    root: Path,
+    partial: Path,
+    update: int,
+    fill: Callable[[Path], None],
+    facts: dict[str, Any],
+) -> Path:
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    fill(partial)
+    files = sorted(p for p in partial.rglob("*") if p.is_file())
+    manifest = {
+        "format": CHECKPOINT_FORMAT,
+        "update": update,
+        **facts,
+        "files": {str(p.relative_to(partial)): _described(p) for p in files},
+    }
+    for path in files:
+        _sync(path)
+    _write_synced(partial / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    for folder in sorted({p.parent for p in files} | {partial}):
+        _sync(folder)
+    final = root / f"step_{update}"
+    # An abandoned lineage may have left a checkpoint of the same number.
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    _point(root, LATEST, final.name)
+    _sync(root)
+    return final
+
+
+def passed_over(root: Path, taken: Path | None) -> list[str]:
+    """Which checkpoints newer than the one taken are not whole, and why; newest first."""
+    found = []
+    for path in reversed(_numbered(root)):
+        if path == taken:
+            break
+        if problem := mismatch(path):
+            found.append(f"checkpoint {path.name} was passed over: {problem}")
+    return found
+
+
+def newest(root: Path, *, among: Callable[[int, int | None], bool] | None = None) -> Path | None:
+    """The newest checkpoint whose files are those of its manifest, or None. `among` says of an
+    update and its batch (None where the manifest names none) whether it will do."""
+    for path in reversed(_numbered(root)):
+        if mismatch(path):
+            continue
+        manifest = read_manifest(path)
+        if among is None or among(int(manifest["update"]), manifest.get("batch_id")):
+            return path
+    return None
+
+
+def mismatch(path: Path) -> str | None:
+    """Why a checkpoint's files are not those of its manifest, or None."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        expected: dict[str, dict[str, Any]] = manifest["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"no readable {MANIFEST}: {error}"
+    for name, facts in expected.items():
+        file = path / name
+        if not file.is_file() or _described(file) != facts:
+            return f"{name} is missing or changed"
+    return None
+
+
+def _numbered(root: Path) -> list[Path]:
+    """Complete-looking checkpoints, oldest first."""
+    found = [p for p in root.glob("step_*") if p.name.removeprefix("step_").isdigit()]
+    return sorted(found, key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("step_"))
+
+
+def _forget(root: Path, update: int, keep_last: int) -> None:
+    """Remove what is not among the last ones up to this update. Those of later updates are of a
+    lineage that was given up: updates of one lineage only grow."""
+    best = root / BEST
+    kept = {best.read_text().strip()} if best.is_file() else set()
+    numbered = _numbered(root)
+    last = [path for path in numbered if _number(path) <= update][-keep_last:]
+    for path in numbered:
+        if path not in last and path.name not in kept:
+            shutil.rmtree(path)
+
+
+def _described(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _point(root: Path, name: str, target: str) -> None:
+    partial = root / f".{name}.partial"
+    _write_synced(partial, target + "\n")
+    partial.rename(root / name)
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

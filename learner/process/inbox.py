@@ -1,0 +1,167 @@
+"""Rank 0's conversation with the coordinator.
+
+In: messages from the socket, signals, the clock. Out: one message after the other for the loop to
+act on. Promises: it says Hello until the coordinator answers, says it again when the coordinator
+has gone silent, and says Goodbye at the end; what was sent before the answer to the last Hello is
+void; a request to end becomes a Shutdown between two updates; heartbeats go on in a thread of their
+own.
+"""
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import NamedTuple
+
+from headrace.config.sections.process import TransportConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages.control import (
+    AskHello,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Restore,
+    Shutdown,
+    WeightRequest,
+    Welcome,
+)
+from headrace.protocol.transport.heartbeat import Pulse
+from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.sockets import BlockingDealer, Link
+
+_LOG = logging.getLogger("headrace.learner")
+NAME = "learner-0"
+_POLL_S = 0.25
+_GREETING_S = 2.0
+
+
+class Weights(NamedTuple):
+    """Which weights a learner has: the update that they are from, the batch that was trained in it,
+    and the checkpoint that the process took them from."""
+
+    update: int
+    batch_id: int | None
+    resumed_from: str | None
+
+
+class Inbox:
+    """The learner's socket; use it from the main thread as a context manager."""
+
+    def __init__(
+        self,
+        address: str,
+        transport: TransportConfig,
+        *,
+        weights: Callable[[], Weights],
+    ) -> None:
+        """`weights` tells which ones the learner has now."""
+        link = Link.from_config(transport, address)
+        self._transport, self._weights = transport, weights
+        self._told: str | None = None
+        """The checkpoint whose restoring a coordinator has heard of."""
+        self._greetings = 0
+        identity = identity_of(NAME)
+        self._dealer = BlockingDealer(link, identity)
+        self._pulse = Pulse(link, identity, interval_s=transport.heartbeat_s)
+        self._ending: str | None = None
+        self._answered = self._awaits_answer = False
+
+    def __enter__(self) -> "Inbox":
+        signal.signal(signal.SIGTERM, self._end)
+        self._pulse.__enter__()
+        self.greet()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        failed = None if error is None else f"{type(error).__name__}: {error}"
+        self._dealer.send(Goodbye(failed=failed))
+        self._pulse.__exit__(None, None, None)
+        self._dealer.close()
+
+    def send(self, message: Message) -> None:
+        """To the coordinator."""
+        self._dealer.send(message)
+
+    def next(self, *, due: tuple[int, float] | None = None) -> Message:
+        """The next message to act on. `due` names a version that waits and when it may be
+        published; when that time comes, the answer is a WeightRequest for it. RunFailedError where
+        the coordinator is silent for too long."""
+        heard = greeted = time.monotonic()
+        while True:
+            if self._ending:
+                return Shutdown(reason=self._ending)
+            now = time.monotonic()
+            if due is not None and now >= due[1]:
+                return WeightRequest(version=due[0], offset=0)
+            message = self._dealer.receive(_POLL_S)
+            if isinstance(message, Refused):
+                raise UserError(f"the coordinator refuses {NAME}: {message.reason}")
+            if message is not None:
+                heard, self._answered = now, True
+                if self._is_for_now(message):
+                    return message
+                # Whoever waits for an answer says Hello again, whatever else is heard.
+                greeted = greeted if self._awaits_answer else now
+            if now - heard > self._transport.stall_timeout_s:
+                raise RunFailedError(f"the coordinator has been silent for {now - heard:.0f} s")
+            patience = self._transport.heartbeat_timeout_s if self._answered else _GREETING_S
+            if now - greeted > max(_GREETING_S, patience):
+                self.greet()
+                greeted = time.monotonic()
+
+    def _is_for_now(self, message: Message) -> bool:
+        """Whether a message is to be acted on: not a heartbeat, and nothing that was said before
+        the coordinator had the last Hello."""
+        match message:
+            case Heartbeat():
+                return False
+            case AskHello():
+                if not self._awaits_answer:
+                    self.greet()
+                return False
+            case Welcome(greeting=greeting):
+                if greeting != self._greetings:
+                    return False
+                # Told and heard: for a coordinator that takes over, these weights were never away.
+                self._awaits_answer, self._told = False, self._weights().resumed_from
+            case Restore(reason=reason):
+                _LOG.warning("the coordinator cannot go on with these weights: %s", reason)
+                self._told = None
+            case Shutdown():
+                pass
+            case _ if self._awaits_answer:
+                _LOG.info("%s ignored: a Hello is on its way", type(message).__name__)
+                return False
+        return True
+
+    def greet(self) -> None:
+        """Say Hello. What the coordinator said before it hears that is void."""
+        self._greetings += 1
+        self._awaits_answer = True
+        weights = self._weights()
+        resumed_from = weights.resumed_from
+        self._dealer.send(
+            Hello(
+                role="learner",
+                name=NAME,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                update=weights.update,
+                batch_id=weights.batch_id,
+                resumed_from=None if resumed_from == self._told else resumed_from,
+                greeting=self._greetings,
+            )
+        )
+
+    def _end(self, _number: int, _frame: object) -> None:
+        self._ending = "asked to end"

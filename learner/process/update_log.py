@@ -1,0 +1,68 @@
+"""What is in the weights: one line for each update, written when its steps are applied.
+
+Comes in: a batch that was trained and this rank's share of it. Goes out: lines of JSON in the run's
+folder, `applied/rank-R.jsonl`. Promises: lines are only ever added; a line is on disk before the
+update is reported, published or saved, so that whatever anybody has of these weights can be looked
+up; the coordinator has no part in it. `headrace.run_files.update_log` reads them.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from headrace.host.disk import until_written
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.messages.control import Batch
+from headrace.run_files.update_log import FOLDER, AppliedUpdate
+
+_LOG = logging.getLogger("headrace.learner")
+
+
+class AppliedLog:
+    """One rank's lines."""
+
+    def __init__(self, run_dir: Path, *, rank: int) -> None:
+        self._path = run_dir / FOLDER / f"rank-{rank}.jsonl"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            if file.tell() and not self._path.read_bytes().endswith(b"\n"):
+                file.write(b"\n")  # A power loss tore the last line.
+        self._end = self._path.stat().st_size
+
+    def write(
+        self,
+        batch: Batch,
+        shard: Shard,
+        *,
+        after: int | None,
+        skipped: str | None,
+        tell: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        """The batch is in the weights. `after`: the batch that was the last one in them before;
+        `skipped`: why it was broken off; `tell` hears what the disk lacks until the line is on it.
+        """
+        line = AppliedUpdate(
+            at=time.time(),
+            batch_id=batch.batch_id,
+            update=batch.update,
+            lineage=batch.lineage,
+            after=after,
+            windows=[window.window_id for window in shard.windows],
+            values=[value.trajectory_id for value in shard.values],
+            skipped=skipped,
+        )
+        data = json.dumps(line._asdict()).encode() + b"\n"
+
+        def attempt() -> None:
+            with self._path.open("r+b") as file:
+                # What an attempt that failed has left is written over.
+                file.truncate(file.seek(self._end))
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+
+        until_written(attempt, self._path, len(data), tell=tell)
+        self._end += len(data)

@@ -1,0 +1,211 @@
+"""Publishing of weights: one safetensors file for each version, and a thread that sends its bytes
+to other hosts.
+
+In: named tensors and the version they have from now on. Out: a `WeightNotice` with a `file:` and a
+`tcp://` source. Promises: a file that is announced is complete and never changes; the last few
+versions stay; weights that are not finite never leave; where there is no room for a version it
+waits; the folder goes when the publisher closes.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headrace.config.sections.process import TransportConfig
+from headrace.errors import RunFailedError
+from headrace.host.disk import until_written
+from headrace.host.hardware import own_address
+from headrace.protocol.messages.control import WeightBytes, WeightNotice, WeightRequest
+from headrace.protocol.transport.sockets import BlockingRouter, is_loopback
+
+_LOG = logging.getLogger("headrace.learner")
+SHARED_MEMORY = Path("/dev/shm")
+KEPT_VERSIONS = 3
+PIECE_BYTES = 4 << 20
+_POLL_S = 0.2
+
+
+class Publisher:
+    """Writes weights and serves them until it is closed."""
+
+    def __init__(
+        self,
+        run_id: str,
+        run_dir: Path,
+        transport: TransportConfig,
+        *,
+        num_bytes: int,
+        coordinator: str,
+        tell: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        """`num_bytes`: about the size of one version, to choose where it goes. `coordinator` is the
+        coordinator's address; it tells under which name that network knows this host. `tell` hears
+        what the disk lacks, and an empty text when it goes on."""
+        self._tell = tell
+        self._folder = _weights_folder(run_id, run_dir, num_bytes)
+        self._kept: list[int] = []
+        self._server = _Server(self._folder, transport)
+        host = "127.0.0.1" if is_loopback(transport.host) else _own_address(coordinator)
+        self._remote = f"tcp://{host}:{self._server.port}"
+
+    def publish(self, weights: Mapping[str, Tensor], *, version: int, update: int) -> WeightNotice:
+        """Write a version; RunFailedError where a weight is not finite."""
+        for name, tensor in weights.items():
+            if not bool(tensor.isfinite().all()):
+                raise RunFailedError(f"weight {name} is not finite after update {update}")
+        path = _file_of(self._folder, version)
+        partial = path.with_suffix(".partial")
+
+        def attempt() -> None:
+            try:
+                save_file(dict(weights), partial, metadata={"format": "pt"})
+            except Exception:
+                partial.unlink(missing_ok=True)
+                raise
+
+        until_written(attempt, self._folder, bytes_of(weights), tell=self._tell)
+        with partial.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+        partial.rename(path)
+        self._kept.append(version)
+        for old in self._kept[:-KEPT_VERSIONS]:
+            _file_of(self._folder, old).unlink(missing_ok=True)
+        self._kept = self._kept[-KEPT_VERSIONS:]
+        return WeightNotice(
+            version=version,
+            update=update,
+            sha256=digest.hexdigest(),
+            num_bytes=path.stat().st_size,
+            sources=[f"file:{path}", self._remote],
+        )
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Server(threading.Thread):
+    """Answers WeightRequests with pieces of the files, from a ROUTER of its own."""
+
+    def __init__(self, folder: Path, transport: TransportConfig) -> None:
+        super().__init__(name="weights", daemon=True)
+        self._folder, self._transport = folder, transport
+        self._end = threading.Event()
+        self._bound = threading.Event()
+        self._failure: BaseException | None = None
+        self.port = 0
+        self.start()
+        self._bound.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def run(self) -> None:
+        """Serve until closed. A router belongs to the thread that opened it."""
+        limits = self._transport
+        try:
+            router = BlockingRouter(
+                limits.host,
+                0,
+                max_bytes=int(limits.max_message_mib * 2**20),
+                curve_keys=limits.curve_keys,
+            )
+        except BaseException as error:
+            self._failure = error
+            self._bound.set()
+            return
+        self.port = router.port
+        self._bound.set()
+        piece = min(PIECE_BYTES, int(limits.max_message_mib * 2**20) // 2)
+        try:
+            while not self._end.is_set():
+                arrival = router.receive(_POLL_S)
+                if arrival is not None and isinstance(arrival[1], WeightRequest):
+                    router.send(arrival[0], _piece(self._folder, arrival[1], piece))
+        finally:
+            router.close()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._end.set()
+        self.join(timeout=5.0)
+
+
+def _piece(folder: Path, request: WeightRequest, size: int) -> WeightBytes:
+    try:
+        with _file_of(folder, request.version).open("rb") as file:
+            file.seek(max(0, request.offset))
+            data = file.read(size)
+    except FileNotFoundError:
+        data = b""
+    return WeightBytes(version=request.version, offset=request.offset, data=data)
+
+
+def _file_of(folder: Path, version: int) -> Path:
+    return folder / f"v{version}.safetensors"
+
+
+def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
+    """The folder of weights: in shared memory where that has room for all versions kept and one
+    being written."""
+    if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
+        _remove_orphans(SHARED_MEMORY, f"headrace-{run_id}-")
+        if shutil.disk_usage(SHARED_MEMORY).free > 2 * (KEPT_VERSIONS + 1) * num_bytes:
+            folder = SHARED_MEMORY / f"headrace-{run_id}-{os.getpid()}"
+            folder.mkdir(mode=0o700)
+            return folder
+    shutil.rmtree(run_dir / "weights", ignore_errors=True)
+    (run_dir / "weights").mkdir(parents=True)
+    return Path(tempfile.mkdtemp(dir=run_dir / "weights"))
+
+
+def _remove_orphans(parent: Path, prefix: str) -> None:
+    """Folders of this run's learners that were killed."""
+    for folder in parent.glob(f"{prefix}*"):
+        pid = folder.name.removeprefix(prefix)
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _own_address(coordinator: str) -> str:
+    """This host's address as the coordinator's network sees it."""
+    target = urlsplit(coordinator)
+    return own_address(target.hostname or "127.0.0.1", target.port or 1)
+
+
+def bytes_of(tensors: Mapping[str, Tensor]) -> int:
+    """What tensors take."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def weights_of(state: Mapping[str, Tensor], *, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """A state dict as safetensors takes it: tied weights once, contiguous, on the CPU, floating
+    ones in `dtype` (None: as they are)."""
+    seen: set[tuple[int, int]] = set()
+    weights = {}
+    for name, tensor in state.items():
+        place = (tensor.data_ptr(), tensor.numel())
+        if place in seen:
+            continue
+        seen.add(place)
+        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        weights[name] = tensor.detach().to(device="cpu", dtype=wanted).contiguous()
+    return weights

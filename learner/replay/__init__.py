@@ -1,0 +1,1 @@
+"""One update, computed again from what is stored."""

@@ -1,0 +1,196 @@
+"""An update, computed again with its models: forward passes, losses, gradients, optimizer steps.
+
+In: a run's configuration, the batch as its ranks got it, the checkpoint from before the update.
+Out: what the learner reports of it and the weights afterwards. Promises: the trainer of the run
+does it, on as many ranks as then, each a process of its own, beside the run's folder: nothing in
+the run changes.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.multiprocessing.spawn import ProcessException, spawn
+
+from headrace.config.sections.run import RunConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.host.hardware import free_port
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.messages.control import Batch, UpdateDone
+from headrace.protocol.transport.codec import message_codec
+from headrace.run_files.run_folder import read_manifest
+from learner.process.checkpoint import CRITIC, POLICY, mismatch
+
+Weights = Mapping[str, Mapping[str, Tensor]]
+"""By model, by the tensor's name."""
+Share = Sequence[Shard]
+"""What a rank gets, in parts."""
+RESOLVED, REPORT, WEIGHTS = "resolved.json", "report", "weights"
+"""What is in the folder in which ranks compute: the configuration, each rank's report, and from
+rank 0 the models' weights."""
+_UNBOUNDED = 1 << 40
+"""Bytes: a file that a process of ours wrote has no limit."""
+
+
+class Rerun(NamedTuple):
+    """An update computed again: its report, the weights behind it, and the kind of device."""
+
+    done: UpdateDone
+    weights: Weights
+    device: str
+
+
+def obstacle(config: RunConfig, run_dir: Path, update: int, after: int | None) -> str | None:
+    """Why an update cannot be computed again with its models; None where it can. `after`: the batch
+    that was the last one in the weights."""
+    ranks, room = config.learner.ranks, _room_for_ranks(config)
+    if _is_cut(config) and ranks > room:
+        return (
+            f"its optimizer state is cut for learner.ranks = {ranks}, each with a GPU of its own, "
+            f"and this machine has {room}"
+        )
+    for start in _starting_models(config, update):
+        if not Path(start).is_dir():
+            return f"the model that the run began with is not at {start}"
+    if update == 1:
+        return None
+    path = checkpoint_before(run_dir, update)
+    if not path.is_dir():
+        return (
+            f"there is no checkpoint of update {update - 1}: a run with checkpoint.every_updates = "
+            "1 and a large checkpoint.keep_last has one before each of its last updates"
+        )
+    if problem := mismatch(path):
+        return f"checkpoint {path.name} is not whole: {problem}"
+    trained = read_manifest(path).get("batch_id")
+    if None not in (trained, after) and trained != after:
+        return f"checkpoint {path.name} is of a line of updates that was given up"
+    return None
+
+
+def _starting_models(config: RunConfig, update: int) -> list[str]:
+    """What is read besides a checkpoint: for update 1 instead of one, and as a reference."""
+    path, critic = config.model.path, config.model.critic_path
+    if update == 1:
+        return [path, *([critic] if critic and config.algorithm.value is not None else [])]
+    return [path] if config.algorithm.kl is not None else []
+
+
+def checkpoint_before(run_dir: Path, update: int) -> Path:
+    """Where the weights of an update's start are, if anybody kept them."""
+    return run_dir / "checkpoints" / f"step_{update - 1}"
+
+
+def weights_after(run_dir: Path, update: int, batch_id: int | None) -> Weights:
+    """The weights behind an update; empty where no checkpoint has them."""
+    path = run_dir / "checkpoints" / f"step_{update}"
+    if not path.is_dir() or mismatch(path) or read_manifest(path).get("batch_id") != batch_id:
+        return {}
+    found: dict[str, dict[str, Tensor]] = {}
+    for name in (POLICY, CRITIC):
+        for file in sorted((path / name).glob("*.safetensors")):
+            found.setdefault(name, {}).update(load_file(file))
+    return found
+
+
+def rerun(
+    config: RunConfig, run_dir: Path, batch: Batch, shares: Sequence[Share], beside: Path
+) -> Rerun:
+    """Compute an update again that has no `obstacle`, in the empty folder `beside`.
+
+    `shares` are those of all ranks. Where the machine has too few GPUs for them, one rank computes
+    everything. UserError where a model cannot be had, RunFailedError where a rank fails.
+    """
+    if len(shares) > _room_for_ranks(config):
+        shares = [[shard for share in shares for shard in share]]
+    (beside / "checkpoints").mkdir()
+    if batch.update > 1:
+        checkpoint = checkpoint_before(run_dir, batch.update).resolve()
+        (beside / "checkpoints" / checkpoint.name).symlink_to(checkpoint)
+    changed: dict[str, Any] = {
+        "learner": config.learner.model_copy(update={"ranks": len(shares)}),
+        "storage": config.storage.model_copy(update={"token_diagnostics": True}),
+    }
+    if not _starting_models(config, batch.update):
+        # A copy of the run may have come without the model that it began with.
+        folder = str(beside / "checkpoints" / f"step_{batch.update - 1}" / POLICY)
+        changed["model"] = config.model.model_copy(update={"path": folder})
+    (beside / RESOLVED).write_text(config.model_copy(update=changed).model_dump_json())
+    _run_ranks(beside, batch, shares)
+    codec = message_codec(max_bytes=_UNBOUNDED)
+    paths = [beside / f"{REPORT}-{rank}" for rank in range(len(shares))]
+    reports = [codec.decode(msgspec.msgpack.decode(path.read_bytes())) for path in paths]
+    first, *others = (report for report in reports if isinstance(report, UpdateDone))
+    diagnostics = [row for report in (first, *others) for row in report.diagnostics]
+    weights = {path.stem: load_file(path) for path in (beside / WEIGHTS).iterdir()}
+    done = replace(first, diagnostics=diagnostics)
+    return Rerun(done, weights, "cuda" if _on_gpus(config) else "cpu")
+
+
+def _is_cut(config: RunConfig) -> bool:
+    """Whether each rank has an optimizer state of its own."""
+    return bool(config.learner.zero_stage) or config.learner.precision == "bfloat16"
+
+
+def _on_gpus(config: RunConfig) -> bool:
+    return config.learner.device != "cpu" and torch.cuda.is_available()
+
+
+def _room_for_ranks(config: RunConfig) -> int:
+    """How many ranks this machine can have: two of them cannot share a GPU, and all share cores."""
+    return torch.cuda.device_count() if _on_gpus(config) else sys.maxsize
+
+
+def _run_ranks(folder: Path, batch: Batch, shares: Sequence[Share]) -> None:
+    """Run all ranks to their end, or none any longer once one has failed."""
+    logging.getLogger(spawn.__module__).setLevel(logging.ERROR)
+    try:
+        spawn(_compute, (folder, free_port(), batch, shares), nprocs=len(shares))
+    except ProcessException as error:
+        said = str(error).strip().rpartition("\n")[2]
+        kind, _, text = said.partition(": ")
+        if kind.endswith(f".{UserError.__name__}"):
+            raise UserError(text) from error
+        code = getattr(error, "exit_code", 1)
+        raise RunFailedError(
+            f"learner rank {error.error_index} of the replay ended with {code}: {said}"
+        ) from error
+
+
+def _compute(rank: int, folder: Path, port: int, batch: Batch, shares: Sequence[Share]) -> None:
+    """The update on one rank, in a process of its own; it writes down what came of it."""
+    with (folder / f"rank-{rank}.log").open("wb") as log:
+        os.dup2(log.fileno(), 1)  # What libraries print is not the answer.
+        os.dup2(log.fileno(), 2)
+    from learner.batching.shards import merged
+    from learner.models.deepspeed_engine import join_ranks
+    from learner.process.trainer import Trainer
+    from learner.run import REPRODUCIBLE, choose_device, use_cores
+
+    # MKL reads it at its first product.
+    os.environ.update({k: v for k, v in REPRODUCIBLE.items() if k not in os.environ})
+    config = RunConfig.model_validate_json((folder / RESOLVED).read_text())
+    device = choose_device(config, rank)
+    if device.type == "cpu":
+        use_cores(config, None)
+    join_ranks(rank=rank, world_size=len(shares), port=port, device=device)
+    try:
+        trainer = Trainer(config, folder, rank=rank, device=device)
+        done = trainer.train(batch, merged(shares[rank]), None)
+        frames = message_codec(max_bytes=_UNBOUNDED).encode(done)
+        (folder / f"{REPORT}-{rank}").write_bytes(msgspec.msgpack.encode(frames))
+        weights = trainer.whole_weights()
+        if rank == 0:
+            (folder / WEIGHTS).mkdir()
+            for name, tensors in weights.items():
+                save_file(tensors, folder / WEIGHTS / f"{name}.safetensors")
+    finally:
+        torch.distributed.destroy_process_group()

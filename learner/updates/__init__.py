@@ -1,0 +1,1 @@
+"""One update: forward, advantages, losses, steps, what it reports."""

@@ -1,0 +1,286 @@
+"""One update: both halves of a batch become optimizer steps, and figures about them.
+
+In: a `Batch`, the same on all ranks, and this rank's share of it. Out: an `Outcome`: metrics,
+diagnostics, and whether the weights moved. Promises: values and logprobs of the update's start are
+those of its first weights; policy and value model step independently; ranks do the same collectives
+in the same order whatever their shards hold; how the batch is cut into ranks, parts and
+micro-batches changes nothing but rounding. A number that is not finite ends the update: no rank
+takes a further optimizer step, and none takes any where the number is found before the first one.
+
+With `learner.context = "carried"` what stands before a window is read from keys and values of
+earlier updates (`learner.models.prefix_cache`): then two updates in a row are not the same as the
+second alone,
+until `forget` is called or the lineage changes.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.config.sections.learner import LearnerConfig
+from headrace.protocol.fields import Metric
+from headrace.protocol.messages.batches import Shard
+from headrace.protocol.messages.control import Batch
+from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
+from learner.algorithms.registry import Algorithm
+from learner.algorithms.segment_advantages import Judged, judge
+from learner.batching.batch import PolicyHalf, ValueHalf, policy_half, totals_of, value_half
+from learner.device import Place
+from learner.models.deepspeed_engine import Engine, StepLog
+from learner.models.inference import infer
+from learner.models.prefix_cache import Carried
+from learner.updates.critic_update import CriticUpdate
+from learner.updates.metrics import Stopwatch, engine_figures, figures_of
+from learner.updates.policy_update import PolicyUpdate, joined
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an update did.
+
+    Attributes:
+        metrics: figures by metric name, the same on all ranks.
+        diagnostics: of this rank's windows.
+        policy_moved: at least one optimizer step of the policy was applied.
+        skipped: what was not finite, so that the update was broken off; else None. Optimizer
+            steps before that stay in the weights, and nothing of it is published.
+    """
+
+    metrics: dict[str, Metric]
+    diagnostics: list[TokenDiagnostics]
+    policy_moved: bool
+    skipped: str | None
+
+
+class Updater:
+    """Runs updates on one rank; all state between them is in the engines it holds and in the keys
+    and values that it carries."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        policy: Engine,
+        critic: Engine | None,
+        config: LearnerConfig,
+        place: Place,
+        *,
+        reference: Callable[..., Any] | None = None,
+    ) -> None:
+        """`critic` is needed where the algorithm has a value model, `reference` (the forward pass
+        of a policy that never changes) where it asks for a divergence from one."""
+        if (algorithm.value is None) != (critic is None):
+            raise ValueError("an algorithm with a value model needs a critic, one without none")
+        if (algorithm.kl is None) != (reference is None):
+            raise ValueError("an algorithm with a divergence needs a reference, one without none")
+        self._algorithm, self._policy, self._critic = algorithm, policy, critic
+        self._reference = reference
+        self._config, self._place = config, place
+        self._lineage: int | None = None
+        models = {"policy": policy, "critic": critic, "reference": reference}
+        self.carried: dict[str, Carried] = {}
+        if config.context == "carried":
+            names = [name for name, model in models.items() if model is not None]
+            bound, device = config.carried_gib * 2**30, config.carried_on_device_gib * 2**30
+            share = len(names)
+            self.carried = {
+                name: Carried(bound=int(bound / share), on_device=int(device / share))
+                for name in names
+            }
+
+    def forget(self) -> None:
+        """Carry nothing over: the next update computes every token that it reads."""
+        for carried in self.carried.values():
+            carried.forget()
+
+    def run(self, batch: Batch, shard: Shard) -> Outcome:
+        """Train on a batch. Every rank calls this with the same batch and its own shard."""
+        watch = Stopwatch()
+        self._begin_to_carry(batch, shard)
+        algorithm, config, place = self._algorithm, self._config, self._place
+        kl_coef = 0.0 if algorithm.kl is None else algorithm.kl.coef
+        windows = policy_half(
+            shard, version=batch.version, lambdas=algorithm.lambdas,
+            shape=algorithm.shape_rewards, kl_coef=kl_coef, device=place.device,
+        )  # fmt: skip
+        finished = value_half(
+            shard, shape=algorithm.shape_rewards, kl_coef=kl_coef, device=place.device
+        )
+        totals = totals_of(windows, finished, place)
+        policy = PolicyUpdate(
+            algorithm, self._policy,
+            replace(place, frozen_context=config.context != "full"), batch, windows, totals,
+            parts=config.policy.minibatches, reference=self._reference,
+            carried=self.carried.get("policy"),
+            carried_of_reference=self.carried.get("reference"),
+        )  # fmt: skip
+        with watch.measure("forward"):
+            policy.begin()
+            finished = self._with_penalty(finished, policy.log)
+        critic = None
+        if algorithm.value is not None and self._critic is not None:
+            critic = CriticUpdate(
+                algorithm.value, self._critic, place, batch, finished, totals,
+                parts=config.value.minibatches, carried=self.carried.get("critic"),
+            )  # fmt: skip
+        with watch.measure("value"):
+            if critic is not None:
+                asked = windows if algorithm.uses_critic else None
+                critic.begin(asked, at_cuts=algorithm.asks_at_cuts)
+            broken = self._not_finite(_inputs(windows, policy, critic))
+            if critic is not None:
+                critic.first_pass(sound=not broken)
+        with watch.measure("advantages"):
+            seen = self._advantages(windows, policy, critic)
+        with watch.measure("value"):
+            if critic is not None:
+                critic.train(epochs=batch.value_epochs)
+        with watch.measure("policy"):
+            sound = not broken and not (critic and critic.log.dropped)
+            policy.train(seen.advantages, epochs=config.policy.epochs, sound=sound)
+        skipped = self._skipped(broken, windows, policy, critic, seen)
+        for carried in self.carried.values():
+            carried.end(sound=skipped is None)
+        metrics = figures_of(
+            windows, finished, policy, critic,
+            values=seen.values, raw_advantages=seen.raw, advantages=seen.advantages,
+            window=algorithm.window, totals=totals, place=place,
+            carried=list(self.carried.values()),
+        ) | engine_figures("actor", self._policy, policy.log)  # fmt: skip
+        if critic is not None and self._critic is not None:
+            metrics |= engine_figures("critic", self._critic, critic.log)
+        spent, computed = watch.figures(), metrics.pop("perf/computed_tokens")
+        assert isinstance(computed, float)
+        metrics |= {**spent, "perf/tokens_per_s": computed / spent["timing_s/update"]}
+        return Outcome(
+            metrics=metrics,
+            diagnostics=_diagnostics(windows, policy, seen),
+            policy_moved=policy.log.applied > 0,
+            skipped=skipped,
+        )
+
+    def _begin_to_carry(self, batch: Batch, shard: Shard) -> None:
+        """What another line of updates computed is not carried over to this one."""
+        if batch.lineage != self._lineage:
+            self.forget()
+        self._lineage = batch.lineage
+        ended = {w.trajectory_id for w in shard.windows if w.finished}
+        ended |= {v.trajectory_id for v in shard.values}
+        for carried in self.carried.values():
+            carried.begin(batch.update, ended)
+
+    def _skipped(
+        self,
+        broken: str,
+        windows: PolicyHalf,
+        policy: PolicyUpdate,
+        critic: CriticUpdate | None,
+        seen: Judged,
+    ) -> str | None:
+        """Why the update was broken off; `broken` are the inputs that were not finite."""
+        if broken:
+            return f"not finite: {broken}"
+        logs = {"value model": critic.log} if critic else {}
+        reason = _broken_off(logs | {"policy": policy.log})
+        if reason is None:
+            return None
+        read = joined(policy.seen, windows)
+        named = self._not_finite({
+            "learner's logprobs": read.ratio.log_ratio[read.mask],
+            "values": seen.raw[:0] if seen.values is None else seen.values,
+            "advantages": seen.raw[windows.mask],
+        })  # fmt: skip
+        return f"{reason}; not finite already: {named}" if named else reason
+
+    def _not_finite(self, seen: Mapping[str, Tensor]) -> str:
+        """The names of those that are not finite on some rank; empty if all are finite."""
+        counts = torch.stack([(~x.isfinite()).sum() for x in seen.values()])
+        found = self._place.total(counts).tolist()
+        return ", ".join(f"{name} ({n})" for name, n in zip(seen, found, strict=True) if n)
+
+    def _advantages(
+        self, windows: PolicyHalf, policy: PolicyUpdate, critic: CriticUpdate | None
+    ) -> Judged:
+        algorithm, place = self._algorithm, self._place
+        values, at_cuts = None, None
+        if critic is not None and algorithm.uses_critic:
+            values, at_cuts = critic.values_of(windows, at_cuts=algorithm.asks_at_cuts)
+        # A non-finite behaviour logprob came as 0 and masked.
+        sampled = windows.mask | (windows.behaviour != 0)
+        penalty = self._penalty(windows, policy.reference, sampled)
+        return judge(algorithm, place, windows, values=values, at_cuts=at_cuts, penalty=penalty)
+
+    def _penalty(
+        self, half: PolicyHalf | ValueHalf, reference: Tensor | None, sampled: Tensor
+    ) -> Tensor:
+        """[T] what each token earns by its divergence from the reference: 0 or less on average."""
+        kl, dtype = self._algorithm.kl, self._place.dtype
+        if kl is None or reference is None or not kl.in_reward:
+            return torch.zeros_like(half.behaviour, dtype=dtype)
+        divergence = kl.estimate(half.behaviour.to(dtype), reference)
+        return torch.where(sampled, -half.kl_coef * divergence, 0.0)
+
+    def _with_penalty(self, finished: ValueHalf, log: StepLog) -> ValueHalf:
+        """The value targets' rewards hold the same penalty as the advantages'."""
+        kl, reference = self._algorithm.kl, self._reference
+        if kl is None or reference is None or not kl.in_reward or self._algorithm.value is None:
+            return finished
+        everything = range(len(finished.reads.token_ids))
+        logprobs = infer(reference, finished.reads, everything, self._place, log=log)
+        penalty = self._penalty(finished, logprobs, finished.behaviour.isfinite())
+        return replace(finished, rewards=finished.rewards + penalty.to(finished.rewards.dtype))
+
+
+def _inputs(
+    windows: PolicyHalf, policy: PolicyUpdate, critic: CriticUpdate | None
+) -> dict[str, Tensor]:
+    """What goes into the losses and is known before the first optimizer step."""
+    mask, nothing = windows.mask, windows.rewards[:0]
+    weights = windows.weights
+    return {
+        "loss weights": nothing if weights is None else weights[mask],
+        "generator's logprobs": windows.behaviour[mask],
+        "rewards": windows.rewards,
+        "reference's logprobs": nothing if policy.reference is None else policy.reference[mask],
+        "values and value targets": nothing if critic is None else critic.inputs,
+    }
+
+
+def _broken_off(logs: Mapping[str, StepLog]) -> str | None:
+    """Which model's optimizer step was thrown away, and which earlier steps stay in the weights.
+    None where no step was thrown away."""
+    name = next((name for name, log in logs.items() if log.dropped), None)
+    if name is None:
+        return None
+    reason = f"loss or gradient of the {name} is not finite"
+    kept = [f"{log.applied} of the {who}" for who, log in logs.items() if log.applied]
+    return f"{reason}; optimizer steps that stay: {', '.join(kept)}" if kept else reason
+
+
+def _diagnostics(windows: PolicyHalf, policy: PolicyUpdate, seen: Judged) -> list[TokenDiagnostics]:
+    """A column for each of COLUMN_NAMES, by position; NaN where there is no figure."""
+    nothing = torch.full_like(policy.start, math.nan)
+    figures = {
+        "learner_logprobs": torch.where(policy.known, policy.start, nothing),
+        "values": nothing if seen.values is None else seen.values,
+        "advantages": seen.advantages,
+        "returns": torch.where(seen.returns_known, seen.returns, math.nan),
+    }
+    columns = {
+        name: windows.sampled.spread(figures[name].to(torch.float32).cpu().numpy())
+        for name in COLUMN_NAMES
+    }
+    lams = windows.segments.lam.tolist()
+    return [
+        TokenDiagnostics(
+            window_id=window.window_id,
+            trajectory_id=window.trajectory_id,
+            start=window.start,
+            lam=lams[i],
+            columns={name: column[i] for name, column in columns.items()},
+        )
+        for i, window in enumerate(windows.windows)
+    ]

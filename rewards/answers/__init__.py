@@ -1,0 +1,1 @@
+"""What an answer says, and whether it is the reference."""

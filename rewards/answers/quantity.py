@@ -1,0 +1,154 @@
+"""Numbers with what stands around them: a sign of money, a unit, per cent, degrees.
+
+In: an answer in its one way of writing (`notation.tidy`). Out: a Quantity, or None when the text is
+anything but one number with perhaps a unit. Whether two quantities are the same answer is decided
+here too. Exact: no rounding but that of decimals which stand for a number without a finite decimal.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rewards.answers.exact_number import LONGEST, read_number, same_number
+from rewards.answers.units import read_unit
+
+_DIGITS = r"[0-9]+(?:,[0-9]{3})*"
+_FRACTION = r"\\frac\{\s*[-+]?[0-9]+\s*\}\{\s*[0-9]+\s*\}"
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:(?P<whole>[0-9]+)\s*(?P<mixed>{_FRACTION})"
+    rf"|(?P<whole2>[0-9]+)\s+(?:and\s+)?(?P<mixed2>[0-9]+/[0-9]+)"
+    rf"|(?P<fraction>{_FRACTION}|{_DIGITS}\s*/\s*{_DIGITS})"
+    r"|(?P<spaced>[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?)(?![0-9])"
+    rf"|(?P<decimal>(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?:[eE][-+]?[0-9]{1,3}(?![0-9])"
+    r"|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*[-+]?[0-9]{1,3}\s*\}|[-+]?[0-9]))?))"
+)
+_MONEY = re.compile(
+    r"^(?:[\u20ac\u00a3\u00a5\u20b9]|(?:US|A|C)(?=\s?[0-9])|USD|EUR|GBP|Rs\.?|INR)\s*", re.ASCII
+)
+_MONEY_AFTER = re.compile(r"^[\u20ac\u00a3\u00a5\u20b9]$")
+_UNIT_TEXT = re.compile(
+    r"(?:\\text\{([^{}]*)\}|([A-Za-z\u00b0\u00b5\u03a9%][A-Za-z\u00b0\u00b5\u03a9%. /*-]*))"
+    r"(?:\s*(?:\^\s*\{?\s*(-?[0-9])\s*\}?))?"
+)
+_SCALES = re.compile(
+    r"\b(?:hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?|pi|squared"
+    r"|cubed|factorial|times|plus|minus|over|root|mod|th|nd|rd|or|and|to|of|more|less|if|when|for"
+    r"|otherwise|is|are|was|not|but|so|than|the|sqrt|sin|cos|tan|log|ln|exp|base|choose)\b",
+    re.IGNORECASE,
+)
+_LARGE = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_LARGE_WORD = re.compile(r"^(?:\\text\{\s*)?(thousand|million|billion|trillion)\b\s*")
+_DECIMAL_COMMA = re.compile(r"([-+]?[0-9]+),([0-9]+)")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A value and the text of its unit, empty without one. `%` and `\u00b0` are units."""
+
+    value: Fraction
+    unit: str = ""
+
+
+def read_quantity(text: str, *, decimal_comma: bool = False) -> Quantity | None:
+    """The quantity that a text is. With `decimal_comma` a comma that cannot separate thousands is a
+    decimal point."""
+    if len(text) > LONGEST:
+        return None
+    text = _MONEY.sub("", text)
+    if decimal_comma:
+        text = _point(text)
+    match = _NUMBER.match(text)
+    if match is None:
+        return None
+    value = _value(match)
+    rest = text[match.end() :].strip()
+    if value is None:
+        return None
+    if large := _LARGE_WORD.match(rest):
+        value *= 10 ** _LARGE[large[1]]
+        rest = rest[large.end() :].strip(" }")
+    if not rest or _MONEY_AFTER.fullmatch(rest):
+        return Quantity(value)
+    unit = _unit(rest, spaced=text[match.end() : match.end() + 1].isspace())
+    return None if unit is None else Quantity(value, unit)
+
+
+def same_quantity(wanted: Quantity, given: Quantity) -> bool:
+    """Whether both say the same. A unit that only one of them has does not matter, nor does one
+    that is not known; per cent may be written as the number of hundredths or as their value."""
+    if wanted.unit != given.unit and "%" in (wanted.unit, given.unit):
+        return _same_percent(wanted, given)
+    if wanted.unit != given.unit and wanted.unit and given.unit:
+        first, second = read_unit(wanted.unit), read_unit(given.unit)
+        if first is not None and second is not None and first != second:
+            return False
+    return same_number(wanted.value, given.value)
+
+
+def _same_percent(wanted: Quantity, given: Quantity) -> bool:
+    if wanted.unit == "%":
+        return not given.unit and (
+            same_number(wanted.value, given.value) or same_number(wanted.value / 100, given.value)
+        )
+    if wanted.unit:
+        return False
+    # 0.5 is not 0.5 %, but a question for per cent may have 50 as its answer.
+    return same_number(wanted.value, given.value / 100) or (
+        abs(wanted.value) > 1 and same_number(wanted.value, given.value)
+    )
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    whole = match["whole"] or match["whole2"]
+    part = match["mixed"] or match["mixed2"]
+    if whole:
+        fraction = read_number(part)
+        if fraction is None or not 0 <= fraction < 1:
+            return None
+        number: Fraction | None = int(whole) + fraction
+    else:
+        text = match["fraction"] or match["decimal"] or match["spaced"].replace(" ", "")
+        number = read_number(text)
+        if number is None and match["fraction"]:
+            number = _signed_fraction(text)
+    if number is None:
+        return None
+    return -number if match["sign"] == "-" else number
+
+
+def _signed_fraction(text: str) -> Fraction | None:
+    """`\\frac{-3}{4}`: a sign above the line."""
+    above, below = re.findall(r"[-+]?[0-9]+", text)[:2]
+    return Fraction(int(above), int(below)) if int(below) else None
+
+
+def _unit(text: str, *, spaced: bool) -> str | None:
+    """The unit that the text behind a number is, None when it is something else."""
+    if text in ("%", "\u00b0"):
+        return text
+    match = _UNIT_TEXT.fullmatch(text)
+    if match is None:
+        return None
+    word = (match[1] or match[2] or "").strip(" .,")
+    if not word or len(word) > 60 or len(word.split()) > 5 or _SCALES.search(word):
+        return None
+    known = read_unit(f"{word}^{match[3]}" if match[3] else word)
+    if known is not None and (known == read_unit("%") or known == read_unit("\u00b0")):
+        return "%" if known == read_unit("%") else "\u00b0"
+    # `2k` and `5 abc` are products; `5 cm` and `5 apples` are not.
+    letters = sum(char.isalpha() for char in word)
+    sure = known is not None and (letters > 1 or spaced)
+    if match[1] is None and not sure and not (spaced and letters > 3):
+        return None
+    return f"{word}^{match[3]}" if match[3] else word
+
+
+def _point(text: str) -> str:
+    """The text with its first number's decimal comma as a point, where it is one."""
+    match = _DECIMAL_COMMA.match(text)
+    if match is None:
+        return text
+    whole, places = match[1].lstrip("+-"), match[2]
+    thousands = len(places) == 3 and len(whole) <= 3 and not whole.startswith("0")
+    return text if thousands else f"{match[1]}.{places}{text[match.end() :]}"

@@ -1,0 +1,42 @@
+"""What a kind reads of a row: its columns, and the marked answer of a response."""
+
+import json
+from typing import Any
+
+from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.exact_match import answer_after
+from rewards.functions.verdict import Verdict
+
+
+def columns(item: ScoreItem) -> dict[str, Any]:
+    """The row's columns; ValueError where `info` is no JSON object."""
+    found = json.loads(item.info)
+    if not isinstance(found, dict):
+        raise ValueError("info is no JSON object")
+    return found
+
+
+def column(item: ScoreItem, name: str) -> Any:
+    """One column; ValueError where the row has none of that name."""
+    found = columns(item)
+    if name not in found:
+        raise ValueError(f"the row has no column {name!r}")
+    return found[name]
+
+
+def right_answer(item: ScoreItem) -> str:
+    """The row's right answer; ValueError where there is none."""
+    if not item.answer.strip():
+        raise ValueError("the right answer is empty")
+    return item.answer
+
+
+def marked_part(text: str, marker: str | None) -> str:
+    """What follows the marker's last occurrence on its line, empty where it does not occur;
+    without a marker the whole text."""
+    return text if marker is None else (answer_after(text, marker) or "")
+
+
+def right_or_wrong(right: bool, **parts: float) -> Verdict:
+    """The verdict of a kind that knows nothing between the two."""
+    return Verdict(float(right), right, {"correct": float(right), **parts})

@@ -1,0 +1,184 @@
+"""What a reward function can be told of one response.
+
+In: a ScoreItem. Out: facts by name, in the form in which a function's system has them: texts, or
+chat messages. A fact is computed when it is asked for.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, Literal
+
+from headrace.protocol.messages.control import ScoreItem
+from headrace.protocol.token_spans import Int32
+from rewards.functions import rollout_objects
+
+Chat = Literal["never", "row", "always"]
+"""When prompt and completion are lists of messages: where the row's prompt is a chat, or always."""
+
+
+class ScoringError(Exception):
+    """A response has no score; `parts` are numbers to look at all the same, such as what a judge
+    took."""
+
+    parts: Mapping[str, float] = MappingProxyType({})
+
+
+class InvalidRewardError(ScoringError):
+    """A response cannot be scored as the function asks, or what it returned is no reward."""
+
+
+class Known:
+    """One response and its row."""
+
+    def __init__(self, item: ScoreItem, chat: Chat) -> None:
+        self.item = item
+        self._chat = chat
+
+    @cached_property
+    def columns(self) -> dict[str, Any]:
+        """The row's columns, the prompt's own apart."""
+        return dict(json.loads(self.item.info))
+
+    @cached_property
+    def _messages(self) -> list[dict[str, Any]] | None:
+        if self._chat == "never":
+            return None
+        if self.item.messages:
+            return list(json.loads(self.item.messages))
+        if self._chat == "always":
+            return [{"role": "user", "content": self.item.prompt}]
+        return None
+
+    @property
+    def prompt(self) -> str | list[dict[str, Any]]:
+        """The prompt: the row's messages, or the text as the policy sees it."""
+        return self.item.prompt if self._messages is None else self._messages
+
+    @property
+    def completion(self) -> str | list[dict[str, Any]]:
+        """The response without special tokens."""
+        if self._messages is None:
+            return self.item.text
+        return [{"role": "assistant", "content": self.item.text}]
+
+    @property
+    def query(self) -> str:
+        """Prompt and response as one text."""
+        return self.item.prompt + self.item.text
+
+    @property
+    def truth(self) -> Any:
+        """The right answer where no column has the name that a function asks for: verl's or
+        SkyRL's ground truth as the row has it, which may be an object, else the answer as text."""
+        for column in ("reward_model", "reward_spec"):
+            nested = self.columns.get(column)
+            if isinstance(nested, Mapping) and "ground_truth" in nested:
+                return nested["ground_truth"]
+        return self.item.answer
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The row's column `info`, where it has one that is an object, else all its columns."""
+        given = self.columns.get("info")
+        if isinstance(given, str):
+            # verifiers lets a dataset hold it as text.
+            try:
+                given = json.loads(given)
+            except ValueError:
+                given = None
+        return given if isinstance(given, dict) else self.columns
+
+    @property
+    def task_info(self) -> dict[str, Any]:
+        """The row as one object."""
+        named = {"question": self.item.prompt, "ground_truth": self.truth}
+        return {**named, **self.columns}
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """An ended rollout of one turn. One for all functions of a rubric: what the first notes in
+        it, the next can read."""
+        return rollout_objects.state_of(
+            self.prompt,
+            self.completion,
+            self.truth,
+            self.columns,
+            self.info,
+            finished=self.item.finished,
+        )
+
+    @property
+    def sample(self) -> Any:
+        """slime's object of a response and its row."""
+        return rollout_objects.sample_of(
+            self.prompt,
+            self.item.text,
+            self.truth,
+            self.columns,
+            num_tokens=self.item.num_tokens,
+        )
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Token ids of the prompt."""
+        return _ids(self.item.prompt_ids)
+
+    @property
+    def completion_ids(self) -> list[int]:
+        """The token ids that were sampled, end token included."""
+        return _ids(self.item.completion_ids)
+
+
+def _ids(array: Int32 | None) -> list[int]:
+    if array is None:
+        raise InvalidRewardError("no token ids came along: set reward.token_ids = true")
+    return [int(token) for token in array.tolist()]
+
+
+RESPONSES = (
+    "completion",
+    "response",
+    "solution_str",
+    "predict_str",
+    "model_output",
+    "llm_solution",
+    "action",
+)
+"""Names under which functions take the response, the most telling first."""
+
+IDS = ("prompt_ids", "completion_ids")
+TRUTHS = ("answer", "ground_truth", "label", "solution")
+"""Names of the right answer, beside that of its column."""
+
+Fact = Callable[[Known], Any]
+FACTS: dict[str, Fact] = {
+    "prompt": lambda known: known.prompt,
+    "query": lambda known: known.query,
+    "prompt_ids": lambda known: known.prompt_ids,
+    "completion_ids": lambda known: known.completion_ids,
+    "extra_info": lambda known: {},
+    "info": lambda known: known.info,
+    "task": lambda known: "default",
+    "state": lambda known: known.state,
+    "task_info": lambda known: known.task_info,
+    "args": lambda known: SimpleNamespace(),
+    "sample": lambda known: known.sample,
+    "rllm_task": lambda known: rollout_objects.task_of(known.prompt, known.truth, known.columns),
+    "episode": lambda known: rollout_objects.episode_of(known.prompt, known.item.text),
+    **dict.fromkeys(TRUTHS, lambda known: known.truth),
+}
+"""What stands under a name where the row has no column of that name, or for a name that is its
+system's own whatever columns there are."""
+
+PLURALS = {
+    **{f"{name}s": name for name in RESPONSES},
+    **{f"{name}s": name for name in ("prompt", "answer", "ground_truth", "label", "solution")},
+    "queries": "query",
+    "data_sources": "data_source",
+    "extra_infos": "extra_info",
+    "states": "state",
+    "infos": "info",
+}
+"""Names of lists with an entry a response."""

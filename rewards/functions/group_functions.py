@@ -1,0 +1,97 @@
+"""Functions that see all responses to a prompt at once.
+
+In: an item with siblings. Out: a verdict for each of them. A function is called once: what its
+convention hands over in lists has an entry for each sibling, and what stands under a singular name
+is that of the prompt, which all share. A function that takes one response is a UserError.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from headrace.config.sections.reward import SourceConfig
+from headrace.errors import UserError
+from headrace.protocol.messages.control import ScoreItem
+from rewards.functions.arguments import RESPONSES, Known
+from rewards.functions.calling_conventions import Binding, bind
+from rewards.functions.results import Result
+from rewards.functions.user_functions import Call, RewardFunction, RewardFunctions, load_functions
+from rewards.functions.verdict import Verdict
+
+_OWN = frozenset({"completion_ids", "state"})
+"""Facts of one response that have no plural name: a group has a list of them under the same one."""
+
+
+class GroupFunctions(RewardFunctions):
+    """The functions of a source whose unit is group: a weighted sum for each sibling."""
+
+    def calls(self, item: ScoreItem) -> list[Call]:
+        """A call of each function with all siblings."""
+        return [f.call(*group_arguments(f.binding, item.siblings)) for f in self.functions]
+
+    def verdict(self, item: ScoreItem, returned: Sequence[Any]) -> Verdict:
+        """A verdict for each sibling; None where all functions say that none applies."""
+        columns = [
+            f.read_each(result, len(item.siblings), "siblings")
+            for f, result in zip(self.functions, returned, strict=True)
+        ]
+        return Verdict(siblings=tuple(map(self._of_sibling, zip(*columns, strict=True))))
+
+    def _of_sibling(self, results: Sequence[Result | None]) -> Verdict | None:
+        return self.weighed(results) if any(r is not None for r in results) else None
+
+
+def load_group_functions(source: SourceConfig) -> GroupFunctions:
+    """The functions that a source names; UserError where one takes a single response."""
+    loaded = load_functions(source)
+    return GroupFunctions(tuple(map(_of_groups, loaded.functions)), loaded.threshold)
+
+
+def _of_groups(function: RewardFunction) -> RewardFunction:
+    """The function bound so that `completions` means all siblings, whoever else it means one to."""
+    binding, where = function.binding, f"reward.function {function.label!r}"
+    if binding.adapter == "areal":
+        binding = bind(binding.signature, where, adapter="plain", objects=binding.objects)
+    for name, source in binding.sources.items():
+        is_one = binding.convention.singular(name) in (*RESPONSES, "query")
+        if is_one and not source.columns and not source.wraps:
+            raise UserError(
+                f"{where} takes {binding.signature}, where `{name}` is one response: with unit = "
+                f'"group" it is called once for all of them, as `{name}s`'
+            )
+    return replace(function, binding=binding)
+
+
+def group_arguments(
+    binding: Binding, siblings: Sequence[ScoreItem]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and named arguments for one call with all siblings."""
+    known = Known(siblings[0], binding.convention.chat)
+    calls = [binding.arguments(sibling) for sibling in siblings]
+    positional = [
+        _joined(binding, name, known, [call[0][place] for call in calls])
+        for place, name in enumerate(binding.signature.by_position)
+    ]
+    names = calls[0][1]
+    return positional, {
+        name: _joined(binding, name, known, [call[1].get(name, [None]) for call in calls])
+        for name in names
+    }
+
+
+def _joined(binding: Binding, name: str, known: Known, values: Sequence[Any]) -> Any:
+    """One argument from those of the siblings' own calls."""
+    if _is_listed(binding, name, known):
+        return [value[0] for value in values]
+    return list(values) if binding.convention.singular(name) in _OWN else values[0]
+
+
+def _is_listed(binding: Binding, name: str, known: Known) -> bool:
+    """Whether each sibling's own call has this argument in a list of one."""
+    source = binding.sources.get(name)
+    if source is None:
+        return name not in binding.objects and binding.convention.lists
+    for column, wraps in source.columns:
+        if column in known.columns:
+            return wraps
+    return source.wraps

@@ -1,0 +1,90 @@
+"""What verdicts earn: from scores to rewards, as a source of rewards says.
+
+In: a source, an item, and what its verifier says of it. Out: the verdict that counts. Pure.
+Promises: what training sees of every kind, unit and pace of scoring is decided here; an item has as
+many verdicts as it asked for, else it is InvalidRewardError.
+"""
+
+import math
+from dataclasses import replace
+
+from headrace.config.sections.reward import SourceConfig
+from headrace.protocol.messages.control import ScoreItem
+from rewards.functions.arguments import InvalidRewardError
+from rewards.functions.verdict import Verdict
+
+
+def foregone(source: SourceConfig, item: ScoreItem) -> Verdict | None:
+    """The verdict on a response that nobody has to look at, since it has no end; None: it has to be
+    judged."""
+    return unfinished(source) if waits_for_an_end(source, item) else None
+
+
+def waits_for_an_end(source: SourceConfig, item: ScoreItem) -> bool:
+    """Whether a response has no end and would need one. Groups are seen whole, and lines before
+    there is an end."""
+    return not item.finished and source.require_finish and source.unit == "trajectory"
+
+
+def paid(source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: bool) -> Verdict:
+    """What a verdict earns. `graded`: it is a score alone, which says by `correct_threshold` what
+    is right."""
+    match source.unit:
+        case "trajectory":
+            return priced(source, verdict, graded=graded)
+        case "group":
+            return _of_siblings(source, item, verdict, graded=graded)
+        case "line":
+            return _of_lines(item, verdict)
+
+
+def _of_siblings(
+    source: SourceConfig, item: ScoreItem, verdict: Verdict, *, graded: bool
+) -> Verdict:
+    """Siblings without an end were seen, and have their verdict already."""
+    given = verdict.siblings
+    if len(given) != len(item.siblings):
+        raise InvalidRewardError(f"{len(given)} verdicts for {len(item.siblings)} siblings")
+    ends = [sibling.finished or not source.require_finish for sibling in item.siblings]
+    earned = (each and priced(source, each, graded=graded) for each in given)
+    counts = (v if e else unfinished(source) for e, v in zip(ends, earned, strict=True))
+    return Verdict(siblings=tuple(counts))
+
+
+def _of_lines(item: ScoreItem, verdict: Verdict) -> Verdict:
+    """What lines earn, the coordinator knows: they are part of a response without an end."""
+    if len(verdict.lines) != len(item.line_ends):
+        raise InvalidRewardError(f"{len(verdict.lines)} scores for {len(item.line_ends)} lines")
+    for score in verdict.lines:
+        if score is not None and not math.isfinite(score):
+            raise InvalidRewardError(f"the score of a line is {score}, not a finite number")
+    return verdict
+
+
+def unfinished(source: SourceConfig) -> Verdict:
+    """What a response without an end earns."""
+    parts = {} if source.kind == "function" else {"correct": 0.0}
+    return Verdict(source.wrong_reward, False, parts)
+
+
+def priced(source: SourceConfig, verdict: Verdict, *, graded: bool) -> Verdict:
+    """One response's verdict with what its score earns. A score that was put on another scale is a
+    part."""
+    if source.pays_itself():
+        return verdict
+    score, correct, parts = verdict.reward, verdict.correct, verdict.parts
+    if graded:
+        correct = score >= source.correct_threshold
+        parts = {"correct": float(correct), **parts}
+    if source.score_range is not None:
+        low, high = source.score_range
+        parts = {"score": score, **parts}
+        score = min(max((score - low) / (high - low), 0.0), 1.0)
+    return replace(verdict, reward=_earned(source, score), correct=correct, parts=parts)
+
+
+def _earned(source: SourceConfig, score: float) -> float:
+    """What a score between a wrong answer's 0 and a right one's 1 earns."""
+    if score in (0.0, 1.0):
+        return source.correct_reward if score else source.wrong_reward
+    return source.wrong_reward + (source.correct_reward - source.wrong_reward) * score

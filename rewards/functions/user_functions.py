@@ -1,0 +1,206 @@
+"""User functions as verifiers.
+
+In: names such as `package.module:name` or `path/to/file.py:name` with weights. Out: verdicts. A
+name may be a function of any convention (`conventions.py`), plain or `async`, or a rubric of
+verifiers with functions of its own, also that of an environment which its `load_environment` makes.
+What cannot be called is a UserError when it is loaded.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
+
+from headrace.config.sections.reward import Adapter, SourceConfig
+from headrace.errors import UserError
+from headrace.protocol.messages.control import ScoreItem
+from rewards.functions import coroutines
+from rewards.functions.arguments import Chat, InvalidRewardError, Known
+from rewards.functions.calling_conventions import Binding, bind
+from rewards.functions.modules import load_named
+from rewards.functions.results import Result, read_result, weigh
+from rewards.functions.signatures import read_signature
+from rewards.functions.verdict import Verdict
+
+
+class Call(NamedTuple):
+    """A function and what it is handed."""
+
+    function: Callable[..., Any]
+    positional: list[Any]
+    named: dict[str, Any]
+
+    def result(self) -> Any:
+        """What it returns, waited for where it is a coroutine."""
+        returned = self.function(*self.positional, **self.named)
+        return coroutines.run(returned) if inspect.isawaitable(returned) else returned
+
+    async def later(self) -> Any:
+        """The same of a coroutine function, while others run."""
+        return await self.function(*self.positional, **self.named)
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A user's function, how it is called, and how much it counts."""
+
+    label: str
+    function: Callable[..., Any]
+    binding: Binding
+    weight: float = 1.0
+
+    def call(self, positional: list[Any], named: dict[str, Any]) -> Call:
+        """A call of it."""
+        return Call(self.function, positional, named)
+
+    def read(self, returned: Any) -> Result | None:
+        """What it says of one response, by its convention; None: it does not apply."""
+        return read_result(returned, self.binding.convention.returns)
+
+    def read_each(self, returned: Any, number: int, what: str) -> list[Result | None]:
+        """What it says of each of several things, whose list is what it returned."""
+        return list(map(read_result, _entries(returned, number, what)))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is a coroutine function."""
+        called = getattr(self.function, "__call__", None)  # noqa: B004
+        return any(map(inspect.iscoroutinefunction, (self.function, called)))
+
+
+@dataclass(frozen=True)
+class RewardFunctions:
+    """The functions of a source: a weighted sum. An item becomes calls, and what they return, one
+    after the other, a verdict. Sources of groups and of lines do both in their own way."""
+
+    functions: tuple[RewardFunction, ...]
+    threshold: float
+    """From this score on an answer is right, where a function does not say so itself."""
+
+    def __call__(self, item: ScoreItem) -> Verdict:
+        """The verdict on an item."""
+        return self.verdict(item, [call.result() for call in self.calls(item)])
+
+    async def later(self, item: ScoreItem) -> Verdict:
+        """The same of coroutine functions, while others run."""
+        return self.verdict(item, [await call.later() for call in self.calls(item)])
+
+    def calls(self, item: ScoreItem) -> list[Call]:
+        """A call of each function."""
+        known = {chat: Known(item, chat) for chat in get_args(Chat)}
+        return [
+            f.call(*f.binding.arguments(item, known[f.binding.convention.chat]))
+            for f in self.functions
+        ]
+
+    def verdict(self, item: ScoreItem, returned: Sequence[Any]) -> Verdict:
+        """What the functions say by what they returned."""
+        return self.weighed([f.read(r) for f, r in zip(self.functions, returned, strict=True)])
+
+    def weighed(self, results: Sequence[Result | None]) -> Verdict:
+        """One verdict from what each function says of a response."""
+        pairs = zip(self.functions, results, strict=True)
+        return weigh([(f.label, f.weight, r) for f, r in pairs], threshold=self.threshold)
+
+    @property
+    def waits(self) -> bool:
+        """Whether all of them are coroutine functions."""
+        return all(f.waits for f in self.functions)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Columns of the dataset that they cannot do without."""
+        return tuple(dict.fromkeys(n for f in self.functions for n in f.binding.needs))
+
+    @property
+    def asks_ids(self) -> bool:
+        """Whether one of them takes token ids that do not come by themselves."""
+        return any(f.binding.asks_ids for f in self.functions)
+
+
+def load_functions(config: SourceConfig) -> RewardFunctions:
+    """The functions that a recipe names; UserError where one cannot be had."""
+    threshold = config.correct_threshold
+    if config.function is not None:
+        return RewardFunctions(tuple(_load(config.function, config.adapter)), threshold)
+    found = [
+        RewardFunction(f.label, f.function, f.binding, entry.weight * f.weight)
+        for entry in config.functions
+        for f in _load(entry.name, entry.adapter or config.adapter)
+    ]
+    if not found:
+        raise UserError("reward.kind is `function`: name one with reward.function=module:name")
+    return RewardFunctions(tuple(_with_own_labels(found)), threshold)
+
+
+def _load(name: str, adapter: Adapter | None) -> Iterator[RewardFunction]:
+    where = f"reward.function={name!r}"
+    place, _, attribute = name.rpartition(":")
+    found: Any = load_named(name)
+    if attribute == "load_environment" and inspect.isfunction(found):
+        found = found()
+    rubrics = list(_rubrics(found))
+    if not rubrics:
+        if not callable(found):
+            raise UserError(f"{where}: {place} has no function {attribute!r}")
+        binding = bind(read_signature(found, where), where, adapter=adapter)
+        yield RewardFunction(attribute, found, binding)
+    for rubric in rubrics:
+        yield from _of_rubric(rubric, where)
+
+
+def _rubrics(found: object) -> Iterator[Any]:
+    """The rubrics of verifiers that an object is or holds: an environment has one, a group
+    several."""
+    found = getattr(found, "rubric", found)
+    if inspect.isroutine(found) or inspect.isclass(found) or found is None:
+        return
+    inner = getattr(found, "rubrics", None)
+    if isinstance(inner, Iterable) and not isinstance(inner, str | Mapping):
+        for one in inner:
+            yield from _rubrics(one)
+    elif _functions_of(found):
+        yield found
+
+
+def _functions_of(rubric: object) -> list[tuple[Callable[..., Any], float]]:
+    functions = getattr(rubric, "funcs", None) or getattr(rubric, "reward_funcs", None)
+    weights = getattr(rubric, "weights", None) or getattr(rubric, "reward_weights", None)
+    if not isinstance(functions, list) or not isinstance(weights, list):
+        return []
+    return list(zip(functions, map(float, weights), strict=True))
+
+
+def _of_rubric(rubric: Any, where: str) -> Iterator[RewardFunction]:
+    objects = getattr(rubric, "class_objects", None) or {"parser": getattr(rubric, "parser", None)}
+    for function, weight in _functions_of(rubric):
+        label = getattr(function, "__name__", type(function).__name__)
+        signature = read_signature(function, f"{where}, {label}")
+        binding = bind(signature, f"{where}, {label}", adapter="verifiers", objects=objects)
+        yield RewardFunction(label, function, binding, weight)
+
+
+def _with_own_labels(functions: list[RewardFunction]) -> Iterator[RewardFunction]:
+    """Labels that several functions share are numbered."""
+    shared = {label for label, n in Counter(f.label for f in functions).items() if n > 1}
+    seen: Counter[str] = Counter()
+    for f in functions:
+        seen[f.label] += 1
+        label = f"{f.label}_{seen[f.label]}" if f.label in shared else f.label
+        yield RewardFunction(label, f.function, f.binding, f.weight)
+
+
+def _entries(result: Any, number: int, what: str) -> Sequence[Any]:
+    """The `number` entries of a result (a list, an array or a tensor), one for each of what was
+    scored; all else is an InvalidRewardError."""
+    if hasattr(result, "tolist"):
+        result = result.tolist()
+    if not isinstance(result, Sequence) or isinstance(result, str | bytes):
+        raise InvalidRewardError(
+            f"the result is {type(result).__name__}, where a list of {number} belongs, one entry "
+            f"for each of the {what}"
+        )
+    if len(result) != number:
+        raise InvalidRewardError(f"a list of {len(result)} for {number} {what}")
+    return result

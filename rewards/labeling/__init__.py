@@ -1,0 +1,1 @@
+"""Scores and labels without a run."""

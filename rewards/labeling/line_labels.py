@@ -1,0 +1,187 @@
+"""Labels for the lines of an answer: which one made it wrong, found by trying to finish it.
+
+In: an answer's lines and tokens, a policy that completes prefixes, a judge of whole answers. Out: a
+label for each line. A prefix is recoverable where at least one of K completions passes; a wrong
+answer's last recoverable prefix is searched for by halves, since what cannot be saved any more
+stays so. Lines up to there are labelled 1, later ones -1, neutral ones None (PSGPO, arXiv
+2410.17621). Promises: the empty prefix is taken for recoverable and the whole of a wrong answer for
+lost, without a try; no more than ceil(log2(lines)) prefixes are tried; a prefix is tried once,
+however many answers begin with it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from rewards.answers.line_ends import Line
+
+R = TypeVar("R", contravariant=True)
+
+Label = int | None
+"""1, -1, or None for a neutral line."""
+
+
+class Completion(NamedTuple):
+    """What a policy wrote after a prefix: tokens without the prefix, and whether it ended."""
+
+    ids: Sequence[int]
+    finished: bool
+
+
+class Complete(Protocol):
+    """A policy."""
+
+    async def __call__(
+        self, prompt_ids: Sequence[int], prefix_ids: Sequence[int], n: int, *, first: int
+    ) -> Sequence[Completion]:
+        """`n` completions of a response that begins with a prefix. They are those from number
+        `first` on of an endless row, the same ones whenever they are asked for."""
+        ...
+
+
+class Passes(Protocol[R]):
+    """A judge."""
+
+    async def __call__(self, row: R, ids: Sequence[int], finished: bool) -> bool:
+        """Whether a whole response to a row passes; raises where it cannot be judged."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """What is known of an answer's lines: `counted` of them are not neutral, the first `boundary`
+    of these are good; `calls` prefixes were tried for it with `completions` completions."""
+
+    labels: tuple[Label, ...]
+    counted: int
+    boundary: int
+    calls: int = 0
+    completions: int = 0
+
+    @property
+    def revised(self) -> bool:
+        """Whether lines of both labels are there: a wrong answer that was good for a while."""
+        return 0 < self.boundary < self.counted
+
+
+Find = Callable[[int, Callable[[int], Awaitable[bool]]], Awaitable[int]]
+"""A way to look for the boundary: `search` is one."""
+
+
+class _Tried(NamedTuple):
+    recoverable: bool
+    completions: int
+
+
+async def search(lines: int, recoverable: Callable[[int], Awaitable[bool]]) -> int:
+    """How many lines the longest recoverable prefix of a wrong answer has, found by halves:
+    `recoverable` is asked about prefixes of 1 to `lines` - 1 lines."""
+    good, bad = 0, lines
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if await recoverable(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def labels_of(neutral: Sequence[bool], boundary: int) -> tuple[Label, ...]:
+    """1 for the first `boundary` lines that are not neutral, -1 for the others, None for neutral
+    ones."""
+    labels: list[Label] = []
+    counted = 0
+    for passive in neutral:
+        counted += not passive
+        labels.append(None if passive else 1 if counted <= boundary else -1)
+    return tuple(labels)
+
+
+class PrefixLabeler(Generic[R]):
+    """Labels answers, any number of them at a time; what it learns of a prefix is kept."""
+
+    def __init__(
+        self,
+        complete: Complete,
+        passes: Passes[R],
+        *,
+        k: int,
+        at_once: int = 1,
+        find: Find | None = None,
+    ) -> None:
+        """Args:
+        complete: the policy.
+        passes: the judge.
+        k: completions of a prefix before it is given up.
+        at_once: how many of them are asked for together. 1 wastes none; more is quicker where few
+            answers are labelled at a time.
+        find: how the boundary is looked for. None: `search`.
+        """
+        if not 1 <= at_once <= k:
+            raise ValueError(f"1 to k = {k} completions can be asked for at once, not {at_once}")
+        self._complete, self._passes = complete, passes
+        self._k, self._at_once, self._find = k, at_once, find or search
+        self._tries: dict[Hashable, asyncio.Task[_Tried]] = {}
+        self.calls = 0
+        """Prefixes tried so far."""
+        self.completions = 0
+        """Completions asked for so far."""
+
+    async def label(
+        self,
+        row: R,
+        prompt_ids: Sequence[int],
+        response_ids: Sequence[int],
+        lines: Sequence[Line],
+        *,
+        passed: bool,
+        key: Hashable = None,
+    ) -> Labelled:
+        """The labels of one answer.
+
+        Args:
+            row: what the judge needs to know of the prompt.
+            prompt_ids: the prompt.
+            response_ids: the answer.
+            lines: its lines, as `rewards.answers.line_ends` finds them.
+            passed: whether the answer passes.
+            key: tells rows with one prompt apart that are judged differently.
+        """
+        neutral = [line.neutral for line in lines]
+        counted = [line for line in lines if not line.neutral]
+        if passed:
+            return Labelled(labels_of(neutral, len(counted)), len(counted), len(counted))
+        calls = completions = 0
+
+        async def recoverable(count: int) -> bool:
+            nonlocal calls, completions
+            prefix = tuple(response_ids[: counted[count - 1].end + 1])
+            place = (key, tuple(prompt_ids), prefix)
+            known = self._tries.get(place)
+            if known is None:
+                known = asyncio.ensure_future(self._try(row, prompt_ids, prefix))
+                self._tries[place] = known
+                tried = await known
+                calls, completions = calls + 1, completions + tried.completions
+                return tried.recoverable
+            return (await known).recoverable
+
+        boundary = await self._find(len(counted), recoverable)
+        return Labelled(labels_of(neutral, boundary), len(counted), boundary, calls, completions)
+
+    async def _try(self, row: R, prompt_ids: Sequence[int], prefix_ids: Sequence[int]) -> _Tried:
+        """Whether one of K completions of a prefix passes, no more of them than it takes."""
+        self.calls += 1
+        asked = 0
+        while asked < self._k:
+            n = min(self._at_once, self._k - asked)
+            found = await self._complete(prompt_ids, prefix_ids, n, first=asked)
+            asked += n
+            self.completions += n
+            judged = await asyncio.gather(
+                *(self._passes(row, (*prefix_ids, *each.ids), each.finished) for each in found)
+            )
+            if any(judged):
+                return _Tried(True, asked)
+        return _Tried(False, asked)

@@ -1,0 +1,78 @@
+"""What a pairwise model is asked, and which two tokens are its answers.
+
+In: a question, a rule and two answers as texts. Out: the text that ends right before the answer,
+and the ids of `yes` and `no` in that place. Promise: each is one token there; words that are
+several are a UserError. No model.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+from headrace.config.sections.reward_model import SLOTS, PairwiseConfig
+from headrace.errors import UserError
+from rewards.models.encoding import chat_text, text_ids
+
+_SLOT = re.compile("{(" + "|".join(SLOTS) + ")}")
+
+
+class Words(NamedTuple):
+    """Token ids of the two answers."""
+
+    yes: int
+    no: int
+
+
+def ask(template: str, *, question: str, rule: str, first: str, second: str) -> str:
+    """The template with its slots filled in; braces in the texts mean nothing."""
+    values = {"question": question, "rule": rule, "first": first, "second": second}
+    return _SLOT.sub(lambda slot: values[slot[1]], template)
+
+
+def question_ids(tokenizer: Any, text: str, *, chat: bool) -> list[int]:
+    """Token ids of what is asked, as a user's message where `chat`."""
+    if not chat:
+        return text_ids(tokenizer, text)
+    return list(tokenizer(_shown(tokenizer, text), add_special_tokens=False)["input_ids"])
+
+
+def words_in_context(tokenizer: Any, config: PairwiseConfig, *, chat: bool) -> Words:
+    """Ids of yes and no behind the template; UserError where one of them is not a single token
+    there, or where both are the same one."""
+    text = ask(config.template, question="q", rule=config.rule, first="a", second="b")
+    shown = _shown(tokenizer, text) if chat else text
+    words = Words(
+        _id_of(tokenizer, shown, "yes", config.yes), _id_of(tokenizer, shown, "no", config.no)
+    )
+    if words.yes == words.no:
+        raise UserError(
+            f"objective.yes = {config.yes!r} and objective.no = {config.no!r} are the same token "
+            "for this tokenizer; choose words that it can tell apart"
+        )
+    return words
+
+
+def _shown(tokenizer: Any, text: str) -> str:
+    return chat_text(tokenizer, [{"role": "user", "content": text}])
+
+
+def _id_of(tokenizer: Any, shown: str, name: str, word: str) -> int:
+    """The one token by which the text goes on with a word."""
+    before, after = (
+        list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        for text in (shown, shown + word)
+    )
+    added = after[len(before) :]
+    if after[: len(before)] != before:
+        raise UserError(
+            f"objective.{name} = {word!r} melts into the token before it; end objective.template "
+            "with a line break, or write the word with the space before it"
+        )
+    if len(added) != 1:
+        pieces = " ".join(map(repr, tokenizer.convert_ids_to_tokens(added)[:6]))
+        raise UserError(
+            f"objective.{name} = {word!r} is {len(added)} tokens behind the template ({pieces}); "
+            "choose a word that is one token there"
+        )
+    if added[0] == tokenizer.unk_token_id:
+        raise UserError(f"objective.{name} = {word!r} is not in the tokenizer's vocabulary")
+    return int(added[0])

@@ -1,0 +1,204 @@
+"""A trained reward model's scores.
+
+In: a folder that `headrace reward train` wrote. Out: `ScoreScorer` (one number for an answer),
+`PairScorer` (how likely one answer beats another) and `LineScorer` (one number for each line end).
+Promises: a model is asked in the form it was trained in; one forward pass a call, two for a pair;
+the same scores as transformers gives for the same folder. Imports nothing of ours but the
+contract, so that reward workers and judges may load it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from headrace.config.sections.reward_model import PairwiseConfig
+from headrace.errors import UserError
+from rewards.models.card import Card, check_kind, check_tokenizer, read_card
+from rewards.models.encoding import Prompt, encode, plain_text
+from rewards.models.pairwise_prompt import ask, question_ids, words_in_context
+
+
+class PairScore(NamedTuple):
+    """How a pairwise model sees two answers.
+
+    Attributes:
+        r: probability that the first given answer is better, over both orders.
+        p_front: that, where it stands first: p(yes).
+        p_back: that, where it stands second: p(no).
+    """
+
+    r: float
+    p_front: float
+    p_back: float
+
+
+def pair_score(yes_front: float, yes_back: float) -> PairScore:
+    """The score of an answer from p(yes) where it stands first and p(yes) where it stands second:
+    r = (p_front + 1 - yes_back) / 2 (Pairwise-RL). 1/2 for two equal answers, whatever the bias."""
+    return PairScore((yes_front + 1.0 - yes_back) / 2.0, yes_front, 1.0 - yes_back)
+
+
+class _Scorer:
+    """A model, its tokenizer and its card."""
+
+    kind: str
+    auto: Any
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        policy: str | Path | None = None,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """Load the folder.
+
+        Args:
+            folder: what `headrace reward train` wrote.
+            policy: a model folder whose tokenizer must be the reward model's, because its token ids
+                will be scored.
+            device, dtype: where and in what the model computes.
+            trust_remote_code: run Python code shipped inside the folder.
+
+        Raises:
+            UserError: not a reward model, of another kind, or with another tokenizer.
+        """
+        self.folder = Path(folder).expanduser()
+        self.card: Card = read_card(self.folder)
+        check_kind(self.folder, self.card, self.kind)
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(
+                self.folder, trust_remote_code=trust_remote_code
+            )
+            check_tokenizer(self.folder, self.card, self.tokenizer, str(self.folder))
+            if policy is not None:
+                other = AutoTokenizer.from_pretrained(policy, trust_remote_code=trust_remote_code)
+                check_tokenizer(self.folder, self.card, other, str(policy))
+            model: PreTrainedModel = self.auto.from_pretrained(
+                self.folder,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
+            )
+        except (OSError, ValueError) as error:
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(f"cannot load the reward model {self.folder}: {line}") from error
+        self.model = model.to(device).eval()
+        self._device = torch.device(device)
+        self._positions = getattr(model.config, "max_position_embeddings", None)
+
+    def _row(self, ids: Sequence[int]) -> Tensor:
+        """[1, T] ids; UserError for none, or for more than the model has positions."""
+        if not ids:
+            raise UserError(f"nothing to score for the reward model {self.folder}: no tokens")
+        if self._positions is not None and len(ids) > self._positions:
+            raise UserError(
+                f"{len(ids)} tokens are too many for the reward model {self.folder}, which has "
+                f"{self._positions} positions"
+            )
+        return torch.tensor([list(ids)], dtype=torch.int64, device=self._device)
+
+
+class _ScalarScorer(_Scorer):
+    auto = AutoModelForTokenClassification
+
+    @torch.inference_mode()
+    def _at(self, ids: Sequence[int], places: Sequence[int]) -> list[float]:
+        """The head's numbers at some places of a sequence."""
+        if not places:
+            return []
+        logits = self.model(input_ids=self._row(ids), use_cache=False).logits
+        found: list[float] = logits[0, list(places), 0].float().tolist()
+        return found
+
+
+class ScoreScorer(_ScalarScorer):
+    """Scores of whole answers, by a model trained with `bradley_terry`."""
+
+    kind = "bradley_terry"
+
+    def score(self, prompt: Prompt, response: str, *, ended: bool = True) -> float:
+        """The score of a response; only differences between responses to one prompt mean
+        something. `ended`: it ended by itself."""
+        encoded = encode(self.tokenizer, prompt, response, self.card.chat_template, ended=ended)
+        return self.score_ids(encoded.prompt, encoded.response)
+
+    def score_ids(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> float:
+        """The same of token ids, the response's with the end token where it has one."""
+        ids = [*prompt_ids, *completion_ids]
+        return self._at(ids, [len(ids) - 1])[0]
+
+
+class LineScorer(_ScalarScorer):
+    """Scores at line ends, by a model trained with `lines`."""
+
+    kind = "lines"
+
+    def lines(
+        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], ends: Sequence[int]
+    ) -> list[float]:
+        """One score for each line end, near 1 where all is well so far and near -1 where it is not.
+
+        Args:
+            prompt_ids: tokens of the prompt.
+            completion_ids: tokens of the response, finished or not.
+            ends: for each line the index in `completion_ids` of the token that holds its end.
+        """
+        if any(not 0 <= end < len(completion_ids) for end in ends):
+            raise UserError(
+                f"line ends {min(ends)} to {max(ends)} are not inside a response of "
+                f"{len(completion_ids)} tokens"
+            )
+        before = len(prompt_ids)
+        last = max(ends, default=-1)
+        # The model is causal: what follows the last line end changes nothing.
+        ids = [*prompt_ids, *completion_ids[: last + 1]]
+        return self._at(ids, [before + end for end in ends])
+
+
+class PairScorer(_Scorer):
+    """Which of two answers is better, by a model trained with `pairwise`."""
+
+    kind = "pairwise"
+    auto = AutoModelForCausalLM
+
+    def __init__(self, folder: str | Path, **settings: Any) -> None:
+        super().__init__(folder, **settings)
+        assert isinstance(self.card.objective, PairwiseConfig)
+        self._config = self.card.objective
+        self._chat = self.card.chat_template == "always"
+        self._words = words_in_context(self.tokenizer, self._config, chat=self._chat)
+
+    def pair(self, prompt: Prompt, a: str, b: str, *, rule: str | None = None) -> PairScore:
+        """How likely `a` beats `b`, both orders averaged. `rule`: what makes an answer better
+        (None: the rule of the recipe)."""
+        front, back = self.yes(prompt, a, b, rule=rule), self.yes(prompt, b, a, rule=rule)
+        return pair_score(front, back)
+
+    @torch.inference_mode()
+    def yes(self, prompt: Prompt, first: str, second: str, *, rule: str | None = None) -> float:
+        """p(yes) in one order: the softmax over the two words, sigma(l_yes - l_no)."""
+        text = ask(
+            self._config.template,
+            question=plain_text(prompt),
+            rule=self._config.rule if rule is None else rule,
+            first=first,
+            second=second,
+        )
+        row = self._row(question_ids(self.tokenizer, text, chat=self._chat))
+        logits = self.model(input_ids=row, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+        return float(torch.sigmoid(logits[self._words.yes] - logits[self._words.no]))

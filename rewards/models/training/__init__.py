@@ -1,0 +1,1 @@
+"""How reward models are trained and measured."""

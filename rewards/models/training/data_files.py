@@ -1,0 +1,160 @@
+"""Examples in files, as the field writes them.
+
+In: JSON lines, JSON or Parquet. Out: pairs from rows with `chosen` and `rejected`, or from answers
+of which it is known whether they are right; labelled answers from rows with `labels`. Promise: what
+cannot be read, lacks a column or is out of range is a UserError that names file and row.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from headrace.errors import UserError
+from rewards.models.encoding import Prompt, split_lines
+from rewards.models.training.examples import Labelled, Pair
+from rewards.models.training.pairs_from_runs import Answer
+from tasks.datasets.conversations import NoPromptError, read_prompt
+from tasks.datasets.dataset_files import PROMPT_KEYS, look_up
+from tasks.datasets.records import Record, find_files, read_records
+
+LINES = ("lines", "steps", "completions")
+RESPONSES = ("response", "completion", "output")
+LABELS = (1.0, 0.0, -1.0)
+
+
+def rows(path: str, limit: int | None = None) -> Iterator[tuple[str, Record]]:
+    """(file and row, record) of each row, at most `limit`."""
+    found = (
+        (f"{file}, row {number}", record)
+        for file in find_files(path)
+        for number, record in read_records(file)
+    )
+    return islice(found, limit)
+
+
+def has_pairs(record: Record) -> bool:
+    """Whether a row is a preference; if not, it may be one answer of a run's export."""
+    return "chosen" in record or "rejected" in record
+
+
+def read_pair(where: str, record: Record) -> Pair:
+    """A row `prompt, chosen, rejected[, margin, rule]`; the answers are texts or chat messages, and
+    without a prompt it is what both chats begin with."""
+    texts = [_answer(record, name, where) for name in ("chosen", "rejected")]
+    margin, rule = record.get("margin"), record.get("rule")
+    if margin is not None and not _is_number(margin):
+        raise UserError(f"{where}: margin is {str(margin)[:40]!r}, and should be a number")
+    if rule is not None and not isinstance(rule, str):
+        raise UserError(f"{where}: rule is {str(rule)[:40]!r}, and should be a text")
+    prompt = _prompt(record, where) or _common(record, where)
+    return Pair(prompt, texts[0], texts[1], float(margin or 0.0), rule, where)
+
+
+def read_answer(where: str, record: Record) -> Answer:
+    """A row of exported trajectories: `prompt, response, correct[, group_id]`."""
+    text = next((record[key] for key in RESPONSES if isinstance(record.get(key), str)), None)
+    if text is None:
+        raise UserError(
+            f"{where}: neither chosen and rejected nor a response (the row has "
+            f"{', '.join(sorted(record)) or 'nothing'})"
+        )
+    correct = record.get("correct")
+    if correct is not None and not isinstance(correct, bool):
+        raise UserError(f"{where}: correct is {str(correct)[:40]!r}, and should be true or false")
+    prompt = _prompt(record, where)
+    if not prompt:
+        raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
+    return Answer(str(record.get("group_id", "")), prompt, text, correct)
+
+
+def read_labelled(where: str, record: Record, separator: str) -> Labelled:
+    """A row `prompt, labels` with `lines`, `steps` or `completions`, or with a `response` that is
+    split; labels are 1, 0, -1, null, or true and false for 1 and -1."""
+    key = next((key for key in LINES if isinstance(record.get(key), list)), None)
+    text = next((record[key] for key in RESPONSES if isinstance(record.get(key), str)), None)
+    if key is not None:
+        lines = _lines(record[key], key, where, separator)
+    elif text is not None:
+        lines = split_lines(text, separator)
+    else:
+        raise UserError(
+            f"{where}: no lines (looked for {', '.join((*LINES, *RESPONSES))}; the row has "
+            f"{', '.join(sorted(record)) or 'nothing'})"
+        )
+    labels = record.get("labels")
+    if not isinstance(labels, list):
+        raise UserError(f"{where}: no labels; a list of 1, 0, -1 or null, one a line")
+    if len(labels) != len(lines):
+        raise UserError(f"{where}: {len(labels)} labels for {len(lines)} lines")
+    if not lines:
+        raise UserError(f"{where}: an answer without lines")
+    prompt = _prompt(record, where)
+    if not prompt:
+        raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
+    found = tuple(_label(label, index, where) for index, label in enumerate(labels))
+    return Labelled(prompt, tuple(lines), found, where)
+
+
+def _prompt(record: Record, where: str) -> Prompt | None:
+    key = next((name for name in PROMPT_KEYS if look_up(record, name)), None)
+    if key is None:
+        return None
+    try:
+        return read_prompt(look_up(record, key), None)
+    except NoPromptError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _answer(record: Record, name: str, where: str) -> str:
+    """An answer: a text, or the last message of a chat."""
+    value: Any = record.get(name)
+    if value is None:
+        raise UserError(
+            f"{where}: no {name!r} (the row has {', '.join(sorted(record)) or 'nothing'})"
+        )
+    last = value[-1] if isinstance(value, list) and value else value
+    text = last.get("content") if isinstance(last, dict) else last
+    if not isinstance(text, str) or not text:
+        raise UserError(f"{where}: {name} is neither a text nor a chat that ends with one")
+    return text
+
+
+def _common(record: Record, where: str) -> Prompt:
+    """What two chats begin with, up to their answers."""
+    chosen, rejected = record["chosen"], record["rejected"]
+    if not isinstance(chosen, list) or not isinstance(rejected, list) or len(chosen) < 2:
+        raise UserError(f"{where}: no prompt (looked for {', '.join(PROMPT_KEYS)})")
+    if chosen[:-1] != rejected[:-1]:
+        raise UserError(f"{where}: chosen and rejected do not begin alike, and there is no prompt")
+    try:
+        return read_prompt(chosen[:-1], None)
+    except NoPromptError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _lines(steps: Sequence[Any], key: str, where: str, separator: str) -> list[str]:
+    if not all(isinstance(step, str) for step in steps):
+        raise UserError(f"{where}: {key} should be a list of texts")
+    last = len(steps) - 1
+    return [
+        step if step.endswith(separator) or index == last else step + separator
+        for index, step in enumerate(steps)
+    ]
+
+
+def _label(label: Any, index: int, where: str) -> float | None:
+    if label is None:
+        return None
+    if isinstance(label, bool):
+        return 1.0 if label else -1.0
+    if not _is_number(label) or float(label) not in LABELS:
+        raise UserError(
+            f"{where}: label {index + 1} is {str(label)[:40]}, and should be 1, 0, -1 or null"
+        )
+    return float(label)
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)

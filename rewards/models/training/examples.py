@@ -1,0 +1,70 @@
+"""What a reward model learns from: pairs of answers, and answers whose lines are labelled.
+
+In: nothing. Out: `Pair`, `Labelled` and the split into examples to learn from and held-out ones.
+Promise: all examples of a prompt are on the same side, on every machine and in every process.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from headrace.errors import UserError
+from rewards.models.encoding import Prompt
+from tasks.rows import prompt_hash
+
+_PARTS = 10_000
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to one prompt, of which `chosen` is the better one.
+
+    Attributes:
+        margin: by how much more than `rejected` it should score, in nats of the odds.
+        rule: what makes an answer better; None: the recipe's rule.
+        where: file and row, or what else it was made of.
+    """
+
+    prompt: Prompt
+    chosen: str
+    rejected: str
+    margin: float = 0.0
+    rule: str | None = None
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An answer in lines, each with its separator, and a label for each: 1 (all is well so far), 0
+    (neutral), -1 (lost), None (nobody said)."""
+
+    prompt: Prompt
+    lines: tuple[str, ...]
+    labels: tuple[float | None, ...]
+    where: str = ""
+
+
+E = TypeVar("E", Pair, Labelled)
+
+
+@dataclass(frozen=True)
+class Examples(Generic[E]):
+    """Examples to learn from, and those held out. `ties`: pairs of equal answers, left out."""
+
+    training: list[E]
+    held_out: list[E]
+    ties: int = 0
+
+
+def split(examples: Sequence[E], *, fraction: float, ties: int = 0) -> Examples[E]:
+    """Hold out that share of the prompts, by the hash of their texts. UserError where one side
+    would be empty."""
+    bound = round(fraction * _PARTS)
+    held = [one for one in examples if prompt_hash(one.prompt) % _PARTS < bound]
+    kept = [one for one in examples if prompt_hash(one.prompt) % _PARTS >= bound]
+    if not held or not kept:
+        raise UserError(
+            f"data.eval_fraction = {fraction:g} holds out {len(held)} of {len(examples)} examples; "
+            "both sides need some: give more prompts, another share, or data.eval_path"
+        )
+    return Examples(kept, held, ties)

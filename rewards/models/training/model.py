@@ -1,0 +1,191 @@
+"""The model that is trained, its engine, and how both are kept.
+
+In: a recipe and, for a resumed run, a checkpoint. Out: `Model`. Promises: a restored one goes on to
+the bit in float32; what is saved is loadable by transformers as it is
+(`AutoModelForTokenClassification` with one label for scores, `AutoModelForCausalLM` for words).
+"""
+
+import atexit
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+
+from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
+from headrace.config.sections.reward_model import EngineConfig, RewardModelConfig, TrainingConfig
+from headrace.errors import UserError
+from headrace.host.hardware import free_port
+from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
+from learner.models.forward import PolicyNetwork, ValueNetwork
+from learner.models.loading import load_critic, load_policy
+from learner.process.checkpoint import write_checkpoint
+from learner.process.weight_publishing import weights_of
+from rewards.models.card import FORMAT, Card, fingerprint, write_card
+
+HF, STATE = "model", "state"
+_KEPT = 2
+
+
+class Model:
+    """A network in its engine, with the tokenizer it belongs to."""
+
+    def __init__(
+        self,
+        config: RewardModelConfig,
+        tokenizer: Any,
+        *,
+        is_scalar: bool,
+        steps: int,
+        resumed: Path | None = None,
+    ) -> None:
+        """Load the model of the recipe or of a checkpoint; UserError where there is none."""
+        self._config, self.tokenizer = config, tokenizer
+        self.device = choose_device(config.engine)
+        if self.device.type == "cpu":
+            torch.set_num_threads(config.engine.threads)
+        torch.manual_seed(config.seed)
+        models = config.model
+        if resumed is not None:
+            folder = str(resumed / HF)
+            models = models.model_copy(update={"path": folder, "critic_path": folder})
+        dtype = torch.bfloat16 if config.engine.precision == "bfloat16" else torch.float32
+        autocast = torch.bfloat16 if config.engine.precision == "bf16_autocast" else None
+        load = load_critic if is_scalar else load_policy
+        self.pretrained: PreTrainedModel = load(models, dtype=dtype, device=self.device)
+        network: nn.Module = (
+            ValueNetwork(self.pretrained, autocast=autocast)
+            if is_scalar
+            else PolicyNetwork(self.pretrained, autocast=autocast)
+        )
+        if config.engine.gradient_checkpointing:
+            self.pretrained.gradient_checkpointing_enable({"use_reentrant": False})
+            self.pretrained.train()
+        if not torch.distributed.is_initialized():
+            join_ranks(rank=0, world_size=1, port=free_port(), device=self.device)
+            # DeepSpeed remembers its groups: the next model of this process needs them as well.
+            atexit.register(torch.distributed.destroy_process_group)
+        self.engine = DeepSpeedEngine(
+            network,
+            optimizer_config(config.training),
+            learner_config(config.engine),
+            decay=decay_of(config.training, steps),
+        )
+        if resumed is not None:
+            state = load_file(resumed / STATE / "engine.safetensors")
+            torch.set_rng_state(state.pop("rng"))
+            self.engine.load_state(state)
+
+    def save(self, folder: Path, run_id: str) -> None:
+        """Write the Hugging Face folder and its card."""
+        with self.engine.whole_parameters():
+            weights = weights_of(self.pretrained.state_dict(), dtype=None)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.pretrained.save_pretrained(folder, state_dict=weights)
+        self.tokenizer.save_pretrained(folder)
+        config = self._config
+        card = Card(
+            format=FORMAT,
+            objective=config.objective,
+            vocabulary=fingerprint(self.tokenizer),
+            chat_template=config.model.chat_template,
+            max_tokens=config.data.max_tokens,
+            run_id=run_id,
+        )
+        write_card(folder, card)
+
+    def checkpoint(self, root: Path, step: int, run_id: str, facts: dict[str, Any]) -> Path:
+        """Write everything that a resumed run needs under checkpoints/step_N."""
+
+        def fill(folder: Path) -> None:
+            self.save(folder / HF, run_id)
+            (folder / STATE).mkdir()
+            state: dict[str, Tensor] = self.engine.state() | {"rng": torch.get_rng_state()}
+            save_file(state, folder / STATE / "engine.safetensors")
+
+        return write_checkpoint(root, step, fill, facts=facts, keep_last=_KEPT)
+
+
+def load_tokenizer(config: RewardModelConfig) -> Any:
+    """The tokenizer of the model that is started from; UserError where there is none."""
+    path = config.model.path
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"model.path = {path!r} has no tokenizer: {line}") from error
+
+
+def positions_of(config: RewardModelConfig) -> int | None:
+    """Most tokens of a sequence that the model takes; None: it does not say."""
+    try:
+        shape = AutoConfig.from_pretrained(
+            config.model.path, trust_remote_code=config.model.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"cannot load the model {config.model.path}: {line}") from error
+    found = getattr(shape, "max_position_embeddings", None)
+    return None if found is None else int(found)
+
+
+def check_start(config: RewardModelConfig, tokenizer: Any) -> None:
+    """UserError where the value model that is started from has another tokenizer."""
+    start = config.model.critic_path
+    if start is None:
+        return
+    try:
+        other = AutoTokenizer.from_pretrained(start)
+    except (OSError, ValueError):
+        return
+    if fingerprint(other) != fingerprint(tokenizer):
+        raise UserError(
+            f"model.critic_path = {start!r} has another tokenizer than model.path; start from "
+            "models with the same one"
+        )
+
+
+def choose_device(engine: EngineConfig) -> torch.device:
+    """The device to train on; UserError where the recipe asks for one that is not there."""
+    found = torch.cuda.is_available()
+    if engine.device == "cuda" and not found:
+        raise UserError("engine.device is cuda, but torch sees no GPU; use engine.device=cpu")
+    return torch.device("cuda" if found and engine.device != "cpu" else "cpu")
+
+
+def optimizer_config(training: TrainingConfig) -> OptimizerConfig:
+    """The optimizer as the learner's engine takes it."""
+    return OptimizerConfig(
+        lr=training.lr,
+        betas=training.betas,
+        weight_decay=training.weight_decay,
+        warmup_steps=training.warmup_steps,
+        grad_clip=training.grad_clip,
+    )
+
+
+def learner_config(engine: EngineConfig) -> LearnerConfig:
+    """The engine's settings as the learner's engine takes them."""
+    return LearnerConfig(**engine.model_dump())
+
+
+def decay_of(training: TrainingConfig, steps: int) -> Callable[[int], float]:
+    """The factor of the learning rate after so many of `steps` steps, warm-up aside: from 1 at its
+    end to 0 behind the last step, unless it is constant."""
+    span = max(1, steps - training.warmup_steps)
+
+    def factor(done: int) -> float:
+        share = min(1.0, max(0, done - training.warmup_steps) / span)
+        match training.schedule:
+            case "constant":
+                return 1.0
+            case "linear":
+                return 1.0 - share
+            case "cosine":
+                return (1.0 + math.cos(math.pi * share)) / 2
+
+    return factor

@@ -1,0 +1,230 @@
+"""What goes through the model for each objective, and what is made of its outputs.
+
+In: examples. Out: units, their summed loss, and figures on held-out ones. Promise: an objective
+knows nothing of optimizers, files or folders. Held-out pairs are always shown in both orders.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from headrace.config.sections.reward_model import (
+    BradleyTerryConfig,
+    LinesConfig,
+    PairwiseConfig,
+    RewardModelConfig,
+)
+from learner.models.forward import TokenScores
+from rewards.models.encoding import ChatMode, encode, line_ends, plain_text, prompt_ids
+from rewards.models.pairwise_prompt import ask, question_ids, words_in_context
+from rewards.models.training import metrics
+from rewards.models.training.examples import Labelled, Pair
+from rewards.models.training.packing import Row, Unit, UnitPack
+
+Output = Tensor | TokenScores
+
+
+class Objective(Protocol):
+    """One of the three ways to train a reward model."""
+
+    is_scalar: bool
+    """A scalar head in the place of the language model's."""
+
+    def unit(self, example: Any, *, training: bool) -> Unit:
+        """The sequences of an example. `training` False: as held-out examples are looked at."""
+
+    def loss(self, output: Output, pack: UnitPack) -> Tensor:
+        """The sum of the losses of a pack's units, each counted by its weight."""
+
+    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+        """For each unit what its figures are made of."""
+
+    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+        """Figures of held-out units, see `rewards.models.training.metrics`."""
+
+
+def build_objective(config: RewardModelConfig, tokenizer: Any) -> Objective:
+    """The objective of a recipe; UserError where the tokenizer cannot serve it."""
+    mode = config.model.chat_template
+    match config.objective:
+        case BradleyTerryConfig():
+            return BradleyTerry(tokenizer, mode)
+        case PairwiseConfig() as told:
+            return Pairwise(told, tokenizer, mode, seed=config.seed)
+        case LinesConfig():
+            return Lines(tokenizer, mode)
+
+
+class BradleyTerry:
+    """A score at the last token of each answer."""
+
+    is_scalar = True
+
+    def __init__(self, tokenizer: Any, mode: ChatMode) -> None:
+        self._tokenizer, self._mode = tokenizer, mode
+
+    def unit(self, example: Pair, *, training: bool) -> Unit:
+        """The chosen answer, then the rejected one."""
+        rows = tuple(self._row(example, text) for text in (example.chosen, example.rejected))
+        return Unit(rows, (example.margin,))
+
+    def _row(self, example: Pair, text: str) -> Row:
+        ids = encode(self._tokenizer, example.prompt, text, self._mode).ids
+        return Row(ids, [len(ids) - 1], [0])
+
+    def loss(self, output: Output, pack: UnitPack) -> Tensor:
+        """Summed -log sigma(chosen - rejected - margin)."""
+        chosen, rejected = _scores(output).view(-1, 2).unbind(dim=1)
+        margins = chosen.new_tensor([unit.facts[0] for unit in pack.units])
+        return bradley_terry(chosen, rejected, margins).sum()
+
+    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+        """(score of the chosen answer, of the rejected one)."""
+        return [(c, r) for c, r in _scores(output).view(-1, 2).tolist()]
+
+    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+        """Accuracy and calibration."""
+        return metrics.of_scores(judged, [unit.facts[0] for unit in units])
+
+
+class Pairwise:
+    """The word behind a question about two answers."""
+
+    is_scalar = False
+
+    def __init__(
+        self, config: PairwiseConfig, tokenizer: Any, mode: ChatMode, *, seed: int
+    ) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        self._chat = mode == "always"
+        self._words = words_in_context(tokenizer, config, chat=self._chat)
+        self._rng = Random(f"orders/{seed}")
+
+    def unit(self, example: Pair, *, training: bool) -> Unit:
+        """Both orders, the better answer first and then second; or one of them, drawn anew for
+        each example, while training without `swap`."""
+        texts = [(example.chosen, example.rejected), (example.rejected, example.chosen)]
+        answers: tuple[float, ...] = (1.0, 0.0)
+        if training and not self._config.swap:
+            place = 0 if self._rng.random() < self._config.first_share else 1
+            texts, answers = [texts[place]], answers[place : place + 1]
+        return Unit(tuple(self._row(example, *pair) for pair in texts), answers)
+
+    def _row(self, example: Pair, first: str, second: str) -> Row:
+        rule = self._config.rule if example.rule is None else example.rule
+        question = plain_text(example.prompt)
+        text = ask(self._config.template, question=question, rule=rule, first=first, second=second)
+        ids = question_ids(self._tokenizer, text, chat=self._chat)
+        # One place, read for both words: the network scores given tokens.
+        return Row(ids, [len(ids) - 1] * 2, list(self._words))
+
+    def loss(self, output: Output, pack: UnitPack) -> Tensor:
+        """Summed cross-entropy of the words and, with both orders, `consistency`."""
+        orders = len(pack.units[0].rows)
+        log_yes, log_no = _logprobs(output).view(-1, orders, 2).unbind(dim=2)
+        is_yes = torch.tensor([unit.facts for unit in pack.units], device=log_yes.device) > 0.5
+        weight = self._config.consistency
+        return pairwise(log_yes, log_no, is_yes, weight=weight).sum()
+
+    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+        """(p(yes) with the better answer first, p(yes) with it second, cross-entropy)."""
+        log_yes, log_no = _logprobs(output).view(-1, 2, 2).unbind(dim=2)
+        front, back = probability_of_yes(log_yes, log_no).unbind(dim=1)
+        entropy = -(log_yes[:, 0] + log_no[:, 1]) / 2
+        columns = torch.stack([front, back, entropy], dim=1)
+        return [(f, b, e) for f, b, e in columns.tolist()]
+
+    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+        """Accuracy, calibration and position bias."""
+        return metrics.of_orders(judged, weight=self._config.consistency)
+
+
+class Lines:
+    """A score at each labelled line end."""
+
+    is_scalar = True
+
+    def __init__(self, tokenizer: Any, mode: ChatMode) -> None:
+        self._tokenizer, self._mode = tokenizer, mode
+
+    def unit(self, example: Labelled, *, training: bool) -> Unit:
+        """The answer up to its last labelled line. Of lines that end in one token the first with a
+        label counts."""
+        opening = prompt_ids(self._tokenizer, example.prompt, self._mode)
+        ids, ends = line_ends(self._tokenizer, example.lines)
+        labels: dict[int, float] = {}
+        for end, label in zip(ends, example.labels, strict=True):
+            if label is not None:
+                labels.setdefault(end, label)
+        places = [len(opening) + end for end in labels]
+        row = Row([*opening, *ids][: max(places, default=0) + 1], places, [0] * len(places))
+        return Unit((row,), tuple(labels.values()), float(len(labels)))
+
+    def loss(self, output: Output, pack: UnitPack) -> Tensor:
+        """Summed squared errors."""
+        scores = _scores(output)
+        labels = scores.new_tensor([label for unit in pack.units for label in unit.facts])
+        return line_error(scores, labels).sum()
+
+    def judge(self, output: Output, pack: UnitPack) -> list[tuple[float, ...]]:
+        """The score at each labelled line end."""
+        return [tuple(part.tolist()) for _, part in pack.of_units(_scores(output))]
+
+    def figures(self, judged: Sequence[tuple[float, ...]], units: Sequence[Unit]) -> dict[str, Any]:
+        """Mean squared error, area under the curve, accuracy and calibration."""
+        return metrics.of_lines(judged, [unit.facts for unit in units])
+
+
+def _scores(output: Output) -> Tensor:
+    assert isinstance(output, Tensor)
+    return output
+
+
+def _logprobs(output: Output) -> Tensor:
+    assert not isinstance(output, Tensor)
+    return output.logprobs
+
+
+# The losses, one number an example or line end: whoever trains divides their sum by how many there
+# are in the whole batch. Letters: N examples, M labelled line ends.
+
+
+def bradley_terry(chosen: Tensor, rejected: Tensor, margin: Tensor) -> Tensor:
+    """[N] -log sigma(chosen - rejected - margin)."""
+    return softplus(margin + rejected - chosen)
+
+
+def probability_of_yes(log_yes: Tensor, log_no: Tensor) -> Tensor:
+    """The softmax over the two words alone: sigma(log_yes - log_no)."""
+    return torch.sigmoid(log_yes - log_no)
+
+
+def consistency(front: Tensor, back: Tensor) -> Tensor:
+    """[N] (p(a, b) + p(b, a) - 1)^2 of p(yes) in both orders (Pairwise-RL, L_pos; the paper's exact
+    form is not known to us)."""
+    return (front + back - 1.0).square()
+
+
+def pairwise(log_yes: Tensor, log_no: Tensor, is_yes: Tensor, *, weight: float) -> Tensor:
+    """[N] cross-entropy of the right word, averaged over the orders shown, plus `weight` times
+    `consistency` where both are.
+
+    Args:
+        log_yes, log_no: [N, orders] log-probabilities of the words over the whole vocabulary.
+        is_yes: [N, orders] whether yes is right, i.e. the better answer stands first.
+        weight: zeta.
+    """
+    entropy = -torch.where(is_yes, log_yes, log_no).mean(dim=1)
+    if log_yes.shape[1] < 2 or not weight:
+        return entropy
+    front, back = probability_of_yes(log_yes, log_no).unbind(dim=1)
+    return entropy + weight * consistency(front, back)
+
+
+def line_error(scores: Tensor, labels: Tensor) -> Tensor:
+    """[M] squared errors at labelled line ends."""
+    return (scores - labels).square()

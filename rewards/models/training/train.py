@@ -1,0 +1,306 @@
+"""The heart: take steps, look at held-out examples, keep checkpoints, report.
+
+In: a recipe and its run folder, and somebody who watches. Out: the trained model's folder, lines of
+metrics, a report. Promises: the order of examples depends on the seed and the step alone, so that a
+resumed run trains what it would have trained; a request to stop is heard between two steps and
+leaves a checkpoint; a step whose gradient is not finite is not applied.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import torch
+
+from headrace.config.sections.reward_model import RewardModelConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.run_files.reward_model_run import (
+    CHECKPOINTS,
+    MODEL,
+    EvaluationLine,
+    Status,
+    StepLine,
+    append_line,
+    forget_after,
+    read_lines,
+    read_status,
+    write_status,
+)
+from headrace.run_files.run_folder import read_manifest
+from learner.process.checkpoint import newest
+from rewards.models.training.examples import Examples
+from rewards.models.training.metrics import flat
+from rewards.models.training.model import Model, check_start, load_tokenizer, positions_of
+from rewards.models.training.objectives import Objective, build_objective
+from rewards.models.training.packing import Unit, packs_of
+from rewards.models.training.report import write_report
+from rewards.models.training.sources import read_examples
+
+MOST_DROPPED = 20
+"""So many steps in a row that are not finite end the run."""
+
+
+class Watch(Protocol):
+    """Who is told how it goes."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def step(self, line: StepLine, steps: int) -> None:
+        """A step was taken, of `steps`."""
+
+    def evaluated(self, line: EvaluationLine) -> None:
+        """The held-out examples were looked at."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Encoded examples, and how many were left out for their length."""
+
+    training: list[Unit]
+    held_out: list[Unit]
+    too_long: int
+    ties: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended. `model` None: it was interrupted."""
+
+    model: Path | None
+    step: int
+    figures: dict[str, Any]
+
+
+def train(
+    config: RewardModelConfig, run_dir: Path, watch: Watch, *, should_stop: Callable[[], bool]
+) -> Outcome:
+    """Train from the run's newest checkpoint, or from the start, to the end, or until `should_stop`
+    says so. The caller holds the run."""
+    status = replace_status(read_status(run_dir), status="starting", detail="")
+    status = status if status.started_at else replace_status(status, started_at=time.time())
+    write_status(run_dir, status)
+    try:
+        return Training(config, run_dir, watch, status).run(should_stop)
+    except BaseException as error:  # whatever ends it, the folder says so
+        line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        last = replace_status(read_status(run_dir), status="failed", detail=line)
+        write_status(run_dir, last)
+        raise
+
+
+def replace_status(status: Status, /, **changes: Any) -> Status:
+    """The status with other values, as of now."""
+    return msgspec.structs.replace(status, at=time.time(), **changes)
+
+
+class Training:
+    """A training under way."""
+
+    def __init__(
+        self, config: RewardModelConfig, run_dir: Path, watch: Watch, status: Status
+    ) -> None:
+        self._config, self._run_dir, self._watch = config, run_dir, watch
+        tokenizer = load_tokenizer(config)
+        check_start(config, tokenizer)
+        objective = build_objective(config, tokenizer)
+        examples = read_examples(config)
+        limit = min(config.data.max_tokens, positions_of(config) or config.data.max_tokens)
+        self._data = encode_examples(config, objective, examples, limit=limit)
+        self._steps = steps_of(config, len(self._data.training))
+        resumed = newest(run_dir / CHECKPOINTS)
+        self._model = Model(
+            config, tokenizer, is_scalar=objective.is_scalar, steps=self._steps, resumed=resumed
+        )
+        self._objective = objective
+        self._step, self._tokens, self._seconds, self._dropped = 0, 0, 0.0, 0
+        if resumed is not None:
+            facts = read_manifest(resumed)
+            self._step = int(facts["update"])
+            self._tokens, self._seconds = int(facts["tokens"]), float(facts["train_time_s"])
+        forget_after(run_dir, self._step)
+        self._figures: dict[str, Any] = {}
+        self._status = replace_status(status, status="training", step=self._step, steps=self._steps)
+        self._kept_at = self._step if resumed is not None else -1
+        watch.note(
+            f"{len(self._data.training)} examples, {len(self._data.held_out)} held out, "
+            f"{self._data.too_long} too long, {self._data.ties} ties; {self._steps} steps"
+        )
+
+    def run(self, should_stop: Callable[[], bool]) -> Outcome:
+        """Take the steps that are left."""
+        config = self._config.training
+        before = self._first_figures()
+        while self._step < self._steps:
+            if should_stop():
+                return self._interrupted()
+            self._take_step()
+            if self._step % config.evaluate_every == 0 and self._step < self._steps:
+                self._evaluate()
+            if self._step % config.checkpoint_every == 0 and self._step < self._steps:
+                self._checkpoint()
+        self._evaluate()
+        self._checkpoint()
+        return self._finished(before)
+
+    def _first_figures(self) -> dict[str, float | None]:
+        """Figures before the first step: measured now, or at the start of the run."""
+        for line in read_lines(self._run_dir):
+            if isinstance(line, EvaluationLine):
+                return line.figures
+        self._evaluate()
+        return flat(self._figures)
+
+    def _take_step(self) -> None:
+        began = time.perf_counter()
+        config, model = self._config, self._model
+        units = batch_of(self._data.training, self._step, config.training.batch, config.seed)
+        packs = packs_of(units, budget=config.engine.micro_batch_tokens, device=model.device)
+        weight = sum(unit.weight for unit in units)
+        lr, losses = model.engine.lr, []
+        for number, pack in enumerate(packs, start=1):
+            loss = self._objective.loss(model.engine(pack.pack), pack) / weight
+            model.engine.backward(loss, last=number == len(packs))
+            losses.append(loss.detach())
+        step = model.engine.step()
+        total = float(torch.stack(losses).sum())
+        self._step += 1
+        self._tokens += sum(unit.tokens for unit in units)
+        self._seconds += time.perf_counter() - began
+        self._dropped = 0 if step.applied else self._dropped + 1
+        if self._dropped >= MOST_DROPPED:
+            raise RunFailedError(
+                f"{MOST_DROPPED} steps in a row had a loss or a gradient that is not finite; lower "
+                "training.lr or take another engine.precision"
+            )
+        line = StepLine(
+            step=self._step,
+            loss=total if math.isfinite(total) else None,
+            grad_norm=step.grad_norm if step.applied else None,
+            lr=lr,
+            tokens=self._tokens,
+            train_time_s=self._seconds,
+            at=time.time(),
+        )
+        append_line(self._run_dir, line)
+        self._say("training")
+        self._watch.step(line, self._steps)
+
+    def _evaluate(self) -> None:
+        self._figures = evaluate(
+            self._model, self._objective, self._data.held_out,
+            budget=self._config.engine.micro_batch_tokens,
+        )  # fmt: skip
+        line = EvaluationLine(self._step, flat(self._figures), self._seconds, time.time())
+        append_line(self._run_dir, line)
+        self._watch.evaluated(line)
+
+    def _checkpoint(self) -> None:
+        if self._kept_at == self._step:
+            return
+        facts = {"tokens": self._tokens, "train_time_s": self._seconds}
+        self._model.checkpoint(self._run_dir / CHECKPOINTS, self._step, self._run_dir.name, facts)
+        self._kept_at = self._step
+
+    def _interrupted(self) -> Outcome:
+        self._checkpoint()
+        self._say("interrupted", f"after {self._step} of {self._steps} steps")
+        return Outcome(None, self._step, self._figures)
+
+    def _finished(self, before: dict[str, float | None]) -> Outcome:
+        out = self._config.out
+        folder = (self._run_dir / MODEL if out is None else Path(out)).resolve()
+        self._model.save(folder, self._run_dir.name)
+        data = self._data
+        write_report(
+            self._run_dir,
+            {
+                "run_id": self._run_dir.name,
+                "objective": self._config.objective.kind,
+                "start": self._config.model.path,
+                "model": str(folder),
+                "seed": self._config.seed,
+                "steps": self._steps,
+                "tokens": self._tokens,
+                "train_time_s": self._seconds,
+                "examples": {
+                    "training": len(data.training),
+                    "held_out": len(data.held_out),
+                    "too_long": data.too_long,
+                    "ties": data.ties,
+                },
+                "before": before,
+                "after": self._figures,
+            },
+        )
+        self._say("finished")
+        return Outcome(folder, self._step, self._figures)
+
+    def _say(self, status: str, detail: str = "") -> None:
+        self._status = replace_status(self._status, status=status, step=self._step, detail=detail)
+        write_status(self._run_dir, self._status)
+
+
+def encode_examples(
+    config: RewardModelConfig, objective: Objective, examples: Examples[Any], *, limit: int
+) -> Data:
+    """Units of all examples; those over `limit` tokens, and those without anything to learn from,
+    are left out. UserError where none is left on one side."""
+    found = [objective.unit(example, training=True) for example in examples.training]
+    held = (objective.unit(example, training=False) for example in examples.held_out)
+    kept_out = list(islice((u for u in held if fits(u, limit)), config.data.eval_limit))
+    training = [u for u in found if fits(u, limit)]
+    if not training or not kept_out:
+        raise UserError(
+            f"{len(training)} examples to learn from and {len(kept_out)} held-out ones have at "
+            f"most {limit} tokens, which is data.max_tokens or all that the model has positions for"
+        )
+    return Data(training, kept_out, len(found) - len(training), examples.ties)
+
+
+def fits(unit: Unit, limit: int) -> bool:
+    """Whether a unit can be trained: something is read of it, and no row is too long."""
+    return 0 < unit.longest <= limit and unit.reads > 0
+
+
+def steps_of(config: RewardModelConfig, examples: int) -> int:
+    """Optimizer steps of a training."""
+    training = config.training
+    return training.steps or max(1, math.ceil(examples * training.epochs / training.batch))
+
+
+def batch_of(units: Sequence[Unit], step: int, size: int, seed: int) -> list[Unit]:
+    """The units of a step (from 0 on): a stretch of an endless stream of epochs, each in an order
+    of its own. No unit is twice in a step."""
+    count, first = len(units), step * size
+    places = [
+        _order(seed, position // count, count)[position % count]
+        for position in range(first, first + size)
+    ]
+    return [units[place] for place in dict.fromkeys(places)]
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    order: list[int] = np.random.default_rng([seed, epoch]).permutation(count).tolist()
+    return order
+
+
+@torch.no_grad()
+def evaluate(
+    model: Model, objective: Objective, units: Sequence[Unit], *, budget: int
+) -> dict[str, Any]:
+    """Figures of held-out units under the present weights."""
+    judged: list[tuple[float, ...]] = []
+    seen: list[Unit] = []
+    for pack in packs_of(units, budget=budget, device=model.device):
+        judged += objective.judge(model.engine(pack.pack), pack)
+        seen += pack.units
+    return objective.figures(judged, seen)

@@ -1,0 +1,1 @@
+"""The reward worker: requests in, scores back, from killable children."""

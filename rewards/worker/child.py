@@ -1,0 +1,164 @@
+"""A scoring child: `python -m rewards.worker.child WORKER_PID`, started by `pool.py` only.
+
+In: frames of `pipe.py` on stdin. Out: frames on the original stdout. It scores one by one, or,
+where its verifier waits for others, as many at a time as the worker hands it. What the user's code
+prints goes to stderr and what it reads is empty, so that it cannot disturb the frames. The child
+dies with its worker, ignores Ctrl-C (the worker ends it), and may not take more than MEMORY_BYTES.
+This is where broad exceptions are caught: whatever a verifier raises becomes an outcome, and the
+child goes on.
+"""
+
+import asyncio
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from headrace.config.sections.reward import SourceConfig
+from headrace.errors import UserError
+from headrace.host import stack_dumps
+from headrace.protocol.messages.control import ScoreItem
+from headrace.protocol.transport.stdio import take_streams
+from rewards.functions.arguments import InvalidRewardError, ScoringError
+from rewards.functions.coroutines import event_loop
+from rewards.verifier import AsyncJudge, Verifier, build_verifier
+from rewards.worker.pipe import (
+    MAX_ERROR,
+    Answer,
+    Batch,
+    Began,
+    Outcome,
+    Ready,
+    Setup,
+    Starting,
+    Unfit,
+    pack,
+    read_question,
+)
+
+MEMORY_BYTES = 4 << 30
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(worker: int) -> None:
+    """Be killed by the kernel when the worker ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # It may have ended before the kernel was asked.
+    if os.getppid() != worker:
+        raise SystemExit(1)
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Bound the private memory (not the address space: libraries map a lot that they never use)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    soft = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def score(verifier: Verifier, item: ScoreItem) -> Outcome:
+    """The outcome of one item, whatever the verifier does short of ending the process."""
+    began = time.perf_counter()
+    try:
+        return Outcome.of(verifier(item), time.perf_counter() - began)
+    except (Exception, SystemExit) as error:
+        return _failure(error, began)
+
+
+async def score_in_time(judge: AsyncJudge, item: ScoreItem, timeout_s: float) -> Outcome:
+    """The outcome of one item among others, given up at its deadline."""
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(timeout_s) as limit:
+            return Outcome.of(await judge(item), time.perf_counter() - began)
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        if not limit.expired():
+            return _failure(error, began)
+        notes = getattr(error.__cause__, "__notes__", [])
+        text = "; ".join([f"no result within {timeout_s:g} s", *notes])
+        return Outcome("timeout", time.perf_counter() - began, error=text[:MAX_ERROR])
+
+
+def _failure(error: BaseException, began: float) -> Outcome:
+    status: Literal["invalid", "crashed"] = "crashed"
+    if isinstance(error, InvalidRewardError):
+        status = "invalid"
+    parts = dict(error.parts) if isinstance(error, ScoringError) else {}
+    return Outcome(status, time.perf_counter() - began, parts=parts, error=_describe(error))
+
+
+def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """Build the verifier, then score batches until the worker closes the pipe."""
+    setup = read_question(source)
+    assert isinstance(setup, Setup)
+
+    def answer(message: Answer) -> None:
+        sink.write(pack(message))
+        sink.flush()
+
+    try:
+        config = SourceConfig.model_validate_json(setup.config)
+        verifier = build_verifier(config)
+        for _ in verifier.prepare(setup.check):
+            answer(Starting())
+    except (Exception, SystemExit) as error:
+        answer(Unfit(_describe(error), isinstance(error, UserError)))
+        return
+    answer(Ready(list(verifier.needs), verifier.asks_ids, verifier.concurrency))
+    if verifier.judge_later is not None:
+        event_loop().run_until_complete(
+            _serve_many(verifier.judge_later, config.timeout_s, source, answer)
+        )
+        return
+    while isinstance(batch := read_question(source), Batch):
+        answer(Began(batch.first + len(batch.items)))
+        for number, item in enumerate(batch.items, batch.first):
+            answer(msgspec.structs.replace(score(verifier, item), number=number))
+
+
+async def _serve_many(
+    judge: AsyncJudge, timeout_s: float, source: BinaryIO, answer: Callable[[Answer], None]
+) -> None:
+    """Score what comes at once; the worker sees to it that it is not too much."""
+
+    async def one(number: int, item: ScoreItem) -> None:
+        outcome = await score_in_time(judge, item, timeout_s)
+        answer(msgspec.structs.replace(outcome, number=number))
+
+    async with asyncio.TaskGroup() as group:
+        running: set[asyncio.Task[None]] = set()
+        while isinstance(batch := await asyncio.to_thread(read_question, source), Batch):
+            answer(Began(batch.first + len(batch.items)))
+            for number, item in enumerate(batch.items, batch.first):
+                running.add(task := group.create_task(one(number, item)))
+                task.add_done_callback(running.discard)
+        for task in running:
+            task.cancel()
+
+
+def main() -> None:
+    """Entry point of the process."""
+    die_with(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limit_memory(MEMORY_BYTES)
+    stack_dumps.listen()
+    source, sink = take_streams()
+    serve(source, sink)
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    return text[:MAX_ERROR]
+
+
+if __name__ == "__main__":
+    main()

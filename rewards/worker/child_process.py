@@ -1,0 +1,154 @@
+"""One scoring process, seen from its worker.
+
+In: a source's configuration. Out: a `Child` that takes batches over a pipe and can be killed with
+all it started; if the worker is killed itself, its reaper does that. `start` raises UserError where
+the source is the user's mistake, RunFailedError where the process cannot be had.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import os
+import signal
+import sys
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+import rewards
+from headrace.config.sections.reward import SourceConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.host.process_reaper import Reaper
+from rewards.worker.pipe import (
+    LENGTH,
+    MAX_ANSWER_BYTES,
+    Answer,
+    Batch,
+    Ready,
+    Setup,
+    Starting,
+    Unfit,
+    answer_decoder,
+    pack,
+)
+
+START_TIMEOUT_S = 120.0
+"""Deadline for loading the verifier (for a child that says it is at it, for its next word), and
+for a child to begin with a batch."""
+
+
+@cache
+def _reaper() -> Reaper:
+    """This process's; it ends with it."""
+    reaper = Reaper()
+    atexit.register(reaper.close)
+    return reaper
+
+
+class ChildDiedError(Exception):
+    """The child's pipe closed, or it said something that is not an answer."""
+
+
+class ChildKilledError(RunFailedError):
+    """A signal ended the child while it started: another one may do better."""
+
+
+class Child:
+    """One scoring process and the pipe to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._to, self._from = process, process.stdin, process.stdout
+        self.ready = Ready()
+        """What its verifier needs."""
+
+    @classmethod
+    async def start(cls, source: SourceConfig, *, check: bool = False) -> "Child":
+        """A child that is ready to score; UserError or RunFailedError when it cannot be, or, with
+        `check`, when what its source depends on is not there now."""
+        ours = str(Path(rewards.__file__).parent.parent)
+        paths = [ours, *filter(None, [os.environ.get("PYTHONPATH")])]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                source.python or sys.executable, "-m", "rewards.worker.child", str(os.getpid()),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"},
+                process_group=0,
+            )  # fmt: skip
+        except OSError as error:
+            raise UserError(
+                f"reward.python={source.python!r} cannot be started: {error}"
+            ) from error
+        _reaper().watch(process.pid)
+        child = cls(process)
+        try:
+            await child.say(Setup(source.model_dump_json(), check))
+            while isinstance(answer := await child.hear(START_TIMEOUT_S), Starting):
+                pass
+        except (ChildDiedError, TimeoutError) as error:
+            code = await child.kill()
+            needs = f"; {source.python} needs numpy, msgspec and pydantic" if source.python else ""
+            killed = code < 0 and isinstance(error, ChildDiedError)
+            raise (ChildKilledError if killed else RunFailedError)(
+                f"a scoring child did not start (exit code {code}): {error or 'deadline'}{needs}"
+            ) from error
+        except BaseException:
+            await child.kill()
+            raise
+        if isinstance(answer, Unfit):
+            await child.kill()
+            raise (UserError if answer.mistake else RunFailedError)(answer.error)
+        assert isinstance(answer, Ready)
+        child.ready = answer
+        return child
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None until its end is known, and all of it closed."""
+        return self._process.returncode
+
+    async def say(self, message: Setup | Batch) -> None:
+        """Write one frame; ChildDiedError when nobody reads."""
+        try:
+            self._to.write(pack(message))
+            await self._to.drain()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChildDiedError("the child closed its pipe") from error
+
+    async def hear(self, timeout_s: float | None) -> Answer:
+        """The next frame; TimeoutError after `timeout_s` (None: never), ChildDiedError at the
+        pipe's end."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                (length,) = LENGTH.unpack(await self._from.readexactly(LENGTH.size))
+                if length > MAX_ANSWER_BYTES:
+                    raise ChildDiedError(f"an answer of {length} bytes is too long")
+                return answer_decoder.decode(await self._from.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionResetError) as error:
+            raise ChildDiedError("the child closed its pipe") from error
+        except msgspec.MsgspecError as error:
+            raise ChildDiedError(f"the child sent no answer: {error}") from error
+
+    async def kill(self) -> int:
+        """End the process and whatever it started; its exit code (negative: the signal). A caller
+        that is cancelled meanwhile leaves nothing open behind."""
+        ending = asyncio.create_task(self._end())
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await asyncio.wait((ending,))
+            raise
+
+    async def _end(self) -> int:
+        # The group can outlive its leader, so it is signalled even when the child is dead.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._to.close()
+        # To its end, so that the pipes are closed too.
+        await self._from.read()
+        code = await self._process.wait()
+        _reaper().forget(self._process.pid)
+        return code

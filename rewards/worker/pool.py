@@ -1,0 +1,98 @@
+"""The scoring children of a worker, kept warm: a crew for each source.
+
+In: items by `submit`. Out: one Score an item on `scores`, in the order of completion. Promises:
+what `Crew` promises of a source, and that no source waits for another. `run` raises RunFailedError
+when the scorings of a source keep failing and UserError when one cannot be built.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from headrace.config.sections.reward import RewardConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages.control import Score, ScoreItem
+from rewards.worker.source_workers import Crew, Status
+
+AUDIT_RETRY_S = 10.0
+"""How long a source that only audits waits before it begins anew."""
+log = logging.getLogger("rewards")
+
+
+class Pool:
+    """A crew for every source of `config`, kept alive until `run` is cancelled."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._crews = {
+            name: Crew(
+                source,
+                self._settle,
+                batch=config.batch,
+                most_failures=config.max_consecutive_failures,
+            )
+            for name, source in config.each().items()
+        }
+        self.scores: asyncio.Queue[Score] = asyncio.Queue()
+        self._audit_only = config.audit_only()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.held = 0
+        """Items submitted and not yet scored."""
+        self._owed = 0
+        """Those of them that are no audits: somebody waits for them."""
+        self.counts: dict[Status, int] = {"ok": 0, "timeout": 0, "crashed": 0, "invalid": 0}
+        """Scores so far, by status."""
+
+    @property
+    def restarts(self) -> int:
+        """Children that had to be replaced."""
+        return sum(crew.restarts for crew in self._crews.values())
+
+    async def submit(self, items: Sequence[ScoreItem]) -> None:
+        """Have these scored; RunFailedError where a source is not known."""
+        if strangers := {item.source for item in items} - self._crews.keys():
+            raise RunFailedError(f"no reward source {sorted(strangers)[0]!r} is configured")
+        self.held += len(items)
+        self._owed += sum(not item.audit for item in items)
+        if self._owed:
+            self._idle.clear()
+        for name, crew in self._crews.items():
+            own = [item for item in items if item.source == name]
+            if own:
+                await crew.submit(own)
+
+    async def finish(self) -> None:
+        """Return when everything submitted is scored, audits apart, and everything on `scores` is
+        dealt with (`scores.task_done`)."""
+        await self._idle.wait()
+        await self.scores.join()
+
+    async def run(self) -> None:
+        """Keep the children at work; ends only by cancellation or an error."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name, crew in self._crews.items():
+                    group.create_task(self._keep(name, crew), name=f"source {name}")
+        except* (UserError, RunFailedError) as errors:
+            raise errors.exceptions[0] from None
+
+    async def _keep(self, name: str, crew: Crew) -> None:
+        """Run a crew. One that scores for the audit alone fails what it has and begins anew where
+        it cannot go on: an audit never ends a run."""
+        while True:
+            try:
+                return await crew.run()
+            except (UserError, RunFailedError) as error:
+                if name not in self._audit_only:
+                    raise
+                log.warning("audit source %s cannot score: %s", name, error)
+                await crew.give_up(str(error))
+                await asyncio.sleep(AUDIT_RETRY_S)
+
+    def _settle(self, score: Score) -> None:
+        self.held -= 1
+        self._owed -= not score.audit
+        if not self._owed:
+            self._idle.set()
+        self.counts[score.status] += 1
+        self.scores.put_nowait(score)

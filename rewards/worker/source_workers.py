@@ -1,0 +1,238 @@
+"""The scoring children of one source.
+
+In: items by `submit`. Out: one Score an item by the callback, in the order of completion.
+Promises: what can be told at a glance is told at once; any other item ends within its deadline plus
+the time it waited for a free child of its source; a child that misses a deadline is killed with all
+it started, and replaced; a crash costs only what was running; what had not begun is handed out
+again. Children that score many responses at a time are in `flight.py`.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from headrace.config.sections.reward import SourceConfig
+from headrace.errors import RunFailedError, UserError
+from headrace.protocol.messages.control import Score, ScoreItem
+from rewards import kinds
+from rewards.answers.row import right_or_wrong
+from rewards.functions.reward_scaling import priced, unfinished, waits_for_an_end
+from rewards.worker.child_process import START_TIMEOUT_S, Child, ChildDiedError, ChildKilledError
+from rewards.worker.concurrent_calls import fly
+from rewards.worker.pipe import Batch, Began, Outcome
+
+MAX_IDLE_DEATHS = 5
+"""So many children in a row that died before they scored anything end the worker."""
+
+Status = Literal["ok", "timeout", "crashed", "invalid"]
+Glance = Callable[[ScoreItem], Outcome | None]
+Judge = Callable[[ScoreItem], bool | None]
+
+
+class Crew:
+    """`source.children` children, kept alive until `run` is cancelled. `settle` is called with each
+    score; `most_failures` of them in a row, audits apart, are a RunFailedError."""
+
+    def __init__(
+        self,
+        source: SourceConfig,
+        settle: Callable[[Score], None],
+        *,
+        batch: int,
+        most_failures: int,
+    ) -> None:
+        self._source, self._settle_score = source, settle
+        self._batch, self._most_failures = batch, most_failures
+        self._glance = glance_of(source)
+        self._waiting: deque[ScoreItem] = deque()
+        self._arrived = asyncio.Condition()
+        self._failures = 0
+        self._idle_deaths = 0
+        self.restarts = 0
+
+    async def submit(self, items: Sequence[ScoreItem]) -> None:
+        """Have these scored."""
+        left = [item for item in items if not self._told(item)]
+        if left:
+            async with self._arrived:
+                self._waiting.extend(left)
+                self._arrived.notify_all()
+
+    def _told(self, item: ScoreItem) -> bool:
+        """Score an item without a child, if it can be."""
+        if (outcome := self._glance(item)) is None:
+            return False
+        self._settle_score(_score(item, outcome))
+        self._count([item], outcome)
+        return True
+
+    async def run(self) -> None:
+        """Keep the children at work; ends only by cancellation or an error."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._source.children):
+                    group.create_task(self._keep_child())
+        except* (UserError, RunFailedError) as errors:
+            raise errors.exceptions[0] from None
+
+    async def _keep_child(self) -> None:
+        while True:
+            try:
+                child = await Child.start(self._source)
+            except ChildKilledError as error:
+                self.count_idle_death(error)
+                continue
+            try:
+                await self._feed(child)
+            finally:
+                await child.kill()
+            self.restarts += 1
+
+    async def _feed(self, child: Child) -> None:
+        """Hand out batches until the child has to be replaced."""
+        if child.ready.concurrency:
+            await fly(child, self, self._source.timeout_s)
+            return
+        lives = True
+        while lives:
+            batch = await self.take(self._batch)
+            try:
+                lives = await self._score_batch(child, batch)
+            finally:
+                await self.hand_back(batch)
+
+    async def take(self, most: int) -> deque[ScoreItem]:
+        """The next items: at least one, and not more than this child's share."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: self._waiting)
+            share = -(-len(self._waiting) // self._source.children)
+            count = min(most, share)
+            return deque(self._waiting.popleft() for _ in range(count))
+
+    async def hand_back(self, items: Sequence[ScoreItem]) -> None:
+        """These come next."""
+        async with self._arrived:
+            self._waiting.extendleft(reversed(items))
+            self._arrived.notify_all()
+
+    async def _score_batch(self, child: Child, batch: deque[ScoreItem]) -> bool:
+        """Take items off `batch` as they are scored; False when the child is to be replaced."""
+        try:
+            await child.say(Batch(list(batch)))
+            if not isinstance(await child.hear(START_TIMEOUT_S), Began):
+                raise ChildDiedError("the child did not begin")
+        except (ChildDiedError, TimeoutError) as error:
+            self.count_idle_death(error)
+            return False
+        while batch:
+            began = time.monotonic()
+            try:
+                answer = await child.hear(self._source.timeout_s)
+                if not isinstance(answer, Outcome):
+                    raise ChildDiedError(f"{type(answer).__name__} where an outcome belongs")
+            except TimeoutError:
+                text = f"no result within {self._source.timeout_s:g} s"
+                self.lose([(batch.popleft(), time.monotonic() - began)], "timeout", text)
+                return False
+            except ChildDiedError as death:
+                seconds, code = time.monotonic() - began, await child.kill()
+                self.lose([(batch.popleft(), seconds)], "crashed", f"{death} (exit code {code})")
+                return False
+            self.settle(batch.popleft(), answer)
+        return True
+
+    def settle(self, item: ScoreItem, outcome: Outcome) -> None:
+        """An item is done; RunFailedError when too many in a row failed."""
+        self._tell(item, outcome)
+        self._count([item], outcome)
+
+    def lose(
+        self,
+        items: Sequence[tuple[ScoreItem, float]],
+        status: Literal["timeout", "crashed"],
+        error: str,
+    ) -> None:
+        """Items, each with the seconds it took, that ended with their child. For whoever counts
+        failures they are one."""
+        for item, seconds in items:
+            self._tell(item, Outcome(status, seconds, error=error))
+        self._count([item for item, _ in items], Outcome(status, 0.0, error=error))
+
+    def _tell(self, item: ScoreItem, outcome: Outcome) -> None:
+        self._idle_deaths = 0
+        self._settle_score(_score(item, outcome))
+
+    def _count(self, items: Sequence[ScoreItem], outcome: Outcome) -> None:
+        """What came of items at once counts as one, and an audit as none."""
+        if all(item.audit for item in items):
+            return
+        self._failures = 0 if outcome.status == "ok" else self._failures + 1
+        if self._failures >= self._most_failures:
+            raise RunFailedError(
+                f"{self._failures} scorings in a row failed; the last: {outcome.status}, "
+                f"{outcome.error}"
+            )
+
+    async def give_up(self, error: str) -> None:
+        """Everything that waits has failed."""
+        async with self._arrived:
+            while self._waiting:
+                self._tell(self._waiting.popleft(), Outcome("crashed", 0.0, error=error))
+
+    def count_idle_death(self, error: Exception) -> None:
+        """A child died that was scoring nothing; RunFailedError when that goes on."""
+        self._idle_deaths += 1
+        if self._idle_deaths >= MAX_IDLE_DEATHS:
+            raise RunFailedError(
+                f"{self._idle_deaths} scoring children in a row died before they began: {error}"
+            ) from error
+
+
+def _score(item: ScoreItem, outcome: Outcome) -> Score:
+    """What came of an item, in the words of the coordinator."""
+    return Score(
+        trajectory_id=item.trajectory_id,
+        status=outcome.status,
+        reward=outcome.reward,
+        correct=outcome.correct,
+        parts=outcome.parts,
+        seconds=outcome.seconds,
+        error=outcome.error,
+        source=item.source,
+        lines=list(outcome.lines),
+        siblings=list(map(_score, item.siblings, outcome.siblings)),
+        audit=item.audit,
+    )
+
+
+def glance_of(source: SourceConfig) -> Glance:
+    """What is told of a source's responses without a child, None where a child has to look. It is
+    what the child would tell, by comparing texts, in microseconds that are not counted; it is never
+    an error, and neither a user's code nor a library runs."""
+    judge = _judge_of(source)
+    # Three outcomes are all there are, so each is made once.
+    right, wrong = (
+        Outcome.of(priced(source, right_or_wrong(correct), graded=False), 0.0)
+        for correct in (True, False)
+    )
+    without_end = Outcome.of(unfinished(source), 0.0)
+    outcomes = {True: right, False: wrong, None: None}
+
+    def glance(item: ScoreItem) -> Outcome | None:
+        return without_end if waits_for_an_end(source, item) else outcomes[judge(item)]
+
+    return glance
+
+
+def _judge_of(source: SourceConfig) -> Judge:
+    """The kind's glance; one that tells nothing where it has none."""
+    if source.kind in kinds.AT_A_GLANCE and source.unit == "trajectory":
+        module = kinds.load(source.kind)
+        # What the options lack is told by a child, as of every other kind.
+        with contextlib.suppress(UserError):
+            judge: Judge = module.glance(kinds.read_options(source, module))
+            return judge
+    return lambda item: None

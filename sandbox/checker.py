@@ -1,0 +1,88 @@
+"""The process of a cell in which the checks run. The program is in another one.
+
+In: the checks, over a socket that the program's process does not have. Out, over the same socket:
+one line a check, `{"held": true}` or the error. The names that checks do not define are looked up
+in the program, and what its functions return arrives as plain data (`values.py`).
+"""
+
+import ast
+import builtins
+import json
+import socket
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from sandbox.channel import Peer, read_frame
+
+NOTHING_TO_CHECK = 64
+"""Exit code where no checks came."""
+MAX_ERROR = 500
+
+
+def examine(orders: socket.socket, link: socket.socket) -> int:
+    """Run the checks that come; returns the exit code."""
+    request = read_frame(orders)
+    if request is None:
+        return NOTHING_TO_CHECK
+    peer = Peer(
+        link, {"call": lambda function, *values, **named: function(*values, **named)},
+        only_functions=True,
+    )  # fmt: skip
+    space: dict[str, Any] = {"__name__": "checks"}
+    trouble = _error_of(lambda: _prepare(request, peer, space))
+    for check in request["each"]:
+        error = trouble or _error_of(partial(_run, check, space))
+        line = {"held": True} if error is None else {"held": False, "error": error}
+        orders.sendall(json.dumps(line).encode() + b"\n")
+    return 0
+
+
+def _prepare(request: dict[str, Any], peer: Peer, space: dict[str, Any]) -> None:
+    """Bind the program's names, run the setup, then bind those that are the program's in any
+    case."""
+    wanted = sorted(foreign_names([request["setup"], *request["each"]]))
+    # What it says it has counts only for what was asked: it would like to have `__builtins__`.
+    for name in sorted(set(wanted) & set(peer.ask("have", wanted))):
+        space[name] = peer.ask("global", name)
+    _run(request["setup"], space)
+    for name in request["names"]:
+        space[name] = peer.ask("global", name)
+
+
+def foreign_names(texts: Iterable[str]) -> set[str]:
+    """Names that this code uses and nowhere binds, and that Python does not have; code that does
+    not parse has none."""
+    used: set[str] = set()
+    bound: set[str] = set(dir(builtins))
+    for text in texts:
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        for node in ast.walk(tree):
+            match node:
+                case ast.Name(id=name, ctx=ast.Load()):
+                    used.add(name)
+                case ast.Name(id=name):
+                    bound.add(name)
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+                    bound.add(name)
+                case ast.alias(name=name, asname=other):
+                    bound.add(other or name.partition(".")[0])
+                case ast.ExceptHandler(name=str(name)):
+                    bound.add(name)
+    return used - bound
+
+
+def _run(text: str, space: dict[str, Any]) -> None:
+    exec(compile(text, "<checks>", "exec"), space)
+
+
+def _error_of(action: Callable[[], object]) -> str | None:
+    try:
+        action()
+    except BaseException as error:  # a check that ends in any way but its last line does not hold
+        text = f"{type(error).__name__}: {error}".rstrip(": ")
+        return text[:MAX_ERROR]
+    return None

@@ -1,0 +1,1 @@
+"""Programs that try to get out, and what each must not reach."""

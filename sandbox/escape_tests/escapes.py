@@ -1,0 +1,171 @@
+"""Programs that try to get out, and what is looked at to see whether one did.
+
+Each is a text in `attempts/` (Python, kept from being imported by its suffix), which says in its
+first lines what would count as escaped. Out: what escaped, judged from outside. Programs do no harm
+beyond the scene that they are pointed at, also where nothing holds them.
+
+The same is looked at after every program: nobody outside was signalled, slowed or limited, no
+listener heard anything, no file changed, no secret is in what it wrote, it ended in time, took no
+more processes and memory than allowed, nothing of it is left, and its checks do not hold. What only
+the kernel's answer can tell (a mount, a key) the program says itself, with the word ESCAPED.
+"""
+
+import asyncio
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from sandbox.cell import Cell
+from sandbox.escape_tests.environment import Scene
+from sandbox.interpreter import Interpreter
+from sandbox.isolation.factory_client import Workshop
+from sandbox.isolation.init_process import resident_bytes
+from sandbox.limits import MIB, Checks, Limits, Program, Result
+
+FOLDER = Path(__file__).parent / "attempts"
+CHECKS_MARK = "# --- checks\n"
+LIMITS = Limits(
+    seconds=2.0, memory_bytes=96 * MIB, processes=8, file_bytes=4 * MIB, disk_bytes=8 * MIB,
+    files=64,
+)  # fmt: skip
+GRACE_S = 2.0
+"""More than the deadline that taking a program down may last, on a busy machine."""
+MEMORY_GRACE = 3
+"""Memory is summed 20 times a second; this many times the limit is what may be seen meanwhile."""
+OWN_PROCESSES = 4
+"""Of a cell beside the program: launcher's child, examiner, and who is being forked or reaped."""
+TOGETHER = 4
+LOOK_EVERY_S = 0.04
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one escape."""
+
+    name: str
+    escaped: tuple[str, ...]
+    """What went wrong; empty where it was held."""
+    result: Result
+
+
+def names() -> list[str]:
+    """Of all escapes."""
+    return sorted(path.stem for path in FOLDER.glob("*.txt"))
+
+
+def meaning(name: str) -> str:
+    """What would count as escaped."""
+    lines = (FOLDER / f"{name}.txt").read_text(encoding="ascii").splitlines()
+    comments = [line for line in lines[: _first_code(lines)] if line.startswith("#")]
+    return " ".join(line.removeprefix("#").strip() for line in comments)
+
+
+def _first_code(lines: list[str]) -> int:
+    return next(i for i, line in enumerate(lines) if not line.startswith("#"))
+
+
+async def try_all(layer: str, python: Interpreter | None = None) -> list[Outcome]:
+    """Try every escape; RunFailedError where the layer cannot be had."""
+    free = asyncio.Semaphore(TOGETHER)
+    workshop = await Workshop.start(python)
+
+    async def one(name: str) -> Outcome:
+        async with free:
+            return await attempt(name, layer, workshop)
+
+    try:
+        first, *others = names()
+        return [await one(first), *await asyncio.gather(*map(one, others))]
+    finally:
+        await workshop.close()
+
+
+async def attempt(name: str, layer: str, workshop: Workshop) -> Outcome:
+    """Try one escape."""
+    text = (FOLDER / f"{name}.txt").read_text(encoding="ascii")
+    source, _, checks = text.partition(CHECKS_MARK)
+    with Scene() as scene:
+        facts = scene.facts(LIMITS, workshop.python)
+        program = Program(
+            facts + source,
+            stdin="",
+            checks=Checks((checks,), setup=f"TOKEN = {scene.token!r}") if checks else None,
+        )
+        cell = await Cell.make(workshop, layer, LIMITS)
+        await cell.ready()
+        watch = Watch(cell.pid)
+        watching = asyncio.create_task(watch.look())
+        began = time.monotonic()
+        try:
+            result = await cell.run(program)
+        finally:
+            watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watching
+        took = time.monotonic() - began
+        found = [*scene.harm(), *watch.harm(LIMITS), *_judge(result, took, scene.token)]
+    return Outcome(name, tuple(found), result)
+
+
+def _judge(result: Result, took: float, token: str) -> list[str]:
+    written = result.stdout + result.stderr + "".join(result.errors)
+    found = []
+    if "ESCAPED" in result.stdout:
+        line = next(line for line in result.stdout.splitlines() if "ESCAPED" in line)
+        found.append(line.strip()[:200])
+    if token in written:
+        found.append("it wrote a secret")
+    if result.passed:
+        found.append("its checks hold")
+    if max(result.seconds, took - GRACE_S) > LIMITS.seconds + GRACE_S:
+        found.append(f"it took {took:.1f} s")
+    if max(len(result.stdout), len(result.stderr)) > LIMITS.output_bytes:
+        found.append("more of its output was kept than may be")
+    return found
+
+
+class Watch:
+    """What the processes of a cell take, seen from outside."""
+
+    def __init__(self, launcher: int) -> None:
+        self._launcher = psutil.Process(launcher)
+        self._seen: dict[int, psutil.Process] = {}
+        self._tasks = 0
+        self._bytes = 0
+
+    async def look(self) -> None:
+        """Look until it is cancelled or the launcher is gone."""
+        processes = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(psutil.Error):
+                while True:
+                    members = self._launcher.children(recursive=True)
+                    self._seen |= {each.pid: each for each in members}
+                    self._tasks = max(self._tasks, sum(map(_threads, members)))
+                    held = resident_bytes(processes, [each.pid for each in members])
+                    self._bytes = max(self._bytes, held)
+                    await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            os.close(processes)
+
+    def harm(self, limits: Limits) -> list[str]:
+        """What was too much, and what is left."""
+        found = []
+        if self._tasks > limits.processes + OWN_PROCESSES:
+            found.append(f"{self._tasks} processes and threads at a time")
+        if self._bytes > MEMORY_GRACE * limits.memory_bytes:
+            found.append(f"{self._bytes // MIB} MiB at a time")
+        left = [pid for pid, process in self._seen.items() if process.is_running()]
+        if left:
+            found.append(f"processes are left: {left}")
+        return found
+
+
+def _threads(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):
+        return int(process.num_threads())
+    return 0

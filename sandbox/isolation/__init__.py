@@ -1,0 +1,1 @@
+"""Namespaces, Landlock, seccomp: how a cell is closed."""

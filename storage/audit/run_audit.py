@@ -1,0 +1,164 @@
+"""The audit of a run: it counts the run's account again and checks every promise of it.
+
+Comes in: a run's folder. Goes out: the counts, and what was found. It also works while the run goes
+on: it reads the journal up to the last whole batch, and compares SQL with the part of the journal
+that SQL has.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from headrace.errors import UserError
+from headrace.protocol.records.record_types import RECORD_FORMAT
+from headrace.run_files.run_folder import is_running
+from headrace.run_files.update_log import compare
+from storage.audit.facts import Facts
+from storage.audit.files import check_checkpoints, check_diagnostics, check_masks
+from storage.audit.findings import Finding, Findings
+from storage.audit.reading import UNREADABLE, Records, Survey, survey
+from storage.audit.recount import LedgerFigures, check_tokens, count, surplus
+from storage.audit.rows import Rows
+from storage.audit.sequences import Sequences
+from storage.audit.updates import Updates
+from storage.database.reader import RunReader, check_formats, open_run, read_config
+from storage.database.tables import Projection
+from storage.journal.store import run_id_of
+
+Progress = Callable[[int, int], None]
+"""Told how many records of how many were looked at."""
+_EVERY = 1000
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What an audit says.
+
+    Attributes:
+        format: the record format of the journal.
+        balanced: generated tokens are those in the accounts, and the coordinator counted the same.
+        counts: tokens by account, as `recount_ledger` gives them.
+        looked_at: how many records, trajectories, windows, token tables, checkpoints, updates that
+            the learner wrote down and windows' diagnostics there were to look at.
+    """
+
+    run: str
+    format: int
+    balanced: bool
+    counts: dict[str, Any]
+    looked_at: dict[str, int]
+    findings: list[Finding]
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing is wrong."""
+        return self.balanced and not self.findings
+
+
+def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
+    """Audit a run. UserError: the folder holds no run, or one of another format."""
+    config = read_config(run_dir)
+    check_formats(run_dir)
+    # Whether a folder that cannot be written is still written by others cannot be asked.
+    growing = not os.access(run_dir, os.W_OK) or is_running(run_dir)
+    facts, findings = Facts(), Findings()
+    looked_at: dict[str, int] = {}
+    with _moment(run_dir, findings) as sql:
+        journal = survey(run_dir / "journal", findings, growing=growing)
+        figures = LedgerFigures(facts, findings, journal.figures_at)
+        connection, run = (sql.connection, sql.key) if sql is not None else (None, -1)
+        projected = _projected(connection, run, journal, findings) if connection else -1
+        reached = 0
+        for reached in _gather(run_dir, config, facts, findings, journal, figures):
+            if connection is not None and reached == projected:
+                Rows(connection, run, findings).compare(facts)
+                tables = check_masks(connection, run, run_dir / "journal", facts, findings)
+                looked_at["token_tables"] = tables
+            if progress is not None and (reached % _EVERY == 0 or reached == journal.end):
+                progress(reached, journal.end)
+    check_tokens(facts, findings, settled_before=journal.last_batch)
+    looked_at["checkpoints"] = check_checkpoints(run_dir, facts, findings)
+    applied = compare(run_dir)
+    looked_at["applied"] = applied.updates
+    for problem in applied.problems:
+        findings.add("weights", "applied", problem)
+    if config["storage"]["token_diagnostics"]:
+        looked_at["diagnostics"] = check_diagnostics(run_dir, facts, findings, growing=growing)
+    counts = count(facts)
+    return Report(
+        run=run_id_of(run_dir),
+        format=RECORD_FORMAT,
+        balanced=surplus(counts) == 0 and not findings.has("ledger"),
+        counts=counts,
+        looked_at={
+            "records": reached,
+            "trajectories": len(facts.trajectories),
+            "windows": len(facts.windows),
+            **looked_at,
+        },
+        findings=findings.all(),
+    )
+
+
+def recount_ledger(run_dir: Path) -> dict[str, Any]:
+    """Tokens by account, from the journal alone: generated, trained_policy, ready, in_flight,
+    dropped {reason: n}, trained_value, value_waiting, value_dropped, abandoned, evaluation,
+    inserted, discarded_at_hold, lost."""
+    facts, findings = Facts(), Findings()
+    journal = survey(run_dir / "journal", findings, growing=True)
+    for _ in _gather(run_dir, read_config(run_dir), facts, findings, journal, None):
+        pass
+    return count(facts)
+
+
+def _gather(
+    run_dir: Path,
+    config: dict[str, Any],
+    facts: Facts,
+    findings: Findings,
+    journal: Survey,
+    figures: LedgerFigures | None,
+) -> Iterator[int]:
+    """Gather facts from all records; after each, yields how many are done."""
+    has_value = config["algorithm"]["value"] is not None
+    sequences = Sequences(facts, findings, has_value=has_value)
+    updates = Updates(facts, findings)
+    journaled = Records(run_dir / "journal", journal.end)
+    for read in journaled:
+        sequences.see(read)
+        updates.see(read)
+        if figures is not None:
+            figures.see(read)
+        yield read.offset + 1
+    if journaled.problem is not None:
+        text = f"{journaled.problem}; what follows it was not looked at"
+        findings.add("unusable", f"record {journaled.reached}", text)
+
+
+def _projected(connection: Connection, run: int, journal: Survey, findings: Findings) -> int:
+    """The offset up to which SQL has the journal."""
+    query = select(Projection.next_offset).where(Projection.run == run)
+    found: int = connection.execute(query).scalar_one()
+    if found > journal.end:
+        text = f"has {found} records, and the journal {journal.end} that can be read"
+        findings.add("sql", "projection", text)
+    return found
+
+
+@contextmanager
+def _moment(run_dir: Path, findings: Findings) -> Iterator[RunReader | None]:
+    """A reader that sees the database as it is now, whatever is written meanwhile; None where it
+    cannot be read, which is a finding."""
+    try:
+        reader = open_run(run_dir)
+    except (UserError, SQLAlchemyError, *UNREADABLE) as error:
+        findings.add("sql", "database", f"cannot be read: {error}".splitlines()[0])
+        yield None
+        return
+    with reader.moment() as now:
+        yield now

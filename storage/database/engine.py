@@ -1,0 +1,168 @@
+"""Engines: SQLite in the run folder by default, PostgreSQL by URL; and the migrations.
+
+SQLite runs in WAL mode with one writer (the coordinator) and any number of read-only readers. The
+WAL is not fsynced at each commit (synchronous NORMAL): the journal is, and SQL is rebuilt from it.
+`alembic_version` in the database says which version its tables are of.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError
+from sqlalchemy.pool import NullPool
+from sqlalchemy.schema import CreateTable
+
+from headrace.errors import FormatError, UserError
+from storage.database.tables import Base
+
+SQLITE_NAME = "headrace.sqlite"
+DATABASE_VERSION = "0006"
+"""The newest migration."""
+_BUSY_TIMEOUT_S = 30
+SERVER_PATIENCE = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 10_000,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 2,
+}
+"""Seconds (milliseconds in tcp_user_timeout) after which a server that cannot be reached counts as
+gone, so that nobody waits for it for minutes. What the URL says goes before."""
+
+
+def open_writer(run_dir: Path, url: str | None) -> Engine:
+    """The coordinator's engine, with tables. UserError: no such database, or one of another
+    schema."""
+    if url is None:
+        return open_file(run_dir / SQLITE_NAME)
+    engine = _server_engine(url, pool_pre_ping=True)
+    check_schema(engine)
+    upgrade(engine)
+    return engine
+
+
+def open_file(path: Path) -> Engine:
+    """An engine for a SQLite file that can write, with tables. UserError: those of another
+    schema."""
+    if path.exists():
+        check_schema(read_file(path))
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_TIMEOUT_S})
+    event.listen(engine, "connect", _write_pragmas)
+    upgrade(engine)
+    return engine
+
+
+def open_reader(run_dir: Path, url: str | None) -> Engine:
+    """An engine that cannot write; for SQLite a missing file is a UserError, and so are tables of
+    another schema. Connections are not kept, so that a reader never holds an old view of the
+    database open."""
+    path = (run_dir / SQLITE_NAME).resolve()
+    if url is not None:
+        readonly = {"postgresql_readonly": True}
+        engine = _server_engine(url, execution_options=readonly, poolclass=NullPool)
+    elif path.exists():
+        engine = read_file(path)
+    else:
+        raise UserError(f"{run_dir} has no {SQLITE_NAME}: it is not a run folder, or just starting")
+    check_schema(engine)
+    return engine
+
+
+def check_schema(engine: Engine) -> None:
+    """UserError where there are tables of another schema."""
+    try:
+        with engine.connect() as connection:
+            found = connection.execute(text("select version_num from alembic_version")).scalar()
+    except (OperationalError, ProgrammingError):
+        return  # there are no tables yet, or whoever reads them tells
+    if found not in (None, DATABASE_VERSION):
+        where = engine.url.render_as_string(hide_password=True) if engine.url.host else None
+        raise FormatError(where or engine.url.database, found, DATABASE_VERSION)
+
+
+def read_file(path: Path) -> Engine:
+    """An engine for a SQLite file that cannot write."""
+    # A folder nobody can write to has no place for the WAL's index: it can only be read as it is.
+    mode = "mode=ro" if os.access(path.parent, os.W_OK) else "immutable=1"
+    return create_engine(
+        f"sqlite:///file:{path}?{mode}&uri=true",
+        connect_args={"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False},
+        poolclass=NullPool,
+    )
+
+
+def upgrade(engine: Engine) -> None:
+    """Make the tables in a new database, or run the migrations that it lacks: all, or nothing where
+    something fails."""
+    from alembic import command  # only a writer pays for it
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parents[1] / "migrations"))
+    with engine.connect() as connection, _one_transaction(connection):
+        config.attributes["connection"] = connection
+        if inspect(connection).has_table("alembic_version"):
+            command.upgrade(config, "head")
+        else:
+            _make_tables(connection)
+            command.stamp(config, "head")
+
+
+def _make_tables(connection: Connection) -> None:
+    """Tables, and their indices in an order that is always the same, those of some rows last: of
+    two that serve a query alike SQLite takes the one that was made later."""
+    for table in Base.metadata.sorted_tables:
+        connection.execute(CreateTable(table))
+        for index in sorted(
+            table.indexes, key=lambda i: (i.dialect_options["sqlite"]["where"] is not None, i.name)
+        ):
+            index.create(connection)
+
+
+@contextmanager
+def _one_transaction(connection: Connection) -> Iterator[None]:
+    """Let migrations happen as a whole or not at all. PostgreSQL does that by itself; for SQLite,
+    Python's driver begins a transaction before rows are changed, and not before tables are."""
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver: Any = connection.connection.dbapi_connection
+    usual, driver.isolation_level = driver.isolation_level, None
+    try:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        yield
+    finally:
+        connection.rollback()  # what Alembic did not commit
+        driver.isolation_level = usual
+
+
+def _server_engine(url: str, **options: Any) -> Engine:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise UserError("storage.database is not a database URL") from error
+    if parsed.get_backend_name() != "postgresql":
+        raise UserError(
+            f"storage.database: {parsed.get_backend_name()} is not supported; leave it out for "
+            "SQLite or give postgresql+psycopg://user@host/name"
+        )
+    patience = {name: value for name, value in SERVER_PATIENCE.items() if name not in parsed.query}
+    engine = create_engine(
+        parsed.set(drivername="postgresql+psycopg"), connect_args=patience, **options
+    )
+    try:
+        engine.connect().close()
+    except OperationalError as error:
+        where = parsed.render_as_string(hide_password=True)
+        reason = str(error.orig).strip().splitlines()[0]
+        raise UserError(f"cannot reach {where}: {reason}") from error
+    return engine
+
+
+def _write_pragmas(connection: Any, _: Any) -> None:
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")

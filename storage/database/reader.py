@@ -1,0 +1,169 @@
+"""Runs opened for reading: the folder, the configuration and the rows in SQL.
+
+What is of another format than this version's is refused, and nothing of it is touched.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import Connection, Engine, select
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+
+from headrace.errors import FormatError, UserError
+from headrace.protocol.records.record_types import RECORD_FORMAT
+from headrace.run_files.run_folder import is_reward_model, read_manifest
+from storage.database.engine import open_reader
+from storage.database.tables import AnySelect, Projection, Run
+from storage.journal.diagnostics import DIAGNOSTICS_FORMAT
+from storage.journal.segments import check_format
+from storage.journal.store import run_id_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_FETCHED = 1 << 14
+"""Rows that are fetched at once."""
+
+
+@dataclass(frozen=True)
+class RunReader:
+    """Read access to one run; `key` is its `runs.id`. `connection`: the one that all reads go
+    through, for a reader of one moment."""
+
+    run_dir: Path
+    run_id: str
+    engine: Engine
+    key: int
+    connection: Connection | None = None
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the journal."""
+        return self.run_dir / "journal"
+
+    @property
+    def diagnostics(self) -> Path:
+        """Folder of the token diagnostics."""
+        return self.run_dir / "diagnostics"
+
+    def rows(self, query: AnySelect) -> Sequence[Any]:
+        """All rows of a query."""
+        with self._connected() as connection:
+            return connection.execute(query).all()
+
+    def stream(self, query: AnySelect, size: int) -> Iterator[Sequence[Any]]:
+        """The rows of a query, so many at a time, without having all of them in memory."""
+        with self._connected() as connection:
+            result = connection.execute(query.execution_options(yield_per=size))
+            yield from result.partitions(size)
+
+    def tuples(self, query: AnySelect) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query as the database's driver has them, one by one: several times as fast
+        as `rows`, but truth values may be 0 and 1, and JSON is what the driver makes of it."""
+        for rows in self._fetched(query, _FETCHED):
+            yield from rows
+
+    def columns(self, query: AnySelect, size: int) -> Iterator[Sequence[Sequence[Any]]]:
+        """The columns of a query in its order, of so many rows at a time and without having all of
+        them in memory; values may be as in `tuples`."""
+        # SQLite makes rows when they are fetched, a server all of them at once unless told.
+        is_file = self.engine.dialect.name == "sqlite"
+        parts = self._fetched(query, size) if is_file else self.stream(query, size)
+        for rows in parts:
+            yield list(zip(*rows, strict=True))
+
+    def _fetched(self, query: AnySelect, size: int) -> Iterator[Sequence[tuple[Any, ...]]]:
+        with self._connected() as connection:
+            result = connection.execute(query)
+            assert result.cursor is not None
+            while rows := result.cursor.fetchmany(size):
+                yield rows
+            result.close()
+
+    @contextmanager
+    def moment(self) -> Iterator["RunReader"]:
+        """The run as it is now: all reads through this reader see one state of the database,
+        whatever is written meanwhile."""
+        with self.engine.connect() as connection:
+            if self.engine.dialect.name == "sqlite":
+                connection.exec_driver_sql("BEGIN")  # the driver begins nothing for a SELECT
+            else:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            yield replace(self, connection=connection)
+
+    def _connected(self) -> AbstractContextManager[Connection]:
+        return self.engine.connect() if self.connection is None else nullcontext(self.connection)
+
+    def frame(self, query: AnySelect) -> "pd.DataFrame":
+        """A query's rows as a frame with the query's column names."""
+        import pandas as pd
+
+        with self._connected() as connection:
+            result = connection.execute(query)
+            return pd.DataFrame(result.all(), columns=list(result.keys()))
+
+
+def open_run(run_dir: Path) -> RunReader:
+    """A run for reading; UserError where the folder holds none, or one of another format."""
+    config = read_config(run_dir)
+    run_id = run_id_of(run_dir)
+    known = select(Run.id, Projection.format).join(Projection).where(Run.run_id == run_id)
+    try:
+        engine = _engine(run_dir.resolve(), config.get("storage", {}).get("database"))
+        with engine.connect() as connection:
+            row = connection.execute(known).one_or_none()
+    except DatabaseError as error:
+        raise UserError(f"the database of {run_dir} cannot be read: {error.orig}") from error
+    if row is None:
+        raise UserError(f"the database of {run_dir} does not know run {run_id}")
+    if row.format != RECORD_FORMAT:
+        raise FormatError(f"what the database holds of {run_dir}", row.format, RECORD_FORMAT)
+    return RunReader(run_dir, run_id, engine, row.id)
+
+
+def check_formats(run_dir: Path) -> None:
+    """FormatError where the journal, the diagnostics, a checkpoint or the rows of a run are of
+    another format. What cannot be read is told by whoever needs it."""
+    _check_segments(run_dir)
+    for path in sorted((run_dir / "checkpoints").glob("step_*")):
+        with suppress(OSError, ValueError):
+            read_manifest(path)
+    try:
+        open_run(run_dir)
+    except FormatError:
+        raise
+    except (UserError, SQLAlchemyError, ValueError):
+        pass
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The resolved configuration of a run as JSON."""
+    path = run_dir / "resolved.json"
+    if is_reward_model(run_dir):
+        raise UserError(f"{run_dir.name} trained a reward model: it has no trajectories or updates")
+    if not path.exists():
+        raise UserError(f"{run_dir} is not a run folder: it has no resolved.json")
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not the configuration of a run")
+    return values
+
+
+@lru_cache(maxsize=128)
+def _engine(run_dir: Path, url: str | None) -> Engine:
+    _check_segments(run_dir)
+    return open_reader(run_dir, url)
+
+
+def _check_segments(run_dir: Path) -> None:
+    check_format(run_dir / "journal", RECORD_FORMAT)
+    check_format(run_dir / "diagnostics", DIAGNOSTICS_FORMAT)

@@ -1,0 +1,1 @@
+"""Segments of records and token diagnostics, written and read."""

@@ -1,0 +1,60 @@
+"""What checkpoints say of the journal that they were written beside.
+
+In: a run's folder. Out: checkpoints that rest on records which the journal does not hold any more.
+Only manifests are read, and of the journal only what they name. A checkpoint whose manifest names
+no place in it rests on anything; one whose manifest cannot be read is nobody's to resume from.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headrace.protocol.messages.control import JournalEnd
+from headrace.run_files.run_folder import read_manifest
+from storage.journal.record_batches import DamagedError
+from storage.journal.segments import digest_at, end_of
+
+
+class Orphan(NamedTuple):
+    """A checkpoint, and of how many records it is."""
+
+    path: Path
+    records: int
+
+
+def rests_on(manifest: dict[str, Any]) -> JournalEnd | None:
+    """The place in the journal that a manifest names."""
+    end = manifest.get("journal")
+    return None if end is None else JournalEnd(int(end["records"]), str(end["digest"]))
+
+
+def orphans(run_dir: Path) -> list[Orphan]:
+    """Checkpoints of records that the journal does not hold, oldest first."""
+    found = []
+    for path in (run_dir / "checkpoints").glob("step_*"):
+        try:
+            end = rests_on(read_manifest(path))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if end is not None and digest_at(run_dir / "journal", end.records) != end.digest:
+            found.append(Orphan(path, end.records))
+    return sorted(found, key=lambda orphan: orphan.records)
+
+
+def check_history(run_dir: Path) -> None:
+    """Refuse a journal that is shorter than, or other than, what a checkpoint rests on."""
+    end = end_of(run_dir / "journal")
+    for orphan in reversed(orphans(run_dir)):
+        is_short = orphan.records > end.rows
+        now = f"it holds {end.rows:,}" if is_short else "they are other ones"
+        raise lost(
+            run_dir, f"{orphan.path.name} rests on {orphan.records:,} records of the journal; {now}"
+        )
+
+
+def lost(run_dir: Path, what: str) -> DamagedError:
+    """What to tell a user of records that are gone."""
+    return DamagedError(
+        f"{run_dir.name}: {what}, so records are lost. Put the whole journal back from a copy, or "
+        f"run `headrace audit {run_dir} --repair`: it says what is lost, and from where the run "
+        "can go on"
+    )

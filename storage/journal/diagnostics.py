@@ -1,0 +1,258 @@
+"""Per-token diagnostics of trained windows, in Arrow segments under `diagnostics/`.
+
+One row a window: what the learner saw at the update's start, an array for each name of
+`headrace.protocol.messages.diagnostics.TOKEN_COLUMNS` with a value for each position from `start`
+on (null:
+nothing was reported); lam is the lambda in force. Rows are written before the journal's
+UpdateCommitted. A crash between the two leaves rows of an update that was never committed, and the
+same update may come again: readers ask for a committed (lineage, update) and the last row counts.
+Each segment's schema says its format and which columns it has.
+"""
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
+from headrace.protocol.records.record_types import UpdateCommitted
+from headrace.protocol.token_spans import Float32
+from storage.journal.segments import (
+    BatchPlace,
+    SegmentWriter,
+    check_format,
+    locate_batches,
+    read_batch,
+    rows_before,
+    segment_paths,
+)
+
+DIAGNOSTICS_FORMAT = 2
+SCHEMA = pa.schema(
+    [
+        pa.field("lineage", pa.int32(), nullable=False),
+        pa.field("update", pa.int64(), nullable=False),
+        pa.field("window_id", pa.int64(), nullable=False),
+        pa.field("trajectory_id", pa.int64(), nullable=False),
+        pa.field("start", pa.int32(), nullable=False),
+        pa.field("lam", pa.float64(), nullable=False),
+        *(pa.field(name, pa.list_(pa.float32())) for name in COLUMN_NAMES),
+    ],
+    metadata={"format": str(DIAGNOSTICS_FORMAT)},
+)
+_PLAIN = ("lineage", "update", "window_id", "trajectory_id", "start", "lam")
+_CACHED_BATCHES = 64
+Int64 = npt.NDArray[np.int64]
+WindowKey = tuple[int, int, int]
+"""(lineage, update, window_id)"""
+
+
+class Seen(NamedTuple):
+    """What the learner saw of some windows: their places in some order, and for each figure how
+    many numbers each of these windows has and all of them in one array."""
+
+    places: Int64
+    figures: Mapping[str, tuple[Int64, Float32]]
+
+
+class DiagnosticsWriter:
+    """The writing end; opening repairs a torn tail."""
+
+    def __init__(self, folder: Path, *, segment_mib: float) -> None:
+        self._writer = SegmentWriter(folder, SCHEMA, segment_bytes=int(segment_mib * 2**20))
+
+    def append(self, commits: Iterable[UpdateCommitted]) -> None:
+        """Write the diagnostics of these commits; StorageBlockedError as in `segments`."""
+        rows = [(commit, row) for commit in commits for row in commit.diagnostics]
+        if rows:
+            self._writer.append(_encode(rows))
+
+    def close(self) -> None:
+        """Seal the open segment."""
+        self._writer.close()
+
+
+class DiagnosticsReader:
+    """Reads by (lineage, update): an index of batches, and the batches last used. UserError: they
+    are of another format."""
+
+    def __init__(self, folder: Path) -> None:
+        folder = folder.resolve()
+        self._batches: OrderedDict[BatchPlace, _Batch] = OrderedDict()
+        check_format(folder, DIAGNOSTICS_FORMAT)
+        self._places: dict[tuple[int, int], list[BatchPlace]] = {}
+        for place, updates in _located(folder):
+            for key in updates:
+                self._places.setdefault(key, []).append(place)
+
+    def read(self, keys: Iterable[WindowKey]) -> dict[WindowKey, TokenDiagnostics]:
+        """Diagnostics of the windows asked for; those that were not recorded are missing."""
+        asked = list(keys)
+        found: dict[WindowKey, TokenDiagnostics] = {}
+        for rows, places in self._found(np.array(asked, np.int64).reshape(-1, 3)):
+            found.update(zip((asked[place] for place in places), _decode(rows), strict=True))
+        return found
+
+    def read_columns(self, keys: Int64) -> Iterator[Seen]:
+        """The same as columns, by the windows' places among the keys, which are the rows of an
+        array [N, 3]. A window may come twice: its later figures count."""
+        for rows, places in self._found(keys):
+            yield Seen(places, {name: _flat(rows.column(name)) for name in _figures(rows)})
+
+    def _found(self, keys: Int64) -> Iterator[tuple[pa.RecordBatch, Int64]]:
+        """The rows of the windows asked for, batch by batch in the order in which they were
+        written, and which of the keys each of them is of."""
+        order = np.lexsort((keys[:, 1], keys[:, 0]))
+        borders = np.flatnonzero(np.diff(keys[order, :2], axis=0).any(axis=1)) + 1
+        wanted: dict[BatchPlace, list[Int64]] = {}
+        for same in np.split(order, borders) if len(order) else ():
+            for place in self._places.get(_update_of(keys[same[0]]), []):
+                wanted.setdefault(place, []).append(same)
+        for place in sorted(wanted):
+            batch = self._batch(place)
+            rows, places = zip(*(batch.find(keys, same) for same in wanted[place]), strict=True)
+            if len(chosen := np.concatenate(rows)):
+                yield batch.rows.take(pa.array(chosen)), np.concatenate(places)
+
+    def _batch(self, place: BatchPlace) -> "_Batch":
+        if place not in self._batches:
+            self._batches[place] = _indexed(read_batch(place))
+            if len(self._batches) > _CACHED_BATCHES:
+                self._batches.popitem(last=False)
+        self._batches.move_to_end(place)
+        return self._batches[place]
+
+
+Located = tuple[BatchPlace, frozenset[tuple[int, int]]]
+"""A batch's place, and of which (lineage, update) it has windows."""
+
+
+class _Index(NamedTuple):
+    """What is in the segments of a folder, each with its size and time when it was read."""
+
+    stamps: dict[Path, tuple[int, int]]
+    found: list[Located]
+
+
+_INDEXES: OrderedDict[Path, _Index] = OrderedDict()
+_INDEXED_FOLDERS = 8
+_INDEXING = threading.Lock()
+
+
+def _located(folder: Path) -> list[Located]:
+    """All batches of a folder in order. Segments that are as they were when they were last read are
+    not read again: whoever reads a batch checks it anyway."""
+    with _INDEXING:
+        known = _INDEXES.pop(folder, _Index({}, []))
+        paths = segment_paths(folder)
+        stamps = {path: _stamp(path) for path in paths}
+        same = list(itertools.takewhile(lambda p: known.stamps.get(p) == stamps[p], paths))
+        found = [located for located in known.found if located[0].path in same]
+        if len(same) < len(paths):
+            first = max(0, rows_before(paths[len(same)])) if same else 0
+            found += [
+                (place, _updates_in(batch))
+                for place, batch in locate_batches(folder, first)
+                if place.path not in same
+            ]
+        _INDEXES[folder] = _Index(stamps, found)
+        if len(_INDEXES) > _INDEXED_FOLDERS:
+            _INDEXES.popitem(last=False)
+        return found
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_size, about.st_mtime_ns
+
+
+def _updates_in(batch: pa.RecordBatch) -> frozenset[tuple[int, int]]:
+    columns = (batch.column(name).to_pylist() for name in ("lineage", "update"))
+    return frozenset(zip(*columns, strict=True))
+
+
+class _Batch(NamedTuple):
+    """A batch; of each (lineage, update) in it the windows' ids, ascending, and their rows."""
+
+    rows: pa.RecordBatch
+    places: dict[tuple[int, int], tuple[Int64, Int64]]
+
+    def find(self, keys: Int64, same: Int64) -> tuple[Int64, Int64]:
+        """Rows of those of the keys, all of one update, that are here, and which ones these are. Of
+        several rows of a window the last one."""
+        windows, rows = self.places[_update_of(keys[same[0]])]
+        asked = keys[same, 2]
+        at = np.searchsorted(windows, asked, side="right") - 1
+        known = windows[at] == asked
+        return rows[at[known]], same[known]
+
+
+def _update_of(key: Int64) -> tuple[int, int]:
+    return int(key[0]), int(key[1])
+
+
+def _indexed(batch: pa.RecordBatch) -> _Batch:
+    keys = np.stack([batch.column(name).to_numpy().astype(np.int64) for name in _PLAIN[:3]])
+    order = np.lexsort(keys[::-1])  # rows of one window stay in their order
+    borders = np.flatnonzero(np.diff(keys[:2, order]).any(axis=0)) + 1
+    places = {
+        _update_of(keys[:, rows[0]]): (keys[2, rows], rows)
+        for rows in np.split(order, borders)
+        if len(rows)
+    }
+    return _Batch(batch, places)
+
+
+def _figures(rows: pa.RecordBatch) -> list[str]:
+    return [name for name in rows.schema.names if name in COLUMN_NAMES]
+
+
+def _flat(column: pa.ListArray) -> tuple[Int64, Float32]:
+    """How many numbers each row has, and all of them."""
+    counts = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+    return counts, column.flatten().to_numpy(zero_copy_only=False)
+
+
+def _decode(rows: pa.RecordBatch) -> list[TokenDiagnostics]:
+    """Rows as they are told; figures that a row does not have are left out."""
+    plain = [rows.column(name).to_pylist() for name in _PLAIN[2:]]
+    known = {name: rows.column(name).is_valid().to_pylist() for name in _figures(rows)}
+    flat = {name: _flat(rows.column(name)) for name in known}
+    parts = {
+        name: np.split(values, np.cumsum(counts)[:-1]) for name, (counts, values) in flat.items()
+    }
+    return [
+        TokenDiagnostics(
+            window_id=window_id,
+            trajectory_id=trajectory_id,
+            start=start,
+            lam=lam,
+            columns={name: parts[name][row] for name in known if known[name][row]},
+        )
+        for row, (window_id, trajectory_id, start, lam) in enumerate(zip(*plain, strict=True))
+    ]
+
+
+def _encode(rows: Sequence[tuple[UpdateCommitted, TokenDiagnostics]]) -> pa.RecordBatch:
+    columns: dict[str, Any] = {
+        "lineage": [commit.lineage for commit, _ in rows],
+        "update": [commit.update for commit, _ in rows],
+    }
+    for name in _PLAIN[2:]:
+        columns[name] = [getattr(row, name) for _, row in rows]
+    arrays = [pa.array(values, type=SCHEMA.field(name).type) for name, values in columns.items()]
+    for name in COLUMN_NAMES:
+        parts = [row.columns.get(name) for _, row in rows]
+        lengths = [0 if part is None else len(part) for part in parts]
+        borders = pa.array(np.concatenate([[0], np.cumsum(lengths)]), type=pa.int32())
+        present = [part for part in parts if part is not None]
+        values = np.concatenate([np.zeros(0, np.float32), *present], dtype=np.float32)
+        missing = pa.array([part is None for part in parts]) if len(present) < len(rows) else None
+        arrays.append(pa.ListArray.from_arrays(borders, pa.array(values), mask=missing))
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

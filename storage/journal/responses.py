@@ -1,0 +1,233 @@
+"""Responses put together again from the chunks in the journal.
+
+In: the journal's folder and which trajectories are wanted. Out: their responses, in the order in
+which their last chunks were written, in pages of columns or one by one. One pass, and memory only
+for a page and for the wanted responses that are still being put together.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.protocol.records.record_types import ChunkArrived
+from headrace.protocol.token_spans import Float32, Int32, Piece, Streams
+from storage.journal.segment_index import Marks
+from storage.journal.segments import read_batches
+from storage.journal.store import decode
+
+Int64 = npt.NDArray[np.int64]
+_PAGE_TOKENS, _PAGE_ROWS = 1 << 17, 4096
+"""Of responses that are asked for one by one."""
+
+
+class Response(NamedTuple):
+    """Tokens of one response, [T] each, from position 0."""
+
+    token_ids: Int32
+    logprobs: Float32
+    """Behaviour logprobs; 0 where a token was inserted."""
+    versions: npt.NDArray[np.int64]
+    """Weight version that sampled each token; -1 where it was inserted."""
+    streams: Streams | None = None
+    """None: the policy sampled every token, and nothing else is to be said of them."""
+
+
+EMPTY = Response(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64))
+
+
+class Responses(NamedTuple):
+    """Several responses, the tokens of one after those of the other. Response i has the tokens from
+    borders[i] to borders[i + 1]; `streams` are those of responses that have any, by i."""
+
+    borders: Int64
+    token_ids: Int32
+    logprobs: Float32
+    versions: Int64
+    streams: Mapping[int, Streams]
+
+
+class FlatResponses(NamedTuple):
+    """Responses and whose they are."""
+
+    ids: Int64
+    responses: Responses
+
+
+class Wanted(NamedTuple):
+    """Which trajectories to put together: ids ascending, and where each one's last chunk is."""
+
+    ids: npt.NDArray[np.int64]
+    last_offsets: npt.NDArray[np.int64]
+
+
+def read_responses(
+    journal: Path, wanted: Wanted, first_offset: int = 0, marks: Marks | None = None
+) -> Iterator[tuple[int, Response]]:
+    """(trajectory_id, response) of each wanted trajectory; no chunk is before `first_offset`.
+    `marks`: as for `storage.journal.segments.read_batches`."""
+    for page in flat_responses(journal, wanted, _PAGE_TOKENS, _PAGE_ROWS, first_offset, marks):
+        several = page.responses
+        for place, (first, end) in enumerate(pairwise(several.borders.tolist())):
+            yield (
+                int(page.ids[place]),
+                Response(
+                    several.token_ids[first:end],
+                    several.logprobs[first:end],
+                    several.versions[first:end],
+                    several.streams.get(place),
+                ),
+            )
+
+
+def flat_responses(
+    journal: Path,
+    wanted: Wanted,
+    most_tokens: int,
+    most_rows: int,
+    first_offset: int = 0,
+    marks: Marks | None = None,
+) -> Iterator[FlatResponses]:
+    """Pages of at most so many responses, and of not many more than so many tokens; otherwise as
+    `read_responses`."""
+    if len(wanted.ids) == 0:
+        return
+    final = int(wanted.last_offsets.max())
+    waiting: list[pa.RecordBatch] = []
+    tokens = 0
+    for batch in read_batches(journal, first_offset, marks):
+        chosen = chunks_of(batch, wanted)
+        if chosen.num_rows:
+            waiting.append(chosen)
+            tokens += len(chosen.column("token_ids").flatten())
+        last = batch.column("offset")[batch.num_rows - 1].as_py()
+        if waiting and (tokens >= most_tokens or last >= final):
+            chunks = pa.concat_batches(waiting)
+            ends = last_offsets_of(chunks, wanted)
+            for page in _pages(chunks, ends, last, most_tokens, most_rows):
+                yield _flat(page)
+            waiting, tokens = [chunks.filter(pa.array(ends > last))], 0
+        if last >= final:
+            return
+
+
+def _pages(
+    chunks: pa.RecordBatch, ends: Int64, last: int, most_tokens: int, most_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """The chunks of responses that are whole, response by response."""
+    offsets = chunks.column("offset").to_numpy()
+    order = np.lexsort((offsets, ends))
+    order = order[ends[order] <= last]
+    if not len(order):
+        return
+    sizes = chunks.column("token_ids").value_lengths().to_numpy()[order]
+    firsts = np.flatnonzero(np.diff(ends[order], prepend=-1))
+    before = (np.cumsum(sizes) - sizes)[firsts].tolist()
+    cuts = [0]
+    for number, tokens in enumerate(before):
+        if tokens - before[cuts[-1]] >= most_tokens or number - cuts[-1] >= most_rows:
+            cuts.append(number)
+    for first, end in pairwise([*firsts[cuts].tolist(), len(order)]):
+        yield chunks.take(pa.array(order[first:end]))
+
+
+def _flat(chunks: pa.RecordBatch) -> FlatResponses:
+    whose = chunks.column("trajectory_id").to_numpy()
+    firsts = np.flatnonzero(np.diff(whose, prepend=whose[0] - 1))
+    sizes = chunks.column("token_ids").value_lengths().to_numpy()
+    borders = np.append(0, np.cumsum(np.add.reduceat(sizes, firsts, dtype=np.int64)))
+    token_ids = chunks.column("token_ids").flatten().to_numpy()
+    place = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(whose)))
+    spans = chunks.column("spans")
+    version, start, end = (field.to_numpy() for field in spans.flatten().flatten())
+    base = borders[place].repeat(spans.value_lengths().to_numpy())
+    versions = np.full(len(token_ids), -1, np.int64)
+    versions[covered(base + start, base + end)] = np.repeat(version, end - start)
+    responses = Responses(
+        borders,
+        token_ids,
+        chunks.column("logprobs").flatten().to_numpy(),
+        versions,
+        streams_of(chunks, place),
+    )
+    return FlatResponses(whose[firsts], responses)
+
+
+def chunks_of(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
+    """The rows of a batch that are chunks of wanted trajectories."""
+    trajectories = batch.column("trajectory_id").fill_null(-1).to_numpy()
+    places = np.searchsorted(wanted.ids, trajectories).clip(max=len(wanted.ids) - 1)
+    is_chunk = pc.equal(batch.column("kind"), ChunkArrived.__name__).to_numpy(zero_copy_only=False)
+    offsets = batch.column("offset").to_numpy()
+    mask = (
+        is_chunk & (wanted.ids[places] == trajectories) & (offsets <= wanted.last_offsets[places])
+    )
+    return batch.filter(pa.array(mask))
+
+
+def last_offsets_of(chunks: pa.RecordBatch, wanted: Wanted) -> npt.NDArray[np.int64]:
+    """For each chunk of a wanted trajectory, where the trajectory's last chunk is."""
+    return wanted.last_offsets[np.searchsorted(wanted.ids, chunks.column("trajectory_id"))]
+
+
+def streams_of(chunks: pa.RecordBatch, whose: npt.NDArray[np.int64]) -> dict[int, Streams]:
+    """The streams of those responses that have any, by their number in `whose`, which says for each
+    chunk which response it is of."""
+    spoken = np.unique(whose[chunks.column("body").is_valid().to_numpy(zero_copy_only=False)])
+    found: dict[int, Streams] = {}
+    for response in spoken.tolist():
+        records = decode(chunks.filter(pa.array(whose == response)))
+        streams = _streams([chunk for _, chunk in records if isinstance(chunk, ChunkArrived)])
+        if streams is not None:
+            found[response] = streams
+    return found
+
+
+def _streams(chunks: list[ChunkArrived]) -> Streams | None:
+    """The chunks' streams as one; where one chunk has pieces, those without are the policy's."""
+    said = [chunk.streams for chunk in chunks if chunk.streams is not None]
+    if not said:
+        return None
+    return Streams(
+        pieces=_pieces(chunks) if any(streams.pieces for streams in said) else [],
+        weights=[weight for streams in said for weight in streams.weights],
+        rewards=[reward for streams in said for reward in streams.rewards],
+        coefficients=[number for streams in said for number in streams.coefficients],
+        marks=[mark for streams in said for mark in streams.marks],
+    )
+
+
+def _pieces(chunks: list[ChunkArrived]) -> list[Piece]:
+    """Pieces that cover the response. A chunk without pieces holds tokens of the policy that
+    continue the last turn."""
+    joined: list[Piece] = []
+    for chunk in chunks:
+        pieces = chunk.streams.pieces if chunk.streams is not None else []
+        if not pieces and len(chunk.token_ids):
+            turn = joined[-1].turn if joined else 0
+            end = chunk.start + len(chunk.token_ids)
+            pieces = [Piece("policy", "assistant", turn, chunk.start, end)]
+        for piece in pieces:
+            last = joined[-1] if joined else None
+            if last is not None and _kind(last) == _kind(piece):
+                joined[-1] = msgspec.structs.replace(last, end=piece.end)
+            else:
+                joined.append(piece)
+    return joined
+
+
+def _kind(piece: Piece) -> tuple[Any, ...]:
+    return piece.source, piece.role, piece.turn, piece.media
+
+
+def covered(starts: Int64, ends: Int64) -> Int64:
+    """All positions in runs [start, end), run by run."""
+    lengths = ends - starts
+    before = np.cumsum(lengths) - lengths
+    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)

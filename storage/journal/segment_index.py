@@ -1,0 +1,70 @@
+"""Where frames begin in segments that were read before, so that a reader of a few records need not
+go through the whole file again.
+
+In: frames as they are read. Out: a frame before a row that is not far from it. Nothing is known of
+a file that is not as it was left, but for one that has grown. Bounded: a mark a megabyte, of some
+files. Whoever checks a journal uses none.
+"""
+
+import bisect
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from storage.journal.record_batches import Frame, Start
+
+APART = 2**20
+"""Bytes from one mark to the next."""
+MOST_FILES = 64
+
+
+class _Stamp(NamedTuple):
+    inode: int
+    size: int
+    changed: int
+
+
+@dataclass
+class _File:
+    """What is known of a file. `starts` are in order."""
+
+    stamp: _Stamp
+    starts: list[Start] = field(default_factory=list)
+
+
+class Marks:
+    """Marks of several files; used by several threads."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[Path, _File] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def before(self, path: Path, row: int) -> Start | None:
+        """The last mark of a file at or before a row of it; None where there is none. What is known
+        of a file that is another one now is let go."""
+        about = path.stat()
+        now = _Stamp(about.st_ino, about.st_size, about.st_mtime_ns)
+        with self._lock:
+            known = self._files.get(path)
+            if known is None or not _is_the_same(known.stamp, now):
+                known = self._files[path] = _File(now)
+            known.stamp = now
+            self._files.move_to_end(path)
+            if len(self._files) > MOST_FILES:
+                self._files.popitem(last=False)
+            place = bisect.bisect_right(known.starts, row, key=lambda start: start.rows)
+            return known.starts[place - 1] if place else None
+
+    def see(self, frame: Frame, rows: int) -> None:
+        """A frame was read and found whole; `rows` stand before it in its file."""
+        with self._lock:
+            known = self._files.get(frame.path)
+            last = known.starts[-1].position if known and known.starts else 0
+            if known is not None and frame.position >= last + APART:
+                known.starts.append(Start(frame.position, rows))
+
+
+def _is_the_same(known: _Stamp, now: _Stamp) -> bool:
+    return known.inode == now.inode and (known == now or known.size < now.size)

@@ -1,0 +1,363 @@
+"""Append-only Arrow IPC streams in numbered segments: what the journal and the diagnostics are.
+
+A folder holds `segment-000001.arrow`, `segment-000002.arrow`, ... , each a valid Arrow stream that
+pyarrow, polars and DuckDB read as they are. `append` returns once a batch is on disk (one write,
+one fsync). Every batch carries checksums (`storage.journal.record_batches`) and they are checked
+whenever it is
+read: DamagedError names the place where bytes are not those that were written. What a write leaves
+that a crash cut off is no damage: readers end there, and `recover` cuts it off. After recovery
+writing goes on in a new segment. A disk that takes nothing raises StorageBlockedError; the file
+then ends with its last whole batch.
+"""
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from headrace.errors import FormatError, StorageBlockedError
+from headrace.host.disk import writing
+from storage.journal.record_batches import (
+    DIGESTS,
+    END_OF_STREAM,
+    FIRST_ROW,
+    UNREADABLE,
+    DamagedError,
+    Ending,
+    Frame,
+    Start,
+    Walk,
+    damage,
+    read_frame,
+    stamped,
+    stamps,
+)
+from storage.journal.segment_index import Marks
+
+__all__ = ["DamagedError", "SegmentWriter"]
+log = logging.getLogger(__name__)
+
+
+class End(NamedTuple):
+    """Where a folder of segments ends: how many rows are whole, and the last one's digest."""
+
+    rows: int
+    digest: str
+
+
+class BatchPlace(NamedTuple):
+    """Where a batch begins."""
+
+    path: Path
+    position: int
+
+
+def segment_paths(folder: Path) -> list[Path]:
+    """Segment files of a folder in writing order (none if there is no folder)."""
+    return sorted(folder.glob("segment-*.arrow"))
+
+
+def segment_metadata(path: Path) -> dict[bytes, bytes]:
+    """Key-value metadata in a segment's schema; empty if not even the schema is whole."""
+    try:
+        with pa.OSFile(str(path)) as source:
+            return pa.ipc.open_stream(source).schema.metadata or {}
+    except UNREADABLE:
+        return {}
+
+
+def check_format(folder: Path, known: int) -> None:
+    """FormatError where segments are of another format than `known`: the first or the last one, as
+    nobody writes on what is of another. Of a damaged schema its readers tell: the digest of the
+    first batch is also the schema's, where there are digests."""
+    paths = segment_paths(folder)
+    for path in (*paths[:1], *paths[-1:]):
+        metadata = segment_metadata(path)
+        found = _number(metadata, b"format", 1)  # the first one was not named
+        if metadata and found != known and (DIGESTS not in metadata or any(Walk(path))):
+            raise FormatError(path, found, known)
+
+
+def rows_before(path: Path) -> int:
+    """How many rows stand in the segments before this one; -1 if not even the schema is whole."""
+    return _number(segment_metadata(path), FIRST_ROW, -1)
+
+
+def _number(metadata: dict[bytes, bytes], name: bytes, otherwise: int) -> int:
+    text = metadata.get(name, b"")
+    return int(text) if text.isdigit() else otherwise
+
+
+def end_of(folder: Path) -> End:
+    """Where a folder ends; nothing is changed. DamagedError: there is more than that."""
+    walks = [walk for walk, _ in _last_walks(folder) if walk.rows]
+    return End(walks[0].first_row + walks[0].rows, walks[0].digest) if walks else End(0, "")
+
+
+def recover(folder: Path) -> End:
+    """Cut off what a crash left of the last write and seal the last segment; the end of the
+    folder. DamagedError: that is not all, and nothing was changed."""
+    end = end_of(folder)
+    for walk, ending in _last_walks(folder):
+        if ending == "torn":
+            cut = walk.path.stat().st_size - walk.end
+            log.warning(
+                "%s: cut off %d bytes of a write that never came to its end", walk.path, cut
+            )
+        if not walk.rows:
+            walk.path.unlink()  # died while the segment was being made: nothing is lost
+        elif ending != "sealed":
+            with walk.path.open("r+b", buffering=0) as file:
+                file.truncate(walk.end)
+                file.seek(walk.end)
+                try:
+                    with writing(folder, len(END_OF_STREAM)):
+                        file.write(END_OF_STREAM)
+                        os.fsync(file.fileno())
+                except StorageBlockedError:
+                    file.truncate(walk.end)  # it is whole without the seal
+    return end
+
+
+def _last_walks(folder: Path) -> list[tuple[Walk, Ending]]:
+    """The last segments, newest first, up to one that holds a row."""
+    walks: list[tuple[Walk, Ending]] = []
+    for path in reversed(segment_paths(folder)):
+        walk = Walk(path).done()
+        walks.append((walk, walk.ending()))
+        if walks[-1][1] == "damaged":
+            raise damage(path, walk.end)
+        if walk.rows:
+            break
+    return walks
+
+
+def digest_at(folder: Path, rows: int) -> str | None:
+    """The digest of the batch that the first `rows` rows end with; None where none ends there."""
+    for path in reversed(segment_paths(folder)):
+        if 0 <= rows_before(path) < rows:
+            walk = Walk(path)
+            for frame in walk:
+                if walk.first_row + walk.rows >= rows:
+                    return frame.digest if walk.first_row + walk.rows == rows else None
+            return None
+    return None
+
+
+def read_batches(
+    folder: Path, first_row: int = 0, marks: Marks | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Batches in writing order, from the one that holds `first_row` on; safe while another process
+    appends (a batch that is not whole yet ends the iteration). DamagedError at the first byte that
+    is not as it was written, before anything behind it is given out. `marks`: with them what stands
+    long before `first_row` is not looked at again."""
+    for frame in read_frames(folder, first_row, marks):
+        yield frame.batch
+
+
+def locate_batches(folder: Path, first_row: int = 0) -> Iterator[tuple[BatchPlace, pa.RecordBatch]]:
+    """`read_batches` with the place of each batch, for `read_batch`."""
+    for frame in read_frames(folder, first_row):
+        yield BatchPlace(frame.path, frame.position), frame.batch
+
+
+def read_batch(place: BatchPlace) -> pa.RecordBatch:
+    """The batch at a place that `locate_batches` gave, with its file's own schema."""
+    return read_frame(*place).batch
+
+
+def read_frames(folder: Path, first_row: int = 0, marks: Marks | None = None) -> Iterator[Frame]:
+    """`read_batches` with all that is known of each."""
+    paths = segment_paths(folder)
+    starts = [rows_before(path) for path in paths]
+    if starts and starts[-1] < 0:  # being made, or its writer died over it
+        walk = Walk(paths[-1]).done()
+        if walk.ending() == "damaged" and rows_before(paths[-1]) < 0:
+            raise damage(paths[-1], walk.end)
+        del paths[-1], starts[-1]
+    row, digest = -1, None
+    for index, path in enumerate(paths):
+        is_last = index + 1 == len(paths)
+        if not is_last and 0 <= starts[index + 1] <= first_row:
+            continue
+        is_late = row < 0 and starts[index] > first_row
+        if is_late or (row >= 0 and starts[index] not in (row, -1)):
+            following = max(row, first_row)
+            raise damage(
+                path, 0, f"it begins with record {starts[index]:,}, and {following:,} is next"
+            )
+        start = None
+        if marks is not None and row < 0 <= starts[index]:
+            start = marks.before(path, first_row - starts[index])
+        row = max(row, starts[index] + (start.rows if start else 0))
+        until = None if is_last else starts[index + 1]
+        for frame in _frames_of(path, is_last=is_last, until=until, start=start):
+            if marks is not None:
+                marks.see(frame, row - starts[index])
+            if digest is not None and frame.after != digest:
+                raise damage(path, frame.position, "it does not follow what stands before it")
+            digest = frame.digest
+            row += frame.batch.num_rows
+            if row > first_row:
+                yield frame
+
+
+def _frames_of(
+    path: Path, *, is_last: bool, until: int | None, start: Start | None = None
+) -> Iterator[Frame]:
+    """The frames of a segment; the one after it begins with row `until`. A damaged seal behind the
+    last of them is no harm."""
+    end = 0
+    while True:
+        walk = Walk(path, start)
+        yield from (frame for frame in walk if frame.position >= end)
+        if not is_last:
+            if walk.first_row + walk.rows != until:
+                raise damage(path, walk.end)
+            return
+        if walk.ending() != "damaged":
+            return
+        if walk.end == end:
+            raise damage(path, end)
+        end = walk.end  # it may have grown meanwhile: look again
+
+
+def fsync(file: int) -> None:
+    """Have the bytes of an open file on its disk."""
+    os.fsync(file)
+
+
+class SegmentWriter:
+    """Appends batches of one schema to a folder. One writer at a time, one thread at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        schema: pa.Schema,
+        *,
+        segment_bytes: int,
+        sync: Callable[[int], None] = fsync,
+    ) -> None:
+        """`sync`: what every batch waits for; benchmarks measure it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._sync = sync
+        self._schema = schema
+        self._segment_bytes = segment_bytes
+        self.rows, self._digest = recover(folder)
+        self._file: io.FileIO | None = None
+        self._length = 0
+        self._is_torn = False
+        self._unborn: Path | None = None
+        """A segment that got no batch and could not be removed."""
+        self._staging = io.BytesIO()
+
+    @property
+    def end(self) -> End:
+        """Where the folder ends now."""
+        return End(self.rows, self._digest)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next batch goes into the segment of the last one."""
+        return self._file is not None
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """One batch on disk: written and fsynced, or StorageBlockedError and not there at all."""
+        if self._file is None:
+            self._begin()
+        self._stream.write_batch(batch, custom_metadata=stamps(batch, self._digest))
+        data, digest = stamped(self._staged())
+        try:
+            self._write(data)
+        except (OSError, StorageBlockedError):
+            if self._length == 0:  # without its schema a segment is nothing
+                self._discard()
+            raise
+        self.rows, self._digest = self.rows + batch.num_rows, digest
+        if self._length >= self._segment_bytes:
+            self._seal()
+
+    def close(self) -> None:
+        """Seal the open segment; on a full disk the next opening will."""
+        if self._file is not None:
+            self._seal()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self) -> None:
+        paths = segment_paths(self._folder)
+        number = int(paths[-1].stem.split("-")[1]) + 1 if paths else 1
+        path = self._unborn or self._folder / f"segment-{number:06d}.arrow"
+        first = str(self.rows).encode()
+        metadata = {**(self._schema.metadata or {}), FIRST_ROW: first, DIGESTS: b"sha256"}
+        self._staged()
+        self._stream = pa.ipc.new_stream(
+            pa.PythonFile(self._staging, "w"), self._schema.with_metadata(metadata)
+        )
+        with writing(self._folder, self._staging.tell()):
+            file = io.FileIO(path, "wb" if self._unborn else "xb")
+            self._file, self._length, self._is_torn, self._unborn = file, 0, False, None
+            try:
+                folder = os.open(self._folder, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+            except OSError:
+                self._discard()
+                raise
+
+    def _discard(self) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._unborn, self._file = Path(str(self._file.name)), None
+        with contextlib.suppress(OSError):
+            self._unborn.unlink()
+            self._unborn = None
+
+    def _staged(self) -> bytes:
+        data = self._staging.getvalue()
+        self._staging.seek(0)
+        self._staging.truncate()
+        return data
+
+    def _write(self, data: bytes) -> None:
+        assert self._file is not None
+        view = memoryview(data)
+        with writing(self._folder, len(data)):
+            self._trim()
+            self._is_torn = True
+            try:
+                while view:
+                    view = view[os.write(self._file.fileno(), view) :]
+                self._sync(self._file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._trim()
+                raise
+        self._is_torn = False
+        self._length += len(data)
+
+    def _trim(self) -> None:
+        """Take away what a write that failed has left."""
+        assert self._file is not None
+        if self._is_torn:
+            os.ftruncate(self._file.fileno(), self._length)
+            os.lseek(self._file.fileno(), self._length, os.SEEK_SET)
+            self._is_torn = False
+
+    def _seal(self) -> None:
+        assert self._file is not None
+        try:
+            self._write(END_OF_STREAM)
+        except StorageBlockedError:
+            return  # it stays open: the batch is safe, and the next append will say it
+        self._file.close()
+        self._file = None

@@ -1,0 +1,71 @@
+"""Token ids to text with the tokenizer of a run's model, without torch or transformers.
+
+The `tokenizer.json` of the newest checkpoint, of the model's folder, or of the hub's local cache is
+read by the tokenizers library; nothing is downloaded. No such file: no text.
+"""
+
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from headrace.protocol.token_spans import Int32
+from storage.database.reader import read_config
+
+Int64 = npt.NDArray[np.int64]
+_FILE = "tokenizer.json"
+
+
+class TextDecoder:
+    """Decodes responses of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(path))
+
+    def text(self, token_ids: Int32) -> str:
+        """The response as text, without special tokens."""
+        text: str = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
+        return text
+
+    def texts(self, token_ids: Int32, borders: Int64) -> list[str]:
+        """Responses as texts, without special tokens: response i has the tokens from borders[i] to
+        borders[i + 1]."""
+        ids = token_ids.tolist()
+        responses = [ids[first:end] for first, end in pairwise(borders.tolist())]
+        texts: list[str] = self._tokenizer.decode_batch(responses, skip_special_tokens=True)
+        return texts
+
+    def pieces(self, token_ids: Int32) -> list[str]:
+        """Each token as text of its own, special tokens included."""
+        unique, where = np.unique(token_ids, return_inverse=True)
+        decoded = [
+            self._tokenizer.decode([token], skip_special_tokens=False) for token in unique.tolist()
+        ]
+        return [decoded[index] for index in where]
+
+
+def text_decoder(run_dir: Path) -> TextDecoder | None:
+    """The decoder of a run's model, or None where its tokenizer cannot be found."""
+    model = str(read_config(run_dir)["model"]["path"])
+    for path in (*_checkpoints(run_dir), Path(model) / _FILE):
+        if path.is_file():
+            return _decoder(path.resolve())
+    if model.count("/") <= 1 and not Path(model).is_absolute():
+        from huggingface_hub import try_to_load_from_cache  # a tenth of a second
+
+        cached = try_to_load_from_cache(model, _FILE)
+        if isinstance(cached, str):
+            return _decoder(Path(cached))
+    return None
+
+
+def _checkpoints(run_dir: Path) -> list[Path]:
+    return sorted((run_dir / "checkpoints").glob(f"step_*/policy/{_FILE}"), reverse=True)
+
+
+@lru_cache(maxsize=8)
+def _decoder(path: Path) -> TextDecoder:
+    return TextDecoder(path)

@@ -1,0 +1,1 @@
+"""Dataset files and conversations to rows."""

@@ -1,0 +1,109 @@
+"""Finished answers in a file, to be scored without a run.
+
+In: a file of rows with a prompt, a completion and an answer, such as a run's exported trajectories.
+Out: `Answered` rows. Prompt and answer may be absent, because not every reward needs them; a row
+without a completion is a UserError that names the file and the row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import UserError
+from tasks.datasets.conversations import NoPromptError, read_prompt
+from tasks.datasets.dataset_files import ANSWER_KEYS, PROMPT_KEYS, as_text, look_up
+from tasks.datasets.records import Record, find_files, read_records
+from tasks.rows import Message
+
+COMPLETION_KEYS = ("completion", "response", "output")
+OWN_KEYS = ("finished", "prompt_ids", "completion_ids", "id")
+"""Columns with a meaning of their own."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One finished answer."""
+
+    prompt: str | list[Message]
+    completion: str
+    answer: str
+    info: dict[str, Any]
+    finished: bool = True
+    prompt_ids: list[int] | None = None
+    completion_ids: list[int] | None = None
+
+
+def read_answers(
+    path: str, *, prompt_key: str | None = None, answer_key: str | None = None
+) -> list[Answered]:
+    """All rows of a file, in order. Keys as for a dataset; the completion is `completion`,
+    `response` or `output`, a text or chat messages, of which the last counts."""
+    prompt_keys = (prompt_key,) if prompt_key else PROMPT_KEYS
+    answer_keys = (answer_key,) if answer_key else ANSWER_KEYS
+    rows = [
+        _answered(record, prompt_keys, answer_keys, f"{file}, row {number}")
+        for file in find_files(path)
+        for number, record in read_records(file)
+    ]
+    if not rows:
+        raise UserError(f"{path} has no rows: name a file with at least one")
+    return rows
+
+
+def _answered(
+    record: Record, prompt_keys: Sequence[str], answer_keys: Sequence[str], where: str
+) -> Answered:
+    record = _unfolded(record)
+    key = next((name for name in COMPLETION_KEYS if record.get(name) is not None), None)
+    if key is None:
+        raise UserError(
+            f"{where}: no completion (looked for {', '.join(COMPLETION_KEYS)}; the row has "
+            f"{', '.join(sorted(record)) or 'nothing'})"
+        )
+    prompt_key = next((k for k in prompt_keys if look_up(record, k) is not None), None)
+    truth = next((v for k in answer_keys if (v := look_up(record, k)) is not None), "")
+    try:
+        prompt = read_prompt(look_up(record, prompt_key), None) if prompt_key else ""
+    except NoPromptError as error:
+        raise UserError(f"{where}: {error}") from error
+    return Answered(
+        prompt,
+        _completion(record[key], where),
+        as_text(truth),
+        {k: v for k, v in record.items() if k not in (prompt_key, key, *OWN_KEYS)},
+        bool(record.get("finished", True)),
+        _ids(record.get("prompt_ids"), where),
+        _ids(record.get("completion_ids"), where),
+    )
+
+
+def _unfolded(record: Record) -> Record:
+    """The record with its columns in the place of an export's `info`, which is JSON as text."""
+    folded = record.get("info")
+    if not isinstance(folded, str):
+        return record
+    try:
+        columns = json.loads(folded)
+    except ValueError:
+        return record
+    rest = {key: value for key, value in record.items() if key != "info"}
+    return {**columns, **rest} if isinstance(columns, dict) else record
+
+
+def _completion(value: Any, where: str) -> str:
+    last = value[-1] if isinstance(value, list) and value else value
+    text = last.get("content") if isinstance(last, dict) else last
+    if not isinstance(text, str):
+        raise UserError(f"{where}: the completion is neither text nor a list of messages")
+    return text
+
+
+def _ids(value: Any, where: str) -> list[int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
+        raise UserError(f"{where}: token ids are a list of integers")
+    return value

@@ -1,0 +1,155 @@
+"""Dataset files to rows, as the field writes them.
+
+In: a path (or a glob) and optionally the names of the columns. Out: `Row`s in the files' order,
+with every column but the prompt's in `info`. Files of TRL, verl, OpenRLHF, AReaL, open-instruct,
+slime, SkyRL, verifiers and ORZ are read unchanged.
+
+Promises: a missing file, a file that cannot be read, and a row without prompt or answer are
+UserErrors that name the file and, counting from 1, the row.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import UserError
+from tasks.datasets.conversations import NoPromptError, read_prompt, wrap_last_user
+from tasks.datasets.records import Record, find_files, read_records
+from tasks.rows import Row
+
+PROMPT_KEYS = (
+    "prompt", "question", "problem", "messages", "context_messages", "conversations", "input",
+)  # fmt: skip
+ANSWER_KEYS = (
+    "answer", "ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth",
+    "final_answer", "expected_answer", "solution", "solutions", "label",
+)  # fmt: skip
+TURNS = "conversations"
+"""Turns of a conversation, of which the last may hold the answer instead of a text (ORZ)."""
+
+
+def read_dataset(
+    path: str,
+    *,
+    prompt_key: str | None = None,
+    answer_key: str | None = None,
+    prompt_template: str | None = None,
+    limit: int | None = None,
+) -> list[Row]:
+    """All rows of the file or files at `path`, at most `limit` of them.
+
+    Keys may reach into nested columns with dots. Without them the first known alias present in a
+    row counts. `prompt_template` is a format string with `{prompt}`; it wraps a plain prompt, or
+    the last user message of a chat.
+    """
+    check_template(prompt_template)
+    prompt_keys = (prompt_key,) if prompt_key else PROMPT_KEYS
+    answer_keys = (answer_key,) if answer_key else ANSWER_KEYS
+    rows: list[Row] = []
+    for file in find_files(path):
+        left = None if limit is None else limit - len(rows)
+        for number, record in islice(read_records(file), left):
+            row = make_row(record, prompt_keys, answer_keys, file=file, number=number)
+            rows.append(apply_template(row, prompt_template))
+    if not rows:
+        raise UserError(f"{path} has no rows: point task.path at a file with at least one")
+    return rows
+
+
+def look_up(record: Record, key: str) -> Any:
+    """The value at a plain or dotted key; None when it is absent."""
+    if key in record:
+        return record[key]
+    value: Any = record
+    for part in key.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = value.get(part)
+    return value
+
+
+def make_row(
+    record: Record,
+    prompt_keys: tuple[str, ...],
+    answer_keys: tuple[str, ...],
+    *,
+    file: Path,
+    number: int,
+) -> Row:
+    """One record as a `Row`. An id is made of file and number where the record has none."""
+    where = f"{file}, row {number}"
+    record = _with_answer(record)
+    prompt_key, prompt = _first(record, prompt_keys, "prompt", where)
+    answer = _first(record, answer_keys, "answer", where)[1]
+    identity = record.get("id")
+    try:
+        return Row(
+            id=f"{file.name}:{number}" if identity is None else str(identity),
+            prompt=read_prompt(prompt, record.get("images")),
+            answer=as_text(answer),
+            info={key: value for key, value in record.items() if key not in (prompt_key, "id")},
+        )
+    except NoPromptError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _with_answer(record: Record) -> Record:
+    """The record with what its last turn holds as a column: the right answer in the place of a
+    response."""
+    turns = record.get(TURNS)
+    last = turns[-1] if isinstance(turns, list) and turns else None
+    truth = last.get("ground_truth") if isinstance(last, dict) else None
+    if truth is None or not isinstance(turns, list):
+        return record
+    value = truth.get("value") if isinstance(truth, dict) else truth
+    return {**record, TURNS: turns[:-1], "ground_truth": value}
+
+
+def as_text(answer: Any) -> str:
+    """Text as it is, the only entry of a list (AReaL's `solutions`), all else as JSON."""
+    if isinstance(answer, list) and len(answer) == 1:
+        return as_text(answer[0])
+    if isinstance(answer, str):
+        return answer
+    return json.dumps(answer, ensure_ascii=False, default=str)
+
+
+def _first(record: Record, keys: tuple[str, ...], what: str, where: str) -> tuple[str, Any]:
+    for key in keys:
+        value = look_up(record, key)
+        if value is not None and value not in ("", []):
+            return key, value
+    raise UserError(
+        f"{where}: no {what} (looked for {', '.join(keys)}; the row has "
+        f"{', '.join(sorted(record)) or 'nothing'}): fill it in or set task.{what}_key"
+    )
+
+
+def check_template(template: str | None) -> None:
+    """UserError unless the template is a format string whose only field is `{prompt}`."""
+    if template is None:
+        return
+    try:
+        wrapped = template.format(prompt="\0")
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(
+            f"task.prompt_template {template!r}: only {{prompt}} may stand in braces; write other "
+            f"braces twice, as in \\boxed{{{{}}}}"
+        ) from error
+    if "\0" not in wrapped:
+        raise UserError(f"task.prompt_template {template!r} does not contain {{prompt}}")
+
+
+def apply_template(row: Row, template: str | None) -> Row:
+    """The row with its prompt, or the last user message of it, wrapped in the template."""
+    if template is None:
+        return row
+    prompt = (
+        template.format(prompt=row.prompt)
+        if isinstance(row.prompt, str)
+        else wrap_last_user(row.prompt, template)
+    )
+    return Row(row.id, prompt, row.answer, row.info)

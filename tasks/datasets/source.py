@@ -1,0 +1,148 @@
+"""Prompt sources: an endless training stream addressed by position, and a fixed evaluation set.
+
+In: the task's configuration and the run's seed. Out: a `PromptSource`. A position alone says which
+row comes next, so a run resumes from one integer. Evaluation rows do not depend on the seed: runs
+with different seeds are compared on the same prompts, none of which training ever yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from random import Random
+from typing import Protocol
+
+from headrace.config.sections.task import DatasetConfig, TaskConfig
+from headrace.errors import UserError
+from tasks.datasets.dataset_files import read_dataset
+from tasks.procedural.base import ProceduralTask, Sizes, evaluation_rows, prompt_row
+from tasks.procedural.chain_sums import CHAIN_SUMS
+from tasks.procedural.graph_walk import GRAPH_WALK
+from tasks.procedural.shift_register import SHIFT_REGISTER
+from tasks.procedural.straight_line import STRAIGHT_LINE
+from tasks.procedural.tracking import TRACKING
+from tasks.rows import Row, prompt_hash, prompt_text
+
+PROCEDURAL_TASKS = {
+    task.name: task for task in (CHAIN_SUMS, TRACKING, GRAPH_WALK, SHIFT_REGISTER, STRAIGHT_LINE)
+}
+
+
+class PromptSource(Protocol):
+    """Where the coordinator gets prompts from."""
+
+    def row_at(self, position: int) -> Row:
+        """The training row at `position` >= 0 of the endless stream."""
+        ...
+
+    def eval_rows(self, count: int) -> list[Row]:
+        """`count` held-out rows, or all there are when a dataset has fewer."""
+        ...
+
+
+class ProceduralSource:
+    """Prompts made on the fly; see `tasks.procedural.base`."""
+
+    def __init__(self, task: ProceduralTask, sizes: Sizes, *, seed: int) -> None:
+        if not sizes.min_terms <= sizes.max_terms or not 2 <= sizes.max_terms <= task.most_terms:
+            raise UserError(
+                f"task.min_terms {sizes.min_terms} and task.max_terms {sizes.max_terms}: "
+                f"{task.name} needs min_terms <= max_terms and max_terms from 2 to "
+                f"{task.most_terms}"
+            )
+        self._task, self._sizes, self._seed = task, sizes, seed
+
+    def row_at(self, position: int) -> Row:
+        return prompt_row(self._task, position, self._seed, sizes=self._sizes)
+
+    def eval_rows(self, count: int) -> list[Row]:
+        return evaluation_rows(self._task, count, sizes=self._sizes)
+
+
+class DatasetSource:
+    """Rows of a file, shuffled anew in every epoch by the seed and the epoch's number."""
+
+    def __init__(self, training: list[Row], evaluation: list[Row], *, seed: int) -> None:
+        if not training:
+            raise UserError(
+                "no training rows are left beside the held-out ones: lower task.eval_fraction, "
+                "or give a task.eval_path with other prompts"
+            )
+        self.training = training
+        self.evaluation = sorted(evaluation, key=lambda row: (prompt_hash(row.prompt), row.id))
+        self._seed = seed
+        # Two epochs are live at once when positions near a border are asked for again.
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        order = list(range(len(self.training)))
+        Random(f"dataset/{self._seed}/{epoch}").shuffle(order)
+        return order
+
+    def row_at(self, position: int) -> Row:
+        epoch, offset = divmod(position, len(self.training))
+        return self.training[self._order(epoch)[offset]]
+
+    def eval_rows(self, count: int) -> list[Row]:
+        return self.evaluation[:count]
+
+
+def split_by_hash(rows: list[Row], fraction: float) -> tuple[list[Row], list[Row]]:
+    """(training, held out): the hash of the prompt decides, so equal prompts stay together."""
+    bound = int(fraction * 2**64)
+    training = [row for row in rows if prompt_hash(row.prompt) >= bound]
+    return training, [row for row in rows if prompt_hash(row.prompt) < bound]
+
+
+def load_dataset_source(task: DatasetConfig, seed: int) -> DatasetSource:
+    """Read the file or files of a dataset task and split them.
+
+    Training rows whose prompt also stands in `eval_path` are left out of training.
+    """
+    rows = _read(task, task.path, task.limit)
+    if task.eval_path is None:
+        training, evaluation = split_by_hash(rows, task.eval_fraction)
+    else:
+        evaluation = _read(task, task.eval_path, None)
+        held_out = {prompt_text(row.prompt) for row in evaluation}
+        training = [row for row in rows if prompt_text(row.prompt) not in held_out]
+    return DatasetSource(training, evaluation, seed=seed)
+
+
+def _read(task: DatasetConfig, path: str, limit: int | None) -> list[Row]:
+    return read_dataset(
+        path,
+        prompt_key=task.prompt_key,
+        answer_key=task.answer_key,
+        prompt_template=task.prompt_template,
+        limit=limit,
+    )
+
+
+def info_columns(task: TaskConfig) -> frozenset[str]:
+    """The columns beside prompt and answer, which reward functions get by name: those that the
+    first row of every file has."""
+    if task.kind != "dataset":
+        return frozenset(build_source(task, seed=0).row_at(0).info)
+    paths = (task.path, task.eval_path)
+    return frozenset.intersection(
+        *(frozenset(_read(task, path, 1)[0].info) for path in paths if path is not None)
+    )
+
+
+def every_row(task: TaskConfig) -> Iterator[Row]:
+    """All rows of a dataset, held-out ones included, or the first prompt of a procedural task."""
+    if task.kind != "dataset":
+        yield build_source(task, seed=0).row_at(0)
+        return
+    yield from _read(task, task.path, task.limit)
+    if task.eval_path is not None:
+        yield from _read(task, task.eval_path, None)
+
+
+def build_source(task: TaskConfig, seed: int) -> PromptSource:
+    """The source a task's configuration describes. UserError when its data cannot be used."""
+    if task.kind == "dataset":
+        return load_dataset_source(task, seed)
+    sizes = Sizes(task.min_terms, task.max_terms, task.tail_exponent)
+    return ProceduralSource(PROCEDURAL_TASKS[task.kind], sizes, seed=seed)

@@ -1,0 +1,1 @@
+"""Small models made here: written weights, cold starts, shapes."""

@@ -1,0 +1,1 @@
+"""Tasks made on the fly."""

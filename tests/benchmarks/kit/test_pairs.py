@@ -1,0 +1,62 @@
+"""Sides in turns, their spread, and rows of calm results alone."""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kit.machine_state import MachineState, Watch
+from benchmarks.kit.pairs import conclude, in_turns, ratios, shown, spread, took
+
+
+def test_sides_take_turns_at_going_first() -> None:
+    asked: list[tuple[str, int]] = []
+
+    def measure(name: str, turn: int) -> float:
+        asked.append((name, turn))
+        return float(turn)
+
+    sides = {name: partial(measure, name) for name in ("a", "b", "c")}
+    assert in_turns(sides, 2, warm_up=False) == {name: [1.0, 2.0] for name in sides}
+    assert asked == [("a", 1), ("b", 1), ("c", 1), ("b", 2), ("c", 2), ("a", 2)]
+
+
+def test_the_turn_that_warms_up_does_not_count() -> None:
+    seen: list[object] = []
+    sides = {name: lambda turn: turn for name in ("a", "b")}
+    assert in_turns(sides, 2, seen=seen.append) == {"a": [1, 2], "b": [1, 2]}
+    assert seen == [{"a": 1, "b": 1}, {"a": 2, "b": 2}]
+
+
+def test_ratios_are_of_the_same_turn() -> None:
+    found = ratios([2.0, 8.0, 3.0], [1.0, 2.0, 3.0])
+    assert spread(found, "speed") == {"speed": 2.0, "speed_min": 1.0, "speed_max": 4.0}
+    assert shown(spread(found)) == "2.000 (1.000 to 4.000)"
+
+
+def test_a_side_is_timed_on_the_clock_and_on_the_processor() -> None:
+    found = took(lambda: sum(range(10**6)))
+    assert found.wall_s > 0
+    assert found.cpu_s > 0
+
+
+@pytest.mark.parametrize(("others", "kept"), [(0.01, 1), (0.3, 0)])
+def test_a_disturbed_result_is_printed_and_becomes_no_row(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    others: float,
+    kept: int,
+) -> None:
+    monkeypatch.setattr(Watch, "state", lambda watch, roles: MachineState(1.0, others, 0.0, {}))
+    rows = tmp_path / "rows.jsonl"
+    options = argparse.Namespace(json=True, rows=rows)
+    assert conclude("speed", options, lambda: {"ratio": 1.0}) == 0
+    said = capsys.readouterr()
+    result = json.loads(said.out)
+    assert (result["ratio"], result["others_cpu_share"]) == (1.0, others)
+    assert result["disturbed"] is not bool(kept)
+    assert len(rows.read_text().splitlines() if rows.exists() else []) == kept
+    assert ("no row" in said.err) is not bool(kept)

@@ -1,0 +1,149 @@
+"""Crossings, restricted means and intervals: golden numbers worked out by hand."""
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.kit.time_to_target import (
+    Crossing,
+    Time,
+    at_place,
+    crossing,
+    interval,
+    largest_fall,
+    median,
+    ratio_of_means,
+    resolvable,
+    restricted_mean,
+    smoothed,
+    survival,
+)
+
+
+def times(*values: float, censored: tuple[float, ...] = ()) -> list[Time]:
+    return [Time(v, True) for v in values] + [Time(v, False) for v in censored]
+
+
+def test_smoothing_is_the_mean_of_three_and_of_two_at_the_ends() -> None:
+    points = [(0.0, 0.0), (1.0, 0.3), (2.0, 0.9), (4.0, 0.6)]
+    found = smoothed(points)
+    assert [at for at, _ in found] == [0.0, 1.0, 2.0, 4.0]
+    assert [value for _, value in found] == pytest.approx([0.15, 0.4, 0.6, 0.75])
+
+
+def test_the_largest_fall_is_from_the_best_so_far_on_the_smoothed_line() -> None:
+    points = list(enumerate([0.2, 0.4, 0.6, 0.5, 0.1, 0.3, 0.6]))
+    line = [value for _, value in smoothed(points)]
+    assert line == pytest.approx([0.3, 0.4, 0.5, 0.4, 0.3, 1 / 3, 0.45])
+    assert largest_fall(points) == pytest.approx(0.2)
+    assert largest_fall(points, until=3) == pytest.approx(0.1)
+    assert largest_fall(points, until=2) == 0.0
+
+
+def test_a_crossing_is_where_the_smoothed_line_reaches_the_target() -> None:
+    points = [(10.0, 0.0), (11.0, 0.3), (12.0, 0.9), (14.0, 0.6)]
+    # 0.15, 0.4, 0.6, 0.75 at 10, 11, 12, 14: 0.5 is half way from 11 to 12.
+    assert crossing(points, 0.5) == Crossing(at=11.5, place=1.5, gap=2.0)
+    found = crossing(points, 0.7)
+    assert found is not None
+    assert (found.at, found.place, found.gap) == pytest.approx((12 + 2 * 2 / 3, 2 + 2 / 3, 2.0))
+    assert crossing(points, 0.8) is None
+    assert crossing(points, 0.1) == Crossing(10.0, 0.0, 1.0)
+
+
+def test_one_lucky_evaluation_is_no_crossing() -> None:
+    points = [(float(i), 0.9 if i == 3 else 0.5) for i in range(8)]
+    assert crossing(points, 0.8) is None
+
+
+@pytest.mark.parametrize(("every", "dense"), [(1.0, True), (5.0, False)])
+def test_evaluations_are_dense_when_a_tenth_of_the_time_lies_between(
+    every: float, dense: bool
+) -> None:
+    points = [(20.0 + every * i, 0.1 * i) for i in range(10)]
+    found = crossing(points, 0.35)
+    assert found is not None
+    assert found.is_dense == dense
+
+
+def test_a_value_at_a_place_lies_between_its_neighbours() -> None:
+    assert at_place([10.0, 20.0, 40.0], 1.25) == 25.0
+    assert at_place([10.0, 20.0, 40.0], 2.0) == 40.0
+
+
+def test_survival_is_that_of_kaplan_and_meier() -> None:
+    # 46 and 49 of five, then one is lost from sight at 67, 71 of the two that are left, 90.
+    found = survival(times(46, 49, 71, 90, censored=(67,)))
+    assert [at for at, _ in found] == [46, 49, 71, 90]
+    assert [share for _, share in found] == pytest.approx([0.8, 0.6, 0.3, 0.0])
+    # Freireich's 6-mercaptopurine arm (Kaplan-Meier of every textbook): 0.857 after 6 weeks,
+    # 0.807 after 7, 0.627 after 13, 0.448 after 23; median 23.
+    weeks = times(6, 6, 6, 7, 10, 13, 16, 22, 23,
+                  censored=(6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35))  # fmt: skip
+    shares = dict(survival(weeks))
+    golden = {6: 0.857, 7: 0.807, 10: 0.753, 13: 0.690, 16: 0.627, 22: 0.538, 23: 0.448}
+    assert shares == {week: pytest.approx(share, abs=5e-4) for week, share in golden.items()}
+    assert median(weeks) == 23
+
+
+def test_the_restricted_mean_is_the_plain_one_where_all_crossed() -> None:
+    assert restricted_mean(times(10, 20, 60)) == pytest.approx(30.0)
+    assert median(times(10, 20, 60)) == 20
+
+
+def test_who_never_crossed_counts_at_least_with_its_whole_time() -> None:
+    # 46 + 0.8 x 3 + 0.6 x 22 + 0.3 x 19
+    found = restricted_mean(times(46, 49, 71, 90, censored=(67,)))
+    assert found == pytest.approx(67.3)
+    assert restricted_mean(times(censored=(40, 60))) == 60.0
+    assert median(times(10, censored=(20, 30))) is None
+    assert median(times(10, 20, censored=(30,))) == 20
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=12))
+def test_a_restricted_mean_lies_between_those_without_and_with_patience(
+    runs: list[tuple[int, bool]],
+) -> None:
+    seen = [Time(float(value), reached) for value, reached in runs]
+    mean = sum(time.value for time in seen) / len(seen)
+    longest = max(time.value for time in seen)
+    assert mean - 1e-9 <= restricted_mean(seen) <= longest + 1e-9
+
+
+def test_an_interval_holds_the_ratio_and_is_the_same_every_time() -> None:
+    pairs = {seed: (Time(30.0 + seed, True), Time(10.0 + seed, True)) for seed in range(5)}
+    found = interval(pairs)
+    assert found is not None
+    low, high = found
+    ratio = ratio_of_means([a for a, _ in pairs.values()], [b for _, b in pairs.values()])
+    assert low < ratio < high
+    assert interval(pairs) == found
+    # The extremes are samples of one seed five times.
+    assert low >= 34 / 14
+    assert high <= 30 / 10
+
+
+def test_an_interval_is_of_pairs() -> None:
+    """Slow seeds are slow for both: the ratio is the same in each, and so in every resample."""
+    pairs = {seed: (Time(3.0 * 2**seed, True), Time(1.0 * 2**seed, True)) for seed in range(5)}
+    same = interval(pairs)
+    assert same is not None
+    assert same == pytest.approx((3.0, 3.0))
+    draw = random.Random(1)
+    mixed = {s: (Time(draw.uniform(20, 40), True), Time(draw.uniform(5, 20), True)) for s in pairs}
+    found = interval(mixed)
+    assert found is not None
+    assert found[1] - found[0] > 0.5
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert interval({1: (Time(2.0, True), Time(1.0, True))}) is None
+
+
+def test_what_an_evaluation_can_tell() -> None:
+    assert resolvable(0.5, 1024) == pytest.approx(1.96 * math.sqrt(0.5 / 1024))
+    assert resolvable(0.87, 1024) == pytest.approx(0.0291, abs=1e-4)
+    assert resolvable(0.87, 1024, seeds=4) == pytest.approx(resolvable(0.87, 1024) / 2)

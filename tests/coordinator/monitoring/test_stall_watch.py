@@ -1,0 +1,199 @@
+"""Whom a run waits for: each wait has an owner and an age of its own, and only useful work counts
+as progress."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from coordinator.monitoring.stall_watch import LOOK_S, names
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import Incident, Record
+from headrace_cli.launch.monitor import waits_of
+from storage import queries
+from tests.coordinator.peers import CoordinatorProcess
+from tests.coordinator.stage import GENERATOR, LEARNER, REWARD, Stage, staged
+from tests.coordinator.test_loop import run_config
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of the coordinator's clock, turned by hand."""
+    now = [1000.0]
+    turned = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    for module in ("hub", "waits"):
+        monkeypatch.setattr(f"coordinator.{module}.time", turned)
+    return now
+
+
+def test_names_are_shown_up_to_three() -> None:
+    assert names(["b", "a"]) == "a, b"
+    assert names(f"g{n}" for n in range(7)) == "g0, g1, g2 and 4 more"
+
+
+def ages(stage: Stage) -> dict[str, float]:
+    return {wait.words: wait.age_s for wait in stage.coordinator.waits.now()}
+
+
+async def test_each_wait_has_its_own_age(tmp_path: Path, clock: list[float]) -> None:
+    stage = Stage(run_config(evaluation={"before": False}), tmp_path / "run-1")
+    stage.coordinator.phases.begin()
+    assert ages(stage) == {
+        "a generator to join": 0.0,
+        "a reward worker to join": 0.0,
+        "the learner to join": 0.0,
+    }
+    clock[0] += 7
+    await stage.say(GENERATOR, m.Hello(role="generator", name=GENERATOR, pid=1, host="here"))
+    assert ages(stage) == {"a reward worker to join": 7.0, "the learner to join": 7.0}
+    clock[0] += 1
+    await stage.say(LEARNER, m.Hello(role="learner", name=LEARNER, pid=1, host="here"))
+    clock[0] += 2
+    assert ages(stage) == {
+        "a reward worker to join": 10.0,
+        "the learner to publish its weights": 2.0,
+    }
+    notice = stage.notice()
+    assert notice is not None
+    await stage.say(LEARNER, notice)
+    clock[0] += 3
+    assert ages(stage)[f"{GENERATOR} to load version 0"] == 0.0
+    clock[0] += 4
+    assert ages(stage)[f"{GENERATOR} to load version 0"] == 4.0
+    stage.hub.router.close()
+    stage.store.close()
+
+
+async def test_an_answer_that_goes_on_is_no_wait_for_rewards(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    """The age of what is waited for begins anew whenever that moves, and only then."""
+    async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:
+        await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
+        await stage.coordinator.phases.advance()
+        chunks = stage.chunks()
+        assert chunks is not None
+        await stage.say(GENERATOR, chunks)
+        stage.coordinator.waits.now()
+        clock[0] += 5
+        chunks = stage.chunks()
+        assert chunks is not None
+        await stage.say(GENERATOR, chunks)
+        found = ages(stage)
+        rewards = {words: age for words, age in found.items() if "rewards" in words}
+        going_on = {words: age for words, age in found.items() if "to go on" in words}
+        assert list(rewards.values()) == [5.0]
+        assert f"of {REWARD}" in next(iter(rewards))
+        assert list(going_on.values()) == [0.0]
+
+
+async def test_what_is_refused_or_known_is_no_progress(tmp_path: Path, clock: list[float]) -> None:
+    async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:
+        await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
+        await stage.coordinator.phases.advance()
+        chunks = stage.chunks()
+        assert chunks is not None
+        await stage.say(GENERATOR, chunks)
+        before = stage.hub.progress_at
+        clock[0] += 50
+        assert await stage.say(GENERATOR, chunks)
+        hello = m.Hello(role="generator", name=GENERATOR, pid=2, host="here", capacity=8)
+        await stage.say(GENERATOR, m.Goodbye())
+        await stage.say(GENERATOR, hello)
+        await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
+        assert stage.hub.progress_at == before
+
+
+async def test_a_stall_is_said_before_it_ends_the_run(tmp_path: Path) -> None:
+    """Whoever watches has a moment to look at the processes; who moves meanwhile saves the run."""
+    async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:
+        hub, seen = stage.hub, []
+        for overdue_s in (0.0, 0.1, -1.0, 0.1, LOOK_S + 0.1):
+            stage.coordinator.waits.watch(overdue_s)
+            seen.append((hub.stalled is not None, hub.failed is not None))
+        assert seen == [(False, False), (True, False), (False, False), (True, False), (True, True)]
+        assert hub.failed == hub.stalled
+        assert hub.failed is not None
+        assert hub.failed.startswith(f"nobody makes progress: {GENERATOR} to load version 0 for")
+
+
+async def test_a_long_wait_is_written_down_once(tmp_path: Path, clock: list[float]) -> None:
+    transport = {"stall_timeout_s": 100.0}
+    config = run_config(evaluation={"before": False}, transport=transport)
+    async with staged(config, tmp_path / "run-1") as stage:
+        written: list[Incident] = []
+        write = stage.hub.recorder.write
+
+        def see(record: Record) -> None:
+            if isinstance(record, Incident):
+                written.append(record)
+            write(record)
+
+        stage.hub.recorder.write = see  # type: ignore[method-assign]
+        for seconds in (0, 19, 2, 5):
+            clock[0] += seconds
+            stage.coordinator.waits.watch(-1.0)
+        assert [(row.kind, row.text) for row in written] == [
+            ("waiting", f"for {GENERATOR} to load version 0, 21 s so far")
+        ]
+
+
+async def test_who_could_not_load_the_newest_weights_is_told_of_them_again(
+    tmp_path: Path,
+) -> None:
+    """Else a generator whose way to the learner was cut for a while would hold a round for ever."""
+    async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:
+        generator = stage.hub.peers.generators[GENERATOR]
+        failed = m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0, error="silent for 10 s")
+        assert await stage.say(GENERATOR, failed)
+        generation = stage.coordinator.parts.generation
+        generation.expire()
+        assert not generator.noticed
+        generator.not_loaded_at = time.monotonic() - stage.config.transport.heartbeat_timeout_s - 1
+        generation.expire()
+        assert generator.noticed == {0}
+        assert stage.hub.peers.generators[GENERATOR].not_loaded_at is None
+        assert await stage.say(GENERATOR, m.WeightsLoaded(version=0, gap_s=0.0, load_s=0.0))
+        assert generation.all_loaded()
+
+
+async def test_whoever_looks_into_the_folder_sees_what_is_waited_for(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    stage = Stage(run_config(evaluation={"before": False}), tmp_path / "run-1")
+    stage.coordinator.phases.begin()
+    await stage.say(GENERATOR, m.Hello(role="generator", name=GENERATOR, pid=1, host="here"))
+    waits = stage.coordinator.waits
+    assert set(ages(stage).values()) == {0.0}
+    clock[0] += 3
+    waits.show("starting")
+    writing = waits._writing
+    waits.show("starting")
+    assert waits._writing is writing, "the disk has not taken the first yet"
+    assert writing is not None
+    await writing
+    word = queries.last_word(stage.run_dir)
+    assert word is not None
+    assert word.phase == "starting"
+    assert word.waits == {"a reward worker to join": 3.0, "the learner to join": 3.0}
+    assert set(word.heard) == {GENERATOR}
+    stage.hub.run_dir = str(tmp_path / "full")  # where nothing can be written
+    waits.show("starting")
+    assert waits._writing is not None
+    await waits._writing
+    stage.hub.router.close()
+    stage.store.close()
+
+
+def test_a_running_run_says_what_it_waits_for(tmp_path: Path) -> None:
+    config = run_config()
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    assert waits_of(coordinator.run_dir, config) is None
+    coordinator.start()
+    try:
+        waits = waits_of(coordinator.run_dir, config)
+    finally:
+        coordinator.kill()
+    assert waits is not None
+    assert "a generator to join" in waits

@@ -1,0 +1,168 @@
+"""One meaning of right: what a score calls correct is what accuracy and positive examples count."""
+
+import asyncio
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from coordinator.rollouts.evaluation import can_wait
+from headrace.config.sections.reward import RewardConfig
+from headrace.config.sections.run import RunConfig
+from headrace.protocol.messages import control as m
+from headrace.protocol.records.record_types import (
+    AnyRecord,
+    ChunkArrived,
+    EvaluationDone,
+    GroupIssued,
+    RewardArrived,
+)
+from learner.batching.token_reads import is_right
+from rewards.verifier import build_verifier
+from tests.coordinator.peers import (
+    CoordinatorProcess,
+    ScriptedGenerator,
+    ScriptedLearner,
+    ScriptedReward,
+)
+from tests.coordinator.test_loop import records_of, run_config
+from tests.coordinator.world import World, make_config, policy_windows
+
+
+def judge(prompt: str, completion: str, answer: str) -> float:
+    """Never sure, and never quite dismissive."""
+    del prompt, completion, answer
+    return 0.9
+
+
+class JudgeReward(ScriptedReward):
+    """A real verifier around `judge`."""
+
+    threshold = 0.5
+
+    async def answer(self, message: m.Message) -> None:
+        if isinstance(message, m.Welcome):
+            config = RewardConfig.model_validate(
+                {
+                    "kind": "function",
+                    "function": "tests.coordinator.rollouts.test_evaluation:judge",
+                    "correct_threshold": self.threshold,
+                }
+            )
+            self.verify = build_verifier(config)
+        if isinstance(message, m.ScoreRequest):
+            verdicts = [(item.trajectory_id, self.verify(item)) for item in message.items]
+            scores = [
+                m.Score(trajectory_id=i, status="ok", reward=v.reward, correct=v.correct)
+                for i, v in verdicts
+            ]
+            await self.dealer.send(m.Scores(scores=scores))
+
+
+@pytest.mark.parametrize(("threshold", "right"), [(0.5, True), (0.95, False)])
+async def test_a_judge_that_scores_a_right_answer_with_nine_tenths(
+    tmp_path: Path, threshold: float, right: bool
+) -> None:
+    """All answers get 0.9: all are right from 0.5 on and none from 0.95 on, in the evaluations, in
+    the journal and as positive examples of the learner."""
+    config = run_config(stop={"updates": 2}, evaluation={"num_prompts": 4})
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    judges = JudgeReward(address, "reward-0")
+    judges.threshold = threshold
+    learner = ScriptedLearner(address, "learner-0")
+    peers = [ScriptedGenerator(address, "generator-0", capacity=8), judges, learner]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 0
+    records = records_of(coordinator.run_dir)
+    accuracies = [r.accuracy for r in records if isinstance(r, EvaluationDone)]
+    assert accuracies == [float(right)] * 2
+    scored = {(r.reward, r.correct) for r in records if isinstance(r, RewardArrived)}
+    assert scored == {(0.9, right)}
+    parts = [s for s in learner.seen if isinstance(s, m.BatchPart)]
+    ends = [w for part in parts for w in part.shard.windows if w.finished]
+    assert ends
+    assert {is_right(w) for w in ends} == {right}
+
+
+async def whole_run(tmp_path: Path, config: RunConfig) -> list[AnyRecord]:
+    """What a run with one peer of each role wrote down, from its start to its end."""
+    coordinator = CoordinatorProcess(tmp_path / "run-1", config)
+    address = coordinator.start()
+    peers = [
+        ScriptedGenerator(address, "generator-0", capacity=4),
+        ScriptedReward(address, "reward-0"),
+        ScriptedLearner(address, "learner-0"),
+    ]
+    await asyncio.wait_for(asyncio.gather(*(peer.run() for peer in peers)), 90)
+    assert coordinator.wait() == 0
+    return records_of(coordinator.run_dir)
+
+
+async def test_the_longest_answers_of_the_last_evaluation_begin_the_next(tmp_path: Path) -> None:
+    config = run_config(stop={"updates": 2}, evaluation={"num_prompts": 9})
+    records = await whole_run(tmp_path, config)
+    length: Counter[int] = Counter()
+    for record in records:
+        if isinstance(record, ChunkArrived):
+            length[record.trajectory_id] += record.token_ids.size
+    issued = [r for r in records if isinstance(r, GroupIssued) and r.purpose == "eval"]
+    before, after = issued[:9], issued[9:]
+    assert [group.position for group in before] == list(range(9))
+    of_position = {group.position: length[group.trajectory_ids[0]] for group in before}
+    assert len(set(of_position.values())) > 3
+    by_length = sorted(range(9), key=lambda position: -of_position[position])
+    assert [group.position for group in after] == by_length
+    assert {g.position: g.seeds for g in before} == {g.position: g.seeds for g in after}
+
+
+async def test_a_policy_that_has_not_moved_is_not_evaluated_again(tmp_path: Path) -> None:
+    config = run_config(
+        algorithm={"advantages": {"kind": "egae"}, "value": {"warmup_updates": 3}},
+        evaluation={"num_prompts": 2, "every_updates": 1, "before": False},
+        stop={"updates": 6},
+    )
+    records = await whole_run(tmp_path, config)
+    done = [r for r in records if isinstance(r, EvaluationDone)]
+    assert [(r.update, r.label) for r in done] == [
+        (1, "during"), (4, "during"), (5, "during"), (6, "after"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [0.3, 2.0, 9.0])
+@pytest.mark.parametrize("spacing", [0.05, 0.1, 0.4])
+@pytest.mark.parametrize("begin", [0.0, 6.0])
+def test_spaced_evaluations_are_as_dense_as_asked_and_no_denser(
+    step: float, spacing: float, begin: float
+) -> None:
+    """Of evaluations that may be made every `step` seconds: the gap before each is at most that
+    share of its time, or of where it begins to count, or a single step, and with the next step it
+    would have been too long."""
+    times = [0.0]
+    for n in range(1, 200):
+        if not can_wait(n * step, step, times[-1], spacing, begin=begin):
+            times.append(n * step)
+    assert len(times) > 3
+    for last, at in pairwise(times):
+        assert at - last <= max(spacing * max(at, begin), step) + 1e-9
+        assert at + step - last > spacing * max(at, begin)
+
+
+def test_only_the_window_that_ends_a_right_answer_says_so() -> None:
+    world = World(make_config(schedule={"batch_windows": 2}))
+    first, second = world.fill(2)
+    world.chunk(first, 4)
+    world.chunk(first, 2, "stop")
+    world.reward(first, -1.0, correct=True)
+    world.chunk(second, 3, "stop")
+    world.reward(second, 0.4, correct=False)
+    windows = []
+    while (prepared := world.take()) is not None:
+        windows += policy_windows(prepared)
+        world.commit()
+    assert {(w.trajectory_id, w.start): (w.finished, w.correct) for w in windows} == {
+        (first.trajectory_id, 0): (False, False),
+        (first.trajectory_id, 4): (True, True),
+        (second.trajectory_id, 0): (True, False),
+    }

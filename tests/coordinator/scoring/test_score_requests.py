@@ -1,0 +1,184 @@
+"""What a reward worker is asked, by which source, and what comes of its answers."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.connections.peers import RewardPeer
+from coordinator.connections.rejections import RejectionLog
+from coordinator.incidents.reward_monitors import Monitors
+from coordinator.scoring.score_requests import Scoring
+from headrace.errors import UserError
+from headrace.protocol.messages.control import Hello, Score, ScoreItem, ScoreRequest, Scores
+from headrace.protocol.records.record_types import GroupIssued, Record, RewardArrived
+from headrace.trajectory.trajectories import Trajectory
+from tests.coordinator.world import World, make_config
+
+CHAT = '[{"role": "user", "content": "p"}]'
+
+
+class Front:
+    """A hub with one worker; keeps what is sent."""
+
+    def __init__(self, **reward: Any) -> None:
+        self.world = World(make_config(reward=reward, schedule={"num_generations": 1}))
+        hello = Hello(role="reward", name="reward-0", pid=1, host="here")
+        self.config, self.account = self.world.config, self.world.account
+        self.peers = SimpleNamespace(rewards={"reward-0": RewardPeer(hello)})
+        self.sent: list[ScoreItem] = []
+        self.failed: Any = None
+        self.incidents: list[str] = []
+        self.monitors = Monitors(self.config.reward, lambda kind, text: None)
+        self.rejections: Any = RejectionLog(lambda kind, text: None)
+        self.lines = None
+        prompts: Any = SimpleNamespace(decode=lambda ids: "".join(map(str, ids)))
+        hub: Any = self
+        self.scoring = Scoring(hub, prompts)
+
+    def note(self, record: Record) -> None:
+        self.world.note(record)
+
+    def incident(self, level: str, kind: str, text: str) -> None:
+        assert level == "warning"
+        self.incidents.append(kind)
+
+    def settle(self, trajectories: list[Trajectory]) -> None:
+        self.world.settle(trajectories)
+
+    def progress(self, mover: str) -> None:
+        pass
+
+    def score(self, trajectory_id: int, status: Any) -> None:
+        """The worker answers."""
+        asked = self.peers.rewards["reward-0"].scoring
+        (source,) = [ask.source for ask in asked if ask.trajectory_id == trajectory_id]
+        score = Score(trajectory_id=trajectory_id, status=status, reward=1.0, source=source)
+        scores = Scores(scores=[score])
+        assert len(self.scoring.receive("reward-0", scores)) == 1
+
+    async def send(self, name: str, message: ScoreRequest) -> None:
+        self.sent += message.items
+
+    def finish(self, *, info: str = "{}", messages: str = CHAT) -> None:
+        """One more trajectory ends and waits for its score."""
+        state = self.world.state
+        number = state.next_trajectory
+        self.world.note(
+            GroupIssued(
+                at=time.time(), group_id=state.next_group, prompt_id="p", position=state.position,
+                purpose="train", prompt="user: p", answer="a", info=info, messages=messages,
+                prompt_ids=np.array([1, 2], np.int32), trajectory_ids=[number], seeds=[number],
+            )
+        )  # fmt: skip
+        trajectory = self.account.trajectories[number]
+        self.world.lease(trajectory)
+        self.world.chunk(trajectory, 3, finish="stop")
+        self.scoring.add(trajectory)
+
+    def dispatch(self) -> list[ScoreItem]:
+        """What goes out now."""
+        self.sent = []
+        asyncio.run(self.scoring.dispatch())
+        return self.sent
+
+
+@pytest.mark.parametrize(
+    ("reward", "messages", "ids"),
+    [
+        ({}, "", None),
+        ({"kind": "function", "function": "m:f"}, CHAT, None),
+        ({"kind": "judge", "options": {"url": "http://localhost/v1", "model": "m"}}, CHAT, None),
+        ({"kind": "function", "function": "m:f", "token_ids": True}, CHAT, [1, 2]),
+    ],
+)
+def test_an_item_holds_what_its_function_asks_for(
+    reward: dict[str, Any], messages: str, ids: list[int] | None
+) -> None:
+    front = Front(**reward)
+    front.finish()
+    (item,) = front.dispatch()
+    assert (item.prompt, item.answer, item.finished) == ("user: p", "a", True)
+    assert item.messages == messages
+    if ids is None:
+        assert item.prompt_ids is item.completion_ids is None
+    else:
+        assert item.prompt_ids is not None
+        assert item.completion_ids is not None
+        assert item.prompt_ids.tolist() == ids
+        assert item.text == "".join(map(str, item.completion_ids))
+
+
+SOURCES = {
+    "sums": {"kind": "exact"},
+    "style": {"kind": "function", "function": "m:f", "children": 2},
+}
+
+
+def routed(**route: Any) -> Front:
+    return Front(sources=SOURCES, route={"column": "of", **route}, batch=2)
+
+
+def test_a_prompt_goes_to_the_source_that_its_row_names() -> None:
+    front = routed(values={"maths": "sums"}, default="style")
+    for info in ('{"of": "maths"}', "{}", '{"of": "other"}'):
+        front.finish(info=info)
+    items = front.dispatch()
+    assert {item.trajectory_id: item.source for item in items} == {
+        0: "sums",
+        1: "style",
+        2: "style",
+    }
+    # Only a function is shown the chat.
+    assert [item.messages for item in items if item.source == "sums"] == [""]
+    assert {item.messages for item in items if item.source == "style"} == {CHAT}
+    assert front.scoring.waiting() == 3
+
+
+def test_a_source_with_a_full_queue_leaves_room_for_the_others() -> None:
+    front = routed(default="style")
+    for _ in range(20):
+        front.finish(info='{"of": "style"}')
+    first = [item.source for _ in range(8) for item in front.dispatch()]
+    assert first == ["style"] * 8  # two batches of two for each of two children
+    front.finish(info='{"of": "sums"}')
+    assert [item.source for item in front.dispatch()] == ["sums"]
+    assert front.scoring.waiting() == 21
+
+
+def test_what_a_lost_worker_had_goes_back_to_its_source_in_order() -> None:
+    front = routed(default="style")
+    for of in ("style", "sums", "style", "sums"):
+        front.finish(info=f'{{"of": "{of}"}}')
+    assert len(front.dispatch()) == 4
+    worker = front.peers.rewards["reward-0"]
+    front.scoring.lose("reward-0")
+    front.peers.rewards["reward-0"] = RewardPeer(worker.hello)
+    assert [(item.trajectory_id, item.source) for item in front.dispatch()] == [
+        (1, "sums"), (3, "sums"), (0, "style"), (2, "style"),
+    ]  # fmt: skip
+
+
+def test_the_record_says_who_scored_and_failures_are_counted_by_source() -> None:
+    front = Front(sources=SOURCES, route={"column": "of"}, batch=8, max_consecutive_failures=2)
+    for of in ("style", "sums", "style"):
+        front.finish(info=f'{{"of": "{of}"}}')
+    front.dispatch()
+    front.score(0, "crashed")
+    front.score(1, "ok")
+    assert not front.failed
+    front.score(2, "timeout")
+    assert front.failed == "2 rewards by style in a row failed; the last: timeout (no reason given)"
+    arrived = [r for r in front.world.records if isinstance(r, RewardArrived)]
+    assert [(r.trajectory_id, r.source, r.status) for r in arrived] == [
+        (0, "style", "crashed"), (1, "sums", "ok"), (2, "style", "timeout"),
+    ]  # fmt: skip
+
+
+def test_a_prompt_without_a_source_ends_the_run_in_one_line() -> None:
+    front = routed()
+    with pytest.raises(UserError, match="leaves prompt p without a source"):
+        front.finish(info='{"of": "art"}')

@@ -1,0 +1,108 @@
+"""Idle shares: of the training time, not of evaluations. What is dropped for its age. Memory and
+CPU seconds."""
+
+import os
+import socket
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from coordinator.connections.peers import Peer, Peers
+from coordinator.hub import Clock
+from coordinator.training.gauges import Gauges
+from headrace.protocol.messages.control import GeneratorReport, Hello
+
+
+def report(idle: float, busy: float) -> GeneratorReport:
+    return GeneratorReport(
+        live=0, version=0, tokens=0, discarded_tokens=0, pending_tokens=0, prefill_tokens=0,
+        idle_s=idle, pause_s=0.0, busy_s=busy,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A clock that is set by hand, and gauges that read it."""
+    seconds = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("coordinator.hub.time.monotonic", lambda: seconds.now)
+    clock = Clock(train_s=100.0)
+    ledger = SimpleNamespace(
+        generated=0, accounts={"trained_policy": 0}, dropped=Counter(), as_metrics=dict
+    )
+    monitors = SimpleNamespace(at_commit=dict)
+    peers = Peers()
+    hub = SimpleNamespace(
+        clock=clock, account=SimpleNamespace(ledger=ledger), monitors=monitors, peers=peers,
+        state=SimpleNamespace(cpu_s=50.0),
+    )  # fmt: skip
+    gauges = Gauges(cast(Any, hub))
+    return SimpleNamespace(seconds=seconds, clock=clock, gauges=gauges, ledger=ledger, peers=peers)
+
+
+def test_an_evaluation_is_in_no_idle_share(world: Any) -> None:
+    """10 s of training in turns (generator 4 s idle, learner 6 s), then 90 s of an evaluation."""
+    world.seconds.now = 1.0
+    world.clock.start()
+    world.gauges.mark_training()
+    world.clock.learner_waits(True)
+    world.gauges.reported("g", report(idle=50.0, busy=0.0))
+    world.seconds.now = 7.0
+    world.clock.learner_waits(False)
+    world.seconds.now = 11.0
+    world.gauges.reported("g", report(idle=54.0, busy=6.0))
+    world.clock.stop()
+    world.seconds.now = 101.0
+    world.gauges.reported("g", report(idle=54.0, busy=96.0))
+    shares = world.gauges.idle_shares()
+    assert shares == pytest.approx({"idle/learner": 0.6, "idle/generator": 0.4})
+    world.clock.start()
+    world.gauges.mark_training()
+    world.gauges.reported("g", report(idle=54.0, busy=96.0))
+    assert world.gauges.idle_shares() == pytest.approx(shares)
+
+
+def test_a_generator_that_came_back_counts_from_its_own_start(world: Any) -> None:
+    world.seconds.now = 1.0
+    world.clock.start()
+    world.gauges.mark_training()
+    world.gauges.reported("g", report(idle=5.0, busy=5.0))
+    world.gauges.reported("g", report(idle=0.0, busy=1.0))
+    world.gauges.reported("g", report(idle=1.0, busy=2.0))
+    assert world.gauges.idle_shares()["idle/generator"] == pytest.approx(0.5)
+
+
+def test_the_share_dropped_for_age_is_of_what_came_since_the_last_update(world: Any) -> None:
+    ledger, share = world.ledger, "staleness/dropped_share"
+    ledger.generated, ledger.dropped["stale"] = 1000, 300
+    world.gauges.mark_training()
+    assert share not in world.gauges.at_commit({})  # nothing came
+    ledger.generated, ledger.dropped["stale"] = 1200, 350
+    assert world.gauges.at_commit({})[share] == pytest.approx(0.25)
+    ledger.generated = 1300
+    ledger.dropped["filtered"] = 90
+    assert world.gauges.at_commit({})[share] == 0.0
+    ledger.generated, ledger.dropped["stale"] = 1310, 990
+    assert world.gauges.at_commit({})[share] == 1.0
+
+
+def test_memory_is_that_of_processes_of_this_host(world: Any) -> None:
+    def peer(name: str, pid: int, host: str) -> Peer:
+        return Peer(Hello(role="learner", name=name, pid=pid, host=host))
+
+    here = socket.gethostname()[:255]
+    world.peers.learner = peer("learner-0", os.getpid(), here)
+    world.peers.monitors["monitor-1"] = peer("monitor-1", os.getpid(), here)
+    world.peers.generators["generator-0"] = cast(Any, peer("generator-0", os.getpid(), "elsewhere"))
+    world.peers.generators["generator-1"] = cast(Any, peer("generator-1", 2**31 - 1, here))
+    found = world.gauges._resident()
+    assert set(found) == {"memory/learner-0", "memory/coordinator"}
+    assert found["memory/learner-0"] > 2**20
+
+
+def test_cpu_seconds_go_on_where_the_run_was(world: Any) -> None:
+    assert "perf/cpu_s" not in world.gauges.at_commit({}), "no process was looked at yet"
+    world.gauges._resident()
+    first, then = (world.gauges.at_commit({})["perf/cpu_s"] for _ in range(2))
+    assert 50.0 < first <= then

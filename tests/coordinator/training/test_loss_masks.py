@@ -1,0 +1,97 @@
+"""The loss mask of a window by what became of its answer: only a cut has a boundary."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+from coordinator.training.batches import Prepared
+from coordinator.training.loss_masks import mask_window
+from headrace.protocol.records.record_types import MaskedRun
+from headrace.protocol.token_spans import Weight
+from headrace.trajectory.trajectories import Trajectory
+from tests.coordinator.test_turns import rules
+from tests.coordinator.world import World, counts, make_config, policy_windows
+
+BOUNDARY = 2
+
+
+def stream() -> tuple[World, Trajectory]:
+    """Windows of 4 tokens, batches of one, an answer of at most 12 tokens under way."""
+    world = World(
+        make_config(
+            algorithm={"advantages": {"kind": "egae", "boundary_mask": BOUNDARY}, "value": {}},
+            schedule={"mode": "streaming", "window": 4, "batch_windows": 1, "max_staleness": 8},
+        )
+    )
+    (trajectory, *_) = world.fill(1)
+    return world, trajectory
+
+
+def masks(prepared: Prepared | None) -> list[list[float]]:
+    assert prepared is not None
+    return [window.loss_weights.tolist() for window in policy_windows(prepared)]
+
+
+def test_a_cut_window_loses_its_last_tokens_and_the_answers_end_none() -> None:
+    world, trajectory = stream()
+    world.chunk(trajectory, 4)
+    cut = world.take()
+    assert masks(cut) == [[1, 1, 0, 0]]
+    assert cut is not None
+    assert [counts(w.masked) for w in cut.taken.windows] == [{"boundary_mask": BOUNDARY}]
+    world.commit()
+    world.chunk(trajectory, 3, "stop")
+    world.reward(trajectory)
+    end = world.take()
+    assert masks(end) == [[1, 1, 1]]
+    assert end is not None
+    assert [w.masked for w in end.taken.windows] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish"),
+    [(1, "stop"), (BOUNDARY, "stop"), (3, "stop"), (4, "stop"), (8, "stop"), (12, "length")],
+)
+def test_the_window_in_which_an_answer_ends_is_trained_whole(
+    tokens: int, finish: Literal["stop", "length"]
+) -> None:
+    """However short it is, full to the border too, and at the length limit."""
+    world, trajectory = stream()
+    taken: list[list[float]] = []
+    for start in range(0, tokens - 4, 4):
+        world.chunk(trajectory, 4)
+        assert trajectory.length == start + 4
+        taken += masks(world.take())
+        world.commit()
+    rest = tokens - trajectory.length
+    world.chunk(trajectory, rest, finish)
+    world.reward(trajectory)
+    assert taken == [[1, 1, 0, 0]] * len(taken)
+    assert masks(world.take()) == [[1] * rest]
+
+
+def masked(trajectory: Trajectory, **changes: Any) -> list[MaskedRun]:
+    """Of its last window, whose tokens are all fresh."""
+    window = trajectory.windows[-1]
+    ages = np.zeros(window.end - window.start, np.int64)
+    chosen = rules(**{"boundary_mask": 0, "skips_truncated": False, **changes})
+    return mask_window(trajectory, window, ages, chosen).runs
+
+
+@pytest.mark.parametrize(("finish", "runs"), [("stop", 0), ("length", 1)])
+def test_the_overlong_filter_is_for_truncated_answers(
+    finish: Literal["stop", "length"], runs: int
+) -> None:
+    world, trajectory = stream()
+    for _ in range(3):
+        world.chunk(trajectory, 4, finish if trajectory.length == 8 else None)
+    assert [run.reason for run in masked(trajectory, skips_truncated=True)] == ["overlong"] * runs
+
+
+def test_a_token_whose_weight_is_nothing_is_masked_and_said_to_be() -> None:
+    world, trajectory = stream()
+    world.chunk(trajectory, 4)
+    trajectory.weights.append(Weight(0.0, 1, 3))
+    trajectory.weights.append(Weight(0.5, 3, 4))
+    assert masked(trajectory) == [MaskedRun("zero_weight", 1, 3, 2)]

@@ -1,0 +1,90 @@
+"""Scorings over time: shares add up, stretches hold every row, charts are Vega-Lite's."""
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dashboard.reads import scorings
+
+
+def sample(rows: int = 200) -> pd.DataFrame:
+    """Two sources in turn; every tenth scoring of the judge fails."""
+    return pd.DataFrame(
+        [
+            {
+                "x": 10.0 + i,
+                "source": "judge" if i % 4 == 0 else "sums",
+                "status": "timeout" if i % 40 == 0 else "ok",
+                "reward": None if i % 40 == 0 else float(i % 2),
+                "correct": None if i % 40 == 0 else bool(i % 2),
+                "seconds": 9.0 if i % 40 == 0 else 0.5,
+                "parts": None if i % 40 == 0 else {"right": float(i % 2), "short": 0.25},
+            }
+            for i in range(rows)
+        ]
+    )
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
+def test_every_row_lies_in_its_stretch(times: list[float]) -> None:
+    cut = scorings.cut_time(pd.DataFrame({"x": sorted(times)}))
+    slack = 1e-6 * (1 + max(times))
+    assert (cut["start"] <= cut["x"] + slack).all()
+    assert (cut["x"] <= cut["end"] + slack).all()
+    assert cut["start"].nunique() <= min(scorings.STRETCHES, max(1, len(times) // 20))
+
+
+def test_shares_of_sources_add_up_in_every_stretch() -> None:
+    frame = scorings.shares(scorings.cut_time(sample()), "source", ["judge", "sums"])
+    assert frame.groupby("start")["share"].sum().tolist() == pytest.approx([1.0] * 10)
+    judge = frame[frame["kind"] == "judge"]
+    assert judge["share"].tolist() == pytest.approx([0.25] * 10)
+    assert judge["low"].tolist() == [0.0] * 10
+    assert frame[frame["kind"] == "sums"]["high"].tolist() == pytest.approx([1.0] * 10)
+
+
+def test_failures_are_shares_of_all_scorings() -> None:
+    kinds = list(scorings.FAILURES)
+    frame = scorings.shares(scorings.cut_time(sample()), "status", kinds)
+    assert frame.groupby("kind")["share"].mean()["timeout"] == pytest.approx(5 / 200)
+    assert frame[frame["kind"] == "crashed"]["share"].max() == 0
+
+
+def test_scores_are_binned_with_both_ends() -> None:
+    frame = scorings.score_bins(scorings.cut_time(sample()))
+    assert (frame["low"].min(), frame["high"].max()) == (0.0, 1.0)
+    assert frame.groupby("start")["share"].sum().tolist() == pytest.approx([1.0] * 10)
+    flat = scorings.score_bins(scorings.cut_time(sample().assign(reward=1.0)))
+    assert flat["low"].max() <= 1.0 <= flat["high"].min()
+
+
+def test_parts_are_means_by_source() -> None:
+    frame = scorings.part_means(scorings.cut_time(sample()))
+    assert set(frame["name"]) == {
+        "judge: right", "judge: short", "sums: right", "sums: short"
+    }  # fmt: skip
+    assert set(frame[frame["name"] == "sums: short"]["value"]) == {0.25}
+    one = scorings.part_means(scorings.cut_time(sample().assign(source="sums")))
+    assert set(one["name"]) == {"right", "short"}
+    assert scorings.part_means(scorings.cut_time(sample().assign(parts=None))).empty
+
+
+def test_latency_is_median_and_the_slowest_hundredth() -> None:
+    found = scorings.source_latencies(sample())
+    assert found["sums"] == (0.5, 0.5)
+    assert found["judge"][0] == 0.5
+    assert found["judge"][1] == pytest.approx(9.0)
+    frame = scorings.latencies(scorings.cut_time(sample()))
+    assert set(frame["name"]) == {"judge median", "judge 99 %", "sums median", "sums 99 %"}
+    one = scorings.latencies(scorings.cut_time(sample().assign(source="sums")))
+    assert set(one["name"]) == {"median", "99 %"}
+
+
+def test_charts_are_vega_lites() -> None:
+    cut = scorings.cut_time(sample())
+    colours = scorings.source_colours(["judge", "sums"])
+    spec = scorings.share_chart(scorings.shares(cut, "source", list(colours)), colours).to_dict()
+    assert spec["encoding"]["color"]["scale"]["domain"] == ["judge", "sums"]
+    assert scorings.score_chart(scorings.score_bins(cut)).to_dict()["mark"]["type"] == "rect"
+    assert len(set(scorings.source_colours([str(i) for i in range(9)]).values())) == 5

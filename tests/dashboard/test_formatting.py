@@ -1,0 +1,96 @@
+"""Numbers as people read them, captions, progress."""
+
+from typing import Any
+
+import pytest
+
+from dashboard.formatting import (
+    count,
+    duration,
+    metric_caption,
+    number,
+    progress,
+    share,
+    what_binds,
+)
+from dashboard.views import learning
+from headrace.metrics.registry import METRICS
+
+
+def test_nothing_known_is_a_dash() -> None:
+    assert [write(None) for write in (count, share, number, duration)] == ["-"] * 4
+
+
+def test_numbers() -> None:
+    assert count(1234567) == "1,234,567"
+    assert share(0.90625) == "90.6 %"
+    assert [number(v) for v in (0.0, 0.00042, 1.2345, 12345.6)] == [
+        "0",
+        "4.2e-04",
+        "1.23",
+        "12,346",
+    ]
+    assert [duration(v) for v in (7.4, 185, 7620)] == ["7 s", "3:05 min", "2:07 h"]
+
+
+def test_a_caption_says_what_it_means_and_what_healthy_is() -> None:
+    info = METRICS["actor/entropy"]
+    caption = metric_caption(["actor/entropy"])
+    assert info.meaning[1:] in caption
+    assert f"Healthy: {info.healthy}." in caption
+
+
+@pytest.mark.parametrize("names", [names for _, names in learning.CHARTS])
+def test_every_chart_of_learning_has_a_caption(names: tuple[str, ...]) -> None:
+    caption = metric_caption(names)
+    assert all(METRICS[name].meaning[1:] in caption for name in names)
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "updates": 30,
+        "train_time_s": 60.0,
+        "tokens": {"trained_policy": 900},
+        "evaluations": [],
+    }
+    return base | changes
+
+
+def test_progress_is_that_of_the_condition_that_is_nearest() -> None:
+    stop = {"updates": 40, "train_time_s": 240.0, "tokens": None, "accuracy": None}
+    assert progress(summary(), stop) == (
+        0.75,
+        "update 30 of 40  \u00b7  1:00 min of training of 4:00 min",
+    )
+
+
+def test_no_condition_no_progress() -> None:
+    assert progress(summary(), {"updates": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("learner", "generator", "beginning", "helps"),
+    [
+        (0.01, 0.02, "Nobody waits", ""),
+        (0.03, 0.3, "The learner binds: in the last minute generators waited 30.0 %", "staleness"),
+        (0.4, 0.0, "Generation binds: in the last minute the learner waited 40.0 %", "generator."),
+        (0.2, 0.22, "Both sides wait, in the last minute about 21.0 %", "batch_windows"),
+        (None, None, "Nobody waits", ""),
+    ],
+)
+def test_what_binds_and_what_would_help(
+    learner: float | None, generator: float | None, beginning: str, helps: str
+) -> None:
+    said = what_binds(learner, generator, over="in the last minute")
+    assert said.startswith(beginning)
+    assert helps in said
+
+
+def test_rewards_and_turns_may_bind_too() -> None:
+    said = what_binds(0.5, 0.0, over="in the last minute", scoring=40, live=3)
+    assert said.startswith("Rewards bind: ")
+    assert "40 answers wait for a score" in said
+    away = what_binds(0.67, 0.92, over="in the last minute")
+    assert away.startswith("Something else binds: in the last minute the learner waited 67.0 %")
+    turns = what_binds(0.4, 0.5, over="in the last minute", mode="synchronous")
+    assert "take turns in the mode synchronous" in turns

@@ -1,0 +1,156 @@
+"""Fetching weights: hashes, sources in order, pieces over a socket, resumed transfers."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from generators.engines.model_files import end_token_ids, read_config, weight_layout
+from generators.engines.weights import WeightLayout, WeightsUnavailableError, fetch, read_shapes
+from headrace.errors import UserError
+from headrace.protocol.messages.control import WeightBytes, WeightNotice, WeightRequest
+from headrace.protocol.transport.sockets import Router
+
+DATA = bytes(range(256)) * 40
+
+
+def make_notice(sources: list[str], data: bytes = DATA) -> WeightNotice:
+    return WeightNotice(
+        version=4,
+        update=4,
+        sha256=hashlib.sha256(data).hexdigest(),
+        num_bytes=len(data),
+        sources=sources,
+    )
+
+
+class WeightServer:
+    """Answers requests with pieces of `data`; falls silent after `pieces`. Requests number `lost`
+    (counted from 0) never reach it."""
+
+    lost: tuple[int, ...] = ()
+
+    def __init__(self, data: bytes, piece: int = 1000, pieces: int = 10**6) -> None:
+        self.router = Router("127.0.0.1", 0, max_bytes=1 << 20)
+        self.data, self.piece, self.pieces = data, piece, pieces
+        self.offsets: list[int] = []
+
+    async def serve(self) -> None:
+        while True:
+            name, request = await self.router.receive()
+            assert isinstance(request, WeightRequest)
+            self.offsets.append(request.offset)
+            if self.pieces and len(self.offsets) - 1 not in self.lost:
+                self.pieces -= 1
+                data = self.data[request.offset : request.offset + self.piece]
+                answer = WeightBytes(version=request.version, offset=request.offset, data=data)
+                await self.router.send(name, answer)
+
+
+async def fetch_from(server: WeightServer, notice: WeightNotice, folder: Path) -> Path:
+    task = asyncio.create_task(server.serve())
+    try:
+        return await fetch(notice, folder, name="generator-0", silence_s=0.5)
+    finally:
+        task.cancel()
+        server.router.close()
+
+
+async def test_a_file_on_this_host_is_used_where_it_lies(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(DATA)
+    notice = make_notice(["file:/nowhere/at/all", f"file:{path}"])
+    assert await fetch(notice, tmp_path / "cache", name="generator-0") == path
+
+
+async def test_a_file_that_is_not_the_announced_one_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(DATA[:-1] + b"?")
+    with pytest.raises(WeightsUnavailableError, match="sha256"):
+        await fetch(make_notice([f"file:{path}"]), tmp_path, name="generator-0")
+
+
+async def test_pieces_come_over_the_socket_when_there_is_no_file(tmp_path: Path) -> None:
+    server = WeightServer(DATA)
+    notice = make_notice(["file:/nowhere", server.router.address])
+    path = await fetch_from(server, notice, tmp_path)
+    assert path.read_bytes() == DATA
+    assert server.offsets == list(range(0, len(DATA), 1000))
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+async def test_a_broken_transfer_goes_on_where_it_ended(tmp_path: Path) -> None:
+    first = WeightServer(DATA, pieces=3)
+    with pytest.raises(WeightsUnavailableError, match="byte 3000"):
+        await fetch_from(first, make_notice([first.router.address]), tmp_path)
+    second = WeightServer(DATA)
+    path = await fetch_from(second, make_notice([second.router.address]), tmp_path)
+    assert path.read_bytes() == DATA
+    assert second.offsets[0] == 3000
+
+
+async def test_a_piece_whose_request_was_lost_is_asked_for_again(tmp_path: Path) -> None:
+    server = WeightServer(DATA)
+    server.lost = (0, 4, 6)
+    path = await fetch_from(server, make_notice([server.router.address]), tmp_path)
+    assert path.read_bytes() == DATA
+    assert server.offsets[:8] == [0, 0, 1000, 2000, 3000, 3000, 4000, 4000]
+
+
+async def test_more_bytes_than_announced_are_refused(tmp_path: Path) -> None:
+    server = WeightServer(DATA * 2, piece=len(DATA) + 1)
+    with pytest.raises(WeightsUnavailableError, match="more bytes"):
+        await fetch_from(server, make_notice([server.router.address]), tmp_path)
+
+
+async def test_wrong_bytes_are_thrown_away(tmp_path: Path) -> None:
+    server = WeightServer(DATA[::-1])
+    with pytest.raises(WeightsUnavailableError, match="sha256"):
+        await fetch_from(server, make_notice([server.router.address]), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_empty_piece_says_that_the_version_is_gone(tmp_path: Path) -> None:
+    server = WeightServer(b"")
+    with pytest.raises(WeightsUnavailableError, match="gone"):
+        await fetch_from(server, make_notice([server.router.address]), tmp_path)
+
+
+def test_layout_names_what_does_not_fit(tmp_path: Path) -> None:
+    layout = WeightLayout({"a": (2, 3), "head": (4,)}, frozenset({"head"}))
+
+    def mismatch(**tensors: torch.Tensor) -> str | None:
+        path = tmp_path / "weights.safetensors"
+        save_file(tensors, str(path))
+        return layout.mismatch(path)
+
+    assert mismatch(a=torch.zeros(2, 3)) is None
+    assert mismatch(a=torch.zeros(2, 3), head=torch.zeros(4)) is None
+    assert "lacks 1 tensors, the first is a" in str(mismatch(head=torch.zeros(4)))
+    assert "unknown" in str(mismatch(a=torch.zeros(2, 3), b=torch.zeros(1)))
+    assert "shape (3, 2)" in str(mismatch(a=torch.zeros(3, 2)))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 8, 50, -1])
+def test_a_torn_file_is_no_safetensors_file(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file({"a": torch.zeros(2, 3)}, str(path))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"weights\.safetensors"):
+        read_shapes(path)
+
+
+def test_policy_files_know_the_model(model_folder: Path) -> None:
+    config = read_config(str(model_folder))
+    assert end_token_ids(str(model_folder), config) == (2,)
+    layout = weight_layout(str(model_folder), config)
+    assert layout.shapes["model.embed_tokens.weight"] == (64, 64)
+    assert layout.mismatch(model_folder / "model.safetensors") is None
+
+
+def test_a_missing_model_is_the_user_s_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.path"):
+        read_config(str(tmp_path / "nothing"))

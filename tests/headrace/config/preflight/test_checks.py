@@ -1,0 +1,318 @@
+"""Combinations that cannot work, and what a recipe needs from the machine."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace.config.estimates.memory import gpu_memory, host_memory
+from headrace.config.estimates.model_shape import model_shape
+from headrace.config.loading.hub import is_hub_name, with_local_model
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.preflight.checks import (
+    check_dataset,
+    check_machine,
+    check_model,
+    check_recipe,
+    ignores_age,
+    never_ends,
+    problems,
+)
+from headrace.config.sections.run import RunConfig
+from headrace.config.validation.rules import RULES
+from headrace.errors import UserError
+from headrace.host.hardware import GIB, Gpu, Hardware, port_is_free
+from tests.headrace.conftest import write_model
+
+Make = Callable[..., RunConfig]
+PLENTY = Hardware((0, 1), 64 * GIB, 64 * GIB)
+GROUP = (
+    "algorithm.advantages.kind=group", "algorithm.value=null", "schedule.unit=group",
+    "schedule.window=null",
+)  # fmt: skip
+MIXED = ("algorithm.admit=mixed_groups",)
+TIS = ("algorithm.ratio.kind=tis",)
+CARRIED = "learner.context=carried"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["schedule.window=480"], "schedule.window: 480 is longer than task.max_response_length"),
+        (["schedule.window=100"], "schedule.window: 100 does not divide task.max_response_length"),
+        (["schedule.max_in_play=64"], "no room beside a batch of 64 windows"),
+        (["schedule.num_generations=193"], "193 of a prompt never begin, for at most 192 windows"),
+        (
+            ["schedule.num_generations=16", "schedule.batch_windows=8", "schedule.max_staleness=0"],
+            "use fewer, or a larger schedule.batch_windows or schedule.max_staleness",
+        ),
+        ([*GROUP, "schedule.value_batch_tokens=9"], "makes batches for a value model, and this"),
+        (["algorithm.advantages.boundary_mask=60"], "leaves nothing of a window of 60 tokens"),
+        (["generator.chunk_tokens=61"], "generator.chunk_tokens: 61 is longer than a window"),
+        (["generator.fire.top_k=1"], "generator.fire.top_k: 1 leaves the first token no choice"),
+        (["generator.fire.top_k=0"], "generator.fire.top_k: 0 leaves the first token no choice"),
+        (
+            ["generator.fire.temperature=1"],
+            "generator.fire.temperature: 1 is no hotter than generator.temperature = 1",
+        ),
+        (
+            ["generator.fire.temperature=2", "generator.temperature=3"],
+            "2 is no hotter than generator.temperature = 3",
+        ),
+        (
+            ["transport.max_message_mib=0.01"],
+            "transport.max_message_mib: 0.01 has no room for one answer with",
+        ),
+        ([CARRIED, "schedule.mode=windowed"], 'learner.context: "carried" goes with generators'),
+        ([CARRIED, "schedule.mode=synchronous"], 'use "frozen"'),
+        ([CARRIED, "schedule.max_staleness=0"], "compute each prefix again with new weights"),
+        ([CARRIED, "generator.kv_on_update=recompute"], 'generator.kv_on_update = "keep"'),
+        (
+            ["learner.carried_gib=1", "learner.carried_on_device_gib=2"],
+            "learner.carried_on_device_gib: 2 is part of learner.carried_gib = 1",
+        ),
+        (["generator.top_p=0.9"], "generator.top_p: 0.9: the sampler's logprobs are renormalised"),
+        (["generator.top_k=50"], "generator.top_k: 50: the sampler's logprobs are renormalised"),
+        (["algorithm.value=null"], "algorithm.value: missing"),
+        (["algorithm.advantages.kind=group", "schedule.unit=group"], "use no value model"),
+        (["algorithm.advantages.kind=group", "algorithm.value=null"], 'schedule.unit: "window"'),
+        ([*GROUP], "schedule.num_generations: 1 leaves no"),
+        (
+            [*GROUP, "schedule.num_generations=7"],
+            "schedule.batch_windows: 64 is no multiple of schedule.num_generations = 7",
+        ),
+        (
+            [*GROUP, "schedule.unit=trajectory", "schedule.num_generations=8"],
+            '"trajectory" tears groups apart',
+        ),
+        ([*GROUP, "schedule.window=60"], "schedule.window = 60 cuts them at 60 of 240 tokens"),
+        (["schedule.unit=trajectory"], "schedule.window = 60 cuts them at 60 of 240 tokens"),
+        (["schedule.unit=group", "schedule.window=null"], "makes a critic wait for whole groups"),
+        ([*GROUP, *MIXED], 'algorithm.admit: "mixed_groups" needs groups'),
+        ([*MIXED, "schedule.num_generations=4"], "judges complete groups"),
+        (
+            [*GROUP, "algorithm.advantages.baseline=none"],
+            'algorithm.advantages.scale: "sample_std" divides by a spread',
+        ),
+        (
+            ["algorithm.advantages.length_adaptive_alpha=0.05"],
+            "0.05 keeps lambda at its floor gae_lambda_policy = 0.95 for every length up to",
+        ),
+        ([*TIS, "algorithm.ratio.level=sequence"], "windows of 60 tokens are parts of one"),
+        ([*TIS, "algorithm.ratio.geometric_filter=[0.999, 1.001]"], "judges whole responses"),
+        ([*TIS, "algorithm.ratio.geometric_filter=[1.1, 1.2]"], "should be [low, high] with"),
+        (["algorithm.kl.coef=0.1", "algorithm.kl.estimator=k1"], '"k1" as a loss has a gradient'),
+        (
+            [
+                "algorithm.kl.coef=0.1",
+                "algorithm.kl.where=reward",
+                "algorithm.kl.estimator=k3+",
+            ],
+            '"k3+" in the reward does not lead towards the reference',
+        ),
+        (
+            ["algorithm.kl.coef=0.1", "algorithm.kl.where=reward", "generator.fire.top_k=4"],
+            'algorithm.kl.where: "reward" takes the divergence from what sampled a token',
+        ),
+        (["algorithm.overlong.cache=241"], "241 is longer than task.max_response_length = 240"),
+        (["algorithm.overlong.factor=2"], "does nothing without cache or filter"),
+        ([*GROUP, "model.critic_path=critic"], "model.critic_path: names a value model"),
+        (["algorithm.value.warmup_explained_variance=0.5"], "ends a warm-up early"),
+        (["stop.after_warmup=true"], "needs a warm-up of a value model"),
+        (["stop.accuracy=0.9"], "stop.accuracy: needs evaluation.every_updates"),
+        (["evaluation.spacing=0.1"], "evaluation.spacing: leaves out some of"),
+        (["learner.offload_optimizer=true"], "needs learner.zero_stage"),
+        (["reward.kind=function"], "reward.function: goes together"),
+        (
+            ["reward.kind=function", "reward.function=m:f", "reward.correct_reward=0.9"],
+            "reward.correct_reward: a function says itself what it pays; which scores of a "
+            "function mean a right answer is reward.correct_threshold",
+        ),
+        (["reward.correct_reward=0"], "reward.wrong_reward: 0 is not less than reward.correct_rew"),
+        (["transport.heartbeat_timeout_s=2"], "should be at least three heartbeats"),
+        (["evaluation.only=true", "evaluation.before=false"], "evaluation.before: must be true"),
+    ],
+)
+def test_a_broken_rule_says_what_to_do(
+    make_config: Make, overrides: list[str], expected: str
+) -> None:
+    config = make_config(*overrides)
+    assert any(expected in problem for problem in problems(config)), problems(config)
+    with pytest.raises(UserError) as caught:
+        check_recipe(config)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_rule_has_a_recipe_that_passes(make_config: Make) -> None:
+    good = make_config()
+    assert problems(good) == []
+    group = make_config(*GROUP, "schedule.num_generations=8")
+    assert problems(group) == []
+    whole = make_config("schedule.mode=synchronous", "schedule.window=100")
+    assert problems(whole) == []
+    corrected = make_config(
+        *GROUP, *MIXED, *TIS, "schedule.num_generations=4", "algorithm.ratio.level=sequence",
+        "algorithm.ratio.geometric_filter=[0.999, 1.001]", "algorithm.overlong.cache=48",
+        "algorithm.kl.coef=0.1", "schedule.stale=wait",
+    )  # fmt: skip
+    assert problems(corrected) == []
+    pretraining = make_config("algorithm.value.warmup_updates=9", "stop.after_warmup=true")
+    assert problems(pretraining) == []
+    assert problems(make_config("generator.fire.top_k=4")) == []
+    assert not never_ends(pretraining)
+    assert problems(make_config("schedule.num_generations=192")) == []
+    narrow_evaluation = ("evaluation.top_p=0.7", "generator.top_k=0", "generator.top_p=1")
+    assert problems(make_config(*narrow_evaluation)) == []
+    narrow = ("generator.top_p=0.7", "generator.top_k=20", "evaluation.only=true")
+    assert problems(make_config(*narrow)) == []
+    rounds = ("schedule.mode=windowed", "schedule.batch_windows=8", "schedule.num_generations=16")
+    assert problems(make_config(*rounds)) == []
+    assert len({rule.advice for rule in RULES}) == len(RULES)
+
+
+def test_a_run_without_end_is_known(make_config: Make) -> None:
+    assert never_ends(make_config())
+    assert not never_ends(make_config("stop.tokens=10"))
+    assert not never_ends(make_config("evaluation.only=true"))
+
+
+def test_plain_policy_gradient_in_a_stream_is_known_to_ignore_age(make_config: Make) -> None:
+    stream = (*GROUP, "schedule.num_generations=8", "algorithm.policy_loss.kind=reinforce")
+    assert ignores_age(make_config(*stream))
+    assert problems(make_config(*stream)) == []
+    for cure in (*TIS, "schedule.max_staleness=0", "schedule.mode=synchronous",
+                 "algorithm.policy_loss.kind=clipped"):  # fmt: skip
+        assert not ignores_age(make_config(*stream, cure))
+
+
+@pytest.mark.parametrize("window", ["60", "100", "480", "null"])
+def test_synchronous_takes_whole_responses_whatever_the_window(
+    make_config: Make, window: str
+) -> None:
+    """Everybody asks for `RunConfig.window`; `schedule.window` is for the other modes."""
+    config = make_config("schedule.mode=synchronous", f"schedule.window={window}")
+    assert config.window == config.task.max_response_length == 240
+    assert problems(config) == []
+
+
+def test_the_model_folder_must_be_one(recipe: Path) -> None:
+    config = load_recipe(recipe)
+    shape = check_model(config)
+    assert (shape.parameters, shape.hidden, shape.layers, shape.vocabulary) == (1000, 8, 2, 32)
+    folder = Path(config.model.path)
+    for name, expected in (
+        ("tokenizer.json", "no tokenizer in it"),
+        ("model.safetensors", r"no \*\.safetensors weights"),
+        ("config.json", "no config.json"),
+    ):
+        (folder / name).unlink()
+        with pytest.raises(UserError, match=expected):
+            check_model(config)
+    folder.rmdir()
+    with pytest.raises(UserError, match="no such model folder"):
+        check_model(config)
+
+
+def test_a_critic_folder_is_checked_too(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.critic_path = .*no such model folder"):
+        check_model(load_recipe(recipe, [f"model.critic_path={tmp_path}/none"]))
+
+
+def test_a_dataset_must_exist(make_config: Make, tmp_path: Path) -> None:
+    config = make_config("task.kind=dataset", f"task.path={tmp_path}/rows.jsonl")
+    with pytest.raises(UserError, match=r"task\.path = .*rows\.jsonl.*no such file"):
+        check_dataset(config)
+    (tmp_path / "rows.jsonl").write_text("{}")
+    check_dataset(config)
+
+
+def test_a_port_in_use_is_named(recipe: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert not port_is_free("127.0.0.1", port)
+        with pytest.raises(UserError, match=rf"transport\.port = {port} is in use"):
+            check_machine(load_recipe(recipe, [f"transport.port={port}"]), PLENTY)
+        page = [f"dashboard.port={port}", "dashboard.enabled=true"]
+        with pytest.raises(UserError, match=rf"dashboard\.port = {port} .*--no-dashboard"):
+            check_machine(load_recipe(recipe, page), PLENTY)
+
+
+def test_too_little_memory_is_said_with_its_parts(recipe: Path) -> None:
+    poor = Hardware((0,), 2 * GIB, 1 * GIB)
+    config = load_recipe(recipe, ["generator.engine=vllm", "generator.kv_cache_gib=3"])
+    with pytest.raises(UserError, match=r"not enough memory.*kv cache 3\.0.*1\.0 GiB are free"):
+        check_machine(config, poor)
+    check_machine(config, PLENTY)
+
+
+def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> None:
+    shape = model_shape(write_model(tmp_path / "m", parameters=1_000_000))
+    plain = host_memory(make_config(), shape, on_gpu=False)
+    assert plain.parts["models and optimizers"] == 2 * 16 * 1_000_000
+    assert plain.parts["kv cache"] == GIB
+    assert host_memory(make_config("learner.ranks=2"), shape, on_gpu=False).total > plain.total
+    only = host_memory(make_config("evaluation.only=true"), shape, on_gpu=False)
+    assert "models and optimizers" not in only.parts
+    assert plain.parts["carried keys"] == 0
+    carried = make_config(CARRIED, "learner.ranks=2", "learner.precision=bf16_autocast")
+    assert not problems(carried)
+    # 192 windows in play, half of them a rank's, 60 + 240 tokens each, of two models.
+    longest = carried.task.max_prompt_length + carried.task.max_response_length
+    rank = 2 * 96 * longest * shape.kv_bytes_per_token
+    assert host_memory(carried, shape, on_gpu=False).parts["carried keys"] == 2 * rank
+    bounded = make_config(
+        CARRIED, "learner.carried_gib=0.001", "learner.carried_on_device_gib=0.0005"
+    )
+    assert host_memory(bounded, shape, on_gpu=False).parts["carried keys"] == int(0.001 * GIB)
+    assert gpu_memory(bounded, shape).parts["carried keys"] == int(0.0005 * GIB)
+    sharded = make_config("learner.ranks=4", "learner.zero_stage=3")
+    assert gpu_memory(sharded, shape).parts["models and optimizers"] == 2 * 16 * 1_000_000 // 4
+
+
+def test_parameters_are_reckoned_where_weights_are_not_there(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    attention, feed_forward, embeddings = 4 * 8 * 8, 3 * 8 * 16, 2 * 32 * 8
+    assert model_shape(folder).parameters == 2 * (attention + feed_forward) + embeddings
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_norm.weight", "weight"])
+def test_norms_of_heads_are_seen_in_the_names_of_weights(tmp_path: Path, name: str) -> None:
+    folder = write_model(tmp_path / "m", tensor=name)
+    assert model_shape(folder).normalised_heads == (name != "weight")
+
+
+def test_a_gpu_too_small_for_the_learner_is_named(make_config: Make, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", parameters=2_000_000)
+    small = Hardware((0, 1), 64 * GIB, 64 * GIB, (Gpu(0, "small", 64 * 2**20),))
+    config = make_config(f"model.path={folder}", "dashboard.enabled=false")
+    with pytest.raises(UserError, match="not enough GPU memory"):
+        check_machine(config, small)
+
+
+def test_hub_names_are_told_from_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_config: Make
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    assert is_hub_name("owner/name-1.5B")
+    for path in ("models/none", "./owner/name", "/owner/name", "a/b/c", "name"):
+        assert not is_hub_name(path)
+    folder = make_config("model.path=models/none")
+    assert with_local_model(folder, download=True) is folder
+
+
+def test_a_hub_name_nobody_has_is_the_users_mistake(
+    make_config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    config = make_config("model.path=owner/not-there")
+    assert with_local_model(config, download=False).model.path == "owner/not-there"
+    with pytest.raises(UserError, match="no such model folder here, and the hub has no answer"):
+        with_local_model(config, download=True)

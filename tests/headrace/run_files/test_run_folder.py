@@ -1,0 +1,89 @@
+"""Run folders: named, found, locked, discarded."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace.run_files import run_folder
+
+
+@pytest.fixture
+def config(recipe: Path, tmp_path: Path) -> RunConfig:
+    return load_recipe(recipe, [f'root="{tmp_path}/runs"', 'name="a run/1"'])
+
+
+def test_a_new_folder(config: RunConfig) -> None:
+    run_dir = run_folder.make_run_folder(config)
+    assert re.fullmatch(r"a-run-1-\d{8}-\d{6}-[0-9a-f]{4}", run_dir.name)
+    assert run_folder.read_config(run_dir) == config
+    assert (run_dir.parent / "latest").read_text().strip() == run_dir.name
+    assert (run_dir / "logs").is_dir()
+
+
+def test_finding_runs(config: RunConfig) -> None:
+    first, second = run_folder.make_run_folder(config), run_folder.make_run_folder(config)
+    root = first.parent
+    assert run_folder.find_run(root, first.name) == first
+    assert run_folder.find_run(root, "latest") == second
+    assert run_folder.find_run(root, str(first)) == first
+    assert run_folder.find_run(root, first.name[:-1]) in (first, second)
+    with pytest.raises(UserError, match="beginning of 2 runs"):
+        run_folder.find_run(root, "a-run")
+    with pytest.raises(UserError, match=f"did you mean {first.name[:-4]}"):
+        run_folder.find_run(root, "x" + first.name[1:])
+
+
+def test_a_run_that_never_began_leaves_nothing(config: RunConfig) -> None:
+    first, second = run_folder.make_run_folder(config), run_folder.make_run_folder(config)
+    root = first.parent
+    run_folder.discard_run_folder(second)
+    assert run_folder.find_run(root, "latest") == first
+    run_folder.discard_run_folder(first)
+    assert list(root.iterdir()) == []
+
+
+def evaluation_of(config: RunConfig) -> RunConfig:
+    only = config.evaluation.model_copy(update={"only": True})
+    return config.model_copy(update={"name": "eval", "evaluation": only})
+
+
+def test_an_evaluation_never_moves_latest(config: RunConfig) -> None:
+    trained = run_folder.make_run_folder(config)
+    root = trained.parent
+    evaluated = run_folder.make_run_folder(evaluation_of(config))
+    assert run_folder.find_run(root, "latest") == trained
+    assert run_folder.find_run(root, evaluated.name) == evaluated
+    (root / "latest").write_text(evaluated.name)  # as evaluations of earlier versions did
+    assert run_folder.find_run(root, "latest") == trained
+    again = run_folder.make_run_folder(config)
+    run_folder.make_run_folder(evaluation_of(config))
+    run_folder.discard_run_folder(again)
+    assert run_folder.find_run(root, "latest") == trained
+
+
+def test_without_a_training_there_is_no_latest(config: RunConfig) -> None:
+    evaluated = run_folder.make_run_folder(evaluation_of(config))
+    assert not (evaluated.parent / "latest").exists()
+    with pytest.raises(UserError, match="no run 'latest'"):
+        run_folder.find_run(evaluated.parent, "latest")
+
+
+def test_a_run_has_one_supervisor(config: RunConfig) -> None:
+    run_dir = run_folder.make_run_folder(config)
+    assert not run_folder.is_running(run_dir)
+    with run_folder.locked(run_dir):
+        assert run_folder.is_running(run_dir)
+        with pytest.raises(UserError, match="still going on"), run_folder.locked(run_dir):
+            pass
+    assert not run_folder.is_running(run_dir)
+
+
+def test_a_folder_of_another_version_is_refused(config: RunConfig) -> None:
+    run_dir = run_folder.make_run_folder(config)
+    (run_dir / "resolved.json").write_text('{"name": "x"}')
+    with pytest.raises(UserError, match="cannot be read by this version"):
+        run_folder.read_config(run_dir)

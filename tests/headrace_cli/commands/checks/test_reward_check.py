@@ -1,0 +1,72 @@
+"""Every prompt of a task has a source of rewards before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.config.loading.recipe import load_recipe
+from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace_cli.cli import main
+from headrace_cli.commands.checks.reward_check import check_reward, check_route
+
+SOURCES = 'reward.sources={a={kind="exact"},b={kind="math"}}'
+
+
+def of_dataset(recipe: Path, *overrides: str) -> RunConfig:
+    data = recipe.parent / "rows.jsonl"
+    rows = [{"prompt": str(i), "answer": "1", "of": of} for i, of in enumerate(("a", "b", "art"))]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_recipe(recipe, [f'task={{kind="dataset",path="{data}"}}', SOURCES, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "leaves every prompt without a source"),
+        (['reward.route.column="of"'], r"leaves row rows.jsonl:3 without .* its 'of' is 'art'"),
+        (['reward.route={column="of",values={a="a",art="b"}}'], "rows.jsonl:2 .* is 'b'"),
+        (['reward.route={column="level"}'], "rows.jsonl:1 .* 'level' is 'None'"),
+        (['reward.route={tasks={tracking="a"}}'], "leaves every prompt"),
+    ],
+)
+def test_a_route_with_a_hole_names_the_row(
+    recipe: Path, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        check_route(of_dataset(recipe, *overrides))
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        'reward.route={column="of",default="b"}',
+        'reward.route={column="of",values={a="a",b="b",art="b"}}',
+        'reward.route={tasks={dataset="a"}}',
+    ],
+)
+def test_a_route_without_holes(recipe: Path, route: str) -> None:
+    config = of_dataset(recipe, route)
+    check_route(config)
+    assert check_reward(config) == config
+
+
+def test_a_hole_and_an_unknown_source_are_one_line_and_exit_code_2(
+    recipe: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for route, expected in (
+        ('reward.route.column="terms"', "its 'terms' is"),
+        ('reward.route.default="c"', "reward.route: 'c' is no source (there are a, b)"),
+    ):
+        assert main(["train", str(recipe), SOURCES, route]) == 2
+        line = capfd.readouterr().err
+        assert expected in line
+        assert line.count("\n") == 1
+
+
+def test_config_check_loads_every_source(recipe: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sources = 'reward.sources={a={kind="exact"},b={kind="function",function="no.such:f"}}'
+    assert main(["config", "check", str(recipe), sources, 'reward.route.default="a"']) == 2
+    assert "cannot import 'no.such'" in capfd.readouterr().out
+    assert main(["config", "check", str(recipe), SOURCES, 'reward.route.default="a"']) == 0

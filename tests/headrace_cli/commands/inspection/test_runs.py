@@ -1,0 +1,119 @@
+"""`headrace runs`: every folder is a line, whatever is in it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.run_files.run_folder import locked, make_run_folder
+from headrace.run_files.run_notes import change_notes
+from headrace_cli.cli import main
+from storage import queries
+from storage.run_store import RunStore
+from tests.dashboard.scripted_run import make_config, write_run
+
+
+def broken_runs(root: Path) -> dict[str, str]:
+    """Folders that are no readable runs, and a word of what is said of each."""
+    whole = write_run(root, "whole-1", updates=2, roll_back_after=None)
+    (root / "latest").write_text("whole-1\n")
+    said = {
+        "no-configuration": "no resolved.json",
+        "torn-configuration": "resolved.json cannot be read",
+        "other-configuration": "not the configuration of a run",
+        "no-database": "no headrace.sqlite",
+        "torn-database": "database",
+        "torn-journal": "",
+    }
+    for name in said:
+        shutil.copytree(whole, root / name)
+    (root / "no-configuration" / "resolved.json").unlink()
+    (root / "torn-configuration" / "resolved.json").write_text('{"name": "x", "task": {"ki')
+    (root / "other-configuration" / "resolved.json").write_text("[1, 2]")
+    shutil.rmtree(root / "no-database" / "journal")
+    (root / "no-database" / "headrace.sqlite").unlink()
+    for path in (root / "torn-database").glob("headrace.sqlite*"):
+        path.write_bytes(b"not a database at all" * 100)
+    for path in (root / "torn-journal" / "journal").iterdir():
+        path.write_bytes(b"\0" * 100)
+    (root / "nothing").mkdir()
+    return said
+
+
+def test_a_broken_folder_is_a_line_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = broken_runs(tmp_path)
+    lines = {line.run_dir.name: line for line in queries.list_runs(tmp_path)}
+    assert set(lines) == {"whole-1", *said}
+    assert lines["whole-1"].status == "finished"
+    for name, words in said.items():
+        assert lines[name].status == queries.UNREADABLE, name
+        assert words in lines[name].detail, lines[name].detail
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 1 + len(lines)
+    row = next(line for line in printed if line.startswith("torn-configuration"))
+    assert row.split()[1] == "unreadable"
+    assert "resolved.json cannot be read" in row
+    assert main(["runs", "--root", str(tmp_path), "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["run_id"]: row["status"] for row in rows}["no-database"] == "unreadable"
+
+
+@pytest.mark.parametrize("name", ["torn-configuration", "torn-database", "no-database"])
+def test_show_of_a_broken_run_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    broken_runs(tmp_path)
+    assert main(["show", name, "--root", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_run_that_has_no_database_yet_is_starting(tmp_path: Path) -> None:
+    run_dir = make_run_folder(make_config(tmp_path))
+    assert queries.list_runs(tmp_path)[0].status == queries.UNREADABLE
+    with locked(run_dir):
+        (line,) = queries.list_runs(tmp_path)
+    assert (line.status, line.detail) == ("starting", "")
+
+
+def test_what_is_noted_is_shown_and_archived_runs_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("old-1", "new-2"):
+        write_run(tmp_path, name, updates=2, roll_back_after=None)
+    change_notes(tmp_path / "old-1", tags=["slow", "paper"], note="lr too high\nsee new-2")
+    arguments = ["runs", "--root", str(tmp_path)]
+    assert main(arguments) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert next(row for row in rows if row.startswith("old-1")).endswith(
+        "0.281 -> 0.906  [slow, paper]  lr too high"
+    )
+    change_notes(tmp_path / "old-1", archived=True)
+    assert main(arguments) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert not any(row.startswith("old-1") for row in rows)
+    assert rows[-1] == "1 archived; --archived lists them, too"
+    assert main([*arguments, "--archived"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert "  (archived)  [slow, paper]" in next(row for row in rows if row.startswith("old-1"))
+    assert main([*arguments, "--archived", "--json"]) == 0
+    found = {row["run_id"]: row for row in json.loads(capsys.readouterr().out)}
+    assert found["old-1"]["notes"]["tags"] == ["slow", "paper"]
+    assert (found["new-2"]["seed"], found["new-2"]["accuracy"]) == (0, 0.90625)
+    change_notes(tmp_path / "new-2", archived=True)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == "2 archived; --archived lists them, too\n"
+
+
+def test_an_evaluation_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config: Any = make_config(tmp_path, evaluation={"only": True})
+    run_dir = make_run_folder(config)
+    RunStore.create(run_dir, run_dir.name, config).close()
+    (line,) = queries.list_runs(tmp_path)
+    assert line.kind == "evaluation"
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    assert "(evaluation)" in capsys.readouterr().out

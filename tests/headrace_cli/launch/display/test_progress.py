@@ -1,0 +1,258 @@
+"""What a run looks like: numbers of a status as text, and a real coordinator socket behind them."""
+
+import asyncio
+import io
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from headrace.config.sections.run import RunConfig
+from headrace.host.hardware import connections
+from headrace.protocol.messages.control import Command, Hello, Message, Status, StatusRequest
+from headrace.protocol.transport.sockets import Router
+from headrace_cli.commands.run.train import page_is_wanted, print_summary, report
+from headrace_cli.launch.display.progress import (
+    Facts,
+    LiveScreen,
+    PlainScreen,
+    Silence,
+    Watch,
+    time_left,
+)
+from headrace_cli.launch.display.units import duration
+from headrace_cli.launch.monitor import coordinator_of
+from headrace_cli.launch.supervisor import INTERRUPTED, Outcome
+from tests.documented import is_documented
+
+Make = Callable[..., RunConfig]
+
+
+def status(**changes: object) -> Status:
+    fields: dict[str, object] = {
+        "run_id": "r",
+        "phase": "training",
+        "update": 20,
+        "version": 16,
+        "gauges": {
+            "train_time_s": 60.0,
+            "reward/mean": 0.5,
+            "response_length/mean": 33.333,
+            "perf/generated_tokens_per_s": 5432.1,
+            "staleness/mean": 0.8,
+        },
+        "ledger": {"generated": 1000, "trained_policy": 700, "ready": 100, "in_flight": 150},
+        "dropped": {"stale": 30, "value_warmup": 20},
+        "waits": {"learner for windows": 12.0, "generator for the bound": 1.0},
+        "processes": {},
+    }
+    return Status(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (185, "3m05s"), (7800, "2h10m")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_time_left_follows_the_nearest_stop(make_config: Make) -> None:
+    assert time_left(make_config("stop.updates=40"), status()) == pytest.approx(60.0)
+    both = make_config("stop.updates=40", "stop.train_time_s=90")
+    assert time_left(both, status()) == pytest.approx(30.0)
+    assert time_left(make_config("stop.tokens=1400"), status()) == pytest.approx(60.0)
+    assert time_left(make_config(), status()) is None
+
+
+def test_facts(make_config: Make) -> None:
+    facts = Facts(make_config("stop.updates=40"), status())
+    assert facts.updates == "20/40"
+    assert facts.ledger == (
+        "1,000 generated = 700 trained + 100 ready + 150 in flight + 50 dropped"
+    )
+    assert facts.waits[0] == "learner for windows 12s"
+    assert facts.long_waits == ["learner for windows for 12s"]
+    assert facts.learner_rate == ""
+    evaluating = status(phase="evaluating", gauges={"eval/scored": 5.0, "eval/total": 64.0})
+    assert Facts(make_config(), evaluating).phase == "evaluating 5/64"
+
+
+def test_plain_lines(make_config: Make) -> None:
+    out = io.StringIO()
+    screen = PlainScreen(make_config("stop.updates=40"), Console(file=out, width=60))
+    screen.show(status())
+    screen.show(status(update=21))
+    screen.show(status(phase="draining", update=22))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("training     update 20/40  reward 0.500  length 33.3")
+    assert "left 1m00s" in lines[0]
+    assert lines[1].startswith("draining     update 22/40")
+
+
+def test_the_live_display_shows_the_same(make_config: Make) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+    screen = LiveScreen(make_config("stop.updates=40"), console)
+    screen.show(status(message="disk full: waiting"))
+    screen.note("generator-0 died [exit code 1]")
+    screen.close()
+    text = out.getvalue()
+    for piece in ("20/40", "0.500", "5,432", "50%", "1m00s left", "disk full", "[exit code 1]"):
+        assert piece in text
+
+
+class Recorder:
+    """A screen that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.seen: list[Status] = []
+        self.notes: list[str] = []
+
+    def show(self, status: Status) -> None:
+        self.seen.append(status)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_watch_asks_and_passes_an_interrupt_on(make_config: Make) -> None:
+    received: list[Message] = []
+    address: list[str] = []
+    done = threading.Event()
+
+    async def serve() -> None:
+        router = Router("127.0.0.1", 0, max_bytes=1 << 20)
+        address.append(router.address)
+        updates = 0
+        while not any(isinstance(message, Command) for message in received):
+            name, message = await router.receive()
+            received.append(message)
+            if isinstance(message, StatusRequest):
+                updates += 1
+                await router.send(name, status(version=updates - 1))
+        router.close()
+        done.set()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    while not address:
+        time.sleep(0.01)
+    screen = Recorder()
+    watch = Watch(make_config(), screen)
+    watch.tick()
+    watch.connect(address[0])
+    try:
+        while watch.last is None or watch.last.version < 1:
+            watch.tick()
+            time.sleep(0.01)
+    finally:
+        watch.request_stop()
+        assert done.wait(10)
+        thread.join()
+        watch.close()
+    assert [seen.version for seen in screen.seen][:2] == [0, 1]
+    hello = received[0]
+    assert isinstance(hello, Hello)
+    assert hello.role == "monitor"
+    assert isinstance(received[-1], Command)
+    assert received[-1].action == "interrupt"
+
+
+def test_silence_is_what_was_listened_to() -> None:
+    now = [0.0]
+    silence, seen = Silence(lambda: now[0]), []
+    for seconds, heard in ((0.5, False), (0.5, False), (60.0, False), (0.5, False), (0.5, True)):
+        now[0] += seconds
+        seen.append(silence.look(heard=heard))
+    assert seen == [0.5, 1.0, 1.0, 1.5, 0.0]
+
+
+def test_a_coordinator_that_does_not_answer_is_missed_and_then_lost(make_config: Make) -> None:
+    """Somebody holds its port and says nothing, as a process does that was stopped."""
+    screen = Recorder()
+    limits = {"heartbeat_s": 0.1, "heartbeat_timeout_s": 0.4, "stall_timeout_s": 1.0}
+    config = make_config(*(f"transport.{name}={seconds}" for name, seconds in limits.items()))
+    watch = Watch(config, screen)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watch.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        try:
+            said = [watch.lost]
+            while not said[-1]:
+                watch.tick()
+                said.append(watch.lost)
+                time.sleep(0.02)
+            lines = [*screen.notes, f"error: {said[-1]}; logs in runs/one/logs"]
+        finally:
+            watch.close()
+    assert [line for line in lines if not is_documented(line)] == []
+    assert (said[0], len(screen.notes)) == ("", 1)
+
+
+def test_the_address_of_a_coordinator(tmp_path: Path) -> None:
+    assert coordinator_of(tmp_path) is None
+    path = tmp_path / "coordinator.json"
+    path.write_text('{"address": "tcp://0.0.0.0:7001", "pid": 12, "run_id": "r"}')
+    assert coordinator_of(tmp_path) == ("tcp://127.0.0.1:7001", 12)
+    path.write_text("{")
+    assert coordinator_of(tmp_path) is None
+
+
+def test_the_end_of_a_run(make_config: Make, tmp_path: Path) -> None:
+    gauges = {
+        "eval/before/accuracy": 0.2031,
+        "eval/after/accuracy": 0.9,
+        "eval/before/response_length": 12.5,
+        "eval/after/response_length": 41.0,
+    }
+    watch = Watch(make_config(), Recorder())
+    watch.last = status(gauges=gauges)
+    out = io.StringIO()
+    console = Console(file=out, width=40)
+    print_summary(console, tmp_path / "runs" / "r1", watch, Outcome(INTERRUPTED))
+    text = out.getvalue()
+    assert "held-out accuracy  0.203 before, 0.900 after\n" in text
+    assert "response length    12.5 before, 41.0 after\n" in text
+    assert f"headrace train --resume r1 --root {tmp_path / 'runs'}\n" in text
+    assert "headrace export r1 trajectories" in text
+
+
+def test_a_failure_ends_with_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(Outcome(1, "learner-0 died (exit code 1)", "Traceback\nboom"), tmp_path) == 1
+    *_, tail, blank, last = capsys.readouterr().err.splitlines()
+    assert (tail, blank) == ("boom", "")
+    assert last == f"error: learner-0 died (exit code 1); logs in {tmp_path / 'logs'}"
+    assert report(Outcome(2, "error: no such row"), tmp_path) == 2
+    assert capsys.readouterr().err == "error: no such row\n"
+    assert report(Outcome(0), tmp_path) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_page_is_wanted_while_a_browser_has_it_open(make_config: Make) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=40)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        config = make_config(f"dashboard.port={port}", "dashboard.stay_s=1000")
+        assert not page_is_wanted(config, Outcome(0), console)()  # nobody looks
+        assert out.getvalue() == ""
+        with socket.create_connection(("127.0.0.1", port)):
+            is_wanted = page_is_wanted(config, Outcome(0), console, grace_s=0.0)
+            assert connections(port) == 1
+            assert not page_is_wanted(config, Outcome(INTERRUPTED), console)()
+            brief = make_config(f"dashboard.port={port}", "dashboard.stay_s=0")
+            assert not page_is_wanted(brief, Outcome(0), console)()
+            kept = page_is_wanted(config, Outcome(0), console)
+            assert kept()
+        assert not is_wanted()
+        assert kept()  # a moment without a connection is no end
+    assert f"http://127.0.0.1:{port} stays while a browser has it open, 16m40s at most" in (
+        out.getvalue()
+    )

@@ -1,0 +1,110 @@
+"""A checkpoint counts only when it is whole."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.host import disk
+from headrace.run_files.run_folder import read_manifest
+from learner.process.checkpoint import mismatch, newest, passed_over, write_checkpoint
+from tests.small_disk import small_disk
+
+
+def fill(folder: Path) -> None:
+    (folder / "state").mkdir()
+    (folder / "state" / "numbers").write_text("one two")
+
+
+def write(root: Path, update: int) -> Path:
+    return write_checkpoint(root, update, fill, facts={"version": update}, keep_last=2)
+
+
+def test_the_newest_whole_one_is_found(tmp_path: Path) -> None:
+    for update in (3, 9, 10):
+        write(tmp_path, update)
+    assert (tmp_path / "latest").read_text() == "step_10\n"
+    assert newest(tmp_path) == tmp_path / "step_10"
+    (tmp_path / "step_10" / "state" / "numbers").write_text("one too")
+    assert "numbers" in str(mismatch(tmp_path / "step_10"))
+    assert newest(tmp_path) == tmp_path / "step_9"
+    (tmp_path / "step_9" / "manifest.json").write_text("{")
+    assert newest(tmp_path) is None
+
+
+def test_old_ones_go_but_the_best_stays(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (tmp_path / "best").write_text("step_1\n")
+    for update in (2, 3, 4):
+        write(tmp_path, update)
+    assert sorted(p.name for p in tmp_path.glob("step_*")) == ["step_1", "step_3", "step_4"]
+
+
+def test_the_manifest_names_every_file(tmp_path: Path) -> None:
+    path = write(tmp_path, 5)
+    manifest = read_manifest(path)
+    assert (manifest["update"], manifest["version"]) == (5, 5)
+    assert manifest["files"]["state/numbers"]["bytes"] == 7
+    assert json.loads((path / "manifest.json").read_text()) == manifest
+
+
+def test_what_was_half_written_is_not_seen(tmp_path: Path) -> None:
+    """A writer that died, and a number that an abandoned lineage used before."""
+    (tmp_path / ".step_7.partial").mkdir(parents=True)
+    (tmp_path / ".step_7.partial" / "junk").write_text("")
+    assert newest(tmp_path) is None
+    assert newest(tmp_path / "nowhere") is None
+    path = write(tmp_path, 7)
+    assert not (path / "junk").exists()
+    assert write(tmp_path, 7) == path
+    assert mismatch(path) is None
+
+
+def test_what_is_passed_over_is_named(tmp_path: Path) -> None:
+    for update in (8, 9, 10):
+        write_checkpoint(tmp_path, update, fill, facts={}, keep_last=3)
+    assert passed_over(tmp_path, newest(tmp_path)) == []
+    (tmp_path / "step_10" / "state" / "numbers").unlink()
+    (tmp_path / "step_9" / "manifest.json").write_text("{")
+    first, second = passed_over(tmp_path, newest(tmp_path))
+    assert first == "checkpoint step_10 was passed over: state/numbers is missing or changed"
+    assert second.startswith("checkpoint step_9 was passed over: no readable manifest.json")
+    (tmp_path / "step_8" / "manifest.json").unlink()
+    assert newest(tmp_path) is None
+    assert len(passed_over(tmp_path, None)) == 3
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_it_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """Whether or not it is known before how much it is: nothing of it stays on the full disk, and
+    the older ones are there all the time."""
+    monkeypatch.setattr(disk, "RETRY_S", 0.01)
+    size, told = 700_000, list[str]()
+
+    def big(folder: Path) -> None:
+        (folder / "model").write_bytes(bytes(size))
+        fill(folder)
+
+    with small_disk(tmp_path / "disk", "1m") as small:
+        root = small.path / "checkpoints"
+        write(root, 1)
+        small.fill()
+
+        def later() -> None:
+            while not told:
+                time.sleep(0.01)
+            for _ in range(20):
+                time.sleep(0.01)
+                assert newest(root) == root / "step_1"
+            small.free()
+
+        thread = threading.Thread(target=later)
+        thread.start()
+        needs = size if known else 0
+        path = write_checkpoint(root, 2, big, facts={}, keep_last=2, needs=needs, tell=told.append)
+        thread.join()
+        assert mismatch(path) is None
+        assert sorted(p.name for p in root.iterdir()) == ["latest", "step_1", "step_2"]
+    assert told == [f"room for {needs:,} bytes in {root}, and 0 are free", ""]

@@ -1,0 +1,59 @@
+"""The learner's Hellos, on a real socket."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headrace.config.sections.process import TransportConfig
+from headrace.protocol.messages.control import CheckpointRequest, Hello, Message, Welcome
+from headrace.protocol.transport.sockets import Router
+from learner.process import inbox as inbox_module
+from learner.process.inbox import Inbox, Weights
+
+
+async def hellos(router: Router, count: int) -> list[tuple[str, Hello]]:
+    found: list[tuple[str, Hello]] = []
+    while len(found) < count:
+        identity, message = await router.receive()
+        if isinstance(message, Hello):
+            found.append((identity, message))
+    return found
+
+
+def answer(hello: Hello) -> Welcome:
+    return Welcome(run_id="r", run_dir="", config="", publish_as=1, greeting=hello.greeting)
+
+
+async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordinator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbox_module, "_GREETING_S", 0.05)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    transport = TransportConfig(heartbeat_timeout_s=0.05)
+    router = Router("127.0.0.1", 0, max_bytes=1 << 20)
+    loop = asyncio.get_running_loop()
+    box = Inbox(router.address, transport, weights=lambda: Weights(7, 70, "step_7"))
+
+    def listen() -> list[Message]:
+        heard: list[Message] = []
+        with box:
+            while len(heard) < 2:
+                heard.append(box.next())
+        return heard
+
+    try:
+        learner: Any = loop.run_in_executor(None, listen)
+        first = await hellos(router, 2)
+        assert [hello.resumed_from for _, hello in first] == ["step_7"] * 2
+        assert [hello.greeting for _, hello in first] == [1, 2]
+        identity = first[0][0]
+        await router.send(identity, answer(first[0][1]))  # Another Hello is on its way.
+        await router.send(identity, CheckpointRequest(update=7, lineage=0))
+        await router.send(identity, answer(first[1][1]))
+        ((_, later),) = await hellos(router, 1)
+        assert (later.update, later.batch_id, later.resumed_from) == (7, 70, None)
+        await router.send(identity, answer(later))
+        assert [type(message) for message in await learner] == [Welcome, Welcome]
+    finally:
+        router.close()

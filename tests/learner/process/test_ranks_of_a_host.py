@@ -1,0 +1,62 @@
+"""Ranks that torchrun starts: their place, and the exit code that remains of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.host.hardware import free_port
+from learner import run
+
+RANK = """
+import os, sys, time
+if os.environ["RANK"] != "1":
+    time.sleep(60)
+sys.exit(int(sys.argv[1]))
+"""
+MINIMUM = ["--run-dir", "r", "--connect", "tcp://h:1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("told", "code"), [(2, 2), (1, 1)])
+def test_the_first_failure_of_a_host_is_its_exit_code(tmp_path: Path, told: int, code: int) -> None:
+    """And ends the other rank, which would go on for a minute."""
+    (tmp_path / "some_rank.py").write_text(RANK)
+    done = subprocess.run(
+        [sys.executable, "-m", "learner.ranks", "--nnodes=1", "--nproc-per-node=2",
+         "--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={free_port()}",
+         "-m", "some_rank", str(told)],
+        env={**os.environ, "OMP_NUM_THREADS": "1",
+             "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True, text=True, timeout=50,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert "learner rank 1 of this host failed first" in done.stderr
+
+
+def test_torchrun_tells_a_rank_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_PORT": "7"}
+    for name, value in {**places, "MASTER_ADDR": "node-0"}.items():
+        monkeypatch.setenv(name, value)
+    found = run._parse(MINIMUM)
+    assert (found.rank, found.local_rank, found.world_size) == (5, 1, 8)
+    assert (found.master_address, found.master_port) == ("node-0", 7)
+
+
+def test_options_go_before_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    found = run._parse([*MINIMUM, "--rank", "1", "--world-size", "2", "--master-port", "9"])
+    assert (found.rank, found.local_rank, found.master_address) == (1, 1, "127.0.0.1")
+
+
+def test_a_rank_without_a_place_is_a_mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in run.TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit) as caught:
+        run._parse(MINIMUM)
+    assert caught.value.code == 2
+    assert "no RANK is set" in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""What is announced can be had, and only finite weights are announced."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from headrace.config.sections.process import TransportConfig
+from headrace.errors import RunFailedError
+from headrace.host import disk
+from learner.process.weight_publishing import KEPT_VERSIONS, Publisher, weights_of
+from tests.small_disk import small_disk
+
+
+def publisher(
+    tmp_path: Path, *, num_bytes: int = 64, tell: Callable[[str], None] = print
+) -> Publisher:
+    return Publisher(
+        tmp_path.name,
+        tmp_path,
+        TransportConfig(),
+        num_bytes=num_bytes,
+        coordinator="tcp://127.0.0.1:1",
+        tell=tell,
+    )
+
+
+def test_the_last_versions_stay_and_all_go_at_the_end(tmp_path: Path) -> None:
+    with publisher(tmp_path) as weights:
+        notices = [
+            weights.publish({"w": torch.full((2,), float(v))}, version=v, update=v)
+            for v in range(5)
+        ]
+        paths = [Path(n.sources[0].removeprefix("file:")) for n in notices]
+        assert [p.exists() for p in paths] == [v >= 5 - KEPT_VERSIONS for v in range(5)]
+        assert load_file(paths[4])["w"].tolist() == [4.0, 4.0]
+    assert not paths[4].parent.exists()
+
+
+def test_without_room_in_shared_memory_the_run_folder_is_used(tmp_path: Path) -> None:
+    with publisher(tmp_path, num_bytes=1 << 60) as weights:
+        notice = weights.publish({"w": torch.ones(1)}, version=0, update=0)
+        assert Path(notice.sources[0].removeprefix("file:")).is_relative_to(tmp_path / "weights")
+
+
+def test_a_version_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions announced before stay as they are meanwhile."""
+    monkeypatch.setattr(disk, "RETRY_S", 0.01)
+    told: list[str] = []
+    with small_disk(tmp_path / "disk", "2m") as small:
+        with publisher(small.path, num_bytes=1 << 60, tell=told.append) as weights:
+            first = weights.publish({"w": torch.ones(100_000)}, version=0, update=0)
+            path = Path(first.sources[0].removeprefix("file:"))
+            small.fill()
+
+            def later() -> None:
+                while not told:
+                    time.sleep(0.01)
+                time.sleep(0.1)
+                assert [p.name for p in path.parent.iterdir()] == [path.name]
+                small.free()
+
+            thread = threading.Thread(target=later)
+            thread.start()
+            second = weights.publish({"w": torch.zeros(100_000)}, version=1, update=1)
+            thread.join()
+            assert load_file(path)["w"].sum() == 100_000
+            assert load_file(second.sources[0].removeprefix("file:"))["w"].sum() == 0
+        assert told == [f"room for 400,000 bytes in {path.parent}, and 0 are free", ""]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_never_leave(tmp_path: Path, bad: float) -> None:
+    with publisher(tmp_path) as weights, pytest.raises(RunFailedError, match="w is not finite"):
+        weights.publish({"w": torch.tensor([1.0, bad])}, version=3, update=2)
+
+
+def test_tied_weights_go_once_and_in_the_wanted_precision() -> None:
+    tied = torch.ones(3)
+    found = weights_of({"a": tied, "b": tied, "n": torch.arange(2)}, dtype=torch.bfloat16)
+    assert {name: t.dtype for name, t in found.items()} == {"a": torch.bfloat16, "n": torch.int64}

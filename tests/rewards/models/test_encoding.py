@@ -1,0 +1,100 @@
+"""Token ids, line ends, and the words of a pairwise model in their place."""
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from headrace.config.sections.reward_model import PairwiseConfig
+from headrace.errors import UserError
+from rewards.models.card import fingerprint
+from rewards.models.encoding import encode, line_ends, plain_text, prompt_ids, split_lines
+from rewards.models.pairwise_prompt import ask, words_in_context
+from tasks.make_models.shape_model import train_tokenizer
+from tasks.procedural.chain_sums import CHAIN_SUMS
+from tasks.procedural.character_tokenizer import build_tokenizer
+
+CHARACTERS = build_tokenizer(CHAIN_SUMS.characters)
+TEXT = ["is the first answer better than the second one? yes\n\n", "no\n"] * 30
+
+
+@pytest.fixture(scope="module")
+def pieces() -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with tokens of several characters."""
+    return train_tokenizer(iter(TEXT), vocab_size=420, max_length=512)
+
+
+def test_a_response_ends_with_the_end_token() -> None:
+    found = encode(CHARACTERS, "a3=", "#3", "auto")
+    assert found.response[-1] == CHARACTERS.eos_token_id
+    assert found.ids[:3] == CHARACTERS("a3=")["input_ids"]
+    assert encode(CHARACTERS, "a3=", "#3", "auto", ended=False).ids == found.ids[:-1]
+
+
+def test_chat_messages_need_a_template() -> None:
+    chat = [{"role": "user", "content": "a3="}]
+    assert plain_text(chat) == "a3="
+    with pytest.raises(UserError, match="no chat template"):
+        prompt_ids(CHARACTERS, chat, "auto")
+    with pytest.raises(UserError, match="'never'"):
+        prompt_ids(CHARACTERS, chat, "never")
+
+
+def test_line_ends_are_tokens(pieces: PreTrainedTokenizerFast) -> None:
+    ids, ends = line_ends(CHARACTERS, ["a3+0=3;", "#3"])
+    assert ends == [6, 8]
+    assert len(ids) == 9
+    ids, ends = line_ends(pieces, ["is the first\n", "\n", "no"])
+    text = pieces.decode(ids[: ends[0] + 1])
+    assert "\n" in text
+    assert ends[-1] == len(ids) - 1
+    assert ends == sorted(ends)
+
+
+def test_two_line_ends_may_share_a_token(pieces: PreTrainedTokenizerFast) -> None:
+    ids, ends = line_ends(pieces, ["yes\n", "\n"])
+    assert pieces.decode(ids[-1:]) == "\n\n"
+    assert ends == [len(ids) - 1] * 2
+
+
+def test_lines_keep_their_separators() -> None:
+    assert split_lines("a;b;#1", ";") == ["a;", "b;", "#1"]
+    assert split_lines("a\n", "\n") == ["a\n"]
+    assert split_lines("", "\n") == []
+
+
+def test_braces_in_answers_mean_nothing() -> None:
+    found = ask("{question}|{first}|{second}", question="{first}", rule="", first="x", second="{}")
+    assert found == "{first}|x|{}"
+
+
+def words(tokenizer: PreTrainedTokenizerFast, yes: str, no: str) -> tuple[int, int]:
+    config = PairwiseConfig(
+        kind="pairwise", template="{question}A{first}B{second}=", rule="", yes=yes, no=no
+    )
+    return words_in_context(tokenizer, config, chat=False)
+
+
+def test_words_are_single_tokens_in_their_place() -> None:
+    assert words(CHARACTERS, "Y", "N") == (
+        CHARACTERS.convert_tokens_to_ids("Y"),
+        CHARACTERS.convert_tokens_to_ids("N"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("yes", "no", "message"),
+    [
+        ("yes", "N", "objective.yes = 'yes' is 3 tokens behind the template"),
+        ("Y", "no", "objective.no = 'no' is 2 tokens"),
+        ("Y", "Y", "are the same token"),
+        ("Y", "?", "objective.no = '\\?' is not in the tokenizer's vocabulary"),
+    ],
+)
+def test_words_that_do_not_serve(yes: str, no: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        words(CHARACTERS, yes, no)
+
+
+def test_tokenizers_have_fingerprints(pieces: PreTrainedTokenizerFast) -> None:
+    same = build_tokenizer(CHAIN_SUMS.characters, 64)
+    assert fingerprint(CHARACTERS) == fingerprint(same)
+    assert fingerprint(CHARACTERS) != fingerprint(pieces)

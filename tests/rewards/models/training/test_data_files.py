@@ -1,0 +1,105 @@
+"""Preferences and labels as files have them, and every mistake in one line with its row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import UserError
+from rewards.models.training.data_files import read_answer, read_labelled, read_pair, rows
+from rewards.models.training.examples import Pair, split
+from rewards.models.training.pairs_from_runs import Answer, pairs_of
+
+CHAT = [{"role": "user", "content": "What is 7 + 5?"}]
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [*CHAT, {"role": "assistant", "content": text}]
+
+
+def test_preferences_as_texts_and_as_chats() -> None:
+    plain = read_pair("f, row 1", {"prompt": "7+5=", "chosen": "12", "rejected": "13"})
+    assert plain == Pair("7+5=", "12", "13", where="f, row 1")
+    full = {"prompt": CHAT, "chosen": said("12"), "rejected": said("13"), "margin": 2, "rule": "x"}
+    assert read_pair("", full) == Pair(CHAT, "12", "13", 2.0, "x")
+    assert read_pair("", {"chosen": said("12"), "rejected": said("13")}).prompt == CHAT
+
+
+def test_labels_of_lines() -> None:
+    found = read_labelled("", {"prompt": "p", "lines": ["a", "b\n"], "labels": [1, None]}, "\n")
+    assert found.lines == ("a\n", "b\n")
+    assert found.labels == (1.0, None)
+    steps = {"problem": "p", "steps": ["one", "two"], "labels": [True, False]}
+    assert read_labelled("", steps, "\n").labels == (1.0, -1.0)
+    split_up = read_labelled("", {"prompt": "p", "response": "a;b;#1", "labels": [1, 0, -1]}, ";")
+    assert split_up.lines == ("a;", "b;", "#1")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "p", "chosen": "a"}, "row 3: no 'rejected'"),
+        ({"prompt": "p", "chosen": "a", "rejected": 3}, "row 3: rejected is neither"),
+        ({"chosen": "a", "rejected": "b"}, "row 3: no prompt"),
+        ({"prompt": "p", "chosen": "a", "rejected": "b", "margin": "x"}, "row 3: margin is 'x'"),
+        (
+            {"chosen": said("a"), "rejected": [*said("b"), *said("c")]},
+            "row 3: chosen and rejected do not begin alike",
+        ),
+    ],
+)
+def test_a_preference_that_is_none(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_pair("pairs.jsonl, row 3", row)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "p", "lines": ["a"], "labels": [2]}, "row 3: label 1 is 2, and should be 1, 0"),
+        ({"prompt": "p", "lines": ["a"], "labels": [0.5]}, "label 1 is 0.5"),
+        ({"prompt": "p", "lines": ["a", "b"], "labels": [1]}, "row 3: 1 labels for 2 lines"),
+        ({"prompt": "p", "lines": ["a"]}, "row 3: no labels"),
+        ({"prompt": "p", "labels": [1]}, "row 3: no lines"),
+        ({"lines": ["a"], "labels": [1]}, "row 3: no prompt"),
+        ({"prompt": "p", "lines": [3], "labels": [1]}, "row 3: lines should be a list of texts"),
+    ],
+)
+def test_labels_that_are_none(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_labelled("labels.jsonl, row 3", row, "\n")
+
+
+def test_rows_say_where_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"a": 1}) + "\n{\n")
+    with pytest.raises(UserError, match=r"pairs\.jsonl, row 2: not JSON"):
+        list(rows(str(path)))
+    assert list(rows(str(path), limit=1)) == [(f"{path}, row 1", {"a": 1})]
+
+
+def test_answers_of_a_run_make_pairs_within_their_group() -> None:
+    row = {"prompt": "p", "response": "r", "correct": True, "group_id": 4}
+    assert read_answer("", row) == Answer("4", "p", "r", True)
+    answers = [
+        Answer("1", "p", "right", True), Answer("1", "p", "wrong", False),
+        Answer("1", "p", "worse", False), Answer("1", "p", "unknown", None),
+        Answer("2", "q", "right", True), Answer("2", "q", "right", True),
+        Answer("3", "r", "same", True), Answer("3", "r", "same", False),
+    ]  # fmt: skip
+    found = pairs_of(answers, per_group=4)
+    assert [(pair.chosen, pair.rejected) for pair in found] == [
+        ("right", "wrong"),
+        ("right", "worse"),
+    ]
+    assert len(pairs_of(answers, per_group=1)) == 1
+
+
+def test_a_prompt_is_on_one_side() -> None:
+    pairs = [Pair(f"prompt {i % 40}", "a", "b", where=str(i)) for i in range(200)]
+    found = split(pairs, fraction=0.2)
+    assert len(found.training) + len(found.held_out) == 200
+    assert not {p.prompt for p in found.training} & {p.prompt for p in found.held_out}
+    with pytest.raises(UserError, match="holds out 0 of 1"):
+        split(pairs[:1], fraction=0.01)

@@ -1,0 +1,164 @@
+"""Sources: addressed by position, resumable from one integer, nothing held out is trained on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.config.sections.task import (
+    ChainSumsConfig,
+    DatasetConfig,
+    GraphWalkConfig,
+    ShiftRegisterConfig,
+    StraightLineConfig,
+    TrackingConfig,
+)
+from headrace.errors import UserError
+from tasks.datasets.source import DatasetSource, build_source, info_columns, split_by_hash
+from tasks.procedural.graph_walk import score
+from tasks.procedural.shift_register import SHIFT_REGISTER
+from tasks.procedural.straight_line import STRAIGHT_LINE
+from tasks.procedural.tracking import solve
+from tasks.rows import Row
+
+
+def rows(count: int) -> list[Row]:
+    return [Row(f"r{i}", f"prompt {i}", "1") for i in range(count)]
+
+
+def write_file(path: Path, prompts: list[str]) -> str:
+    path.write_text("".join(json.dumps({"prompt": p, "answer": "1"}) + "\n" for p in prompts))
+    return str(path)
+
+
+def test_chain_sums_from_the_configuration() -> None:
+    source = build_source(ChainSumsConfig(kind="chain_sums", min_terms=4, max_terms=9), seed=5)
+    training = [source.row_at(position) for position in range(200)]
+    assert {row.info["terms"] for row in training} == {4, 5, 6, 7, 8, 9}
+    assert source.row_at(17) == training[17]
+    other = build_source(ChainSumsConfig(kind="chain_sums", min_terms=4, max_terms=9), seed=6)
+    assert other.row_at(17) != training[17]
+    assert other.eval_rows(64) == source.eval_rows(64)
+
+
+def test_tracking_from_the_configuration() -> None:
+    source = build_source(TrackingConfig(kind="tracking", max_terms=5), seed=5)
+    row = source.row_at(0)
+    assert row.answer == solve(str(row.prompt))
+    assert {source.row_at(position).info["terms"] for position in range(100)} == {3, 4, 5}
+
+
+def test_graph_walk_from_the_configuration() -> None:
+    source = build_source(GraphWalkConfig(kind="graph_walk", max_terms=7), seed=5)
+    row = source.row_at(0)
+    assert score(str(row.prompt), row.answer, row.answer)["score"] == 1.0
+    assert {source.row_at(position).info["terms"] for position in range(100)} == {5, 6, 7}
+    with pytest.raises(UserError, match="max_terms from 2 to 16"):
+        build_source(GraphWalkConfig(kind="graph_walk", max_terms=17), seed=0)
+
+
+def test_the_shift_register_from_the_configuration() -> None:
+    settings = ShiftRegisterConfig(kind="shift_register")
+    task = SHIFT_REGISTER
+    assert (settings.min_terms, settings.max_terms) == (task.min_terms, task.max_terms)
+    assert settings.tail_exponent == task.tail_exponent
+    source = build_source(ShiftRegisterConfig(kind="shift_register", max_terms=6), seed=5)
+    row = source.row_at(0)
+    assert row.answer == task.solve(str(row.prompt))
+    assert {source.row_at(position).info["terms"] for position in range(100)} == {3, 4, 5, 6}
+
+
+def test_straight_lines_from_the_configuration() -> None:
+    settings = StraightLineConfig(kind="straight_line")
+    task = STRAIGHT_LINE
+    assert (settings.min_terms, settings.max_terms) == (task.min_terms, task.max_terms)
+    assert settings.tail_exponent == task.tail_exponent
+    assert StraightLineConfig(kind="straight_line", max_terms=task.most_terms)
+    with pytest.raises(ValueError, match="less than or equal to 9"):
+        StraightLineConfig(kind="straight_line", max_terms=task.most_terms + 1)
+    source = build_source(StraightLineConfig(kind="straight_line", max_terms=3), seed=5)
+    assert {source.row_at(position).info["terms"] for position in range(100)} == {2, 3}
+
+
+@pytest.mark.parametrize(("low", "high"), [(5, 4), (3, 53), (1, 1)])
+def test_impossible_numbers_of_terms_are_refused(low: int, high: int) -> None:
+    task = ChainSumsConfig(kind="chain_sums", min_terms=low, max_terms=high)
+    with pytest.raises(UserError, match="min_terms"):
+        build_source(task, seed=0)
+
+
+def test_each_epoch_visits_every_row_once_in_its_own_order() -> None:
+    source = DatasetSource(rows(50), [], seed=1)
+    first = [source.row_at(position).id for position in range(50)]
+    second = [source.row_at(position).id for position in range(50, 100)]
+    assert sorted(first) == sorted(second) == sorted(row.id for row in rows(50))
+    assert first != second
+
+
+def test_a_position_alone_resumes_the_stream() -> None:
+    source = DatasetSource(rows(50), [], seed=1)
+    stream = [source.row_at(position).id for position in range(180)]
+    resumed = DatasetSource(rows(50), [], seed=1)
+    assert [resumed.row_at(position).id for position in range(130, 180)] == stream[130:]
+    reseeded = DatasetSource(rows(50), [], seed=2)
+    assert [reseeded.row_at(position).id for position in range(180)] != stream
+
+
+def test_the_hash_split_keeps_equal_prompts_together() -> None:
+    doubled = rows(2000) + rows(2000)
+    training, held_out = split_by_hash(doubled, 0.1)
+    assert len(training) + len(held_out) == 4000
+    assert len(held_out) / 4000 == pytest.approx(0.1, abs=0.03)
+    assert {row.prompt for row in training}.isdisjoint({row.prompt for row in held_out})
+    # A larger fraction only adds to what is held out.
+    assert {r.id for r in held_out} <= {r.id for r in split_by_hash(doubled, 0.2)[1]}
+
+
+def test_a_dataset_with_its_own_evaluation_file(tmp_path: Path) -> None:
+    train = write_file(tmp_path / "train.jsonl", [f"p{i}" for i in range(10)])
+    evaluation = write_file(tmp_path / "eval.jsonl", ["p3", "q1", "q2"])
+    source = build_source(DatasetConfig(kind="dataset", path=train, eval_path=evaluation), seed=0)
+    assert {row.prompt for row in source.eval_rows(99)} == {"p3", "q1", "q2"}
+    assert len(source.eval_rows(2)) == 2
+    seen = {str(source.row_at(position).prompt) for position in range(9)}
+    assert seen == {f"p{i}" for i in range(10)} - {"p3"}
+
+
+def test_a_dataset_split_by_hash(tmp_path: Path) -> None:
+    train = write_file(tmp_path / "train.jsonl", [f"p{i}" for i in range(300)])
+    source = build_source(DatasetConfig(kind="dataset", path=train, limit=200), seed=0)
+    held_out = {str(row.prompt) for row in source.eval_rows(1000)}
+    seen = {str(source.row_at(position).prompt) for position in range(400)}
+    assert held_out
+    assert seen.isdisjoint(held_out)
+    assert seen | held_out == {f"p{i}" for i in range(200)}
+
+
+def test_nothing_left_to_train_on(tmp_path: Path) -> None:
+    train = write_file(tmp_path / "train.jsonl", ["p"])
+    with pytest.raises(UserError, match="no training rows"):
+        build_source(DatasetConfig(kind="dataset", path=train, eval_path=train), seed=0)
+
+
+def test_sources_do_not_load_torch() -> None:
+    code = "import sys, tasks.datasets.source; print({'torch', 'transformers'} & set(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "set()"
+
+
+def test_columns_for_reward_functions_are_those_of_the_first_row_of_every_file(
+    tmp_path: Path,
+) -> None:
+    training, held_out = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    row = {"id": 1, "prompt": "p", "answer": "1", "level": 2, "source": "s"}
+    training.write_text(json.dumps(row) + "\n" + json.dumps({"prompt": "q", "answer": "2"}) + "\n")
+    del row["source"]
+    held_out.write_text(json.dumps(row) + "\n")
+    task = DatasetConfig(kind="dataset", path=str(training))
+    assert info_columns(task) == {"level", "source", "answer"}
+    assert info_columns(task.model_copy(update={"eval_path": str(held_out)})) == {"level", "answer"}
+    assert info_columns(ChainSumsConfig(kind="chain_sums")) == {"terms"}
