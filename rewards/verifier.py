@@ -1,34 +1,17 @@
-"""From configuration to a verifier.
-
-In: a source of rewards. Out: a verifier, which turns items into verdicts, one by one or, where it
-waits for others, many at a time. Building it loads what it needs (math-verify, the user's module),
-so that scoring starts warm.
-"""
+"""What a verifier is: items in, verdicts out, one by one or, where it waits for others, many at a
+time."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.config.sections.reward import SourceConfig
-from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
-from rewards import kinds
 from rewards.functions import coroutines
-from rewards.functions.group_functions import load_group_functions
-from rewards.functions.line_functions import load_line_functions
-from rewards.functions.reward_scaling import foregone, paid
-from rewards.functions.user_functions import load_functions
 from rewards.functions.verdict import Verdict
 
 Judge = Callable[[ScoreItem], Verdict]
 AsyncJudge = Callable[[ScoreItem], Awaitable[Verdict]]
 Prepare = Callable[[bool], Iterable[None]]
-_LOAD = {
-    "trajectory": load_functions,
-    "group": load_group_functions,
-    "line": load_line_functions,
-}
-"""What loads the functions of a source, by its unit."""
 
 
 @dataclass(frozen=True)
@@ -63,69 +46,3 @@ def waiting(later: AsyncJudge, *, concurrency: int, **more: Any) -> Verifier:
         concurrency=concurrency,
         **more,
     )
-
-
-def build_verifier(source: SourceConfig) -> Verifier:
-    """The verifier of a source, whose verdicts earn what the source says; UserError when it cannot
-    be had."""
-    found = _of_functions(source) if source.kind == "function" else _of_kind(source)
-    later = found.judge_later
-
-    def judge(item: ScoreItem) -> Verdict:
-        known = foregone(source, item)
-        return known or paid(source, item, found.judge(item), graded=found.graded)
-
-    async def judge_later(item: ScoreItem) -> Verdict:
-        assert later is not None
-        known = foregone(source, item)
-        return known or paid(source, item, await later(item), graded=found.graded)
-
-    return replace(
-        found,
-        judge=judge,
-        judge_later=judge_later if later is not None else None,
-        concurrency=_concurrency(source, found),
-    )
-
-
-def _concurrency(source: SourceConfig, verifier: Verifier) -> int:
-    """How many items a child scores at a time; 0: one by one."""
-    if verifier.judge_later is not None:
-        return source.concurrency or verifier.concurrency
-    if (source.concurrency or 1) > 1:
-        who = "a function that is no coroutine" if source.kind == "function" else source.kind
-        raise UserError(
-            f"concurrency = {source.concurrency}: {who} scores one response at a time; use "
-            "children for more"
-        )
-    return 0
-
-
-def _of_functions(source: SourceConfig) -> Verifier:
-    """What functions say: scores on a scale of their own."""
-    functions = _LOAD[source.unit](source)
-    many = (source.concurrency or 1) > 1 and functions.waits
-    return Verifier(
-        functions,
-        functions.needs,
-        functions.asks_ids,
-        judge_later=functions.later if many else None,
-    )
-
-
-def _of_kind(source: SourceConfig) -> Verifier:
-    """What a kind of `rewards.kinds` says: scores from 0 to 1."""
-    module = kinds.load(source.kind)
-    units = getattr(module, "UNITS", ("trajectory",))
-    if source.unit not in units:
-        known = " and ".join(f'"{unit}"' for unit in units)
-        raise UserError(f'kind {source.kind!r} has no unit "{source.unit}" (it has {known})')
-    options = kinds.read_options(source, module)
-    seconds = getattr(options, "seconds", 0.0)
-    if seconds >= source.timeout_s:
-        raise UserError(
-            f"option seconds of kind {source.kind!r} is {seconds:g}, and the source's deadline "
-            f"timeout_s, which includes it, only {source.timeout_s:g}"
-        )
-    verifier: Verifier = module.build(options)
-    return verifier

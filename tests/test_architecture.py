@@ -8,6 +8,7 @@ import importlib.util
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "headrace",
+    "headrace_cli",
     "coordinator",
     "generators",
     "rewards",
-    "reward_models",
     "learner",
     "storage",
     "dashboard",
@@ -26,9 +27,10 @@ PACKAGES = (
     "sandbox",
 )
 HEAVY = ("torch", "vllm", "deepspeed", "transformers")
-ROLES = PACKAGES[1:]
+ROLES = PACKAGES[2:]
 LIGHT = ("headrace_cli.cli", "dashboard", "storage", "storage.queries")
 MAX_LINES = 600
+MAX_FILES = 20
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
@@ -77,16 +79,16 @@ def test_help_loads_no_role_and_nothing_heavy(arguments: list[str]) -> None:
 
 def test_commands_load_a_role_only_when_they_run() -> None:
     """Each command imports roles inside its functions: the modules alone load none."""
-    paths = sorted((ROOT / "headrace" / "commands").glob("*.py"))
-    modules = [f"headrace_cli.commands.{path.stem}" for path in paths if path.stem != "__init__"]
+    paths = sorted((ROOT / "headrace_cli" / "commands").glob("*/*.py"))
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
     loaded = loaded_by("-c", f"import {', '.join(modules)}")
     assert loaded & {*HEAVY, *ROLES, "benchmarks", "sqlalchemy"} == set()
 
 
-def test_what_headrace_imports_late_exists() -> None:
+def test_what_commands_import_late_exists() -> None:
     """An import inside a function fails only when it runs; here each one is tried."""
     tried = 0
-    for path in (ROOT / "headrace").rglob("*.py"):
+    for path in (ROOT / "headrace_cli").rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(function, ast.FunctionDef):
                 continue
@@ -114,6 +116,26 @@ def test_dashboard_reads_storage_through_queries_only() -> None:
         for name in imports_of(path):
             if name.split(".")[0] == "storage":
                 assert name.startswith("storage.queries"), f"{name_of(path)} imports {name}"
+
+
+def test_every_package_has_a_floor_and_an_order_of_its_own() -> None:
+    """import-linter's `exhaustive` needs a container; the house itself has none."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = [c for c in project["tool"]["importlinter"]["contracts"] if c["type"] == "layers"]
+    (floors,) = [c["layers"] for c in contracts if "containers" not in c]
+    standing = {name.strip() for floor in floors for name in floor.split("|")}
+    there = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert standing == there == {*PACKAGES, "benchmarks"}
+    inside = [c for c in contracts if "containers" in c]
+    assert {name.split(".")[0] for c in inside for name in c["containers"]} == there
+    assert all(c["exhaustive"] and "ignore_imports" not in c for c in inside)
+
+
+def test_no_folder_holds_too_many_files() -> None:
+    paths = [*MODULES, *(ROOT / "benchmarks").rglob("*.py")]
+    counts = Counter(path.parent for path in paths if path.stem != "__init__")
+    full = {name_of(folder): n for folder, n in counts.items() if n > MAX_FILES}
+    assert full == {}
 
 
 def test_packages_come_from_this_checkout() -> None:

@@ -73,7 +73,7 @@ def config(kind: Kind, pairs: int) -> RunConfig:
     """A run that lasts for so many pairs of turns, and for one more in which it starts."""
     reward: dict[str, object] = {
         "kind": "function",
-        "function": f"{ROOT / 'benchmarks' / 'slow_source.py'}:{kind}",
+        "function": f"{ROOT / 'benchmarks' / 'performance' / 'slow_source.py'}:{kind}",
     }
     reward |= {"concurrency": IN_FLIGHT} if kind == "coroutine" else {"children": CHILDREN}
     # Answers may be so long that none meets the limit: such a one would not be scored.

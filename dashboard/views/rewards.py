@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
+from dashboard.charts import scoring_charts
 from dashboard.charts.chart_spec import kept
 from dashboard.charts.figures import scatter_chart, series_chart
 from dashboard.components import panels
@@ -159,10 +160,10 @@ _UNKNOWN = (float("nan"), float("nan"))
 
 
 def _who(found: Scorings, sources: Sequence[str]) -> None:
-    colours = scorings.source_colours(sources)
+    colours = scoring_charts.source_colours(sources)
     panels.card(
         "Share of each source",
-        kept(scorings.share_chart, found.sources, colours) if len(found.sources) else None,
+        kept(scoring_charts.share_chart, found.sources, colours) if len(found.sources) else None,
         "Of the training answers that were scored in a stretch of time, the share that each source "
         "scored: what the route sends it.",
     )
@@ -171,7 +172,7 @@ def _who(found: Scorings, sources: Sequence[str]) -> None:
 def _scores(run: RunData, found: Scorings) -> None:
     panels.card(
         "Scores over time",
-        kept(scorings.score_chart, found.scores) if len(found.scores) else None,
+        kept(scoring_charts.score_chart, found.scores) if len(found.scores) else None,
         "The distribution of rewards in each stretch of time: the stronger, the more answers have "
         "that score. Healthy: it moves up, and does not become a single line.",
         wait=panels.awaited(run, "the first reward"),
@@ -211,7 +212,7 @@ def _lines(title: str, frame: pd.DataFrame, caption: str, *, wait: str) -> None:
 def _failures(found: Scorings) -> None:
     panels.card(
         "Failures by kind",
-        kept(scorings.share_chart, found.failures, scorings.FAILURES)
+        kept(scoring_charts.share_chart, found.failures, scorings.FAILURES)
         if len(found.failures)
         else None,
         "Share of the scorings in a stretch of time that gave no score. Timeout: none within the "

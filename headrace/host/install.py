@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 """Folder of the packages (the source tree, or site-packages)."""
 
 PACKAGES = (
-    "headrace", "coordinator", "generators", "rewards", "reward_models", "learner", "storage",
+    "headrace", "headrace_cli", "coordinator", "generators", "rewards", "learner", "storage",
     "dashboard", "tasks", "sandbox",
 )  # fmt: skip
 

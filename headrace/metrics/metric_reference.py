@@ -13,14 +13,14 @@ from headrace.metrics.registry import METRICS, MetricInfo
 HEAD = f"""\
 # Metrics
 
-<!-- Made by scripts/docs.py from headrace/metrics/registry.py. Do not edit: change the table instead. -->
+<!-- Made by scripts/docs.py from headrace/metrics/registry.py: change the table instead. -->
 
 Every number that a run writes down, with its unit, what it means, and what it looks like when all
 is well. A healthy range is a first look, not a law. Where it says when there is an alert, the
-metric has a healthy band (kept in `headrace/metrics/health_ranges.py`): charts shade it, and a metric that is
-outside for so many updates in a row is on the pages Overview and Health and in `headrace show`,
-until it is back for as many, and at least {BACK}. Where no unit is given the number is plain;
-a `share` lies between 0 and 1.
+metric has a healthy band (kept in `headrace/metrics/health_ranges.py`): charts shade it, and a
+metric that is outside for so many updates in a row is on the pages Overview and Health and in
+`headrace show`, until it is back for as many, and at least {BACK}. Where no unit is given the
+number is plain; a `share` lies between 0 and 1.
 
 A metric comes once for every committed update, or about once a second as a gauge between updates,
 or both. A few are arrays: a number for each bin that is named. In SQL they are rows of `metrics`

@@ -25,9 +25,10 @@ from headrace.errors import UserError
 from headrace.host import stack_dumps
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.transport.stdio import take_streams
+from rewards.build import build_verifier
 from rewards.functions.arguments import InvalidRewardError, ScoringError
 from rewards.functions.coroutines import event_loop
-from rewards.verifier import AsyncJudge, Verifier, build_verifier
+from rewards.verifier import AsyncJudge, Verifier
 from rewards.worker.pipe import (
     MAX_ERROR,
     Answer,

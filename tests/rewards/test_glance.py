@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.errors import RunFailedError
 from rewards.answers.math_answer import is_right
+from rewards.build import build_verifier
 from rewards.kinds.mathematics import at_a_glance
-from rewards.verifier import build_verifier
 from rewards.worker.child import score
 from rewards.worker.pool import Pool
 from rewards.worker.source_workers import glance_of

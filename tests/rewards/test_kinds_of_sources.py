@@ -6,8 +6,8 @@ import pytest
 
 from headrace.config.sections.reward import Kind, SourceConfig
 from headrace.errors import UserError
+from rewards.build import build_verifier
 from rewards.kinds import KINDS
-from rewards.verifier import build_verifier
 from tests.rewards.kinds.rows import judged
 
 

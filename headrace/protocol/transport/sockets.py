@@ -13,12 +13,11 @@ import asyncio
 import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import zmq
 import zmq.asyncio
 
-from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import Message
 from headrace.protocol.transport.curve import Gate, enter
@@ -34,6 +33,16 @@ MOST_UNREAD = 10_000
 """Messages that a router keeps for one connection that does not read; more are not sent."""
 
 
+class LinkSettings(Protocol):
+    """What a link needs of the transport section."""
+
+    @property
+    def max_message_mib(self) -> float: ...
+
+    @property
+    def curve_keys(self) -> str | None: ...
+
+
 @dataclass(frozen=True)
 class Link:
     """Where and how to connect: address, size limit, key folder."""
@@ -43,7 +52,7 @@ class Link:
     curve_keys: str | None = None
 
     @classmethod
-    def from_config(cls, transport: TransportConfig, address: str) -> "Link":
+    def from_config(cls, transport: LinkSettings, address: str) -> "Link":
         """The link of a run's transport section at `address`."""
         return cls(address, int(transport.max_message_mib * 2**20), transport.curve_keys)
 

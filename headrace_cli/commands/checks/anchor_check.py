@@ -13,8 +13,16 @@ from headrace.config.sections.reward import SourceConfig
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig
 from headrace.data.anchors import read_anchors
+from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import UserError
-from headrace_cli.commands.reward.answers import policy_tokenizer
+
+
+def policy_tokenizer(config: RunConfig) -> Any:
+    """The policy's tokenizer; UserError where there is none."""
+    try:
+        return load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path = {config.model.path!r}: no tokenizer: {error}") from error
 
 
 def check_anchors(config: RunConfig) -> None:

@@ -19,8 +19,8 @@ from typing import Any
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.sampling import Written
+from headrace_cli.commands.checks.anchor_check import policy_tokenizer
 from headrace_cli.commands.reward.anchor_judges import Candidate, Judges
-from headrace_cli.commands.reward.answers import policy_tokenizer
 from headrace_cli.commands.reward.judges import serving_judges
 from headrace_cli.commands.reward.row_file import RowFile
 from headrace_cli.commands.reward.sampling import (

@@ -14,18 +14,10 @@ from typing import Any
 import numpy as np
 
 from headrace.config.sections.run import RunConfig
-from headrace.data.tokenizer import load_tokenizer
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.token_spans import Int32
-
-
-def policy_tokenizer(config: RunConfig) -> Any:
-    """The policy's tokenizer; UserError where there is none."""
-    try:
-        return load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path = {config.model.path!r}: no tokenizer: {error}") from error
+from headrace_cli.commands.checks.anchor_check import policy_tokenizer
 
 
 def items_of(config: RunConfig, rows: Sequence[Any]) -> list[ScoreItem]:

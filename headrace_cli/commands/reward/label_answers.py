@@ -13,7 +13,8 @@ from typing import Any
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig
 from headrace.protocol.messages.control import ScoreItem
-from headrace_cli.commands.reward.answers import items_of, policy_tokenizer
+from headrace_cli.commands.checks.anchor_check import policy_tokenizer
+from headrace_cli.commands.reward.answers import items_of
 from headrace_cli.commands.reward.sampling import draw_seed, training_prompts
 
 

@@ -22,8 +22,8 @@ import numpy as np
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.protocol.messages.control import ScoreItem
+from headrace_cli.commands.checks.anchor_check import policy_tokenizer
 from headrace_cli.commands.checks.reward_check import check_reward
-from headrace_cli.commands.reward.answers import policy_tokenizer
 from headrace_cli.commands.reward.judges import serving_judges
 from headrace_cli.commands.reward.label_answers import Answer, answers_of
 from headrace_cli.commands.reward.row_file import RowFile

@@ -1,4 +1,5 @@
-"""`headrace bench NAME`: runs `main` of `benchmarks/NAME.py` with the options that follow, or the
+"""`headrace bench NAME`: runs `main` of the module NAME in `benchmarks/` with the options that
+follow, or the
 study that `benchmarks/studies/NAME.toml` describes.
 
 Names are written with hyphens and files with underscores; either is understood. A benchmark is
@@ -21,7 +22,7 @@ def available(folder: Path = ROOT / "benchmarks") -> dict[str, Path]:
     studies."""
     modules = [
         path
-        for path in folder.glob("*.py")
+        for path in folder.rglob("*.py")
         if not path.stem.startswith("_") and "\ndef main(" in path.read_text(encoding="utf-8")
     ]
     # A module goes before a study of its name: it is what runs it.
@@ -60,7 +61,8 @@ def bench(arguments: argparse.Namespace) -> int:
         raise UserError(f"no benchmark {arguments.name!r}; there are: {', '.join(names)}")
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
-    is_study = names[name].suffix == ".toml"
-    module = importlib.import_module(f"benchmarks.{'study' if is_study else names[name].stem}")
-    main: Callable[[list[str]], int] = module.main
+    path = names[name].relative_to(ROOT)
+    is_study = path.suffix == ".toml"
+    where = "benchmarks.studies.study" if is_study else ".".join(path.with_suffix("").parts)
+    main: Callable[[list[str]], int] = importlib.import_module(where).main
     return main([name, *arguments.options] if is_study else arguments.options)

@@ -43,7 +43,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
 from headrace.host.install import ROOT
 from headrace_cli.launch.plan import SPINS
-from rewards.verifier import build_verifier
+from rewards.build import build_verifier
 from tasks.procedural.base import prompt_row
 from tasks.procedural.chain_sums import CHAIN_SUMS, read_prompt, write_jumps
 from tests.benchmarks.race_rows import race_row, rising
@@ -209,7 +209,8 @@ def test_the_scorers_agree() -> None:
 
 def test_trls_environment_needs_none_of_our_packages() -> None:
     code = (
-        "import sys, benchmarks.versus_trl.trl_job as job; from rewards.answers.math_answer import is_right;"
+        "import sys, benchmarks.versus_trl.trl_job as job;"
+        "from rewards.answers.math_answer import is_right;"
         "assert is_right('#7', '7', marker='#');"
         "print(*sorted({name.split('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
     )

@@ -19,7 +19,7 @@ from headrace.protocol.records.record_types import (
     RewardArrived,
 )
 from learner.batching.token_reads import is_right
-from rewards.verifier import build_verifier
+from rewards.build import build_verifier
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dashboard.charts import scoring_charts
 from dashboard.reads import scorings
 
 
@@ -83,8 +84,10 @@ def test_latency_is_median_and_the_slowest_hundredth() -> None:
 
 def test_charts_are_vega_lites() -> None:
     cut = scorings.cut_time(sample())
-    colours = scorings.source_colours(["judge", "sums"])
-    spec = scorings.share_chart(scorings.shares(cut, "source", list(colours)), colours).to_dict()
+    colours = scoring_charts.source_colours(["judge", "sums"])
+    spec = scoring_charts.share_chart(
+        scorings.shares(cut, "source", list(colours)), colours
+    ).to_dict()
     assert spec["encoding"]["color"]["scale"]["domain"] == ["judge", "sums"]
-    assert scorings.score_chart(scorings.score_bins(cut)).to_dict()["mark"]["type"] == "rect"
-    assert len(set(scorings.source_colours([str(i) for i in range(9)]).values())) == 5
+    assert scoring_charts.score_chart(scorings.score_bins(cut)).to_dict()["mark"]["type"] == "rect"
+    assert len(set(scoring_charts.source_colours([str(i) for i in range(9)]).values())) == 5

@@ -9,9 +9,9 @@ import pytest
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
+from rewards.build import build_verifier
 from rewards.functions import coroutines
 from rewards.functions.verdict import Verdict
-from rewards.verifier import build_verifier
 from rewards.worker.pool import Pool
 from tests.rewards.functions.test_group_functions import group
 from tests.rewards.functions.test_line_functions import asked

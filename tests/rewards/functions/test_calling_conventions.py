@@ -8,12 +8,12 @@ import pytest
 from headrace.config.sections.reward import Adapter
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
+from rewards.build import build_verifier
 from rewards.functions.arguments import InvalidRewardError
 from rewards.functions.calling_conventions import CONVENTIONS, bind, recognise
 from rewards.functions.signatures import read_signature
 from rewards.functions.user_functions import load_functions
 from rewards.functions.verdict import Verdict
-from rewards.verifier import build_verifier
 from tests.rewards import foreign
 from tests.rewards.items import foreign_function, foreign_functions, item, row
 

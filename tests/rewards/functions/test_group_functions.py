@@ -9,10 +9,10 @@ import pytest
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
+from rewards.build import build_verifier
 from rewards.functions.arguments import InvalidRewardError
 from rewards.functions.verdict import Verdict
 from rewards.labeling.offline_scoring import score_all
-from rewards.verifier import build_verifier
 from tests.rewards.items import item
 
 HERE = "tests.rewards.several"

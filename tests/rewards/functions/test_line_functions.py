@@ -9,9 +9,9 @@ import pytest
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import Score, ScoreItem
+from rewards.build import build_verifier
 from rewards.functions.arguments import InvalidRewardError
 from rewards.labeling.offline_scoring import score_all
-from rewards.verifier import build_verifier
 from tests.rewards.items import item
 
 HERE = "tests.rewards.several"

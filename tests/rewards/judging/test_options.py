@@ -6,7 +6,7 @@ import pytest
 
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
-from rewards.verifier import build_verifier
+from rewards.build import build_verifier
 
 URL: dict[str, Any] = {"url": "http://127.0.0.1:8000/v1", "model": "m"}
 

@@ -10,11 +10,11 @@ import pytest
 from headrace.config.sections.reward import RewardConfig, SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
+from rewards.build import build_verifier
 from rewards.functions.arguments import InvalidRewardError
 from rewards.kinds.pairwise import Options, build
 from rewards.labeling.offline_scoring import open_desk
 from rewards.models.scorer import PairScorer
-from rewards.verifier import build_verifier
 from tests.pair_model import write_pair_model
 
 POLICY = Path(__file__).parents[3] / "recipes" / "models" / "tracking-cold"

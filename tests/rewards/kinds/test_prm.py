@@ -9,9 +9,9 @@ import pytest
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
+from rewards.build import build_verifier
 from rewards.kinds.prm import Options, build
 from rewards.models.scorer import LineScorer
-from rewards.verifier import build_verifier
 from tasks.make_models.cold_start import build_model
 from tasks.procedural.character_tokenizer import build_tokenizer
 from tests.rewards.line_models import write_line_model
