@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import pandas as pd
 
-from dashboard.charts.figures import HEIGHT, Chart
+from dashboard.charts.figures import HEIGHT, Chart, layered
 from dashboard.charts.legends import legend
 from dashboard.palette import BLUE, GREY, ORANGE, TEAL
 from dashboard.reads.critic import ALL, LESS, MORE, distance_order
@@ -43,7 +43,7 @@ def along_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
     band = base.mark_area(opacity=0.16).encode(y=_up("low"), y2="high:Q")
     line = base.mark_line(strokeWidth=2.6, point=alt.OverlayMarkDef(size=46, filled=True))
     came = base.mark_line(strokeWidth=1.6, strokeDash=[5, 4]).encode(y=_up("came"))
-    return _layered(band, came, line.encode(y=_up("value"))).properties(height=height)
+    return layered(band, came, line.encode(y=_up("value"))).properties(height=height)
 
 
 def calibration_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
@@ -78,7 +78,7 @@ def calibration_chart(frame: pd.DataFrame, height: int = 300) -> Chart:
     dots = base.mark_point(color=BLUE, filled=True, opacity=1).encode(
         y=up, size=alt.Size("tokens:Q", legend=None, scale=alt.Scale(range=[30, 420]))
     )
-    return _layered(ideal, whiskers, dots).properties(height=height)
+    return layered(ideal, whiskers, dots).properties(height=height)
 
 
 def tenths_chart(frame: pd.DataFrame, names: Mapping[str, str], height: int = HEIGHT) -> Chart:
@@ -123,7 +123,7 @@ def numbers_chart(frame: pd.DataFrame, height: int = HEIGHT) -> Chart:
             tooltip=[*tooltip[:1], alt.Tooltip("name:N"), alt.Tooltip("value:Q", format=".4~g")],
         )
     )
-    return _layered(gap, whiskers, dots).properties(height=height)
+    return layered(gap, whiskers, dots).properties(height=height)
 
 
 def before_ends_chart(frame: pd.DataFrame, names: Mapping[str, str], height: int = HEIGHT) -> Chart:
@@ -160,9 +160,9 @@ def _lines(
     )
     lines = base.mark_line(strokeWidth=2.2, point=alt.OverlayMarkDef(size=46, filled=True))
     if float(data["value"].min()) >= 0:
-        return _layered(lines)
+        return layered(lines)
     zero = alt.Chart(pd.DataFrame({"value": [0.0]})).mark_rule(color=GREY, opacity=0.6)
-    return _layered(zero.encode(y="value:Q"), lines)
+    return layered(zero.encode(y="value:Q"), lines)
 
 
 def _long(frame: pd.DataFrame, key: str, names: Mapping[str, str]) -> pd.DataFrame:
@@ -170,10 +170,6 @@ def _long(frame: pd.DataFrame, key: str, names: Mapping[str, str]) -> pd.DataFra
     kept = [key, *(c for c in ("tokens", "cuts") if c in frame)]
     data = frame.melt(id_vars=kept, value_vars=list(names), var_name="name")
     return data.assign(name=data["name"].map(dict(names))).dropna(subset=["value"])
-
-
-def _layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
-    return alt.LayerChart(layer=list(charts))
 
 
 def _up(column: str, *, zero: bool = False) -> alt.Y:

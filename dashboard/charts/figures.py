@@ -131,7 +131,7 @@ def accuracy_chart(evaluations: pd.DataFrame, *, x: str = "train_time", height: 
     ends = base.transform_filter(
         alt.FieldOneOfPredicate(field="label", oneOf=["before", "after"])
     ).mark_text(dy=-16, fontSize=15, fontWeight=600, color=BLUE)
-    return _layered(band, line, dots, ends.encode(y=up, text="text:N")).properties(height=height)
+    return layered(band, line, dots, ends.encode(y=up, text="text:N")).properties(height=height)
 
 
 def array_chart(frame: pd.DataFrame, *, bins: Sequence[str], unit: str = "") -> Chart:
@@ -193,7 +193,7 @@ def reliability_chart(bins: Sequence[Mapping[str, float]], height: int = HEIGHT)
             ],
         )
     )
-    return _layered(ideal, dots).properties(height=height)
+    return layered(ideal, dots).properties(height=height)
 
 
 def histogram(values: pd.DataFrame, column: str, *, title: str, height: int = 150) -> Chart:
@@ -260,19 +260,20 @@ def token_chart(tokens: pd.DataFrame, column: str, cuts: Sequence[int], height: 
         )
     )
     if not cuts:
-        return _layered(line).properties(height=height)
+        return layered(line).properties(height=height)
     rules = (
         alt.Chart(pd.DataFrame({"position": list(cuts)}))
         .mark_rule(color=GREY, strokeDash=[4, 4])
         .encode(x="position:Q")
     )
-    return _layered(line, rules).properties(height=height)
+    return layered(line, rules).properties(height=height)
 
 
 # -- shared parts ----------------------------------------------------------------------------------
 
 
-def _layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
+def layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
+    """Charts upon one another, the first at the bottom."""
     return alt.LayerChart(layer=list(charts))
 
 
@@ -285,6 +286,15 @@ def scaled_axis(frame: pd.DataFrame, x: str) -> tuple[pd.DataFrame, str]:
         ("s", 1.0) if longest < 300 else ("min", 60.0) if longest < 10800 else ("h", 3600.0)
     )
     return frame.assign(x=frame["x"] / seconds), f"{AXES[x]} ({unit})"
+
+
+def in_unit(frame: pd.DataFrame, *columns: str) -> tuple[pd.DataFrame, str]:
+    """The frame with these columns, seconds of the run, in the unit that fits the last of them, and
+    the axis title."""
+    scaled, title = scaled_axis(frame.assign(x=frame[columns[-1]]), "wall")
+    last = float(frame[columns[-1]].max()) if len(frame) else 0.0
+    factor = float(scaled["x"].max()) / last if last else 1.0
+    return frame.assign(**{name: frame[name] * factor for name in columns}), title
 
 
 def running_mean(frame: pd.DataFrame, share: float) -> "pd.Series[float]":
@@ -326,7 +336,7 @@ def _with_pointer(
         )
         .add_params(nearest)
     )
-    return _layered(*layers, rule)
+    return layered(*layers, rule)
 
 
 def thinned(rows: pd.DataFrame, columns: Sequence[str], most: int) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import pandas as pd
 
-from dashboard.charts.figures import HEIGHT, Chart, scaled_axis
+from dashboard.charts.figures import HEIGHT, Chart, in_unit
 from dashboard.charts.legends import legend
 from dashboard.palette import BLUE, FAINT, GREY, SERIES
 
@@ -43,7 +43,7 @@ def score_chart(frame: pd.DataFrame) -> Chart:
 
 def _stretches(frame: pd.DataFrame) -> alt.Chart:
     """Rectangles from `low` to `high` in each stretch of time."""
-    data, title = _in_unit(frame)
+    data, title = in_unit(frame, "start", "end")
     across = alt.Axis(grid=False, tickCount=6, format=",.6~g")
     chart: alt.Chart = (
         alt.Chart(data)
@@ -61,11 +61,3 @@ def _stretches(frame: pd.DataFrame) -> alt.Chart:
 def source_colours(sources: Sequence[str]) -> dict[str, str]:
     """A colour for each source; grey for those that are too many."""
     return {name: SERIES[i] if i < len(SERIES) else GREY for i, name in enumerate(sources)}
-
-
-def _in_unit(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Starts and ends in the unit that fits the last of them."""
-    scaled, title = scaled_axis(frame.assign(x=frame["end"]), "wall")
-    last = float(frame["end"].max())
-    factor = float(scaled["x"].max()) / last if last else 1.0
-    return frame.assign(start=frame["start"] * factor, end=frame["end"] * factor), title

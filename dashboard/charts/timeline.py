@@ -9,7 +9,7 @@ import json
 import altair as alt
 import pandas as pd
 
-from dashboard.charts.figures import Chart, scaled_axis
+from dashboard.charts.figures import Chart, in_unit
 from dashboard.charts.legends import legend
 from dashboard.palette import ACTIVITIES
 
@@ -27,7 +27,7 @@ def lanes_chart(frame: pd.DataFrame, *, start: float) -> Chart:
     seconds)."""
     lanes, kinds = lane_order(frame), [kind for kind in ACTIVITIES if kind in set(frame["kind"])]
     data = stacked(frame, lanes).assign(begin=frame["start"] - start, stop=frame["end"] - start)
-    data, title = _in_unit(data)
+    data, title = in_unit(data, "begin", "stop")
     names = f"{json.dumps(lanes[::-1])}[floor(datum.value)]"
     count = len(lanes)
     scale = alt.Scale(domain=kinds, range=[ACTIVITIES[kind] for kind in kinds])
@@ -82,12 +82,3 @@ def stacked(frame: pd.DataFrame, lanes: list[str]) -> pd.DataFrame:
     floor = frame["lane"].map(base) + _GAP
     height = 1 - 2 * _GAP
     return frame.assign(low=floor + height * (top - frame["share"]), high=floor + height * top)
-
-
-def _in_unit(data: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Times in the unit that fits the end of the span."""
-    ends, title = scaled_axis(data.assign(x=data["stop"]), "wall")
-    if not len(data) or not data["stop"].iloc[-1]:
-        return data, title
-    factor = ends["x"].iloc[-1] / data["stop"].iloc[-1]
-    return data.assign(begin=data["begin"] * factor, stop=data["stop"] * factor), title

@@ -4,16 +4,17 @@ A card is a title, the newest value, a chart and a caption that says what it mea
 looks like. Without data it says what is awaited.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import Any, cast
 
+import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from dashboard.charts import chart_spec
 from dashboard.charts.chart_spec import Spec
-from dashboard.charts.figures import HEIGHT, Chart, accuracy_chart
+from dashboard.charts.figures import AXES, HEIGHT, Chart, accuracy_chart
 from dashboard.charts.metric_curves import array_of, series_of
 from dashboard.formatting import count, metric_caption, number, share
 from dashboard.palette import GREY, STATUSES
@@ -24,6 +25,10 @@ from headrace.metrics.registry import info_of
 from storage.queries.metrics import Axis
 
 REFRESH_S = 2.0
+BOUND: dict[str, Any] = {"bind": "query-params"}
+"""A choice that the address of the page has."""
+SMOOTHING = {"none": 0.0, "2 %": 0.02, "5 %": 0.05, "20 %": 0.2}
+"""Shares of the points that a running mean is over."""
 _AWAITED = {
     "starting": "The run is starting: models are loaded, then the first evaluation begins.",
     "evaluating": "Held-out prompts are being answered; training goes on afterwards.",
@@ -102,6 +107,28 @@ def filters(*, border: bool = True) -> DeltaGenerator:
     return st.container(border=border, key="filters")
 
 
+def one_of(
+    label: str, options: Iterable[str], default: str, *, key: str, help_: str | None = None
+) -> str:
+    """A choice of one option, which the address has."""
+    chosen = st.segmented_control(
+        label, list(options), default=default, required=True, key=key, help=help_, **BOUND
+    )
+    return chosen or default
+
+
+def axis_and_smoothing(smoothed: str, more: str = "") -> tuple[Axis, float]:
+    """The horizontal axis, and over which share of the points lines are smoothed; `smoothed`: the
+    default of that, `more`: what its help says besides."""
+    axis = st.segmented_control(
+        "Horizontal axis", list(AXES), default="update", required=True,
+        format_func=AXES.__getitem__, key="axis", **BOUND,
+    )  # fmt: skip
+    told = f"A running mean over this share of the points, on top of the line as it is.{more}"
+    smoothing = one_of("Smoothing", SMOOTHING, smoothed, key="smoothing", help_=told)
+    return cast(Axis, axis or "update"), SMOOTHING[smoothing]
+
+
 def card_title(title: str, note: str = "") -> None:
     """A heading of the second order; `note` stands at its right."""
     soft = f'<span class="hr-soft hr-note">{escape(note)}</span>' if note else ""
@@ -142,6 +169,23 @@ def card(
         st.caption(caption)
 
 
+def frame_card(
+    title: str,
+    make: Callable[..., Chart],
+    frame: pd.DataFrame,
+    *more: Any,
+    caption: str,
+    wait: str = "",
+    note: str = "",
+    words: str = "",
+    **options: Any,
+) -> None:
+    """A `card` of the chart that `make` makes of a frame and of what else it is given, once for the
+    same rows; a frame without rows has no chart."""
+    chart = chart_spec.kept(make, frame, *more, **options) if len(frame) else None
+    card(title, chart, caption, note=note, wait=wait, words=words)
+
+
 def metric_card(
     run: RunData,
     title: str,
@@ -171,14 +215,13 @@ def metric_card(
 def accuracy_card(run: RunData, x: Axis = "train_time") -> None:
     """A card of the held-out accuracies."""
     rows = run.evaluations()
-    card(
-        "Held-out accuracy",
-        None if rows.empty else chart_spec.kept(accuracy_chart, rows, x=x, height=HEIGHT),
-        "Share of held-out prompts answered correctly, by update or by training time (evaluations "
-        "stop that clock); the band is one standard error. Healthy: rising.",
+    frame_card(
+        "Held-out accuracy", accuracy_chart, rows, x=x, height=HEIGHT,
+        caption="Share of held-out prompts answered correctly, by update or by training time "
+        "(evaluations stop that clock); the band is one standard error. Healthy: rising.",
         note="" if rows.empty else f"{count(rows['num_prompts'].iloc[-1])} prompts",
         wait=awaited(run, "the first evaluation"),
-    )
+    )  # fmt: skip
 
 
 def array_card(run: RunData, title: str, name: str) -> None:

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import streamlit as st
@@ -23,6 +23,7 @@ from storage import queries
 from storage.queries import DroppedPage, RunLine, Stack, TrajectoryDetail, TrajectoryPage, Word
 from storage.queries.metrics import Axis
 
+T = TypeVar("T")
 POINTS = 400
 """Most points of one line of a chart: two for each three pixels of a card."""
 LINES = 2
@@ -103,25 +104,26 @@ class RunData:
             _PICTURES[folder, samples] = now, time.monotonic()
         return folder, f"{now} {samples}"
 
-    def _paced(self, ask: Callable[..., Any], *wanted: Any, stamp: str = "") -> Any:
+    def _paced(self, ask: Callable[..., T], *wanted: Any, stamp: str = "") -> T:
         """What a read of the folder gives; of a live run it may be a little older, where it takes
         long."""
         folder, newest = self._at
         key = (folder, ask.__name__, *wanted)
         status = self.line.status
-        return PACED.read(key, stamp or newest, status, lambda: ask(Path(folder), *wanted))
+        found: T = PACED.read(key, stamp or newest, status, lambda: ask(Path(folder), *wanted))
+        return found
 
     def _kept(
-        self, ask: Callable[..., Any], *wanted: Any, at: tuple[str, str] | None = None, **how: Any
-    ) -> Any:
+        self, ask: Callable[..., T], *wanted: Any, at: tuple[str, str] | None = None, **how: Any
+    ) -> T:
         """What a read of the folder gives, kept as long as the run's stamp, or `at`, stays."""
         folder, stamp = at or self._at
-        return _read(folder, stamp, ask.__name__, wanted, how, ask)
+        found: T = _read(folder, stamp, ask.__name__, wanted, how, ask)
+        return found
 
     def summary(self) -> dict[str, Any]:
         """`storage.queries.run_figures`."""
-        found: dict[str, Any] = self._paced(queries.run_figures)
-        return found
+        return self._paced(queries.run_figures)
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration."""
@@ -135,27 +137,23 @@ class RunData:
 
     def array(self, name: str) -> pd.DataFrame:
         """A metric that is an array, over the updates."""
-        found: pd.DataFrame = self._kept(
-            queries.metric_arrays, name, points=POINTS // 4, at=self.picture()
-        )
-        return found
+        return self._kept(queries.metric_arrays, name, points=POINTS // 4, at=self.picture())
 
     def charted(self) -> list[str]:
         """Metrics that are one number an update and are described, by name."""
         gauges = ("heartbeat/NAME", "memory/NAME")
-        names: list[str] = self._kept(queries.metric_names, at=self.picture())
+        names = self._kept(queries.metric_names, at=self.picture())
         patterns = {name: pattern_of(name) for name in names}
         return [name for name, p in patterns.items() if p in METRICS and p not in gauges]
 
     def latest(self, prefix: str) -> dict[str, float | None]:
         """Newest values of the metrics whose name begins so."""
-        found: dict[str, float | None] = self._kept(queries.latest_metrics)
+        found = self._kept(queries.latest_metrics)
         return {name: value for name, value in found.items() if name.startswith(prefix)}
 
     def reward_model_curves(self) -> pd.DataFrame:
         """`storage.queries.reward_model_curves`, at most POINTS a name."""
-        found: pd.DataFrame = self._kept(queries.reward_model_curves, points=POINTS)
-        return found
+        return self._kept(queries.reward_model_curves, points=POINTS)
 
     def reward_model_report(self) -> dict[str, Any] | None:
         """`storage.queries.reward_model_report`."""
@@ -167,26 +165,22 @@ class RunData:
 
     def reward_sources(self) -> pd.DataFrame:
         """One row a source of rewards, see `storage.queries.reward_sources`."""
-        found: pd.DataFrame = self._paced(queries.reward_sources)
-        return found
+        return self._paced(queries.reward_sources)
 
     def reward_lengths(self) -> pd.DataFrame:
         """Lengths and rewards of the newest answers, of a live run as of the newest picture."""
-        found: pd.DataFrame = self._kept(queries.reward_lengths, newest=POINTS, at=self.picture())
-        return found
+        return self._kept(queries.reward_lengths, newest=POINTS, at=self.picture())
 
     def scorings(self, sources: tuple[str, ...]) -> Scorings:
         """Scorings over the whole run by these sources; of a live run they change when there is
         something more to see."""
         stamp = self.picture(samples=True)[1]
-        found: Scorings = self._paced(_scorings, sources, stamp=stamp)
-        return found
+        return self._paced(_scorings, sources, stamp=stamp)
 
     def alerts(self) -> list[Alert]:
         """Metrics that left their healthy bands, see `storage.queries.band_alerts`."""
         stamp = f"{self.line.status} {self.line.lineage} {self.line.updates}"
-        found: list[Alert] = self._paced(queries.band_alerts, stamp=stamp)
-        return found
+        return self._paced(queries.band_alerts, stamp=stamp)
 
     def health(self) -> pd.DataFrame:
         """One row a process, see `storage.queries.process_health`."""
@@ -202,20 +196,17 @@ class RunData:
 
     def evaluations(self) -> pd.DataFrame:
         """Held-out evaluations in order."""
-        found: pd.DataFrame = self._kept(queries.evaluations)
-        return found
+        return self._kept(queries.evaluations)
 
     def activity(self, seconds: float | None) -> pd.DataFrame:
         """What everyone did in the last so many seconds; None: in the whole run, which is drawn
         anew when it is longer by a stretch."""
         stamp = self.picture(samples=True)[1] if seconds is None else ""
-        found: pd.DataFrame = self._paced(_activity, seconds, stamp=stamp)
-        return found
+        return self._paced(_activity, seconds, stamp=stamp)
 
     def processes(self) -> pd.DataFrame:
         """One row a process."""
-        found: pd.DataFrame = self._kept(queries.process_table)
-        return found
+        return self._kept(queries.process_table)
 
     def events(self, limit: int = 40, kind: str | None = None) -> pd.DataFrame:
         """Newest events. Those of the supervisor appear without a new record in the journal."""
@@ -223,18 +214,15 @@ class RunData:
 
     def dropped(self) -> dict[str, int]:
         """Dropped tokens by reason."""
-        found: dict[str, int] = self._paced(queries.dropped_tokens)
-        return found
+        return self._paced(queries.dropped_tokens)
 
     def dropped_page(self, **wanted: Any) -> DroppedPage:
         """Windows or trajectories that lost tokens, see `storage.queries.dropped_page`."""
-        found: DroppedPage = self._kept(queries.dropped_page, **wanted)
-        return found
+        return self._kept(queries.dropped_page, **wanted)
 
     def losses_by_length(self) -> pd.DataFrame:
         """Tokens that were lost, by length of the answer and reason."""
-        found: pd.DataFrame = self._paced(queries.losses_by_length)
-        return found
+        return self._paced(queries.losses_by_length)
 
     def critic(self, first: int, last: int) -> CriticReport | None:
         """What the value model said in these updates; None where no values were recorded. It is not

@@ -137,11 +137,7 @@ def _tokens(run: RunData, detail: TrajectoryDetail) -> None:
     if not size:
         panels.empty("Waits for the first token of this response.")
         return
-    chosen = st.segmented_control(
-        "Colour by", list(COLOURINGS), default=_default(detail), required=True, key="colour_by",
-        bind="query-params",
-    )  # fmt: skip
-    by = str(chosen)
+    by = panels.one_of("Colour by", COLOURINGS, _default(detail), key="colour_by")
     other = _beside(run, detail)
     longest = max(size, len(other.tokens.token_ids) if other else 0)
     first = 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -27,10 +27,11 @@ from dashboard.charts.comparison import (
     place,
 )
 from dashboard.charts.curves import Divergence
-from dashboard.charts.figures import AXES, scaled_axis
+from dashboard.charts.figures import scaled_axis
 from dashboard.charts.run_comparison import comparison_chart
 from dashboard.components import panels
 from dashboard.components.multi_run_picker import choose_runs
+from dashboard.components.panels import BOUND
 from dashboard.components.run_picker import Choice
 from dashboard.formatting import count, duration, metric_caption, series_words, share
 from dashboard.palette import ORANGE, tint
@@ -38,7 +39,6 @@ from dashboard.reads import data
 from dashboard.reads.configurations import differences
 from dashboard.reads.data import RunData
 from dashboard.reads.targets import accuracies, default_target, noise_margin
-from dashboard.views.learning import SMOOTHING
 from headrace.errors import UserError
 from headrace.metrics.registry import METRICS, info_of
 from storage.queries import RunLine
@@ -124,51 +124,42 @@ def render(root: Path, choice: Choice) -> None:
 
 def _wanted(runs: dict[str, RunData]) -> Wanted:
     """The bar above the charts; all of it is in the address."""
-    bound: dict[str, Any] = {"bind": "query-params"}
     members = [_member(name, run) for name, run in runs.items()]
     evaluations = [run.evaluations() for run in runs.values()]
     with panels.filters():
         with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
-            axis = st.segmented_control(
-                "Horizontal axis", list(AXES), default="update", required=True,
-                format_func=AXES.__getitem__, key="axis", **bound,
-            )  # fmt: skip
-            smooth = st.segmented_control(
-                "Smoothing", list(SMOOTHING), default="5 %", required=True, key="smoothing",
-                help="A running mean over this share of the points, on top of the line as it is. "
-                "Evaluations are never smoothed.", **bound,
-            )  # fmt: skip
+            axis, smoothing = panels.axis_and_smoothing("5 %", " Evaluations are never smoothed.")
             bands = st.toggle(
                 "Seeds as a band", value=True, key="seeds",
                 help="Runs of one recipe that differ in nothing but the seed are one line, the "
-                "median, within the least and the largest.", **bound,
+                "median, within the least and the largest.", **BOUND,
             )  # fmt: skip
         lines = lines_of(members, bands=bool(bands))
         labels = {line.key: line.label for line in lines}
         bar = st.columns([4, 2.6, 1.2, 1.2])
         metrics = bar[0].multiselect(
             "Metrics", METRIC_NAMES, default=SHOWN, format_func=lambda m: TITLES.get(m, m),
-            key="metrics", **bound,
+            key="metrics", **BOUND,
         )  # fmt: skip
         against = bar[1].selectbox(
-            "Compare with", list(labels), format_func=labels.__getitem__, key="against", **bound
+            "Compare with", list(labels), format_func=labels.__getitem__, key="against", **BOUND
         )
         noise, goal = noise_margin(evaluations), default_target(evaluations)
         target = bar[2].number_input(
             "Target, %", 0.0, 100.0, value=None, step=5.0, key="target",
             placeholder=f"{100 * goal:.0f}",
             help="The held-out accuracy of which it is told what it cost. Without a number: the "
-            "largest multiple of 5 that all runs reached.", **bound,
+            "largest multiple of 5 that all runs reached.", **BOUND,
         )  # fmt: skip
         margin = bar[3].number_input(
             "Margin, points", 0.0, 100.0, value=None, step=1.0, key="margin",
             placeholder=f"{100 * noise:.1f}",
             help="Two accuracies are apart when they differ by more than this. Without a number: "
-            "two standard errors of a difference, with so many held-out prompts.", **bound,
+            "two standard errors of a difference, with so many held-out prompts.", **BOUND,
         )  # fmt: skip
     return Wanted(
-        axis=cast(Axis, axis or "update"),
-        smoothing=SMOOTHING[smooth or "none"],
+        axis=axis,
+        smoothing=smoothing,
         metrics=tuple(metrics),
         lines=tuple(lines),
         against=labels.get(against or "", lines[0].label),

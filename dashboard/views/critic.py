@@ -4,7 +4,7 @@ Above all what it says where T-PPO has to trust it: at the cuts of windows whose
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.charts.chart_spec import kept
 from dashboard.charts.critic_figures import (
     along_chart,
     before_ends_chart,
@@ -22,6 +21,7 @@ from dashboard.charts.critic_figures import (
     tenths_chart,
 )
 from dashboard.components import panels
+from dashboard.components.panels import BOUND
 from dashboard.formatting import count, number, share
 from dashboard.reads.critic import CriticReport, Mean
 from dashboard.reads.critic_summary import TAKES, sample_text, verdict
@@ -41,6 +41,46 @@ ARRAYS = (
     ("Bias along the answer", "value/bias"),
     ("Error along the answer", "value/rmse"),
     ("Lambda by response length", "egae/lambda_by_length"),
+)
+ALONG = (
+    "Mean value before each token, answers that earned more than the mean apart from those that "
+    "earned less; the band holds the middle half, dashed is what came. Healthy: the two part early "
+    "and end where the dashed lines are. Where they do not part, advantages are noise."
+)
+CALIBRATION = (
+    "Tokens by their value: what came, on average, with one standard error over answers. Healthy: "
+    "on the line. Flatter than the line: the critic is surer than it may be."
+)
+ASSUMED = (
+    'At a cut the rule "{boundary}" takes {takes} for all that follows; what the answer then got '
+    "is known by now. Means by the cut's number, with one standard error. Healthy: the pairs touch."
+)
+COSTS = (
+    "How much higher an advantage is than with the return that came in the place of what was "
+    "assumed, before whitening: gamma (gamma lambda)^k (assumed - return), k tokens before the cut."
+    " Healthy: a mean near 0, and a root mean square below that of value less return at the same "
+    "tokens: then the value model takes more noise out than its errors bring in."
+)
+COST_LINES = {"bias": "mean", "rmse": "root mean square", "noise": "that of V - R"}
+EXPLAINED = (
+    "1 - Var(R - V) / Var(R) in each tenth of the answer: how early the critic knows how it will "
+    "end. Healthy: above 0 everywhere, rising towards the end."
+)
+EXPLAINED_LINE = {"explained": "explained variance"}
+ERRORS = (
+    "Value less return in each tenth of the answer. Healthy: a mean near 0, a root mean square "
+    "that falls towards the end."
+)
+ERROR_LINES = {"bias": "mean of V - R", "rmse": "its root mean square"}
+ADVANTAGES = (
+    "As the policy's loss reads it, in each tenth of the answer. Healthy: a mean near 0 "
+    "everywhere. A mean that falls or rises along the answer teaches length."
+)
+ADVANTAGE_LINES = {"advantage": "mean", "strength": "mean of the absolute value"}
+ENDS = (
+    "Mean absolute advantage by the tokens left in the window. Under copy it shrinks towards a "
+    "cut, for all it holds there is the critic's change of mind; what stands out at the very end "
+    "is what algorithm.advantages.boundary_mask is for."
 )
 _NO_CUTS = "No window of these answers was cut: nothing was assumed of what comes after one."
 
@@ -87,15 +127,14 @@ def _updates(run: RunData) -> tuple[int, int]:
     """The first and the last update to look at."""
     updates = run.line.updates
     newest = newest_update(updates) if is_live(run.line) else updates
-    bound: dict[str, Any] = {"bind": "query-params"}
     with st.container(horizontal=True, vertical_alignment="bottom"):
         first = st.number_input(
             "From update", value=None, min_value=1, step=1, placeholder="newest quarter",
-            key="updates_from", width=190, **bound,
+            key="updates_from", width=190, **BOUND,
         )  # fmt: skip
         last = st.number_input(
             "To update", value=None, min_value=1, step=1, placeholder="newest", key="updates_to",
-            width=190, **bound,
+            width=190, **BOUND,
         )  # fmt: skip
     return chosen_updates(first, last, newest)
 
@@ -132,13 +171,51 @@ def _judged(run: RunData, found: CriticReport, boundary: str) -> None:
     st.info(verdict(found), icon=":material/psychology:")
     _headline(run, found)
     st.caption(sample_text(found) + _penalty_text(run.config()["algorithm"].get("kl")))
-    panels.grid([partial(_along, found), partial(_calibration, found)])
+    card = partial(panels.frame_card, wait=_NO_CUTS)
+    panels.grid(
+        [
+            partial(card, "Value along the answer", along_chart, found.along, caption=ALONG),
+            partial(
+                card, "Value against what came", calibration_chart, found.calibration,
+                caption=CALIBRATION,
+            ),
+        ]
+    )  # fmt: skip
     panels.section("At the cuts")
-    panels.grid([partial(_numbers, found, boundary), partial(_costs, found)])
+    assumed = ASSUMED.format(boundary=boundary, takes=TAKES[boundary])
+    panels.grid(
+        [
+            partial(
+                card, "What was assumed, and what came", numbers_chart, found.numbers,
+                caption=assumed,
+            ),
+            partial(
+                card, "What the assumption costs", before_ends_chart, found.costs, COST_LINES,
+                caption=COSTS,
+            ),
+        ]
+    )  # fmt: skip
     if len(found.rules):
         _rules(found, boundary)
     panels.section("Along the answer")
-    panels.grid([partial(draw, found) for draw in (_explained, _errors, _advantages, _ends)])
+    explained = found.tenths if found.tenths["explained"].notna().any() else found.tenths[:0]
+    panels.grid(
+        [
+            partial(
+                card, "Explained variance by position", tenths_chart, explained, EXPLAINED_LINE,
+                caption=EXPLAINED,
+                wait="All answers earned the same: there is nothing to explain.",
+            ),
+            partial(
+                card, "Error by position", tenths_chart, found.tenths, ERROR_LINES, caption=ERRORS
+            ),
+            partial(
+                card, "Advantage by position", tenths_chart, found.tenths, ADVANTAGE_LINES,
+                caption=ADVANTAGES,
+            ),
+            partial(card, "Advantage before a window's end", ends_chart, found.ends, caption=ENDS),
+        ]
+    )  # fmt: skip
 
 
 def _headline(run: RunData, found: CriticReport) -> None:
@@ -173,60 +250,6 @@ def _penalty_text(kl: Mapping[str, Any] | None) -> str:
     return " The divergence's part of them is known in last windows only and is left out before."
 
 
-def _card(title: str, draw: Callable[[], Any], frame: pd.DataFrame, caption: str) -> None:
-    panels.card(title, draw() if len(frame) else None, caption, wait=_NO_CUTS)
-
-
-def _along(found: CriticReport) -> None:
-    _card(
-        "Value along the answer",
-        lambda: kept(along_chart, found.along),
-        found.along,
-        "Mean value before each token, answers that earned more than the mean apart from those "
-        "that earned less; the band holds the middle half, dashed is what came. Healthy: the two "
-        "part early and end where the dashed lines are. Where they do not part, advantages are "
-        "noise.",
-    )
-
-
-def _calibration(found: CriticReport) -> None:
-    _card(
-        "Value against what came",
-        lambda: kept(calibration_chart, found.calibration),
-        found.calibration,
-        "Tokens by their value: what came, on average, with one standard error over answers. "
-        "Healthy: on the line. Flatter than the line: the critic is surer than it may be.",
-    )
-
-
-def _numbers(found: CriticReport, boundary: str) -> None:
-    _card(
-        "What was assumed, and what came",
-        lambda: kept(numbers_chart, found.numbers),
-        found.numbers,
-        f'At a cut the rule "{boundary}" takes {TAKES[boundary]} for all that follows; what the '
-        "answer then got is known by now. Means by the cut's number, with one standard error. "
-        "Healthy: the pairs touch.",
-    )
-
-
-def _costs(found: CriticReport) -> None:
-    names = {
-        "bias": "mean",
-        "rmse": "root mean square",
-        "noise": "that of V - R",
-    }
-    _card(
-        "What the assumption costs",
-        lambda: kept(before_ends_chart, found.costs, names),
-        found.costs,
-        "How much higher an advantage is than with the return that came in the place of what was "
-        "assumed, before whitening: gamma (gamma lambda)^k (assumed - return), k tokens before the "
-        "cut. Healthy: a mean near 0, and a root mean square below that of value less return at "
-        "the same tokens: then the value model takes more noise out than its errors bring in.",
-    )
-
-
 def _rules(found: CriticReport, boundary: str) -> None:
     rows = [
         {
@@ -246,48 +269,3 @@ def _rules(found: CriticReport, boundary: str) -> None:
             "setting of algorithm.advantages.boundary would have taken for the rest of the answer. "
             "terminal makes being cut a loss, whatever the answer earns in the end."
         )
-
-
-def _explained(found: CriticReport) -> None:
-    panels.card(
-        "Explained variance by position",
-        kept(tenths_chart, found.tenths, {"explained": "explained variance"})
-        if found.tenths["explained"].notna().any()
-        else None,
-        "1 - Var(R - V) / Var(R) in each tenth of the answer: how early the critic knows how it "
-        "will end. Healthy: above 0 everywhere, rising towards the end.",
-        wait="All answers earned the same: there is nothing to explain.",
-    )
-
-
-def _errors(found: CriticReport) -> None:
-    names = {"bias": "mean of V - R", "rmse": "its root mean square"}
-    _card(
-        "Error by position",
-        lambda: kept(tenths_chart, found.tenths, names),
-        found.tenths,
-        "Value less return in each tenth of the answer. Healthy: a mean near 0, a root mean square "
-        "that falls towards the end.",
-    )
-
-
-def _advantages(found: CriticReport) -> None:
-    names = {"advantage": "mean", "strength": "mean of the absolute value"}
-    _card(
-        "Advantage by position",
-        lambda: kept(tenths_chart, found.tenths, names),
-        found.tenths,
-        "As the policy's loss reads it, in each tenth of the answer. Healthy: a mean near 0 "
-        "everywhere. A mean that falls or rises along the answer teaches length.",
-    )
-
-
-def _ends(found: CriticReport) -> None:
-    _card(
-        "Advantage before a window's end",
-        lambda: kept(ends_chart, found.ends),
-        found.ends,
-        "Mean absolute advantage by the tokens left in the window. Under copy it shrinks towards a "
-        "cut, for all it holds there is the critic's change of mind; what stands out at the very "
-        "end is what algorithm.advantages.boundary_mask is for.",
-    )

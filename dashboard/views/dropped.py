@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from dashboard.charts.chart_spec import kept
 from dashboard.charts.dropped_tokens import losses_chart
 from dashboard.components import panels
+from dashboard.components.panels import BOUND
 from dashboard.formatting import count, moment, number, reason_name, share
 from dashboard.palette import ORANGE
 from dashboard.reads.data import RunData, is_live
@@ -79,11 +79,13 @@ def _body(run: RunData) -> None:
 def _by_length(run: RunData) -> None:
     frame = run.losses_by_length()
     reasons = [name for name in frame.columns if name not in ("longest", "tokens")]
-    panels.card(
+    panels.frame_card(
         "Losses by length of the answer",
-        kept(losses_chart, frame, reasons) if len(frame) and reasons else None,
-        "Answers that ended, in ten parts of as many each, the shortest first; answers of the "
-        "value model's warm-up apart. Share of their tokens that was not trained, by reason. "
+        losses_chart,
+        frame if reasons else frame[:0],
+        reasons,
+        caption="Answers that ended, in ten parts of as many each, the shortest first; answers of "
+        "the value model's warm-up apart. Share of their tokens that was not trained, by reason. "
         "Healthy: long answers lose no larger share than short ones, or the policy learns to be "
         "brief.",
         wait=panels.awaited(run, "the first answer that lost tokens"),
@@ -137,27 +139,25 @@ def verdict_html(counts: dict[str, int], ledger: dict[str, int], *, live: bool) 
 
 
 def _rows(run: RunData) -> None:
-    bound: dict[str, Any] = {"bind": "query-params"}
     with st.container(border=True):
         if is_live(run.line):
             st.button("Refresh", icon=":material/refresh:")
         bar = panels.filters(border=False).columns([1.6, 3, 1.5, 1.2, 1.2])
-        by = bar[0].segmented_control(
-            "Rows", ["window", "trajectory"], default="window", required=True, key="by", **bound
-        )
+        with bar[0]:
+            by = panels.one_of("Rows", ["window", "trajectory"], "window", key="by")
         reasons = bar[1].multiselect(
             "Reasons",
             list(run.dropped()),
             key="reasons",
             placeholder="any",
             format_func=reason_name,
-            **bound,
+            **BOUND,
         )
-        order = bar[2].selectbox("Sort by", ORDERS, key="order", **bound)
-        least = bar[3].number_input("Length from", value=None, step=10, key="from", **bound)
-        most = bar[4].number_input("Length to", value=None, step=10, key="to", **bound)
+        order = bar[2].selectbox("Sort by", ORDERS, key="order", **BOUND)
+        least = bar[3].number_input("Length from", value=None, step=10, key="from", **BOUND)
+        most = bar[4].number_input("Length to", value=None, step=10, key="to", **BOUND)
         wanted = {
-            "by": by or "window",
+            "by": by,
             "reasons": reasons,
             "order": order,
             "lengths": (None if least is None else int(least), None if most is None else int(most)),
@@ -165,7 +165,7 @@ def _rows(run: RunData) -> None:
         table, foot = st.container(), st.container(horizontal=True, horizontal_alignment="right")
         top = run.dropped_page(**wanted, limit=ROWS)
         total, pages = top.total, max(1, -(-top.total // ROWS))
-        page = foot.pagination(pages, key="rows_page", **bound) if pages > 1 else 1
+        page = foot.pagination(pages, key="rows_page", **BOUND) if pages > 1 else 1
         first = (page - 1) * ROWS
         rows = run.dropped_page(**wanted, limit=ROWS, offset=first).rows if first else top.rows
         if not total:

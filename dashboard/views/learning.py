@@ -2,16 +2,13 @@
 
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import streamlit as st
 
-from dashboard.charts.figures import AXES
 from dashboard.components import panels
 from dashboard.components.alert_list import CHART
 from dashboard.formatting import metric_label
 from dashboard.reads.data import RunData
-from storage.queries.metrics import Axis
 
 CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Reward", ("reward/mean",)),
@@ -33,9 +30,6 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Generator against learner", ("rollout/logprob_diff",)),
 )
 
-SMOOTHING = {"none": 0.0, "2 %": 0.02, "5 %": 0.05, "20 %": 0.2}
-"""Shares of the points that a running mean is over."""
-
 ARRAYS = (
     ("Value error along the response", "value/rmse"),
     ("Value bias along the response", "value/bias"),
@@ -51,26 +45,8 @@ def render(run: RunData, root: Path) -> None:
 def _body(run: RunData) -> None:
     panels.title(run, "Learning")
     with panels.filters(border=False), st.container(horizontal=True, gap="medium"):
-        chosen = st.segmented_control(
-            "Horizontal axis",
-            list(AXES),
-            default="update",
-            required=True,
-            format_func=AXES.__getitem__,
-            key="axis",
-            bind="query-params",
-        )
-        smooth = st.segmented_control(
-            "Smoothing",
-            list(SMOOTHING),
-            default="none",
-            required=True,
-            key="smoothing",
-            bind="query-params",
-            help="A running mean over this share of the points, on top of the line as it is.",
-        )
+        x, smoothing = panels.axis_and_smoothing("none")
         asked = _asked(run)
-    x, smoothing = cast(Axis, chosen or "update"), SMOOTHING[smooth or "none"]
     if asked:
         title = next((title for title, names in CHARTS if asked in names), metric_label(asked))
         panels.metric_card(run, title, (asked,), x, smoothing=smoothing)

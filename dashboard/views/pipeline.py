@@ -72,15 +72,7 @@ def render(run: RunData, root: Path) -> None:
 def _body(run: RunData) -> None:
     panels.title(run, "Pipeline")
     _sentence(run)
-    span = st.segmented_control(
-        "Timeline",
-        list(SPANS),
-        default="whole run",
-        required=True,
-        key="span",
-        bind="query-params",
-    )
-    chosen = span or "whole run"
+    chosen = panels.one_of("Timeline", SPANS, "whole run", key="span")
     frame = run.activity(SPANS[chosen])
     _waits(run, frame, chosen)
     _timeline(run, frame)

@@ -2,7 +2,7 @@
 means what it should."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -11,7 +11,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.charts import scoring_charts
-from dashboard.charts.chart_spec import kept
 from dashboard.charts.figures import scatter_chart, series_chart
 from dashboard.components import panels
 from dashboard.components.alert_list import WARNS
@@ -56,15 +55,71 @@ def _body(run: RunData) -> None:
     _sources(run, rows, found)
     panels.grid(
         [
-            *([partial(_who, found, sources)] if len(sources) > 1 else []),
-            partial(_scores, run, found),
-            partial(_parts, found),
-            partial(_latency, run, found),
-            partial(_failures, found),
+            *_scorings(run, found, sources),
             *(partial(_card, run, title, what, sources) for title, what in CHARTS),
             partial(_queues, run),
             partial(_scatter, run),
         ]
+    )
+
+
+def _scorings(
+    run: RunData, found: Scorings, sources: Sequence[str]
+) -> Sequence[Callable[[], None]]:
+    """The cards of scorings over time."""
+    colours = scoring_charts.source_colours(sources)
+    cards = [
+        partial(
+            panels.frame_card, "Share of each source", scoring_charts.share_chart, found.sources,
+            colours,
+            caption="Of the training answers that were scored in a stretch of time, the share that "
+            "each source scored: what the route sends it.",
+        ),
+        partial(
+            panels.frame_card, "Scores over time", scoring_charts.score_chart, found.scores,
+            caption="The distribution of rewards in each stretch of time: the stronger, the more "
+            "answers have that score. Healthy: it moves up, and does not become a single line.",
+            wait=panels.awaited(run, "the first reward"),
+        ),
+        partial(
+            _lines, "Parts of the score", found.parts,
+            caption="The mean of each part that a source says its score is made of. Healthy: the "
+            "part that is meant rises, not only the one that is easy to earn.",
+            wait="No source says what its scores are made of.",
+        ),
+        partial(
+            _lines, "Latency", found.latencies,
+            caption="Seconds of a scoring: the median, and what 99 % of them stay below. Healthy: "
+            "the latter far below the source's timeout_s.",
+            wait=panels.awaited(run, "the first score"),
+        ),
+        partial(
+            panels.frame_card, "Failures by kind", scoring_charts.share_chart, found.failures,
+            scorings.FAILURES,
+            caption="Share of the scorings in a stretch of time that gave no score. Timeout: none "
+            "within the deadline. Crashed: the function raised, or its process died. Invalid: what "
+            "came back was no score.",
+            wait=f"None of {scorings_of(found)} failed.",
+        ),
+    ]  # fmt: skip
+    return cards if len(sources) > 1 else cards[1:]
+
+
+def _lines(title: str, frame: pd.DataFrame, *, caption: str, wait: str) -> None:
+    words = series_words(frame, "wall", "") if len(frame) else ""
+    panels.frame_card(title, series_chart, frame, x="wall", caption=caption, wait=wait, words=words)
+
+
+def _scatter(run: RunData) -> None:
+    rows = run.reward_lengths()
+    panels.frame_card(
+        "Length against reward",
+        scatter_chart,
+        rows,
+        caption="Each point is one of the newest answers; equal rewards are spread a little. "
+        "Healthy: no slope that grows while answers get longer.",
+        note="" if rows.empty else f"{count(len(rows))} answers",
+        wait=panels.awaited(run, "the first reward"),
     )
 
 
@@ -159,69 +214,6 @@ def source_table(
 _UNKNOWN = (float("nan"), float("nan"))
 
 
-def _who(found: Scorings, sources: Sequence[str]) -> None:
-    colours = scoring_charts.source_colours(sources)
-    panels.card(
-        "Share of each source",
-        kept(scoring_charts.share_chart, found.sources, colours) if len(found.sources) else None,
-        "Of the training answers that were scored in a stretch of time, the share that each source "
-        "scored: what the route sends it.",
-    )
-
-
-def _scores(run: RunData, found: Scorings) -> None:
-    panels.card(
-        "Scores over time",
-        kept(scoring_charts.score_chart, found.scores) if len(found.scores) else None,
-        "The distribution of rewards in each stretch of time: the stronger, the more answers have "
-        "that score. Healthy: it moves up, and does not become a single line.",
-        wait=panels.awaited(run, "the first reward"),
-    )
-
-
-def _parts(found: Scorings) -> None:
-    _lines(
-        "Parts of the score",
-        found.parts,
-        "The mean of each part that a source says its score is made of. Healthy: the part that is "
-        "meant rises, not only the one that is easy to earn.",
-        wait="No source says what its scores are made of.",
-    )
-
-
-def _latency(run: RunData, found: Scorings) -> None:
-    _lines(
-        "Latency",
-        found.latencies,
-        "Seconds of a scoring: the median, and what 99 % of them stay below. Healthy: the latter "
-        "far below the source's timeout_s.",
-        wait=panels.awaited(run, "the first score"),
-    )
-
-
-def _lines(title: str, frame: pd.DataFrame, caption: str, *, wait: str) -> None:
-    panels.card(
-        title,
-        kept(series_chart, frame, x="wall") if len(frame) else None,
-        caption,
-        wait=wait,
-        words=series_words(frame, "wall", "") if len(frame) else "",
-    )
-
-
-def _failures(found: Scorings) -> None:
-    panels.card(
-        "Failures by kind",
-        kept(scoring_charts.share_chart, found.failures, scorings.FAILURES)
-        if len(found.failures)
-        else None,
-        "Share of the scorings in a stretch of time that gave no score. Timeout: none within the "
-        "deadline. Crashed: the function raised, or its process died. Invalid: what came back was "
-        "no score.",
-        wait=f"None of {scorings_of(found)} failed.",
-    )
-
-
 def _known(value: float | None) -> str:
     return number(None if pd.isna(value) else value)
 
@@ -242,26 +234,8 @@ def _card(run: RunData, title: str, what: str, sources: Sequence[str]) -> None:
 
 def _queues(run: RunData) -> None:
     names = sorted(name for name in run.latest("rewards/") if name.endswith("/queue"))
+    title, caption = "Waiting for a score", metric_caption(("rewards/NAME/queue",))
     if not names:
-        panels.card("Waiting for a score", None, metric_caption(("rewards/NAME/queue",)))
+        panels.card(title, None, caption)
         return
-    panels.metric_card(
-        run,
-        "Waiting for a score",
-        names,
-        "wall",
-        samples=True,
-        caption=metric_caption(("rewards/NAME/queue",)),
-    )
-
-
-def _scatter(run: RunData) -> None:
-    rows = run.reward_lengths()
-    panels.card(
-        "Length against reward",
-        None if rows.empty else kept(scatter_chart, rows),
-        "Each point is one of the newest answers; equal rewards are spread a little. Healthy: no "
-        "slope that grows while answers get longer.",
-        note="" if rows.empty else f"{count(len(rows))} answers",
-        wait=panels.awaited(run, "the first reward"),
-    )
+    panels.metric_card(run, title, names, "wall", samples=True, caption=caption)

@@ -14,6 +14,7 @@ from typing import Any
 import streamlit as st
 
 from dashboard.components import panels
+from dashboard.components.panels import BOUND
 from dashboard.components.run_table import SORTS, Filter, chosen_lines, run_rows, styled
 from dashboard.formatting import count
 from dashboard.reads import data
@@ -55,25 +56,28 @@ def render(root: Path, turn: Turn) -> None:
 
 def _wanted(lines: list[RunLine]) -> tuple[Filter, str]:
     """The filter bar and the order; all of it is in the address."""
-    bound: dict[str, Any] = {"bind": "query-params"}
     with panels.filters():
         bar = st.columns([2.6, 2, 2, 2, 1.3], vertical_alignment="bottom")
         text = bar[0].text_input(
-            "Search", placeholder="name, recipe, tag, note", key="search_runs", **bound
+            "Search", placeholder="name, recipe, tag, note", key="search_runs", **BOUND
         )
         states = bar[1].multiselect(
             "State", sorted({line.status for line in lines}), placeholder="any", key="states",
-            **bound,
+            **BOUND,
         )  # fmt: skip
         kinds = bar[2].multiselect(
-            "Kind", sorted({line.kind for line in lines}), placeholder="any", key="kinds", **bound
+            "Kind",
+            sorted({line.kind for line in lines}),
+            placeholder="any",
+            key="kinds",
+            **BOUND,
         )
-        tags = bar[3].multiselect("Tags", _tags(lines), placeholder="any", key="tags", **bound)
-        order = bar[4].selectbox("Sort by", list(SORTS), key="order_runs", **bound)
+        tags = bar[3].multiselect("Tags", _tags(lines), placeholder="any", key="tags", **BOUND)
+        order = bar[4].selectbox("Sort by", list(SORTS), key="order_runs", **BOUND)
         archived = False
         if hidden := sum(line.notes.archived for line in lines):
             archived = st.toggle(
-                f"Show what is archived ({count(hidden)})", key="archived", **bound
+                f"Show what is archived ({count(hidden)})", key="archived", **BOUND
             )
     wanted = Filter(text or "", tuple(states), tuple(tags), tuple(kinds), bool(archived))
     return wanted, order or "newest"

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.components import panels
+from dashboard.components.panels import BOUND
 from dashboard.formatting import count
 from dashboard.reads.data import RunData, is_live
 from dashboard.views.answer import TRAJECTORY, read_or_say
@@ -80,27 +81,26 @@ def trajectory_id(text: str) -> int | None:
 
 def _wanted(run: RunData) -> dict[str, Any]:
     """The filter bar: what `RunData.page` is asked for. All of it is in the address."""
-    bound: dict[str, Any] = {"bind": "query-params"}
     with panels.filters():
         top = st.columns([3, 1.3, 2.4, 1.3, 1.2])
-        text = top[0].text_input("Search", placeholder="any text", key="search", **bound)
-        place = top[1].selectbox("Search in", ["prompt", "response"], key="search_place", **bound)
+        text = top[0].text_input("Search", placeholder="any text", key="search", **BOUND)
+        place = top[1].selectbox("Search in", ["prompt", "response"], key="search_place", **BOUND)
         statuses = top[2].multiselect(
-            "Status", STATUSES, key="statuses", placeholder="any", **bound
+            "Status", STATUSES, key="statuses", placeholder="any", **BOUND
         )
-        sort = top[3].selectbox("Sort by", list(SORTS), key="sort", **bound)
-        top[4].text_input("Trajectory", placeholder="id", key=TRAJECTORY, **bound)
+        sort = top[3].selectbox("Sort by", list(SORTS), key="sort", **BOUND)
+        top[4].text_input("Trajectory", placeholder="id", key=TRAJECTORY, **BOUND)
         low = st.columns(5)
-        least_reward = low[0].number_input("Reward from", value=None, key="reward_from", **bound)
-        most_reward = low[1].number_input("Reward to", value=None, key="reward_to", **bound)
+        least_reward = low[0].number_input("Reward from", value=None, key="reward_from", **BOUND)
+        most_reward = low[1].number_input("Reward to", value=None, key="reward_to", **BOUND)
         least_length = low[2].number_input(
-            "Length from", value=None, step=10, key="length_from", **bound
+            "Length from", value=None, step=10, key="length_from", **BOUND
         )
         most_length = low[3].number_input(
-            "Length to", value=None, step=10, key="length_to", **bound
+            "Length to", value=None, step=10, key="length_to", **BOUND
         )
         update = low[4].number_input(
-            "Trained at update", value=None, step=1, key="at_update", **bound
+            "Trained at update", value=None, step=1, key="at_update", **BOUND
         )
     where = range_filter("reward", least_reward, most_reward) + range_filter(
         "length", least_length, most_length

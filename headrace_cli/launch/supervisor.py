@@ -116,7 +116,8 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Run to the end; returns how it ended."""
-        with self._signals(), self._nursery:
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        with handled(self._interrupted, *signals), self._nursery:
             try:
                 self._live()
                 roles = [child for child in self._children if child.spec.role != "dashboard"]
@@ -356,18 +357,8 @@ class Supervisor:
         logs = self._coordinator.spec.log.parent
         self._steering.note(f"what each process was doing stands in its log in {logs}")
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        def count(number: int, frame: FrameType | None) -> None:
-            self._interrupts += 1
-
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        before = {number: signal.signal(number, count) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        self._interrupts += 1
 
     def _outcome(self) -> Outcome:
         if self._cause is not None:
@@ -385,6 +376,17 @@ class Supervisor:
         self._unwritten += json.dumps(row).encode() + b"\n"
         with contextlib.suppress(OSError):  # a disk that takes nothing: with the next event
             self._unwritten = append_some(self._run_dir / "supervisor.jsonl", self._unwritten)
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Inside, these signals go to a handler; afterwards to those of before."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _count_death(child: Child) -> None:

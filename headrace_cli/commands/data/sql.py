@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.run_files import run_folder
+from headrace_cli.commands.data.tables import aligned
 
 CELL = 60
 """Characters of a table's cell at most."""
@@ -73,24 +74,10 @@ def _plain(value: Any) -> Any:
 def _print_table(names: Sequence[str], rows: Iterator[Row], limit: int) -> None:
     shown = list(islice(rows, limit) if limit else rows)
     cells = [[_cell(value) for value in row] for row in shown]
-    columns = list(zip(names, *cells, strict=True))
-    widths = [max(len(cell) for cell in column) for column in columns]
-    right = [_are_numbers(column) for column in zip(*shown, strict=True)] or [False] * len(names)
-    for line in (names, *cells):
-        padded = (
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(line, widths, right, strict=True)
-        )
-        print("  ".join(padded).rstrip())
+    for line in aligned(names, cells, shown):
+        print(line)
     if limit and next(rows, None) is not None:
         print("... and more: --limit 0 prints all of them", file=sys.stderr)
-
-
-def _are_numbers(column: Row) -> bool:
-    known = [value for value in column if value is not None]
-    return bool(known) and all(
-        isinstance(value, int | float) and not isinstance(value, bool) for value in known
-    )
 
 
 def _cell(value: Any) -> str:

@@ -32,8 +32,16 @@ def table_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     left out."""
     names = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
     cells = [[cell(row.get(name), name) for name in names] for row in rows]
+    values = [[row.get(name) for name in names] for row in rows]
+    return aligned(names, cells, values)
+
+
+def aligned(
+    names: Sequence[str], cells: Sequence[Sequence[str]], values: Sequence[Sequence[Any]]
+) -> Iterator[str]:
+    """Cells under the names of their columns; those whose `values` are numbers to the right."""
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
-    right = [_is_number([row.get(name) for row in rows]) for name in names]
+    right = [_is_number(column) for column in zip(*values, strict=True)] or [False] * len(names)
     for line in [names, *cells]:
         parts = [
             f"{text:>{width}}" if to_right else f"{text:<{width}}"
@@ -80,4 +88,6 @@ def _rows(value: Any) -> list[Mapping[str, Any]] | None:
 
 def _is_number(values: Sequence[Any]) -> bool:
     known = [value for value in values if value is not None]
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in known)
+    return bool(known) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in known
+    )

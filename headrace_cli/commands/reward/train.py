@@ -24,10 +24,10 @@ from headrace.host.install import require
 from headrace.run_files import run_folder
 from headrace.run_files.reward_model_run import REPORT_PAGE, read_status
 from headrace.run_files.run_folder import LATEST
+from headrace_cli.commands.run.train import root_option
 from headrace_cli.launch.display.progress import say
 from headrace_cli.launch.display.reward_progress import RewardScreen
-
-INTERRUPTED = 130
+from headrace_cli.launch.supervisor import INTERRUPTED, handled
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -52,9 +52,8 @@ def train(arguments: argparse.Namespace) -> int:
         finally:
             screen.close()
     if outcome.model is None:
-        root = "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
         say(console, f"interrupted after {outcome.step} steps; go on with:")
-        say(console, f"  headrace reward train --resume {run_dir.name}{root}")
+        say(console, f"  headrace reward train --resume {run_dir.name}{root_option(run_dir)}")
         return INTERRUPTED
     if arguments.json:
         print(json.dumps({"run_id": run_dir.name, "model": str(outcome.model), **outcome.figures}))
@@ -134,9 +133,5 @@ def stopping() -> Iterator[Any]:
         asked.append(number)
         print("stopping after this step; Ctrl-C again ends at once", file=sys.stderr)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(note, signal.SIGINT, signal.SIGTERM):
         yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -11,13 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace.config.loading.hub import named_model, with_local_model
-from headrace.config.preflight.checks import check_recipe
+from headrace.config.loading.hub import named_model
 from headrace.errors import RunFailedError
 from headrace.host.hardware import detect
 from headrace.run_files import run_folder
 from headrace_cli.commands.checks.preflight import check_start
-from headrace_cli.commands.run.train import configured, report, supervise
+from headrace_cli.commands.run.train import prepared, report, supervise
 from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.plan import plan_processes
 from headrace_cli.launch.supervisor import DONE, USER
@@ -36,12 +35,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
         "evaluation.after=false",
         "dashboard.enabled=false",
     ]
-    config = configured(arguments)
     hardware = detect()
-    check_recipe(config)
-    config = with_local_model(config, download=True)
-    config = check_start(config, hardware)
-    run_dir = run_folder.make_run_folder(config)
+    run_dir, config = prepared(arguments, lambda config: check_start(config, hardware))
     console = Console(file=sys.stderr)
     with run_folder.locked(run_dir):
         config = with_keys(run_dir, config)

@@ -18,19 +18,18 @@ from types import FrameType
 
 from rich.console import Console
 
-from headrace.config.loading.hub import with_local_model
-from headrace.config.preflight.checks import check_dataset, check_model, check_recipe
+from headrace.config.preflight.checks import check_dataset, check_model
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.hardware import own_address
 from headrace.protocol.transport.sockets import is_loopback
 from headrace.run_files import run_folder
 from headrace_cli.commands.checks.reward_check import check_reward
-from headrace_cli.commands.run.train import configured, print_summary, report, resumed, supervise
+from headrace_cli.commands.run.train import prepared, print_summary, report, root_option, supervise
 from headrace_cli.launch.hosts import EVERYWHERE, plan_hosts
 from headrace_cli.launch.keys import with_keys
 from headrace_cli.launch.slurm import FOLDER, JOB, Job, job_of, steps, write_scripts
-from headrace_cli.launch.supervisor import INTERRUPTED
+from headrace_cli.launch.supervisor import INTERRUPTED, handled
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -45,15 +44,8 @@ def launch(arguments: argparse.Namespace) -> int:
 
 
 def _prepared(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
-    """The folder and configuration of a new run, or of an earlier one to go on with."""
-    if arguments.resume:
-        run_dir, config = resumed(arguments, _check)
-    else:
-        config = configured(arguments)
-        check_recipe(config)
-        config = with_local_model(config, download=True)
-        config = _check(config)
-        run_dir = run_folder.make_run_folder(config)
+    """The folder of the run and its configuration, which other hosts reach."""
+    run_dir, config = prepared(arguments, _check)
     config = _reachable(config, run_dir)
     run_folder.write_config(run_dir, config)
     return run_dir, config
@@ -131,12 +123,11 @@ def _write_job(arguments: argparse.Namespace) -> int:
     with _unless_refused(arguments, run_dir):
         job = job_of(plan, asked)
     script = write_scripts(plan, job, run_dir)
-    root = "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
     print(f"run folder         {run_dir}")
     print(f"job                {job.nodes} nodes, each with {job.cpus_per_node} cores and "
           f"{job.gpus_per_node} GPUs; learner on {job.learner_nodes}")  # fmt: skip
     print(f"hand it in with    sbatch {shlex.quote(str(script))}")
-    print(f"end it with        headrace stop {run_dir.name}{root}")
+    print(f"end it with        headrace stop {run_dir.name}{root_option(run_dir)}")
     print("go on with it by   the same sbatch again")
     return 0
 
@@ -182,8 +173,5 @@ def _warning() -> Iterator[list[int]]:
         seen.append(number)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before = signal.signal(signal.SIGUSR2, pass_on)
-    try:
+    with handled(pass_on, signal.SIGUSR2):
         yield seen
-    finally:
-        signal.signal(signal.SIGUSR2, before)

@@ -38,14 +38,7 @@ RESUMABLE = ("stop", "checkpoint", "evaluation", "dashboard", "transport", "stor
 def train(arguments: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     hardware = detect()
-    if arguments.resume:
-        run_dir, config = resumed(arguments, lambda config: check_start(config, hardware))
-    else:
-        config = configured(arguments)
-        check_recipe(config)
-        config = with_local_model(config, download=True)
-        config = check_start(config, hardware)
-        run_dir = run_folder.make_run_folder(config)
+    run_dir, config = prepared(arguments, lambda config: check_start(config, hardware))
     console = Console()
     live = console.is_terminal and not arguments.plain
     fresh = not arguments.resume
@@ -120,6 +113,19 @@ def with_port(config: RunConfig) -> RunConfig:
     elif page.enabled and not page.port:
         page = page.model_copy(update={"port": free_port(page.host)})
     return config.model_copy(update={"dashboard": page})
+
+
+def prepared(
+    arguments: argparse.Namespace, check: Callable[[RunConfig], RunConfig]
+) -> tuple[Path, RunConfig]:
+    """The folder and configuration of a new run, or of an earlier one to go on with. `check` as in
+    `resumed`."""
+    if getattr(arguments, "resume", None):
+        return resumed(arguments, check)
+    config = configured(arguments)
+    check_recipe(config)
+    config = check(with_local_model(config, download=True))
+    return run_folder.make_run_folder(config), config
 
 
 def resumed(
@@ -226,7 +232,7 @@ def print_summary(
         rows.append(("updates", str(watch.last.update)))
     if found.get("ended"):
         rows.append(("ended", found["ended"]))
-    root = "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
+    root = root_option(run_dir)
     name = run_dir.name
     rows.append(("run folder", str(run_dir)))
     if outcome.code == INTERRUPTED:
@@ -238,6 +244,11 @@ def print_summary(
     say(console, "")
     for label, value in rows:
         say(console, f"{label:<18} {value}")
+
+
+def root_option(run_dir: Path) -> str:
+    """What a command needs besides a run's name to find it."""
+    return "" if run_dir.parent == Path("runs").resolve() else f" --root {run_dir.parent}"
 
 
 def stored_figures(run_dir: Path) -> dict[str, Any]:
