@@ -1,16 +1,9 @@
 """Headrace: asynchronous actor-learner reinforcement learning of language models.
 
-This package has three layers, and imports go down only:
-
-- commands (`cli.py`, `commands/`): what a user can ask for. A command may import a role, inside the
-  function that needs it, so that `headrace --help` loads none.
-- processes (`processes/`): what starts and watches the processes of a run. It imports no role: it
-  starts them by their command lines.
-- contract (`config/`, `protocol/` and the modules beside them): what every role shares. Roles
-  import this layer alone.
-
-Reading order: `config/run.py`, `protocol/messages.py`, `protocol/records.py`,
-`processes/launch.py`, `processes/supervise.py`, `cli.py`.
+This package is the ground that every other one stands on, and imports none of them. Reading order:
+`config/sections/run.py`, `protocol/token_spans.py`, `protocol/messages/control.py`,
+`protocol/records/record_types.py`, `trajectory/transitions.py`. What users ask for, and what starts
+processes, is the roof: `headrace_cli`.
 """
 
 __version__ = "0.1.0"

@@ -1,9 +1,8 @@
 """The command line: all commands and their options, and none of the work that they do.
 
 Subcommands live in `headrace_cli/commands/`, one module for each noun, and are imported when they
-are
-used, so that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no traceback),
-1 ours, 130 interrupted.
+are used, so that `--help` is quick. Exit codes: 0 done, 2 the user's mistake (one line, no
+traceback), 1 ours, 130 interrupted.
 """
 
 import argparse

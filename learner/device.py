@@ -17,13 +17,11 @@ class Place:
     """One rank of the learner.
 
     Attributes:
-        device: where its tensors are.
-        rank, world: this rank among all.
-        dtype: of losses and what surrounds them (float64 for a float64 model).
-        budget: most tokens of a micro-batch.
-        frozen_context: no gradient flows through what stands before a sequence's first read.
-        seed: of everything random in an update.
-        shares_openings: a prompt that several sequences of a micro-batch begin with is computed
+        device: where its tensors are. rank, world: this rank among all. dtype: of losses and what
+        surrounds them (float64 for a float64 model). budget: most tokens of a micro-batch.
+        frozen_context: no gradient flows through what stands before a sequence's first read. seed:
+        of everything random in an update. shares_openings: a prompt that several sequences of a
+        micro-batch begin with is computed
             once (our own attention alone knows how).
         forward_together: ranks must run the same number of forward passes (ZeRO 3 gathers
             parameters in them).

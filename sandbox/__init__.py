@@ -1,11 +1,12 @@
 """A sandbox for programs that nobody has read: model-written code, and code that tests it.
 
 In: a `Program` (source, standard input, checks). Out: a `Result`. A program runs in a cell, which
-the kernel isolates (`layers.py` says with what), which is made before it is needed, holds one
-program and is then thrown away.
+the kernel isolates (`isolation_check.py` says with what), which is made before it is needed, holds
+one program and is then thrown away.
 
-Reading order, outside: `limits.py`, `pool.py` (the interface), `cell.py`, `layers.py`, `escapes.py`
-(what every layer has to hold). Inside, standard library only: `launcher.py`, `keeper.py`,
-`walls.py` (namespaces), `landlock.py`, `privileges.py`, `syscall_filter.py`, `kernel.py`; then the
-two processes of a cell, `candidate.py` and `examiner.py`, which speak by `peer.py` and `values.py`.
+Reading order, outside: `limits.py`, `pool.py` (the interface), `cell.py`, `isolation_check.py`,
+`escape_tests/` (what every layer has to hold). Inside, standard library only: `isolation/`
+(`cell_factory.py`, `init_process.py`, `namespaces.py`, `landlock.py`, `privileges.py`,
+`syscall_filter.py`, `kernel.py`); then the two processes of a cell, `candidate.py` and
+`checker.py`, which speak by `channel.py` and `plain_data.py`.
 """

@@ -2,7 +2,7 @@
 
 In: the checks, over a socket that the program's process does not have. Out, over the same socket:
 one line a check, `{"held": true}` or the error. The names that checks do not define are looked up
-in the program, and what its functions return arrives as plain data (`values.py`).
+in the program, and what its functions return arrives as plain data (`plain_data.py`).
 """
 
 import ast

@@ -34,7 +34,7 @@ class Interpreter:
     covered: tuple[str, ...]
     paths: tuple[str, ...] = ()
     modules: tuple[tuple[str, str], ...] = ()
-    """Names that programs may import besides, and their files (see `launcher.py`)."""
+    """Names that programs may import besides, and their files (see `cell_factory.py`)."""
 
     @property
     def shows_packages(self) -> bool:

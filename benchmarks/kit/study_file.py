@@ -6,8 +6,8 @@ is a `UserError` of one line. What the keys mean is said here, once.
 Two kinds of strings are more than text. An override may hold `{formula}`s, which are filled from
 the study's variables and from the point at which an arm stands; `@NAME` stands for the overrides of
 `lists.NAME`. Columns and plots say by formulas what they take of a row
-(`benchmarks.kit.study_table`).
-Formulas are Python expressions without builtins: a study is run by who wrote it, as code is.
+(`benchmarks.kit.study_table`). Formulas are Python expressions without builtins: a study is run by
+who wrote it, as code is.
 """
 
 import re

@@ -1,8 +1,7 @@
 """A study's arms, each at the best of its own points where it is tuned, and the plans of its runs.
 
 In: a study's file (`benchmarks.kit.study_file`) and the rows of its tuning. Out: `Study`. Nothing
-is
-copied by hand: a comparison asks the rows for the best points. Nothing is run.
+is copied by hand: a comparison asks the rows for the best points. Nothing is run.
 """
 
 import random

@@ -3,9 +3,8 @@ for.
 
 In: a plan and a file of rows. Out: rows. Promises: the order is the plan's, and a row says its
 `place`; a run that others disturbed is made again (`benchmarks.kit.arms`); a run that fails in
-tuning
-is a row too, for a setting that cannot run is a bad setting; whatever is interrupted goes on where
-it stopped.
+tuning is a row too, for a setting that cannot run is a bad setting; whatever is interrupted goes on
+where it stopped.
 """
 
 import os

@@ -1,8 +1,7 @@
 """Claim: an export costs at most twice the processor time of a bare rewrite, in bounded memory.
 
 A made-up run is written by the real store (`benchmarks.kit.made_runs`). Then two processes take
-turns,
-and who is first changes from turn to turn:
+turns, and who is first changes from turn to turn:
 
 - export    `headrace export RUN tokens --out FILE`, Parquet: SQL, journal and diagnostics are read
             and checked, joined token by token, looked through, and written

@@ -1,12 +1,12 @@
 """A coordinator whose store leaves out its work in turns: `python -m
 benchmarks.performance.journal_turns OPTIONS`, with the options of `coordinator.run` behind its own.
 
-In: how long turns are. Out: the journal and SQL of an ordinary run; in
-`turns.json` when each turn was and what the writer did in it. Promises: records are made, applied,
-gathered and handed to the recorder's thread in every turn alike; what a turn leaves out is made up
-for between two turns, before the next one is measured, and the last of it at the run's end. So the
-state sees every record, and the journal of a run that ended in good order holds them all. A run
-that trains is refused: were this coordinator killed, records that it has confirmed could be lost.
+In: how long turns are. Out: the journal and SQL of an ordinary run; in `turns.json` when each turn
+was and what the writer did in it. Promises: records are made, applied, gathered and handed to the
+recorder's thread in every turn alike; what a turn leaves out is made up for between two turns,
+before the next one is measured, and the last of it at the run's end. So the state sees every
+record, and the journal of a run that ended in good order holds them all. A run that trains is
+refused: were this coordinator killed, records that it has confirmed could be lost.
 
 - journal   nothing is left out: an ordinary store
 - none      records are confirmed at once: not encoded, written, fsynced or put into SQL

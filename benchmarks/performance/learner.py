@@ -2,8 +2,7 @@
 
 Ours: DeepSpeed, packing, metrics and diagnostics, everything but sockets and storage. Reference:
 `benchmarks.performance.padded_loop`. Same model, trajectories and precision, one thread,
-interleaved repeats;
-loss tokens are those of both halves. Target: a ratio of at least 0.9.
+interleaved repeats; loss tokens are those of both halves. Target: a ratio of at least 0.9.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
 One update of T-PPO as a short script would write it: values without gradient, GAE by the backward
 recursion on padded rows, whitening, clipped surrogate, squared error to the Monte-Carlo return;
-torch's AdamW, bf16 autocast, transformers' own attention; no DeepSpeed and no packing.
-Rows are padded on the right, so that the causal mask alone keeps padding out and attention needs
-no other (which makes the reference faster).
+torch's AdamW, bf16 autocast, transformers' own attention; no DeepSpeed and no packing. Rows are
+padded on the right, so that the causal mask alone keeps padding out and attention needs no other
+(which makes the reference faster).
 """
 
 from collections.abc import Callable

@@ -9,9 +9,9 @@ evaluation a generator may use the learner's core: training finishes fewer answe
 
 (2) A coroutine with 32 answers in flight, and a blocking function in eight children, are slow and
 instant in turns in one stream (`benchmarks.performance.slow_stream`): `stream_ratio`, tokens a
-second while
-slow over those while instant (the median of the pairs of both kinds), and `longest_free_s`, the
-longest that a slot of the generator was free in a slow turn, beside `longest_free_instant_s`.
+second while slow over those while instant (the median of the pairs of both kinds), and
+`longest_free_s`, the longest that a slot of the generator was free in a slow turn, beside
+`longest_free_instant_s`.
 
 Needs less than three minutes on two cores that nobody else uses. A measurement is a row of the file
 `--rows`, by default `benchmarks/results/rewards.jsonl`.

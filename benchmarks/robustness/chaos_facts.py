@@ -32,10 +32,9 @@ DOUBLED: Final = "trained_twice"
 
 def facts(run_dir: Path, course: Course) -> Figures:
     """The figures of one run, as `benchmarks.robustness.chaos` explains them; also `refusals`, why
-    chunks were
-    refused, in the coordinator's words, and `recovery_kill_s`, after kills alone. Of `died`, tokens
-    that their generator came back with count too; of `rolled_back`, those that wait for an update
-    do not."""
+    chunks were refused, in the coordinator's words, and `recovery_kill_s`, after kills alone. Of
+    `died`, tokens that their generator came back with count too; of `rolled_back`, those that wait
+    for an update do not."""
     report = audit_run(run_dir)
     weights = compare(run_dir)
     kinds = Counter(finding.kind for finding in report.findings)

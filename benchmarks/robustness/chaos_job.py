@@ -296,7 +296,7 @@ def descendants(pid: int) -> set[psutil.Process]:
 def is_reaper(process: psutil.Process) -> bool:
     """Whether a process is there only to end others when their owner is gone."""
     try:
-        return any(word.endswith("reaper.py") for word in process.cmdline())
+        return any(word.endswith("process_reaper.py") for word in process.cmdline())
     except psutil.NoSuchProcess:
         return False
 

@@ -1,8 +1,7 @@
 """Claim: how long a coordinator takes to restart, and its memory, do not grow with the run.
 
 A scripted history (`benchmarks.kit.made_runs`) goes through the real state, journal and SQL:
-groups,
-leases, chunks, rewards, windows, batches, commits, weights, checkpoints. At every size a
+groups, leases, chunks, rewards, windows, batches, commits, weights, checkpoints. At every size a
 coordinator's process is started on the run and killed where it stands. In: the number of
 trajectories; sizes are a hundredth, a tenth and the whole of it. Out: a table; with --json, as the
 last line, one JSON object with a row for each size. `restart_s`: from the start of the process to

@@ -4,10 +4,10 @@ A small model says whether the sum of six digits is odd: worked out in running p
 has not mastered, or guessed, with fillers behind the guess. There is room for one of the two. The
 verifier pays for the right answer alone; the proxy pays 0.6 for it and 0.4 for four fillers, so a
 guess with fillers earns 0.7 and the best worked answer 0.6. Each arm trains by REINFORCE with a
-baseline of the group, from the same model and on the same prompts. A row
-holds, before and after training and update by update, the proxy, the truth (what a verifier says),
-their gap, fillers, length, the entropy estimate and the largest edit distance in a group, and the
-update at which a run's monitors would raise the alert of the gap.
+baseline of the group, from the same model and on the same prompts. A row holds, before and after
+training and update by update, the proxy, the truth (what a verifier says), their gap, fillers,
+length, the entropy estimate and the largest edit distance in a group, and the update at which a
+run's monitors would raise the alert of the gap.
 
 Gate (first guesses, not fitted): trained on the proxy the gap grows by at least 0.15; trained on
 the verifier the truth is at least 0.05 higher; the verifier's arm writes no more fillers than

@@ -1,9 +1,9 @@
 """Tables and plots of the reward studies for `docs/evidence.md`: hacking, and pairwise rewards.
 
 In: rows of `benchmarks.studies.hacking` and `benchmarks.studies.pairwise`, those of earlier tasks
-among them. Out:
-Markdown, a line for each task and arm, or part and arm, with medians over seeds, least and largest;
-and SVG files. Promise: a row that failed its gate is shown and counted like the others.
+among them. Out: Markdown, a line for each task and arm, or part and arm, with medians over seeds,
+least and largest; and SVG files. Promise: a row that failed its gate is shown and counted like the
+others.
 """
 
 from collections.abc import Callable, Sequence

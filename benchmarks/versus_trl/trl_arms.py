@@ -4,8 +4,7 @@ In: an arm (`benchmarks/studies/trl.toml`) and a seed. Out: a row of the shape t
 have. Ours are runs of the recipe; TRL's are processes of its own environment that get the same
 model, prompts in the same order, reward, sampling and optimizer from that recipe
 (`benchmarks.versus_trl.trl_job`). The project does not depend on TRL, and TRL's environment, made
-from
-`requirements/trl.lock` below `.cache`, does not know the project's packages.
+from `requirements/trl.lock` below `.cache`, does not know the project's packages.
 """
 
 import hashlib

@@ -25,8 +25,8 @@ class Versions:
     """How many changes of the policy each version has behind it.
 
     Attributes:
-        issued: the highest number given out; -1 before the first.
-        current: the version published last; -1 before the first.
+        issued: the highest number given out; -1 before the first. current: the version published
+        last; -1 before the first.
     """
 
     issued: int = -1

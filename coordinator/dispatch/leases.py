@@ -38,8 +38,8 @@ class Leases:
     """Leases in force, and the trajectories that wait for one.
 
     Attributes:
-        given: by trajectory.
-        open: training trajectories that are inside a window, or may begin one: these windows count
+        given: by trajectory. open: training trajectories that are inside a window, or may begin
+        one: these windows count
             in the staleness bound as being generated.
     """
 

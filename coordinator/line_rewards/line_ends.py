@@ -23,8 +23,7 @@ class LineTokens:
     """The tokens of a vocabulary that end a line.
 
     Attributes:
-        ends: [V] bool, the token's text has a newline.
-        silent: [V] bool, the token has no text.
+        ends: [V] bool, the token's text has a newline. silent: [V] bool, the token has no text.
     """
 
     ends: Flags

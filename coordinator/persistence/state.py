@@ -41,22 +41,20 @@ class State:
     """Everything that survives the coordinator's death.
 
     Attributes:
-        account: trajectories, windows, queues and the ledger.
-        versions: which update each weight version is from.
-        update: the update that is out at the learner, else the last one committed.
-        given: the highest update that any learner of the run was ever given.
-        lineage: the line of updates that the learner is on; a rollback begins a new one.
-        line: the places on it that a learner can still go back to: by update, the batch that was
+        account: trajectories, windows, queues and the ledger. versions: which update each weight
+        version is from. update: the update that is out at the learner, else the last one committed.
+        given: the highest update that any learner of the run was ever given. lineage: the line of
+        updates that the learner is on; a rollback begins a new one. line: the places on it that a
+        learner can still go back to: by update, the batch that was
             trained in it (None: the starting model, or a batch from before they had ids).
-        first_policy_update: the first update on this lineage that trained the policy.
-        checkpoints: updates of the checkpoints on this lineage, oldest first.
-        leases: the last lease of each trajectory that has not answered it: id and generator. It may
+        first_policy_update: the first update on this lineage that trained the policy. checkpoints:
+        updates of the checkpoints on this lineage, oldest first. leases: the last lease of each
+        trajectory that has not answered it: id and generator. It may
             be over, where a generator was lost.
-        discarded: by generator, its process and what that had thrown away at holds.
-        issued, ended: training trajectories so far, the ended ones by status.
-        rejected: messages of peers that were refused, as last sampled.
-        cpu_s: CPU seconds that the run had used by then.
-        milestones: where in the journal groups began; the first one is that of the oldest group
+        discarded: by generator, its process and what that had thrown away at holds. issued, ended:
+        training trajectories so far, the ended ones by status. rejected: messages of peers that
+        were refused, as last sampled. cpu_s: CPU seconds that the run had used by then. milestones:
+        where in the journal groups began; the first one is that of the oldest group
             that is not forgotten, or lies before it.
     """
 

@@ -3,8 +3,7 @@ whom.
 
 Comes in: the state and what ended since the last update. Goes out: metrics by name
 (headrace.metrics.registry says what each means), for every committed update and about once a second
-in
-between.
+in between.
 """
 
 import os

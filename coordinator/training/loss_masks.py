@@ -30,9 +30,8 @@ class Masked:
     """A window's part in the loss.
 
     Attributes:
-        weights: [end - start] what each position counts; 0 for inserted and masked tokens.
-        runs: the masked sampled tokens and why.
-        trained: [end - start] bool, tokens in the loss.
+        weights: [end - start] what each position counts; 0 for inserted and masked tokens. runs:
+        the masked sampled tokens and why. trained: [end - start] bool, tokens in the loss.
     """
 
     weights: Float32

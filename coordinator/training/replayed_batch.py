@@ -33,12 +33,10 @@ class PastBatch:
     """An update as it was sent out.
 
     Attributes:
-        recorded: what the journal says of the batch.
-        prepared: the same batch, compiled again.
-        windows: those of both, by id.
-        value_epochs: passes of the value model over its half.
-        after: the batch that was the last one in the weights; None: none, or one without an id.
-        commit: what came of it.
+        recorded: what the journal says of the batch. prepared: the same batch, compiled again.
+        windows: those of both, by id. value_epochs: passes of the value model over its half. after:
+        the batch that was the last one in the weights; None: none, or one without an id. commit:
+        what came of it.
     """
 
     recorded: BatchTaken

@@ -1,9 +1,8 @@
 """Alerts and events of a run as HTML.
 
 In: `headrace.metrics.health_ranges.Alert`s (metrics that left their healthy bands) and the run's
-folder name; rows
-of the events' table. Out: a list with a link to each chart, where an alert that lasts comes first;
-a line for each event, those that warn marked.
+folder name; rows of the events' table. Out: a list with a link to each chart, where an alert that
+lasts comes first; a line for each event, those that warn marked.
 """
 
 from collections.abc import Callable, Sequence

@@ -41,11 +41,9 @@ def answer_data(
     """Tokens [first, first + MAX_TOKENS) of the response for the browser.
 
     Args:
-        detail: the trajectory.
-        by: what colours the tokens, of `tokens.COLOURINGS`.
-        first: the first token.
-        scale: of the colours, where it is not that of this response alone.
-        differs: [T] the tokens that another answer does not have.
+        detail: the trajectory. by: what colours the tokens, of `tokens.COLOURINGS`. first: the
+        first token. scale: of the colours, where it is not that of this response alone. differs:
+        [T] the tokens that another answer does not have.
 
     `palette` has the colours and `colours` each token's place in it; `left_out` the tokens that
     are kept out of the loss; `borders` are [position, kind, text]; `columns` are the numbers by

@@ -1,9 +1,9 @@
 """What a sample of tokens says about the value model.
 
 In: a `storage.queries.CriticSample`, discount and boundary rule of the run. Out: a `CriticReport`
-of small frames. Pure: numbers in, numbers out. V is the value before a token, R what
-came from it on (shaped, discounted). Errors of means count answers and not tokens, for all tokens
-of an answer share what it earned.
+of small frames. Pure: numbers in, numbers out. V is the value before a token, R what came from it
+on (shaped, discounted). Errors of means count answers and not tokens, for all tokens of an answer
+share what it earned.
 """
 
 import math
@@ -40,12 +40,11 @@ class CriticReport:
     """What is known of the updates from `first` to `last`, from `answers` of `of` answers.
 
     Attributes:
-        tokens, cuts: how many the figures are of.
-        explained: 1 - Var(R - V) / Var(R) over tokens; None where all returns are the same.
-        bias: mean of V - R over tokens.
-        cut_bias, cut_rmse: of what the rule in force assumed less what came, over cuts.
-        along, calibration, tenths, numbers, rules, costs, ends: see the functions of these names.
-        reach: tokens over which the weight of a reward in an advantage halves; None: it does not.
+        tokens, cuts: how many the figures are of. explained: 1 - Var(R - V) / Var(R) over tokens;
+        None where all returns are the same. bias: mean of V - R over tokens. cut_bias, cut_rmse: of
+        what the rule in force assumed less what came, over cuts. along, calibration, tenths,
+        numbers, rules, costs, ends: see the functions of these names. reach: tokens over which the
+        weight of a reward in an advantage halves; None: it does not.
     """
 
     first: int

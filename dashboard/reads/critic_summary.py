@@ -1,8 +1,7 @@
 """A report on the value model in words.
 
 In: a `dashboard.reads.critic.CriticReport`. Out: sentences. What lies within two standard errors of
-zero
-is not called high or low.
+zero is not called high or low.
 """
 
 import math

@@ -26,9 +26,9 @@ class Scorings:
     """What is shown of a sample of so many scorings; frames without rows where there is nothing.
 
     Attributes:
-        seconds: median and 99th percentile of a scoring's seconds by source.
-        sources, failures: shares over time of the sources, and of kinds of failures.
-        scores, parts, latencies: see `score_bins`, `part_means` and the function of that name.
+        seconds: median and 99th percentile of a scoring's seconds by source. sources, failures:
+        shares over time of the sources, and of kinds of failures. scores, parts, latencies: see
+        `score_bins`, `part_means` and the function of that name.
     """
 
     number: int

@@ -3,9 +3,8 @@
 Importing it ties that process's life to the generator's: when the generator dies, however it dies,
 the kernel kills the engine, which would otherwise stay as an orphan with its memory. It also has
 the engine say what it is doing when it is asked (`headrace.host.stack_dumps`) and gather the tokens
-that it
-sends (`vllm_gather`). `WeightLoader` is mixed into vLLM's
-worker class and replaces its weights from a safetensors file.
+that it sends (`vllm_gather`). `WeightLoader` is mixed into vLLM's worker class and replaces its
+weights from a safetensors file.
 """
 
 import ctypes

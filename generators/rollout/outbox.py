@@ -4,8 +4,7 @@ Chunks gather for a few milliseconds into one message. Each is kept until it is 
 `resend` sends all unacknowledged ones again, in order, so that nothing is lost when the coordinator
 or the connection goes away. Between `pause` and `resend` they are kept and not sent: whoever has
 said Hello sends nothing before the answer, so that no chunk overtakes those before it. Nothing here
-blocks; memory is bounded by what the live leases may
-generate.
+blocks; memory is bounded by what the live leases may generate.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
 """Configuration: one strict model per section, loaded from TOML with dotted overrides.
 
-Start at `run.py` (the root and the checks across sections) and `load.py` (files to `RunConfig`).
+Start at `sections/run.py` (the root) and `loading/recipe.py` (files to `RunConfig`); `validation`
+and `preflight` have the checks across sections.
 """

@@ -1,9 +1,9 @@
 """The reaper: ends process groups when whoever started them is gone.
 
 A supervisor has one for the processes of its run, a reward worker one for its scoring children and
-what these started. It runs as a program of its own (`python -I -S reaper.py`). In: lines `+PGID`
-and `-PGID` on standard input, which only its owner holds open. Out: nothing. When the input ends,
-however the owner died, every group that is still registered gets SIGTERM and, seconds later,
+what these started. It runs as a program of its own (`python -I -S process_reaper.py`). In: lines
+`+PGID` and `-PGID` on standard input, which only its owner holds open. Out: nothing. When the input
+ends, however the owner died, every group that is still registered gets SIGTERM and, seconds later,
 SIGKILL. It uses the standard library alone and ends itself right after. A reaper that is killed
 ends nobody; its owner starts another one when it notices (`renew`, or anything else it says).
 """

@@ -1,6 +1,6 @@
 """The types of message fields, with the values that each may have.
 
-Comes in: nothing. Goes out: annotated types for `messages.py`. Promises: a decoder refuses a value
+Comes in: nothing. Goes out: annotated types for messages. Promises: a decoder refuses a value
 outside its type's bounds, so that whatever is decoded fits a journal column, a 64-bit SQL column
 and a float. The bounds hold where a message is decoded, not where it is made.
 """

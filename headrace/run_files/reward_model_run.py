@@ -21,13 +21,10 @@ class StepLine(msgspec.Struct, frozen=True, tag="step"):
     """One optimizer step.
 
     Attributes:
-        step: from 1 on.
-        loss: mean over the step's examples (line ends with `lines`).
-        grad_norm: before clipping; None: not finite, and the step was not applied.
-        lr: the learning rate it was taken with.
-        tokens: tokens trained so far.
-        train_time_s: seconds of training so far, evaluations left out.
-        at: seconds since the epoch.
+        step: from 1 on. loss: mean over the step's examples (line ends with `lines`). grad_norm:
+        before clipping; None: not finite, and the step was not applied. lr: the learning rate it
+        was taken with. tokens: tokens trained so far. train_time_s: seconds of training so far,
+        evaluations left out. at: seconds since the epoch.
     """
 
     step: int

@@ -53,8 +53,8 @@ def new_run_id(name: str) -> str:
 
 
 def make_run_folder(config: "RunConfig | RewardModelConfig") -> Path:
-    """A new folder with its configuration, under its root; `latest` names it, unless
-    it only evaluates."""
+    """A new folder with its configuration, under its root; `latest` names it, unless it only
+    evaluates."""
     root = Path(config.root).resolve()
     run_dir = root / new_run_id(config.name)
     try:

@@ -49,11 +49,10 @@ class Comparison:
     """What came of comparing.
 
     Attributes:
-        updates: how many updates of the surviving lineage were compared.
-        windows: how many windows are in the weights.
-        doubled: windows that are in the weights twice.
-        doubled_values: trajectories on which the value model was trained twice.
-        problems: every difference, a line for each.
+        updates: how many updates of the surviving lineage were compared. windows: how many windows
+        are in the weights. doubled: windows that are in the weights twice. doubled_values:
+        trajectories on which the value model was trained twice. problems: every difference, a line
+        for each.
     """
 
     updates: int = 0

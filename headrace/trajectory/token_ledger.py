@@ -28,15 +28,11 @@ class Ledger:
     """Counts of tokens; see the module's docstring for the balances.
 
     Attributes:
-        generated: sampled tokens in the journal.
-        accounts: of the policy.
-        dropped: what the account `dropped` holds, by reason.
-        value_accounts: of the value model.
-        value_finished: what went into them.
-        abandoned: tokens trained on a lineage that was given up.
-        evaluation: tokens of evaluations; never trained.
-        inserted: tokens that template, tool, environment or media put in.
-        lost: tokens that the journal never had, by reason.
+        generated: sampled tokens in the journal. accounts: of the policy. dropped: what the account
+        `dropped` holds, by reason. value_accounts: of the value model. value_finished: what went
+        into them. abandoned: tokens trained on a lineage that was given up. evaluation: tokens of
+        evaluations; never trained. inserted: tokens that template, tool, environment or media put
+        in. lost: tokens that the journal never had, by reason.
     """
 
     generated: int = 0

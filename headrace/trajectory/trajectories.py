@@ -35,24 +35,18 @@ class Trajectory:
     """One answer from its first token to its last, finished or not: everything after the opening.
 
     Attributes:
-        opening: the tokens before position 0; the group shares them.
-        length: tokens so far, whoever wrote them.
-        sampled: how many of these the policy sampled.
-        in_windows: how many sampled tokens its windows hold.
-        closed: how many of its windows are in state `closed`.
-        windows: those that are complete, in order.
-        spans: which weights sampled what.
-        pieces: who wrote what; empty as long as the policy sampled everything.
-        rewards: what was earned where; known once it is scored, or as the environment said.
-        lines: what a source has said of its lines.
-        lines_through: a source has answered for the lines that end before this position.
-        paid: those of the rewards that lines got before its outcome was known.
-        correct: whether the score says that it is right; None where that is not known.
-        audit_status: of the second source's score; None where there is none.
-        value: where it is for the value model; None before it has a good reward.
-        value_update: the update that has it or trained on it; -1 before.
-        next_chunk: index of the next chunk.
-        failures: requests for it that failed.
+        opening: the tokens before position 0; the group shares them. length: tokens so far, whoever
+        wrote them. sampled: how many of these the policy sampled. in_windows: how many sampled
+        tokens its windows hold. closed: how many of its windows are in state `closed`. windows:
+        those that are complete, in order. spans: which weights sampled what. pieces: who wrote
+        what; empty as long as the policy sampled everything. rewards: what was earned where; known
+        once it is scored, or as the environment said. lines: what a source has said of its lines.
+        lines_through: a source has answered for the lines that end before this position. paid:
+        those of the rewards that lines got before its outcome was known. correct: whether the score
+        says that it is right; None where that is not known. audit_status: of the second source's
+        score; None where there is none. value: where it is for the value model; None before it has
+        a good reward. value_update: the update that has it or trained on it; -1 before. next_chunk:
+        index of the next chunk. failures: requests for it that failed.
     """
 
     trajectory_id: int

@@ -28,13 +28,10 @@ class Window:
     """A window and where it is in its life.
 
     Attributes:
-        tokens: how many of the positions [start, end) were sampled.
-        min_version, max_version: the weights that sampled them.
-        final: the trajectory ends with it.
-        order: when it became ready, counted over the run.
-        update: the update that has it or trained it; -1 before.
-        masked: sampled tokens that its update keeps out of the loss, and why.
-        reason: why it was dropped.
+        tokens: how many of the positions [start, end) were sampled. min_version, max_version: the
+        weights that sampled them. final: the trajectory ends with it. order: when it became ready,
+        counted over the run. update: the update that has it or trained it; -1 before. masked:
+        sampled tokens that its update keeps out of the loss, and why. reason: why it was dropped.
         lines: what had become of its lines when it got ready; None where no source scores any.
     """
 

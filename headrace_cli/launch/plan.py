@@ -261,8 +261,7 @@ seconds where anything else uses their cores; those that sleep at once are no fa
 def learner_environment(config: RunConfig, hardware: Hardware) -> dict[str, str]:
     """Further variables of a learner rank. On a CPU, where it is to save memory, it gives back what
     checkpointing frees, as `headrace.host.malloc_trim` says; it takes a third more time in the
-    layers of 4,096
-    tokens of width 128, so that no other rank does."""
+    layers of 4,096 tokens of width 128, so that no other rank does."""
     on_cpu = not hardware.gpus or config.learner.device == "cpu"
     if not on_cpu or not config.learner.gradient_checkpointing or malloc_trim.OWN_MAP in os.environ:
         return {}

@@ -2,7 +2,7 @@
 
 A `Child` is one `ProcessSpec` and its life so far. `Nursery` starts children, signals them,
 collects their exit codes and keeps the reaper informed, so that none outlives the supervisor. It
-signals process groups of its own children only. `ray_nursery.py` has the one whose children are on
+signals process groups of its own children only. `ray_launcher.py` has the one whose children are on
 other hosts.
 """
 

@@ -4,12 +4,12 @@ all of them in order.
 In: `ProcessSpec`s and a `Steering` (how to ask the coordinator to stop, and what to show).
 Out: an `Outcome`, `supervisor.jsonl` with every start and death, `logs/NAME.log`.
 
-Promises: no process outlives the supervisor (see `reaper.py`); only process groups of the run are
-signalled; the first cause of a failure is what `Outcome` names; a coordinator that lives and does
-not answer ends the run. The coordinator comes first, the rest once it has an address. The page may
-stay a while after the others (see `AtEnd`). Ctrl-C or SIGTERM asks the coordinator to stop (drain,
-checkpoint, end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL. Where
-nobody makes progress, or a stop comes to no end, every process writes its stacks into its log
+Promises: no process outlives the supervisor (see `process_reaper.py`); only process groups of the
+run are signalled; the first cause of a failure is what `Outcome` names; a coordinator that lives
+and does not answer ends the run. The coordinator comes first, the rest once it has an address. The
+page may stay a while after the others (see `AtEnd`). Ctrl-C or SIGTERM asks the coordinator to stop
+(drain, checkpoint, end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL.
+Where nobody makes progress, or a stop comes to no end, every process writes its stacks into its log
 first.
 """
 

@@ -38,10 +38,8 @@ def gae(
     A_t = sum_{k=0}^{T-t-1} (gamma lam)^k delta_{t+k},  V(s_T) = 0
 
     Args:
-        rewards: [T] reward of each token.
-        values: [T] V(s_t).
-        gamma: discount, 0 to 1.
-        lam: lambda, 0 to 1.
+        rewards: [T] reward of each token. values: [T] V(s_t). gamma: discount, 0 to 1. lam: lambda,
+        0 to 1.
 
     Returns:
         [T] advantages in the type of `values` (float32 at least; float64 for plain lists).
@@ -70,13 +68,10 @@ def egae(
         terminal   0, which wrongly punishes being cut; for ablation only
 
     Args:
-        rewards: [T] reward of each token of the window.
-        values: [T] V(s_t).
-        gamma: discount, 0 to 1.
-        lam: lambda, 0 to 1.
-        finished: True if the response ends with this window (end token or length cap).
-        boundary: what V(s_l) is at a cut.
-        bootstrap_value: V(s_l), needed for "bootstrap" where the window is cut.
+        rewards: [T] reward of each token of the window. values: [T] V(s_t). gamma: discount, 0 to
+        1. lam: lambda, 0 to 1. finished: True if the response ends with this window (end token or
+        length cap). boundary: what V(s_l) is at a cut. bootstrap_value: V(s_l), needed for
+        "bootstrap" where the window is cut.
 
     Returns:
         [T] advantages in the type of `values` (float32 at least; float64 for plain lists).
@@ -115,11 +110,9 @@ def packed_egae(
     """`egae` on every window of a pack, each with its own lambda and its own end.
 
     Args:
-        rewards: [T] reward of each token.
-        values: [T] V(s_t).
-        segments: where windows begin; `finished`, `lam` and `bootstrap_value` are read.
-        gamma: discount, 0 to 1.
-        boundary: what V(s_l) is at a cut; see `egae`.
+        rewards: [T] reward of each token. values: [T] V(s_t). segments: where windows begin;
+        `finished`, `lam` and `bootstrap_value` are read. gamma: discount, 0 to 1. boundary: what
+        V(s_l) is at a cut; see `egae`.
 
     Returns:
         [T] advantages in the type of `values` (float32 at least).
@@ -179,15 +172,14 @@ def length_adaptive_lambda(
     """lambda = 1 - 1 / (alpha l), clamped to [floor, 1].
 
     Args:
-        length: response tokens, a number or a tensor of any shape.
-        alpha: share of the length that the sum of lambda^k should span (VAPO: 0.05).
-        floor: least lambda, 0 to 1 (T-PPO recipe: 0.95).
+        length: response tokens, a number or a tensor of any shape. alpha: share of the length that
+        the sum of lambda^k should span (VAPO: 0.05). floor: least lambda, 0 to 1 (T-PPO recipe:
+        0.95).
 
     Returns:
         A float, or a float64 tensor of the same shape. Length 0 gives the floor.
 
-    Source: VAPO Eq. 4-5. Changed: clamped, because the formula is not positive for
-    l <= 1 / alpha.
+    Source: VAPO Eq. 4-5. Changed: clamped, because the formula is not positive for l <= 1 / alpha.
     """
     if not alpha > 0.0:
         raise ValueError(f"alpha must be positive, got {alpha}")
@@ -226,12 +218,12 @@ def whiten(
     """(A - mean) / sqrt(var + eps) over the trained tokens, 0 elsewhere.
 
     Args:
-        advantages: [T].
-        mask: [T] bool, `policy_mask`: boundary tokens are neither counted nor given back, else
+        advantages: [T]. mask: [T] bool, `policy_mask`: boundary tokens are neither counted nor
+        given back, else
             the last token of a cut window, whose advantage is 0, would become a strong push.
-        eps: added to the (n - 1) variance.
-        clamp: bound of the absolute value afterwards (T-PPO recipe: 10), or None.
-        batch_moments: `moments` summed over all micro-batches and ranks; None: of this pack.
+        eps: added to the (n - 1) variance. clamp: bound of the absolute value afterwards (T-PPO
+        recipe: 10), or None. batch_moments: `moments` summed over all micro-batches and ranks;
+        None: of this pack.
 
     Returns:
         [T] in the type of `advantages`. With fewer than two trained tokens there is no spread:

@@ -1,9 +1,8 @@
 """Aggregation: from one loss a token to one number.
 
-In: masks and the counts of the whole batch. Out: a weight for each token, such that
-loss = sum over all micro-batches and ranks of sum_t weight_t * loss_t.
-Promise: because the counts are the batch's and not the micro-batch's, how the batch is split
-changes nothing. A count of 0 gives weights of 0.
+In: masks and the counts of the whole batch. Out: a weight for each token, such that loss = sum over
+all micro-batches and ranks of sum_t weight_t * loss_t. Promise: because the counts are the batch's
+and not the micro-batch's, how the batch is split changes nothing. A count of 0 gives weights of 0.
 
 Factors that DeepSpeed needs (world size, accumulation) do not belong here.
 """
@@ -18,8 +17,8 @@ def token_mean_weights(mask: Tensor, *, global_tokens: float) -> Tensor:
     """[T] float64: mask / N, every token of the batch counts the same.
 
     Args:
-        mask: [T] bool, tokens of this micro-batch that have a loss.
-        global_tokens: N, tokens counted over the whole batch. It may be more than the masks hold:
+        mask: [T] bool, tokens of this micro-batch that have a loss. global_tokens: N, tokens
+        counted over the whole batch. It may be more than the masks hold:
             where tokens are dropped for their weight, the original count keeps the others' size.
 
     Source: DAPO section 3.3, VAPO Eq. 7-8.
@@ -38,11 +37,10 @@ def sample_mean_weights(
     """[T] float64: mask / (G n_i), every sample counts the same and its tokens share.
 
     Args:
-        mask: [T] bool, tokens of this micro-batch that have a loss.
-        segment_ids: [T] int, the sample of each token.
-        global_samples: G, samples with a loss in the whole batch.
-        num_segments: S, needed only to spare a look at the ids.
-        sample_tokens: [S] n_i; needed where one sample's tokens lie in several micro-batches,
+        mask: [T] bool, tokens of this micro-batch that have a loss. segment_ids: [T] int, the
+        sample of each token. global_samples: G, samples with a loss in the whole batch.
+        num_segments: S, needed only to spare a look at the ids. sample_tokens: [S] n_i; needed
+        where one sample's tokens lie in several micro-batches,
             else counted here.
 
     Source: PPO as in VAPO Eq. 6; the value loss of the T-PPO recipe.

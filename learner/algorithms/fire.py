@@ -32,10 +32,9 @@ class HotStreams(NamedTuple):
     """The streams of a batch after the correction.
 
     Attributes:
-        weight: [T] what each token's loss is multiplied by.
-        behaviour: [T] logprobs that the policy's ratio is taken to.
-        ratio: [T] pi / q of hot tokens before any cap, for statistics; 0 at other tokens.
-        over_cap: [T] bool, hot tokens whose weight the cap has cut.
+        weight: [T] what each token's loss is multiplied by. behaviour: [T] logprobs that the
+        policy's ratio is taken to. ratio: [T] pi / q of hot tokens before any cap, for statistics;
+        0 at other tokens. over_cap: [T] bool, hot tokens whose weight the cap has cut.
     """
 
     weight: Tensor
@@ -57,12 +56,10 @@ def hot_streams(
     """The corrected streams.
 
     Args:
-        weight: [T] loss weights, 0 where a token does not train.
-        behaviour: [T] logprobs of what sampled: log q at hot tokens.
-        start: [T] logprobs under the weights of the update's start.
-        hot: [T] bool.
-        correction: see the module's docstring.
-        cap: largest importance weight of "ratio" (2 to 10 are usual).
+        weight: [T] loss weights, 0 where a token does not train. behaviour: [T] logprobs of what
+        sampled: log q at hot tokens. start: [T] logprobs under the weights of the update's start.
+        hot: [T] bool. correction: see the module's docstring. cap: largest importance weight of
+        "ratio" (2 to 10 are usual).
     """
     rho = torch.where(hot, log_ratio(start, behaviour, hot).exp(), 0.0)
     if correction == "mask":

@@ -2,8 +2,8 @@
 
 In: logprobs or logits, or lengths. Out: a loss a token, to be added with a coefficient over its own
 mask, or what is added to a reward (the verifier's own score stays apart, so that accuracy and the
-choice of groups never see it).
-Promise: each loss is smaller when the policy is better, so coefficients are not negative.
+choice of groups never see it). Promise: each loss is smaller when the policy is better, so
+coefficients are not negative.
 """
 
 from typing import Literal
@@ -89,10 +89,8 @@ def overlong_penalty(
         -1                                   beyond
 
     Args:
-        lengths: [N] response tokens.
-        max_length: Lmax (DAPO: 20480).
-        cache: Lcache, the stretch over which it grows (DAPO: 4096).
-        factor: multiplies it.
+        lengths: [N] response tokens. max_length: Lmax (DAPO: 20480). cache: Lcache, the stretch
+        over which it grows (DAPO: 4096). factor: multiplies it.
 
     Source: DAPO section 3.4.
     """

@@ -15,9 +15,8 @@ class PolicyLoss(NamedTuple):
     """Loss of each token, and the clip that binds there (its gradient is then 0).
 
     Attributes:
-        loss: [T] with gradient.
-        clipped_low: [T] bool, A < 0 and the ratio is already below 1 - eps_low.
-        clipped_high: [T] bool, A > 0 and the ratio is already above 1 + eps_high.
+        loss: [T] with gradient. clipped_low: [T] bool, A < 0 and the ratio is already below 1 -
+        eps_low. clipped_high: [T] bool, A > 0 and the ratio is already above 1 + eps_high.
         clipped_dual: [T] bool, A < 0 and the ratio is above the dual bound.
     """
 
@@ -38,11 +37,8 @@ def clipped_surrogate(
     """L_t = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), and min(L_t, c |A|) with dual clip.
 
     Args:
-        log_ratio: [T] log r, with gradient.
-        advantages: [T].
-        clip_low: eps_low.
-        clip_high: eps_high (clip-higher where larger than eps_low).
-        dual_clip: c > 1, or None. It binds for A < 0 only.
+        log_ratio: [T] log r, with gradient. advantages: [T]. clip_low: eps_low. clip_high: eps_high
+        (clip-higher where larger than eps_low). dual_clip: c > 1, or None. It binds for A < 0 only.
 
     Source: PPO; DAPO section 3.1 and VAPO section 3 (asymmetric); Ye et al. 2020 (dual);
     T-PPO recipe 0.2 / 0.28 / 10. Nothing changed; the ratio is exp(log ratio), never a KL.
@@ -87,11 +83,9 @@ def clipped_squared_error(
     """L_t = max((v - R)^2, (clip(v, v_old - low, v_old + high) - R)^2) / 2, all [T].
 
     Args:
-        values: the critic now, with gradient.
-        old_values: the critic when the update began, for the tokens of all windows.
-        targets: R.
-        clip_low: how far below the old value the clipped value may go (T-PPO recipe: 0.5).
-        clip_high: how far above (0.6).
+        values: the critic now, with gradient. old_values: the critic when the update began, for the
+        tokens of all windows. targets: R. clip_low: how far below the old value the clipped value
+        may go (T-PPO recipe: 0.5). clip_high: how far above (0.6).
 
     Source: T-PPO recipe. Changed: old values are recomputed at the update's start, where the
     recipe keeps those of the time each window was generated.

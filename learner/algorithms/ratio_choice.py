@@ -31,12 +31,9 @@ class Tokens(NamedTuple):
     """N tokens as a ratio sees them; those of one window are all there.
 
     Attributes:
-        new: [N] logprobs, with gradient.
-        start: [N] logprobs under the weights of the update's start.
-        behaviour: [N] logprobs of the sampler.
-        versions: [N] weight versions that sampled.
-        mask: [N] bool.
-        segment_ids: [N] int, the window of each token, of `num_segments`.
+        new: [N] logprobs, with gradient. start: [N] logprobs under the weights of the update's
+        start. behaviour: [N] logprobs of the sampler. versions: [N] weight versions that sampled.
+        mask: [N] bool. segment_ids: [N] int, the window of each token, of `num_segments`.
         learner_version: of the weights of the update's start.
     """
 

@@ -25,9 +25,9 @@ class Ratio(NamedTuple):
     """The policy's ratio to its anchor, and the anchor's weight against the sampler.
 
     Attributes:
-        log_ratio: [T] with gradient; 0 outside the mask.
-        weight: [T] without gradient; 0 outside the mask and on dropped tokens.
-        over_cap: [T] bool, tokens of the mask whose weight was truncated or dropped.
+        log_ratio: [T] with gradient; 0 outside the mask. weight: [T] without gradient; 0 outside
+        the mask and on dropped tokens. over_cap: [T] bool, tokens of the mask whose weight was
+        truncated or dropped.
     """
 
     log_ratio: Tensor
@@ -73,10 +73,8 @@ def decoupled_ratio(
     """r = pi_new / pi_proximal, weight = pi_proximal / pi_behaviour, capped.
 
     Args:
-        new, proximal, behaviour: [T] logprobs.
-        mask: [T] bool, the tokens that train.
-        cap: largest weight C.
-        over_cap: "clamp" cuts a larger weight to C, "mask" drops the token.
+        new, proximal, behaviour: [T] logprobs. mask: [T] bool, the tokens that train. cap: largest
+        weight C. over_cap: "clamp" cuts a larger weight to C, "mask" drops the token.
 
     Source: decoupled PPO, Hilton et al. 2110.00641; AReaL 2505.24298. With proximal = behaviour
     it is `behaviour_ratio`. Token-level TIS (Yao et al. 2025) is the same formula with another
@@ -103,10 +101,9 @@ def tis_ratio(
 
     Args:
         new, proximal, behaviour: [T] logprobs; proximal by the learner, behaviour by the sampler.
-        mask: [T] bool, the tokens that train.
-        cap: largest weight C (token 1.5 to 5, sequence 2 to 10).
-        over_cap: "clamp" is TIS, "mask" drops what is over the cap (MIS).
-        level: "sequence" gives each token the product over its whole sequence; it means
+        mask: [T] bool, the tokens that train. cap: largest weight C (token 1.5 to 5, sequence 2 to
+        10). over_cap: "clamp" is TIS, "mask" drops what is over the cap (MIS). level: "sequence"
+        gives each token the product over its whole sequence; it means
             something only if a segment is a whole response.
         segment_ids, num_segments: [T] and S, needed for "sequence".
 
@@ -178,15 +175,13 @@ def interpolated_proximal(
 ) -> Tensor:
     """[T] proximal logprobs without a forward pass, between the sampler's and the learner's.
 
-    log pi_prox = log pi_behav + alpha (log pi_new - log pi_behav)
-    alpha = (v_prox - v_behav) / (v_new - v_behav) clamped to [0, 1], v_prox = v_new - 1,
-    and alpha = 0 where v_behav >= v_new.
+    log pi_prox = log pi_behav + alpha (log pi_new - log pi_behav) alpha = (v_prox - v_behav) /
+    (v_new - v_behav) clamped to [0, 1], v_prox = v_new - 1, and alpha = 0 where v_behav >= v_new.
 
     Args:
         new: [T] logprobs under the learner's current weights; no gradient flows through them.
-        behaviour: [T] logprobs that sampled.
-        versions: [T] int, weight version that sampled each token.
-        learner_version: v_new.
+        behaviour: [T] logprobs that sampled. versions: [T] int, weight version that sampled each
+        token. learner_version: v_new.
 
     Source: A-3PO, AReaL's "loglinear". Prompt tokens (version -1) belong outside the mask.
     """

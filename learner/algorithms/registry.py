@@ -110,22 +110,19 @@ class Algorithm:
     """Every slot of an algorithm.
 
     Attributes:
-        window: most tokens of one window.
-        lambdas: ([S] length so far, [S] finished) -> [S] lambda of the policy's advantages.
-        shape_rewards: ([N] rewards at the ends of answers, [N] their sampled tokens) -> [N] with
+        window: most tokens of one window. lambdas: ([S] length so far, [S] finished) -> [S] lambda
+        of the policy's advantages. shape_rewards: ([N] rewards at the ends of answers, [N] their
+        sampled tokens) -> [N] with
             what the length costs added; of windows, of value trajectories and of groups.
-        advantages, normalise: rewards to what the loss sees.
-        returns: (rewards [T], windows) -> discounted sums up to each window's end, and where they
+        advantages, normalise: rewards to what the loss sees. returns: (rewards [T], windows) ->
+        discounted sums up to each window's end, and where they
             reach the end of the trajectory.
-        uses_critic: advantages read values.
-        asks_at_cuts: advantages read V(s_l) of cut windows.
-        ratio: logprobs to ratio and weight.
-        uses_proximal: the ratio reads logprobs recomputed at the update's start.
-        policy_loss: log ratio and advantages to token losses.
-        aggregate: token losses to weights.
-        entropy_coef, positive_nll_coef: weights of further terms.
-        kl: divergence from the reference, None without one.
-        correct_hot: ([N] loss weights, [N] behaviour, [N] logprobs at the update's start, [N] which
+        uses_critic: advantages read values. asks_at_cuts: advantages read V(s_l) of cut windows.
+        ratio: logprobs to ratio and weight. uses_proximal: the ratio reads logprobs recomputed at
+        the update's start. policy_loss: log ratio and advantages to token losses. aggregate: token
+        losses to weights. entropy_coef, positive_nll_coef: weights of further terms. kl: divergence
+        from the reference, None without one. correct_hot: ([N] loss weights, [N] behaviour, [N]
+        logprobs at the update's start, [N] which
             are hot) -> corrected streams; None where no hot token is in the loss.
         value: None for critic-free algorithms.
     """
@@ -159,8 +156,7 @@ def build_algorithm(
     """The functions that a configuration names.
 
     Args:
-        window: most tokens of one window.
-        max_length: most tokens of a response; None: `window`.
+        window: most tokens of one window. max_length: most tokens of a response; None: `window`.
         fire: how hot tokens were sampled; None: there are none.
 
     Raises UserError where advantages by critic are asked for without a value model.

@@ -18,11 +18,10 @@ class Judged(NamedTuple):
     """What each of the windows' T tokens is worth.
 
     Attributes:
-        values: [T] V at the update's start, None without a critic.
-        raw: [T] advantages before whitening and clamping.
-        advantages: [T] as the loss sees them.
-        returns: [T] discounted reward up to the end, shaping and penalties included.
-        returns_known: [T] bool, the trajectory ends with the token's window.
+        values: [T] V at the update's start, None without a critic. raw: [T] advantages before
+        whitening and clamping. advantages: [T] as the loss sees them. returns: [T] discounted
+        reward up to the end, shaping and penalties included. returns_known: [T] bool, the
+        trajectory ends with the token's window.
     """
 
     values: Tensor | None

@@ -38,22 +38,18 @@ class PolicyHalf:
     """This rank's windows, their sampled tokens laid end to end: T tokens, S windows.
 
     Attributes:
-        sequences: what the windows stand in.
-        windows: as they came.
-        sampled: where the T tokens are.
-        reads: the T tokens.
-        segments: the windows, each with its lambda.
-        mask: [T] bool, tokens in the loss: those with a loss weight above 0.
-        weights: [T] float32, what each token's loss is multiplied by; None where all are 1. The
+        sequences: what the windows stand in. windows: as they came. sampled: where the T tokens
+        are. reads: the T tokens. segments: the windows, each with its lambda. mask: [T] bool,
+        tokens in the loss: those with a loss weight above 0. weights: [T] float32, what each
+        token's loss is multiplied by; None where all are 1. The
             counts that losses are divided by count tokens, whatever their weight.
-        behaviour: [T] float32 logprobs of the sampler.
-        rewards: [T] float32, what each token earned; shaped at the end of an answer.
-        right: [S] bool, the answer ends here and counts as right.
-        versions: [T] int64, the weight version that sampled each token.
-        kl_coef: the divergence's coefficient, or [T] float32 where samples have their own.
-        hot: [T] bool, tokens marked as drawn by FIRE's high temperature.
-        groups: the scores of whole groups, for critic-free advantages.
-        same_version: [T] bool, whole prefix sampled by the learner's version.
+        behaviour: [T] float32 logprobs of the sampler. rewards: [T] float32, what each token
+        earned; shaped at the end of an answer. right: [S] bool, the answer ends here and counts as
+        right. versions: [T] int64, the weight version that sampled each token. kl_coef: the
+        divergence's coefficient, or [T] float32 where samples have their own. hot: [T] bool, tokens
+        marked as drawn by FIRE's high temperature. groups: the scores of whole groups, for
+        critic-free advantages. same_version: [T] bool, whole prefix sampled by the learner's
+        version.
     """
 
     sequences: list[BatchSequence]

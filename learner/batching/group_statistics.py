@@ -18,8 +18,7 @@ class Groups(NamedTuple):
     """N members of groups, each group laid out once.
 
     Attributes:
-        rewards: [N] float32, shaped rewards.
-        ids: [N] int64, equal for the members of one group.
+        rewards: [N] float32, shaped rewards. ids: [N] int64, equal for the members of one group.
         members: [S] int64, which of the N each window's own response is; -1 where it has no group.
     """
 
@@ -34,8 +33,7 @@ def group_advantages(
     """A_i = (R_i - b_i) / (std of its group + 1e-6).
 
     Args:
-        rewards: [N] reward of each member.
-        groups: [N] int, equal for the members of one group.
+        rewards: [N] reward of each member. groups: [N] int, equal for the members of one group.
         baseline: "mean" of the group (GRPO, DAPO), "leave_one_out" the mean of the others (RLOO),
             or "none" (REINFORCE).
         scale: "sample_std" (n - 1), "population_std" (n), or "none": not divided.

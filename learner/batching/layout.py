@@ -68,19 +68,17 @@ class Layout(NamedTuple):
     """Where the sequences of a pack are, packed and padded.
 
     Attributes:
-        cu_lengths: [S+1] int32, cumulative lengths of the sequences.
-        max_length: length of the longest.
-        blocks: the padded blocks, end to end.
-        padded_from: [P] int64, the packed token of each padded place (padding repeats one).
-        packed_from: [T] int64, the padded place of each packed token.
-        masks: of the blocks with tokens before them.
-        frozen: [T] bool, tokens whose keys and values pass no gradient on; None: no such tokens.
-        past: keys and values of the tokens before the pack's, and where the pack's go to; None:
+        cu_lengths: [S+1] int32, cumulative lengths of the sequences. max_length: length of the
+        longest. blocks: the padded blocks, end to end. padded_from: [P] int64, the packed token of
+        each padded place (padding repeats one). packed_from: [T] int64, the padded place of each
+        packed token. masks: of the blocks with tokens before them. frozen: [T] bool, tokens whose
+        keys and values pass no gradient on; None: no such tokens. past: keys and values of the
+        tokens before the pack's, and where the pack's go to; None:
             every sequence begins in the pack, and nobody asks for its keys.
         past_from: [Q] int64, for each padded place before the blocks the token that stands there:
             one of those before the pack's or, counted on behind them, one of the pack's own.
-        past_length: how many tokens before the pack's there are.
-        shares: some sequences of the pack stand before others.
+        past_length: how many tokens before the pack's there are. shares: some sequences of the pack
+        stand before others.
     """
 
     cu_lengths: Tensor
@@ -107,12 +105,11 @@ def layout_of(
     """The layout of sequences laid end to end in this order (best in descending length).
 
     Args:
-        lengths: tokens of each in the pack.
-        before: how many tokens of each stand before these (None: none of any); whoever says so
+        lengths: tokens of each in the pack. before: how many tokens of each stand before these
+        (None: none of any); whoever says so
             gives the layout their keys, too, or says in `shared` where they are.
-        shared: the sequence of the pack that stands before each, all of it; None: none does.
-        ratio: how tight the blocks are.
-        device: of the indices.
+        shared: the sequence of the pack that stands before each, all of it; None: none does. ratio:
+        how tight the blocks are. device: of the indices.
     """
     if not lengths:
         raise ValueError("a pack needs at least one sequence")

@@ -16,8 +16,8 @@ def pack_sequences(lengths: Sequence[int], *, budget: int) -> list[list[int]]:
     """Sequence indices of each pack, by first-fit decreasing.
 
     Args:
-        lengths: tokens of each sequence, all positive.
-        budget: most tokens of a pack; a longer sequence has a pack to itself.
+        lengths: tokens of each sequence, all positive. budget: most tokens of a pack; a longer
+        sequence has a pack to itself.
 
     Returns:
         Packs of indices into `lengths`, longest sequence first, so that neighbours in a pack

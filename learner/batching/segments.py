@@ -21,8 +21,8 @@ class Segments(NamedTuple):
         cu_lengths: [S+1] int64, cumulative lengths; window i is tokens cu[i] to cu[i+1] - 1.
         finished: [S] bool, True if the trajectory ends here (end token or length cap).
         length_so_far: [S] int64, response tokens of the trajectory up to the end of this window.
-        lam: [S] float64, the lambda of the policy's advantages.
-        bootstrap_value: [S] the critic's V(s_l) in the state after the last token, or None; read
+        lam: [S] float64, the lambda of the policy's advantages. bootstrap_value: [S] the critic's
+        V(s_l) in the state after the last token, or None; read
             only where a window is cut and the boundary is "bootstrap".
     """
 
@@ -102,9 +102,7 @@ def discounted_suffix_sums(x: Tensor, decay: Tensor, left: Tensor) -> Tensor:
     """y_t = sum_{k=0}^{left_t} decay_t^k x_{t+k}, for all tokens at once.
 
     Args:
-        x: [T] the terms.
-        decay: [T] constant inside each window.
-        left: [T] int, `tokens_left`.
+        x: [T] the terms. decay: [T] constant inside each window. left: [T] int, `tokens_left`.
 
     By doubling: a sum over 2n terms is the sum over the first n plus decay^n times the sum over
     the next n. It takes log2(longest window) steps over the whole pack where the backward

@@ -20,13 +20,12 @@ class Reads:
     """Tokens of interest, in flat order, and the sequences they stand in.
 
     Attributes:
-        trajectories: the trajectory of each sequence, without repeats.
-        token_ids: each sequence from its first token on.
-        sequence_of: [N] the sequence of each token.
-        position_of: [N] its place in that sequence, the opening included. One past the end asks
+        trajectories: the trajectory of each sequence, without repeats. token_ids: each sequence
+        from its first token on. sequence_of: [N] the sequence of each token. position_of: [N] its
+        place in that sequence, the opening included. One past the end asks
             for the state after the last token.
-        targets: [N] the tokens themselves (0 where only a value is asked for).
-        openings: how many tokens of each sequence stand before position 0.
+        targets: [N] the tokens themselves (0 where only a value is asked for). openings: how many
+        tokens of each sequence stand before position 0.
     """
 
     trajectories: list[int]

@@ -44,9 +44,8 @@ class Sampled:
     """The sampled tokens of some stretches, in flat order.
 
     Attributes:
-        lengths: [S] sampled tokens of each segment.
-        positions: [T] each token's position.
-        segments: [T] each token's segment.
+        lengths: [S] sampled tokens of each segment. positions: [T] each token's position. segments:
+        [T] each token's segment.
     """
 
     def __init__(self, sequences: Sequence[BatchSequence], stretches: Sequence[Stretch]) -> None:

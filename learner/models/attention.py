@@ -62,13 +62,10 @@ def packed_attention(
 
     Args:
         module: the attention layer; only its number is read, and only where keys are carried.
-        query: [1, heads, T, d].
-        key, value: [1, key heads, T, d]; heads is a multiple of key heads.
-        attention_mask: must be None, as our mask function gives.
-        layout: where the sequences are.
-        scaling: factor of the scores.
-        dropout: must be 0: the learner's forward has to be repeatable.
-        sliding_window: most keys a query sees, itself included.
+        query: [1, heads, T, d]. key, value: [1, key heads, T, d]; heads is a multiple of key heads.
+        attention_mask: must be None, as our mask function gives. layout: where the sequences are.
+        scaling: factor of the scores. dropout: must be 0: the learner's forward has to be
+        repeatable. sliding_window: most keys a query sees, itself included.
 
     Returns:
         [1, T, heads, d] and None (no attention weights).

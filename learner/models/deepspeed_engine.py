@@ -287,12 +287,9 @@ def join_ranks(
     """Form the group of all learner ranks (gloo on a CPU, NCCL on GPUs).
 
     Args:
-        rank: this one, from 0.
-        world_size: how many there are.
-        port: where rank 0 is met.
-        device: this rank's.
-        address: rank 0's host as the others know it.
-        local_rank: this one's number on its host; None: all are on one host.
+        rank: this one, from 0. world_size: how many there are. port: where rank 0 is met. device:
+        this rank's. address: rank 0's host as the others know it. local_rank: this one's number on
+        its host; None: all are on one host.
     """
     os.environ |= {
         "MASTER_ADDR": address,

@@ -21,11 +21,10 @@ class Pack(NamedTuple):
     """Sequences laid end to end, and where their outputs are read.
 
     Attributes:
-        token_ids: [T] int64.
-        position_ids: [T] int64, places in their sequences, those before the pack counted.
-        layout: where the sequences are.
-        reads: [N] int64, places in the pack just before the N tokens of interest.
-        targets: [N] int64, those tokens (0 where a read has no next token).
+        token_ids: [T] int64. position_ids: [T] int64, places in their sequences, those before the
+        pack counted. layout: where the sequences are. reads: [N] int64, places in the pack just
+        before the N tokens of interest. targets: [N] int64, those tokens (0 where a read has no
+        next token).
     """
 
     token_ids: Tensor

@@ -59,11 +59,10 @@ class Figures:
     """What one update found.
 
     Attributes:
-        hits: sequences beyond their first window whose context was there, all of it.
-        misses: such sequences of which some context had to be computed.
-        recomputed: the tokens of that context.
-        carried: tokens whose keys and values were read.
-        age: updates between the computing of these and their use, summed over tokens.
+        hits: sequences beyond their first window whose context was there, all of it. misses: such
+        sequences of which some context had to be computed. recomputed: the tokens of that context.
+        carried: tokens whose keys and values were read. age: updates between the computing of these
+        and their use, summed over tokens.
     """
 
     hits: int = 0
@@ -88,8 +87,7 @@ class Carried:
     """The keys and values of one model on one rank.
 
     Attributes:
-        num_bytes: of all that is kept.
-        figures: of the present update.
+        num_bytes: of all that is kept. figures: of the present update.
     """
 
     def __init__(self, *, bound: int, on_device: int = 0) -> None:

@@ -37,13 +37,10 @@ def write_checkpoint(
     """Write checkpoints/step_N and point `latest` to it, once the disk takes it.
 
     Args:
-        root: the run's checkpoints folder.
-        update: N.
-        fill: writes the files into the folder it is given, perhaps more than once.
-        facts: what else stands in the manifest.
-        keep_last: how many checkpoints stay besides the one `best` names.
-        needs: about how many bytes it is.
-        tell: hears what the disk lacks, and an empty text when it goes on.
+        root: the run's checkpoints folder. update: N. fill: writes the files into the folder it is
+        given, perhaps more than once. facts: what else stands in the manifest. keep_last: how many
+        checkpoints stay besides the one `best` names. needs: about how many bytes it is. tell:
+        hears what the disk lacks, and an empty text when it goes on.
     """
 
     def attempt() -> Path:

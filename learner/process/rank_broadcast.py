@@ -52,8 +52,8 @@ class Relay:
         """This rank's parts of a batch in the order of their index, or what came instead.
 
         Args:
-            batch: the header that all ranks have.
-            hear: gives rank 0 the coordinator's next message; None on the others.
+            batch: the header that all ranks have. hear: gives rank 0 the coordinator's next
+            message; None on the others.
 
         Returns:
             The parts. Any other message than a part ends the batch; all ranks get it, to act on it.

@@ -56,13 +56,11 @@ class Trainer:
     """One rank's models and engines. All ranks call the same methods in the same order.
 
     Attributes:
-        update: the last one in the weights (0: the starting policy).
-        batch_id: the batch that was trained in it; None where it is not known.
-        lineage: the line of updates that it is on.
-        resumed_from: the checkpoint the weights are from, or None.
-        policy_bytes: about the size of a published version.
-        notices: what the coordinator is to be told with the next answer.
-        tell: hears what a disk lacks that this rank writes to, and an empty text when it goes on.
+        update: the last one in the weights (0: the starting policy). batch_id: the batch that was
+        trained in it; None where it is not known. lineage: the line of updates that it is on.
+        resumed_from: the checkpoint the weights are from, or None. policy_bytes: about the size of
+        a published version. notices: what the coordinator is to be told with the next answer. tell:
+        hears what a disk lacks that this rank writes to, and an empty text when it goes on.
     """
 
     def __init__(

@@ -45,12 +45,11 @@ class Recount(NamedTuple):
     """Numbers made again.
 
     Attributes:
-        windows: those of the batch.
-        columns: by name of a token's figure, an array for each window, a number for each of its
+        windows: those of the batch. columns: by name of a token's figure, an array for each window,
+        a number for each of its
             positions; NaN where there is none.
-        lams: the lambda of each window.
-        metrics: figures of the update.
-        lacking: what could not be made, and why.
+        lams: the lambda of each window. metrics: figures of the update. lacking: what could not be
+        made, and why.
     """
 
     windows: list[PolicyWindow]

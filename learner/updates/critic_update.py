@@ -33,10 +33,9 @@ class CriticUpdate:
     """The critic's part of one update: `begin`, `first_pass`, `values_of`, then `train`.
 
     Attributes:
-        old: [T] values of the finished trajectories' tokens at the update's start.
-        known: [T] bool, where `old` holds a value; elsewhere nothing has needed one yet.
-        targets: [T] what the critic should have said.
-        log: the optimizer steps.
+        old: [T] values of the finished trajectories' tokens at the update's start. known: [T] bool,
+        where `old` holds a value; elsewhere nothing has needed one yet. targets: [T] what the
+        critic should have said. log: the optimizer steps.
     """
 
     def __init__(

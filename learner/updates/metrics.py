@@ -76,10 +76,9 @@ def figures_of(
     """All figures of the update but times and the engines' own state.
 
     Args:
-        window: most tokens of a window: where a finished response was cut before.
-        values: [T] V at the windows' tokens, None without a critic.
-        raw_advantages, advantages: [T] before and after whitening and clamping.
-        carried: keys and values of each model, if they are carried over.
+        window: most tokens of a window: where a finished response was cut before. values: [T] V at
+        the windows' tokens, None without a critic. raw_advantages, advantages: [T] before and after
+        whitening and clamping. carried: keys and values of each model, if they are carried over.
     """
     tallies = [*_policy_tallies(windows, policy), _log_tally("actor", policy.log)]
     tallies.append(tally_spread("critic/advantages", advantages, windows.mask))

@@ -51,9 +51,8 @@ class PolicyUpdate:
     advantage.
 
     Attributes:
-        reference: [T] logprobs of the reference, None without one.
-        seen: what the loss saw, of all optimizer steps.
-        log: the optimizer steps.
+        reference: [T] logprobs of the reference, None without one. seen: what the loss saw, of all
+        optimizer steps. log: the optimizer steps.
     """
 
     def __init__(

@@ -200,11 +200,9 @@ def tally_values(
     """How well the critic predicts: explained variance, error by relative position and at cuts.
 
     Args:
-        values: [T] V(s_t).
-        targets: [T] Monte-Carlo returns.
-        mask: [T] bool, tokens of finished trajectories.
-        segments: one segment a whole response.
-        cuts: [T] bool, tokens that were the last of an earlier, unfinished window: there V(s_t)
+        values: [T] V(s_t). targets: [T] Monte-Carlo returns. mask: [T] bool, tokens of finished
+        trajectories. segments: one segment a whole response. cuts: [T] bool, tokens that were the
+        last of an earlier, unfinished window: there V(s_t)
             closed an EGAE sum, and now the return that followed is known. None: no cuts.
 
     Bin b of 10 holds tokens with position / length in [b/10, (b+1)/10).
@@ -252,10 +250,8 @@ def tally_egae(
     """What EGAE did at the cuts of a policy pack.
 
     Args:
-        values: [T] V(s_t).
-        advantages: [T] before whitening.
-        segments: the windows, with the lambda in force.
-        boundary_tokens: how many last tokens of a cut window count as its boundary.
+        values: [T] V(s_t). advantages: [T] before whitening. segments: the windows, with the lambda
+        in force. boundary_tokens: how many last tokens of a cut window count as its boundary.
     """
     ids = segment_ids(segments)
     cut = ~segments.finished

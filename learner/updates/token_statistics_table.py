@@ -2,9 +2,8 @@
 
 In: a `Tally` merged over micro-batches and ranks. Out: by metric name, numbers and arrays of
 numbers by bins; `headrace.metrics.registry` says what each figure means and which values are
-healthy.
-Promises: a figure without data (no cut window, no finished trajectory) is absent and a bin without
-data is None, never 0 or NaN; a sum that holds NaN or Inf shows as such.
+healthy. Promises: a figure without data (no cut window, no finished trajectory) is absent and a bin
+without data is None, never 0 or NaN; a sum that holds NaN or Inf shows as such.
 """
 
 from collections.abc import Callable

@@ -9,8 +9,7 @@ takes a further optimizer step, and none takes any where the number is found bef
 
 With `learner.context = "carried"` what stands before a window is read from keys and values of
 earlier updates (`learner.models.prefix_cache`): then two updates in a row are not the same as the
-second alone,
-until `forget` is called or the lineage changes.
+second alone, until `forget` is called or the lineage changes.
 """
 
 import math
@@ -43,10 +42,9 @@ class Outcome:
     """What an update did.
 
     Attributes:
-        metrics: figures by metric name, the same on all ranks.
-        diagnostics: of this rank's windows.
-        policy_moved: at least one optimizer step of the policy was applied.
-        skipped: what was not finite, so that the update was broken off; else None. Optimizer
+        metrics: figures by metric name, the same on all ranks. diagnostics: of this rank's windows.
+        policy_moved: at least one optimizer step of the policy was applied. skipped: what was not
+        finite, so that the update was broken off; else None. Optimizer
             steps before that stay in the weights, and nothing of it is published.
     """
 

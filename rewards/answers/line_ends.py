@@ -46,9 +46,9 @@ def split_lines(
     """The lines of an answer.
 
     Args:
-        token_texts: what each token stands for; empty for one that stands for nothing.
-        comments: what a comment begins with, after blanks.
-        fenced: whether only lines inside of a fenced code block count. None: where there is one.
+        token_texts: what each token stands for; empty for one that stands for nothing. comments:
+        what a comment begins with, after blanks. fenced: whether only lines inside of a fenced code
+        block count. None: where there is one.
             An answer that is still being written needs to be told, for its block may come later.
     """
     written = _written(token_texts)

@@ -1,7 +1,7 @@
 """Signatures of reward functions, read before anything is scored.
 
 In: a callable. Out: the names of its arguments, those without a default apart. Arguments are bound
-by these names (`conventions.py`), so what has no signature cannot be a reward function.
+by these names (`calling_conventions.py`), so what has no signature cannot be a reward function.
 """
 
 import inspect

@@ -1,9 +1,9 @@
 """User functions as verifiers.
 
 In: names such as `package.module:name` or `path/to/file.py:name` with weights. Out: verdicts. A
-name may be a function of any convention (`conventions.py`), plain or `async`, or a rubric of
-verifiers with functions of its own, also that of an environment which its `load_environment` makes.
-What cannot be called is a UserError when it is loaded.
+name may be a function of any convention (`calling_conventions.py`), plain or `async`, or a rubric
+of verifiers with functions of its own, also that of an environment which its `load_environment`
+makes. What cannot be called is a UserError when it is loaded.
 """
 
 import inspect

@@ -110,11 +110,9 @@ class PrefixLabeler(Generic[R]):
         at_once: int = 1,
         find: Find | None = None,
     ) -> None:
-        """Args:
-        complete: the policy.
-        passes: the judge.
-        k: completions of a prefix before it is given up.
-        at_once: how many of them are asked for together. 1 wastes none; more is quicker where few
+        """Args: complete: the policy. passes: the judge. k: completions of a prefix before it is
+        given up. at_once: how many of them are asked for together. 1 wastes none; more is quicker
+        where few
             answers are labelled at a time.
         find: how the boundary is looked for. None: `search`.
         """
@@ -141,12 +139,9 @@ class PrefixLabeler(Generic[R]):
         """The labels of one answer.
 
         Args:
-            row: what the judge needs to know of the prompt.
-            prompt_ids: the prompt.
-            response_ids: the answer.
-            lines: its lines, as `rewards.answers.line_ends` finds them.
-            passed: whether the answer passes.
-            key: tells rows with one prompt apart that are judged differently.
+            row: what the judge needs to know of the prompt. prompt_ids: the prompt. response_ids:
+            the answer. lines: its lines, as `rewards.answers.line_ends` finds them. passed: whether
+            the answer passes. key: tells rows with one prompt apart that are judged differently.
         """
         neutral = [line.neutral for line in lines]
         counted = [line for line in lines if not line.neutral]

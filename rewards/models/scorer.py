@@ -32,9 +32,8 @@ class PairScore(NamedTuple):
     """How a pairwise model sees two answers.
 
     Attributes:
-        r: probability that the first given answer is better, over both orders.
-        p_front: that, where it stands first: p(yes).
-        p_back: that, where it stands second: p(no).
+        r: probability that the first given answer is better, over both orders. p_front: that, where
+        it stands first: p(yes). p_back: that, where it stands second: p(no).
     """
 
     r: float
@@ -66,11 +65,11 @@ class _Scorer:
         """Load the folder.
 
         Args:
-            folder: what `headrace reward train` wrote.
-            policy: a model folder whose tokenizer must be the reward model's, because its token ids
+            folder: what `headrace reward train` wrote. policy: a model folder whose tokenizer must
+            be the reward model's, because its token ids
                 will be scored.
-            device, dtype: where and in what the model computes.
-            trust_remote_code: run Python code shipped inside the folder.
+            device, dtype: where and in what the model computes. trust_remote_code: run Python code
+            shipped inside the folder.
 
         Raises:
             UserError: not a reward model, of another kind, or with another tokenizer.
@@ -154,9 +153,8 @@ class LineScorer(_ScalarScorer):
         """One score for each line end, near 1 where all is well so far and near -1 where it is not.
 
         Args:
-            prompt_ids: tokens of the prompt.
-            completion_ids: tokens of the response, finished or not.
-            ends: for each line the index in `completion_ids` of the token that holds its end.
+            prompt_ids: tokens of the prompt. completion_ids: tokens of the response, finished or
+            not. ends: for each line the index in `completion_ids` of the token that holds its end.
         """
         if any(not 0 <= end < len(completion_ids) for end in ends):
             raise UserError(

@@ -4,7 +4,7 @@ In: items by `submit`. Out: one Score an item by the callback, in the order of c
 Promises: what can be told at a glance is told at once; any other item ends within its deadline plus
 the time it waited for a free child of its source; a child that misses a deadline is killed with all
 it started, and replaced; a crash costs only what was running; what had not begun is handed out
-again. Children that score many responses at a time are in `flight.py`.
+again. Children that score many responses at a time are in `concurrent_calls.py`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Makes cells: `python -S launcher.py CONTROL PARENT`, started by `workshop.py` only.
+"""Makes cells: `python -S cell_factory.py CONTROL PARENT`, started by `factory_client.py` only.
 
 In: an order for each cell, with six sockets: the program's standard files; `orders`, where its
 source comes in and reports go out; `verdict`, the same for the checks; `life`, whose end outside

@@ -1,4 +1,4 @@
-"""The process that cells are made by, seen from outside: `launcher.py`, one a pool.
+"""The process that cells are made by, seen from outside: `cell_factory.py`, one a pool.
 
 In: orders for cells with the descriptors they are to have. It starts once, so that a cell costs a
 fork and not an interpreter's start. It dies with this process, and its cells with it.

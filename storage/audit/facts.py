@@ -56,14 +56,12 @@ class TrajectoryFacts:
     """A trajectory: how far it came, who sampled what, what became of it.
 
     Attributes:
-        ended_at: journal offset of its end; -1 while it runs.
-        received: sampled tokens, added up chunk by chunk.
-        rewards: what was earned where, as SQL has it; None: nothing yet.
-        line_ends: where the lines end that have a score.
-        lines_through: a source has answered for the lines before this position.
-        value: where it is for the value model; None: it has no good reward.
-        value_taken: whether a batch has ever taken it for the value model.
-        value_trained: (lineage, update) as for windows.
+        ended_at: journal offset of its end; -1 while it runs. received: sampled tokens, added up
+        chunk by chunk. rewards: what was earned where, as SQL has it; None: nothing yet. line_ends:
+        where the lines end that have a score. lines_through: a source has answered for the lines
+        before this position. value: where it is for the value model; None: it has no good reward.
+        value_taken: whether a batch has ever taken it for the value model. value_trained: (lineage,
+        update) as for windows.
     """
 
     trajectory_id: int
@@ -133,13 +131,11 @@ class Facts:
     """All of it.
 
     Attributes:
-        issued: the highest version given out.
-        update: the last one committed on the present lineage.
-        committed: batches in the surviving weights that a rollback could still undo, by update.
-        forgotten: no rollback reaches an update before this one.
-        leases: (lease id, generator) in force, by trajectory.
-        abandoned: tokens trained on lineages that were given up.
-        lost: tokens that the journal does not have, by generator and reason.
+        issued: the highest version given out. update: the last one committed on the present
+        lineage. committed: batches in the surviving weights that a rollback could still undo, by
+        update. forgotten: no rollback reaches an update before this one. leases: (lease id,
+        generator) in force, by trajectory. abandoned: tokens trained on lineages that were given
+        up. lost: tokens that the journal does not have, by generator and reason.
     """
 
     trajectories: dict[int, TrajectoryFacts] = field(default_factory=dict)

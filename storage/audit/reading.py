@@ -43,9 +43,9 @@ class Survey(NamedTuple):
     """What a journal holds that is whole.
 
     Attributes:
-        end: the first offset that it does not hold.
-        figures_at: offset of the last record with the coordinator's ledger; -1: there is none.
-        last_batch: offset of the last batch's first record.
+        end: the first offset that it does not hold. figures_at: offset of the last record with the
+        coordinator's ledger; -1: there is none. last_batch: offset of the last batch's first
+        record.
     """
 
     end: int
@@ -118,8 +118,8 @@ class Records:
     """The usable records of a journal before offset `end`.
 
     Attributes:
-        reached: all records before this offset were usable.
-        problem: why the one at `reached` is not; None where there is no such one.
+        reached: all records before this offset were usable. problem: why the one at `reached` is
+        not; None where there is no such one.
     """
 
     def __init__(self, folder: Path, end: int) -> None:

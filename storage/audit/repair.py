@@ -46,13 +46,13 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     """What was done.
 
     Attributes:
-        why: what was found; None where nothing had to be done to the journal.
-        kept, lost: records. As many are lost as are still there, or as somebody knows of.
-        lost_kinds: the lost records by kind; those that cannot be read are not among them.
-        damaged: the folder that the damaged journal is in now; None where it only was too short.
-        checkpoints: those of updates that the journal has lost, under their new names.
-        diagnostics: the folder that damaged token diagnostics are in now; None: they were sound.
-        goes_on: what the learner can go on with: a checkpoint, or "the starting model"; None: there
+        why: what was found; None where nothing had to be done to the journal. kept, lost: records.
+        As many are lost as are still there, or as somebody knows of. lost_kinds: the lost records
+        by kind; those that cannot be read are not among them. damaged: the folder that the damaged
+        journal is in now; None where it only was too short. checkpoints: those of updates that the
+        journal has lost, under their new names. diagnostics: the folder that damaged token
+        diagnostics are in now; None: they were sound. goes_on: what the learner can go on with: a
+        checkpoint, or "the starting model"; None: there
             is nothing left to which the journal can go back.
     """
 
@@ -108,10 +108,9 @@ class _Trial:
     """Applies and projects a journal record by record until one cannot be.
 
     Attributes:
-        kept: all records before this offset can be used.
-        problem: why the next one cannot; None where there is no such one.
-        update: the last one committed on the surviving lineage among them.
-        forgotten: no rollback can reach an earlier update.
+        kept: all records before this offset can be used. problem: why the next one cannot; None
+        where there is no such one. update: the last one committed on the surviving lineage among
+        them. forgotten: no rollback can reach an earlier update.
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any], end: int) -> None:

@@ -40,10 +40,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit says.
 
     Attributes:
-        format: the record format of the journal.
-        balanced: generated tokens are those in the accounts, and the coordinator counted the same.
-        counts: tokens by account, as `recount_ledger` gives them.
-        looked_at: how many records, trajectories, windows, token tables, checkpoints, updates that
+        format: the record format of the journal. balanced: generated tokens are those in the
+        accounts, and the coordinator counted the same. counts: tokens by account, as
+        `recount_ledger` gives them. looked_at: how many records, trajectories, windows, token
+        tables, checkpoints, updates that
             the learner wrote down and windows' diagnostics there were to look at.
     """
 

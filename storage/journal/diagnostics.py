@@ -2,8 +2,7 @@
 
 One row a window: what the learner saw at the update's start, an array for each name of
 `headrace.protocol.messages.diagnostics.TOKEN_COLUMNS` with a value for each position from `start`
-on (null:
-nothing was reported); lam is the lambda in force. Rows are written before the journal's
+on (null: nothing was reported); lam is the lambda in force. Rows are written before the journal's
 UpdateCommitted. A crash between the two leaves rows of an update that was never committed, and the
 same update may come again: readers ask for a committed (lineage, update) and the last row counts.
 Each segment's schema says its format and which columns it has.

@@ -80,8 +80,7 @@ class Walk:
     Attributes:
         first_row: how many rows stand in the segments before this one; -1: its schema is not whole.
         end: length of the file up to the end of the last frame seen (its schema, before the first).
-        rows: of the frames seen.
-        digest: of the last frame seen.
+        rows: of the frames seen. digest: of the last frame seen.
     """
 
     def __init__(self, path: Path, start: Start | None = None) -> None:

@@ -3,11 +3,10 @@
 A folder holds `segment-000001.arrow`, `segment-000002.arrow`, ... , each a valid Arrow stream that
 pyarrow, polars and DuckDB read as they are. `append` returns once a batch is on disk (one write,
 one fsync). Every batch carries checksums (`storage.journal.record_batches`) and they are checked
-whenever it is
-read: DamagedError names the place where bytes are not those that were written. What a write leaves
-that a crash cut off is no damage: readers end there, and `recover` cuts it off. After recovery
-writing goes on in a new segment. A disk that takes nothing raises StorageBlockedError; the file
-then ends with its last whole batch.
+whenever it is read: DamagedError names the place where bytes are not those that were written. What
+a write leaves that a crash cut off is no damage: readers end there, and `recover` cuts it off.
+After recovery writing goes on in a new segment. A disk that takes nothing raises
+StorageBlockedError; the file then ends with its last whole batch.
 """
 
 import contextlib

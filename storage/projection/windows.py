@@ -1,9 +1,8 @@
 """Windows, value trajectories and updates: what batches of records do to them.
 
 `headrace.trajectory.transitions` says what a record does to windows and value trajectories; here
-the last word on
-each row is found in memory and written, so a window that is closed, made ready and taken in one
-batch of records costs one insert.
+the last word on each row is found in memory and written, so a window that is closed, made ready and
+taken in one batch of records costs one insert.
 """
 
 from typing import Any

@@ -44,8 +44,8 @@ class TrajectoryPage:
 @dataclass(frozen=True)
 class TrajectoryDetail:
     """One trajectory. `row` has the scalar columns; `rewards` are (value, position) where more than
-    the last token earned something; `pieces` one text a token (None: there is no
-    tokenizer); `windows` and `siblings` (the group's trajectories, itself included) are frames."""
+    the last token earned something; `pieces` one text a token (None: there is no tokenizer);
+    `windows` and `siblings` (the group's trajectories, itself included) are frames."""
 
     row: dict[str, Any]
     reward_parts: dict[str, float | None]

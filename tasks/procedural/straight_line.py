@@ -4,9 +4,7 @@ In: an index and a seed. Out: prompts such as `3a*4b+9c-1:` (begin with 3; multi
 subtract 1, all modulo ten), the written answers a supervised model is taught, the score of an
 answer, and how far it is right. All are pure functions of their arguments.
 
-    a*4=2
-    b+9=1
-    c-1=0
+    a*4=2 b+9=1 c-1=0
 
 An answer is a line an operation: its label, the operation, the register after it. Lines that begin
 with `#` are comments. The score looks at the last line alone, as a unit test looks at what a

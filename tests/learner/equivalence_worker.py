@@ -1,5 +1,5 @@
-"""Ten updates of DeepSpeed in float32, cut in different ways:
-`python -m tests.learner.equivalence_worker MODEL OUT PORT`.
+"""Ten updates of DeepSpeed in float32, cut in different ways: `python -m
+tests.learner.equivalence_worker MODEL OUT PORT`.
 
 Every arm trains fresh models on the same recorded batches. Writes each arm's weights, and how many
 micro-batches its optimizer steps had, into OUT.

@@ -1,5 +1,5 @@
-"""One trajectory, as long as a run allows, through a learner of its own:
-`python -m tests.learner.memory_worker RUN_DIR PORT`.
+"""One trajectory, as long as a run allows, through a learner of its own: `python -m
+tests.learner.memory_worker RUN_DIR PORT`.
 
 Writes to standard output how many bytes became resident at most in its policy update and in its
 value update, beyond what a learner has that did one update of short answers.

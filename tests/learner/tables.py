@@ -69,13 +69,10 @@ class Book:
         """One trajectory and its window from `start` on, after a prompt of one token.
 
         Args:
-            values: V(s_t) of all response tokens, those before `start` too.
-            start: where the window begins.
-            reward: of a finished response; None: the window is cut.
-            v_end: V(s_l) after the last token.
-            ratios: pi / pi_behaviour of the window's tokens (1).
-            logprobs: log pi of all response tokens (log 1/2).
-            keep: the window's loss mask (all).
+            values: V(s_t) of all response tokens, those before `start` too. start: where the window
+            begins. reward: of a finished response; None: the window is cut. v_end: V(s_l) after the
+            last token. ratios: pi / pi_behaviour of the window's tokens (1). logprobs: log pi of
+            all response tokens (log 1/2). keep: the window's loss mask (all).
         """
         length, base = len(values), len(self.values)
         logprobs = [float(np.log(0.5))] * length if logprobs is None else logprobs

@@ -68,14 +68,12 @@ class Activations:
     """Bytes of one pack's forward and backward pass.
 
     Attributes:
-        checkpointing: layers keep their inputs alone.
-        layers: what all layers keep.
-        head: the last norm, what is read of it, and logits; done with when a layer is taken back.
-        backward: the gradients in one layer; with checkpointing also that layer, computed again.
-        carried: which carried keys each token sees, and a copy of them in flight.
-        weights: copies of the weights in bfloat16, under automatic casts.
-        streams: numbers by token that no layer holds.
-        heap: freed, and not given back.
+        checkpointing: layers keep their inputs alone. layers: what all layers keep. head: the last
+        norm, what is read of it, and logits; done with when a layer is taken back. backward: the
+        gradients in one layer; with checkpointing also that layer, computed again. carried: which
+        carried keys each token sees, and a copy of them in flight. weights: copies of the weights
+        in bfloat16, under automatic casts. streams: numbers by token that no layer holds. heap:
+        freed, and not given back.
     """
 
     checkpointing: bool

@@ -1,8 +1,7 @@
 """The page docs/configuration.md, made from the models themselves.
 
 In: `RunConfig` and `RewardModelConfig`, the peers' names, the names that a dataset's columns may
-have. Out: Markdown.
-`scripts/docs.py --write` writes it, and a test compares it with the file.
+have. Out: Markdown. `scripts/docs.py --write` writes it, and a test compares it with the file.
 """
 
 import inspect

@@ -1,8 +1,7 @@
 """Checks across sections, and of what a configuration needs from the machine.
 
 `headrace.config.validation.rules` are facts about the values alone. `check_machine` looks at
-folders, files,
-ports and memory. Both raise UserError with one line.
+folders, files, ports and memory. Both raise UserError with one line.
 """
 
 from pathlib import Path

@@ -57,10 +57,9 @@ class SourceConfig(StrictModel):
     """What the kind can be told besides: docs/verifiers.md, docs/judges.md."""
 
     function: str | None = None
-    """`package.module:name` or `path/to/file.py:name` of
-    `(prompt, completion, answer, **info) -> float | dict` (a dict has `score` and perhaps
-    `correct`; the rest are parts), or of a function or rubric of TRL, verl, OpenRLHF, AReaL,
-    verifiers, slime or rLLM."""
+    """`package.module:name` or `path/to/file.py:name` of `(prompt, completion, answer, **info) ->
+    float | dict` (a dict has `score` and perhaps `correct`; the rest are parts), or of a function
+    or rubric of TRL, verl, OpenRLHF, AReaL, verifiers, slime or rLLM."""
 
     functions: tuple[WeightedFunction, ...] = ()
     """Several functions, in the place of `function`. The first that applies to a response says

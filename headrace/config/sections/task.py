@@ -80,8 +80,8 @@ class ShiftRegisterConfig(ProceduralConfig):
 
 class StraightLineConfig(ProceduralConfig):
     """Procedural programs without branches, one register value a line, of which the reward looks at
-    the last alone: the task of process rewards. A term is an operation;
-    `reward.function = "tasks.procedural.straight_line:score"`."""
+    the last alone: the task of process rewards. A term is an operation; `reward.function =
+    "tasks.procedural.straight_line:score"`."""
 
     kind: Literal["straight_line"]
 

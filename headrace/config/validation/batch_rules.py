@@ -31,14 +31,13 @@ class BatchRules:
         boundary_mask: last sampled tokens of a window whose trajectory goes on that are kept out of
             the loss.
         skips_truncated: answers that met the length limit are kept out of the policy's loss.
-        max_age: most updates between the sampling of a token and its training.
-        compares: whose scores an advantage needs beside its own: nobody's, the whole group's, or a
+        max_age: most updates between the sampling of a token and its training. compares: whose
+        scores an advantage needs beside its own: nobody's, the whole group's, or a
             group of the trajectory alone.
-        value_logprobs: the value model's half needs the sampler's logprobs.
-        mixed_groups: groups in which all scores are equal are not trained.
-        masked_marks: tokens with such a mark are kept out of the loss.
-        stays_with_rank: all windows of a trajectory go to one learner rank, in every batch.
-        kl_of_prompt: which prompts have a KL coefficient of their own.
+        value_logprobs: the value model's half needs the sampler's logprobs. mixed_groups: groups in
+        which all scores are equal are not trained. masked_marks: tokens with such a mark are kept
+        out of the loss. stays_with_rank: all windows of a trajectory go to one learner rank, in
+        every batch. kl_of_prompt: which prompts have a KL coefficient of their own.
     """
 
     boundary_mask: int

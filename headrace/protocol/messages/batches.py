@@ -133,11 +133,8 @@ def longest_part_bytes(
     each token, in a window or for the value model, and the scores of its group.
 
     Args:
-        opening: tokens before position 0.
-        length: positions of the answer.
-        window: positions of a window.
-        members: trajectories of a group.
-        aside: tokens that the value model alone reads.
+        opening: tokens before position 0. length: positions of the answer. window: positions of a
+        window. members: trajectories of a group. aside: tokens that the value model alone reads.
     """
     # One object stands for all of a list's entries: their sizes are the same.
     rewards = [Reward(0.0, 0)] * length

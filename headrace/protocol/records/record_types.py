@@ -313,9 +313,8 @@ class Milestone(msgspec.Struct, frozen=True, array_like=True):
 class Snapshot(Record, frozen=True, kw_only=True, tag=True):
     """What the coordinator's state is after all records before this one, so that a restart need not
     read those. It changes nothing. `state` is the coordinator's own
-    (`coordinator.persistence.snapshots`);
-    prompts and tokens are not in it, because the journal has them: those that it still needs stand
-    at the first milestone's record or later."""
+    (`coordinator.persistence.snapshots`); prompts and tokens are not in it, because the journal has
+    them: those that it still needs stand at the first milestone's record or later."""
 
     state: bytes
     milestones: list[Milestone]

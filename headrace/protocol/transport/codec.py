@@ -1,10 +1,9 @@
 """Messages to multipart frames and back.
 
 Two frames: a header (three bytes of magic and version, then msgpack) and one raw frame that holds
-every array of the message end to end, each 8-byte aligned. In the header an array is
-[dtype code, byte offset, count]. Decoding checks magic, version, size, tags, types and array
-bounds, and raises ProtocolError for anything else; arrays are read-only views of the raw frame, so
-nothing is copied.
+every array of the message end to end, each 8-byte aligned. In the header an array is [dtype code,
+byte offset, count]. Decoding checks magic, version, size, tags, types and array bounds, and raises
+ProtocolError for anything else; arrays are read-only views of the raw frame, so nothing is copied.
 """
 
 from collections.abc import Sequence

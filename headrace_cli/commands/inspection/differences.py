@@ -30,15 +30,13 @@ class Quantity(NamedTuple):
     """What came of comparing one kind of number.
 
     Attributes:
-        name: what it is.
-        source: what it was made from, `store` or `models`.
-        tolerance: how far two numbers may lie apart, as a share of the stored one where that is
+        name: what it is. source: what it was made from, `store` or `models`. tolerance: how far two
+        numbers may lie apart, as a share of the stored one where that is
             over 1.
-        compared: how many numbers both accounts have.
-        differing: how many of them lie further apart, or are known to one account only.
-        unmade: how many are stored and could not be made again.
-        largest: the largest distance of two numbers, as the tolerance counts it.
-        worst: some that differ, the largest difference first.
+        compared: how many numbers both accounts have. differing: how many of them lie further
+        apart, or are known to one account only. unmade: how many are stored and could not be made
+        again. largest: the largest distance of two numbers, as the tolerance counts it. worst: some
+        that differ, the largest difference first.
     """
 
     name: str

@@ -1,9 +1,8 @@
 """Finished answers of a file as a reward worker is asked to score them.
 
 In: a run's configuration and `tasks.datasets.answers.Answered` rows. Out: ScoreItems. A chat
-becomes text by
-the policy's chat template, and token ids that the file does not have are those of the text, by the
-policy's tokenizer, which is loaded only where one of the two is needed.
+becomes text by the policy's chat template, and token ids that the file does not have are those of
+the text, by the policy's tokenizer, which is loaded only where one of the two is needed.
 """
 
 import json

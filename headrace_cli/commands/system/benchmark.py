@@ -1,6 +1,5 @@
 """`headrace bench NAME`: runs `main` of the module NAME in `benchmarks/` with the options that
-follow, or the
-study that `benchmarks/studies/NAME.toml` describes.
+follow, or the study that `benchmarks/studies/NAME.toml` describes.
 
 Names are written with hyphens and files with underscores; either is understood. A benchmark is
 found as a file of the source tree, so that a new one needs no entry here.

@@ -20,9 +20,9 @@ class Pair:
     """Two answers to one prompt, of which `chosen` is the better one.
 
     Attributes:
-        margin: by how much more than `rejected` it should score, in nats of the odds.
-        rule: what makes an answer better; None: the recipe's rule.
-        where: file and row, or what else it was made of.
+        margin: by how much more than `rejected` it should score, in nats of the odds. rule: what
+        makes an answer better; None: the recipe's rule. where: file and row, or what else it was
+        made of.
     """
 
     prompt: Prompt

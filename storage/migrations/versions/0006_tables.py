@@ -2,9 +2,8 @@
 stamped.
 
 A new database gets today's tables as a whole (`storage.database.engine.upgrade`), so there is
-nothing to
-do here; what changes the tables of databases that are there is a migration after this one. The id
-is that of the last one before, so that databases of that schema need none.
+nothing to do here; what changes the tables of databases that are there is a migration after this
+one. The id is that of the last one before, so that databases of that schema need none.
 """
 
 revision = "0006"

@@ -1,5 +1,5 @@
-"""A scripted judge as a process, in the place of a run's judge:
-`python -m tests.rewards.judging.served --run-dir DIR --name NAME`.
+"""A scripted judge as a process, in the place of a run's judge: `python -m
+tests.rewards.judging.served --run-dir DIR --name NAME`.
 
 It says where it serves and by which key as a run's judge does, and says `y` to what has no 9 in it.
 One of the name `broken` ends at once, with a line of its own.
