@@ -25,7 +25,7 @@ def test_the_first_failure_of_a_host_is_its_exit_code(tmp_path: Path, told: int,
     """And ends the other rank, which would go on for a minute."""
     (tmp_path / "some_rank.py").write_text(RANK)
     done = subprocess.run(
-        [sys.executable, "-m", "learner.ranks", "--nnodes=1", "--nproc-per-node=2",
+        [sys.executable, "-m", "learner.process.ranks", "--nnodes=1", "--nproc-per-node=2",
          "--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={free_port()}",
          "-m", "some_rank", str(told)],
         env={**os.environ, "OMP_NUM_THREADS": "1",
