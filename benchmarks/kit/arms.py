@@ -8,6 +8,7 @@ the undisturbed row, else the least disturbed one, which says so (`disturbed`): 
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,10 +30,12 @@ class Arm:
 
     def digest(self) -> str:
         """Changes when a value of the recipe or an override does. UserError where there is no such
-        recipe."""
+        recipe. A function `package.folder.module:name` is the same in every folder of its
+        package."""
         table = read_toml(ROOT / self.recipe)
         merge_overrides(table, self.overrides)
         text = json.dumps([table], sort_keys=True, default=str)
+        text = re.sub(r'"(\w+)\.(?:\w+\.)+(\w+:\w+)"', r'"\1.\2"', text)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -22,7 +22,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds of the coordinator's clock, turned by hand."""
     now = [1000.0]
     turned = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    for module in ("hub", "waits"):
+    for module in ("hub", "monitoring.stall_watch"):
         monkeypatch.setattr(f"coordinator.{module}.time", turned)
     return now
 

@@ -12,8 +12,8 @@ from headrace.host import stack_dumps
 
 LISTENS = """
 import time
-from headrace import stacks
-stacks.listen()
+from headrace.host import stack_dumps
+stack_dumps.listen()
 def nobody_comes():
     open({mark!r}, "w").close()
     time.sleep(60)

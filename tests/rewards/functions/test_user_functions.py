@@ -7,7 +7,7 @@ from rewards.functions.user_functions import load_functions
 from rewards.functions.verdict import Verdict
 from tests.rewards.items import item, user_function
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 def call(name: str, info: str = "{}") -> Verdict:
