@@ -21,7 +21,7 @@ KEYS = "keys"
 
 def with_keys(run_dir: Path, config: RunConfig) -> RunConfig:
     """The configuration of a run that is about to start, with keys; written down where they are
-    new. Runs of earlier versions get theirs when they are resumed."""
+    new."""
     folder = keys_of(run_dir, config)
     if folder == run_dir / KEYS and not has_keys(folder):
         make_keys(folder)
