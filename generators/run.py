@@ -26,7 +26,7 @@ from generators.rollout.loop import GeneratorLoop
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
-from headrace.host.hardware import cores_of
+from headrace.host.hardware import cores_of, has_gpu
 from headrace.protocol.messages.control import FireSampling, Hello, Refused, Welcome
 from headrace.protocol.transport.heartbeat import Pulse
 from headrace.protocol.transport.identity import identity_of
@@ -128,13 +128,6 @@ async def check_hot(engine: Engine, *, temperature: float) -> None:
             f"generator.fire cannot work: this engine's first token is not hot ({found} instead "
             f"of {even:.3f} in a test); leave [generator.fire] out, or use another generator.engine"
         )
-
-
-def has_gpu() -> bool:
-    """Whether torch sees a GPU here."""
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def pin(cpus: list[int] | None, evaluation_cpus: list[int] | None = None) -> Cores:

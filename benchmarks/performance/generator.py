@@ -32,7 +32,8 @@ from generators.engine import NO_VERSION, GenerationRequest
 from generators.engines.model_files import read_config, weight_layout
 from generators.engines.vllm_engine import VllmEngine, VllmSettings
 from generators.rollout.loop import GeneratorLoop
-from generators.run import has_gpu, pin
+from generators.run import pin
+from headrace.host.hardware import has_gpu
 from headrace.protocol.messages.control import (
     Hello,
     Lease,

@@ -26,8 +26,8 @@ from benchmarks.performance.generator import read_all
 from generators.engine import GenerationRequest
 from generators.engines.model_files import end_token_ids, read_config, weight_layout
 from generators.engines.vllm_engine import VllmEngine, VllmSettings
-from generators.run import has_gpu
 from headrace.config.loading.recipe import load_recipe
+from headrace.host.hardware import has_gpu
 from tasks.datasets.source import build_source
 from tasks.rows import prompt_text
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from generators.engines.vllm_engine import VllmSettings, prepare_environment
-from generators.run import has_gpu
 from headrace.config.sections.model import JudgeConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
-from headrace.host.hardware import cores_of
+from headrace.host.hardware import cores_of, has_gpu
 from headrace.protocol.messages.judges import FOLDER, JudgeAddress, forget_address, write_address
 from headrace.run_files.run_folder import read_config
 

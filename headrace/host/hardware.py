@@ -4,10 +4,12 @@ Reads /proc, asks the system and nvidia-smi; imports no torch.
 """
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -38,6 +40,24 @@ def detect() -> Hardware:
     """The machine as this process sees it (affinity, container limits, CUDA_VISIBLE_DEVICES)."""
     total, available = _memory()
     return Hardware(tuple(sorted(os.sched_getaffinity(0))), total, available, _gpus())
+
+
+def torch_cuda() -> str | None:
+    """The CUDA version that the installed torch was built for; None for a CPU build, or none.
+    Torch's file of versions is read: an import takes seconds, and who asks `torch.cuda` cannot
+    fork a process that uses a GPU."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    versions = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    built = re.search(r"^cuda\b.*= '([^']+)'", versions, re.MULTILINE)
+    return built[1] if built else None
+
+
+def has_gpu() -> bool:
+    """Whether a role may compute on a GPU here: the driver lists one, CUDA_VISIBLE_DEVICES leaves
+    it, and the installed torch is a CUDA build."""
+    return torch_cuda() is not None and bool(_gpus())
 
 
 def cores_of(text: str) -> list[int]:
