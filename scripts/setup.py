@@ -28,6 +28,7 @@ import sysconfig
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -35,10 +36,11 @@ DISK_GB = {"cpu": 7, "cuda": 20}
 UV = [0, 13, 9]
 # What uv says of each package; a line for a download of 100 MiB or more is enough.
 DETAIL = re.compile(r" [-+~] | *(Downloaded|Building|Built) |Downloading .* \([\d.]{3,4}MiB\)")
-# A broken install shows here, not in the middle of a run, and what is used is compiled to bytecode.
-FIRST_IMPORT = (
-    "import torch, transformers, deepspeed, sqlalchemy, pyarrow, streamlit, altair, math_verify;"
-    "import vllm.v1.engine.async_llm, vllm.entrypoints.llm"
+# A broken install shows here, not in the middle of a run, and what is used is compiled to bytecode,
+# by two processes at a time: the second comes to torch when the first has compiled it.
+FIRST_IMPORTS = (
+    "import torch, transformers, deepspeed, math_verify",
+    "import sqlalchemy, pyarrow, streamlit, altair, vllm.v1.engine.async_llm, vllm.entrypoints.llm",
 )
 QUIETLY = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
@@ -203,12 +205,15 @@ def install(device: str, folder: Path, was: list[str]) -> None:
     run(uv, "pip", "sync", lock, "--reinstall-package", "headrace", *options)
     if folder == VENV and was[:3] != wanted[:3]:
         say("first import of the installed packages (once)")
-        done = subprocess.run(
-            [python, "-c", FIRST_IMPORT], capture_output=True, text=True, env=os.environ | QUIETLY
-        )
-        if done.returncode != 0:
-            reason = [f"exit {done.returncode}", *done.stderr.strip().splitlines()][-1]
-            raise SetupError(f"the installed packages do not import: {reason}", 1)
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "env": os.environ | QUIETLY}
+        imports = [
+            subprocess.Popen([python, "-c", line], stderr=subprocess.PIPE, text=True, **quiet)
+            for line in FIRST_IMPORTS
+        ]
+        for process, (_, errors) in [(process, process.communicate()) for process in imports]:
+            if process.returncode != 0:
+                reason = [f"exit {process.returncode}", *errors.strip().splitlines()][-1]
+                raise SetupError(f"the installed packages do not import: {reason}", 1)
         # The demo adds this to its own time: clean clone to first update.
         seconds = f"{time.monotonic() - started:.1f}\n"
         (folder / "headrace-setup-seconds").write_text(seconds, encoding="utf-8")
