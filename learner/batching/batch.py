@@ -71,11 +71,13 @@ class PolicyHalf:
 
 @dataclass(frozen=True, eq=False)
 class ValueHalf:
-    """This rank's ended trajectories: all their sampled tokens, [T], in S answers. `rewards` [T]
+    """This rank's ended trajectories: all their sampled tokens, [T], in S answers. `reads` are the
+    critic's, `policy_reads` a policy's, which is not told what the critic alone is; `rewards` [T]
     are shaped; `behaviour` [T] are the sampler's logprobs (NaN where not sent); `positions` [T] are
     where the tokens stand, inserted ones counted."""
 
     reads: Reads
+    policy_reads: Reads
     segments: Segments
     rewards: Tensor
     behaviour: Tensor
@@ -158,11 +160,14 @@ def value_half(shard: Shard, *, shape: Shape, kl_coef: float, device: torch.devi
     """The ended trajectories of a shard."""
     sequences = as_the_critic_reads(shard.sequences)
     sampled = sampled_answers(sequences, shard.values)
+    reads = reads_of(sequences, shard.values, sampled)
+    told = any(sequence.aside is not None for sequence in shard.sequences)
     lengths = sampled.lengths.tolist()
     segments = segments_of(lengths, finished=[True] * len(lengths), device=device)
     behaviour = [_logprobs(v.logprobs, sequences[v.sequence]) for v in shard.values]
     return ValueHalf(
-        reads=reads_of(sequences, shard.values, sampled),
+        reads=reads,
+        policy_reads=reads_of(shard.sequences, shard.values, sampled) if told else reads,
         segments=segments,
         rewards=_earned(sampled, [v.rewards for v in shard.values], segments, shape),
         behaviour=_tensor(sampled.pick(behaviour, np.float32), device),

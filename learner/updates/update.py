@@ -226,8 +226,8 @@ class Updater:
         kl, reference = self._algorithm.kl, self._reference
         if kl is None or reference is None or not kl.in_reward or self._algorithm.value is None:
             return finished
-        everything = range(len(finished.reads.token_ids))
-        logprobs = infer(reference, finished.reads, everything, self._place, log=log)
+        everything = range(len(finished.policy_reads.token_ids))
+        logprobs = infer(reference, finished.policy_reads, everything, self._place, log=log)
         penalty = self._penalty(finished, logprobs, finished.behaviour.isfinite())
         return replace(finished, rewards=finished.rewards + penalty.to(finished.rewards.dtype))
 

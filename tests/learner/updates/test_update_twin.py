@@ -50,14 +50,15 @@ VERSION, WINDOW, LONGEST = 4, 16, 40
 @dataclass
 class Recipe:
     """A configuration, the window it is run at, how near the sampler's logprobs are to the
-    policy's (None: made up), whether the policy and tools take turns, and how hot tokens were
-    sampled (None: there are none)."""
+    policy's (None: made up), whether the policy and tools take turns, how hot tokens were
+    sampled (None: there are none), and whether the critic alone is told something."""
 
     config: AlgorithmConfig
     window: int
     near: float | None
     turns: bool
     fire: FireConfig | None
+    told: bool
 
     @property
     def egae(self) -> EgaeConfig:
@@ -79,6 +80,7 @@ def recipe(
     near: float | None = None,
     turns: bool = False,
     fire: FireConfig | None = None,
+    told: bool = False,
     **changes: object,
 ) -> Recipe:
     config = {
@@ -87,7 +89,7 @@ def recipe(
         "penalties": {"positive_nll_coef": 0.1},
         **changes,
     }
-    return Recipe(AlgorithmConfig.model_validate(config), window, near, turns, fire)
+    return Recipe(AlgorithmConfig.model_validate(config), window, near, turns, fire, told)
 
 
 def scores_of(model: PreTrainedModel, sequence: BatchSequence) -> Scores:
@@ -102,9 +104,12 @@ def scores_of(model: PreTrainedModel, sequence: BatchSequence) -> Scores:
 
 
 def values_of(model: PreTrainedModel, sequence: BatchSequence) -> list[Tensor]:
-    """V(s_0) to V(s_T): T + 1 numbers of a sequence of T positions."""
-    ids = torch.from_numpy(sequence.token_ids.astype(np.int64))
-    return list(model(ids[None]).logits[0, sequence.opening - 1 :, 0].unbind())
+    """V(s_0) to V(s_T): T + 1 numbers of a sequence of T positions. What the critic alone is told
+    stands before the answer."""
+    said = [] if sequence.aside is None else sequence.aside.tolist()
+    own = sequence.token_ids.tolist()
+    ids = torch.tensor(own[: sequence.opening] + said + own[sequence.opening :])
+    return list(model(ids[None]).logits[0, sequence.opening + len(said) - 1 :, 0].unbind())
 
 
 def floats(x: Sequence[Tensor]) -> list[float]:
@@ -366,7 +371,7 @@ def value_twin(
 class Learner:
     """The real Updater in float64 behind plain engines, and the same weights for the twin."""
 
-    def __init__(self, path: str, r: Recipe, *, epochs: int) -> None:
+    def __init__(self, path: str, r: Recipe, *, epochs: int, value_parts: int = 1) -> None:
         self.path = path
         kind: dict[str, Any] = {"dtype": torch.float64, "device": CPU}
         model = ModelConfig(path=path)
@@ -382,7 +387,8 @@ class Learner:
         settings = OptimizerConfig(epochs=epochs)
         self.updater = Updater(
             build_algorithm(r.config, window=r.window, max_length=LONGEST, fire=r.fire),
-            self.policy, self.critic, LearnerConfig(policy=settings),
+            self.policy, self.critic,
+            LearnerConfig(policy=settings, value=OptimizerConfig(minibatches=value_parts)),
             Place(device=CPU, dtype=torch.float64, budget=100),
             reference=self.reference if r.config.kl is not None else None,
         )  # fmt: skip
@@ -423,6 +429,13 @@ def shard_for(r: Recipe, policy: PreTrainedModel) -> Shard:
         ]  # fmt: skip
         shard = replace(shard, windows=windows)
     shard = with_value_logprobs(shard)
+    if r.told:
+        asides = [s.token_ids[: i % 3] for i, s in enumerate(shard.sequences)]
+        told = [
+            replace(s, aside=aside if aside.size else None)
+            for s, aside in zip(shard.sequences, asides, strict=True)
+        ]
+        shard = replace(shard, sequences=told)
     assert any(not w.finished for w in shard.windows)
     assert any(w.finished and w.correct and (w.start or r.window >= LONGEST) for w in shard.windows)
     return shard
@@ -461,6 +474,7 @@ WHOLE_UPDATES = {
         kl={"coef": 0.1, "where": "reward"},
         advantages={"kind": "egae", "gamma": 0.97, "boundary": "terminal", "whiten": False},
     ),
+    "anchor": recipe(told=True, kl={"coef": 0.1, "where": "reward"}),
     "lambda-target": recipe(
         advantages={"kind": "egae", "gamma": 0.97, "clamp": 0.8},
         value={"gae_lambda_value": 0.9, "aggregate": "token_mean"},
@@ -555,6 +569,26 @@ def by_position(
             np.testing.assert_allclose(
                 found.columns[name], whole, rtol=1e-5, atol=1e-6, err_msg=name
             )
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_values_are_the_starts_in_whichever_minibatch_an_answer_comes(
+    path: str, parts: int
+) -> None:
+    """Without a value clip no loss reads old values, and the advantages of windows whose answers
+    end in a later minibatch still do."""
+    r = recipe(value={"value_clip_low": None, "value_clip_high": None})
+    learner = Learner(path, r, epochs=1, value_parts=parts)
+    policy, critic, other = learner.models()
+    shard = shard_for(r, policy)
+    ended = {v.trajectory_id for v in shard.values}
+    assert sum(w.trajectory_id in ended for w in shard.windows) > parts
+    with torch.no_grad():
+        start = [floats(scores_of(policy, s).logprobs) for s in shard.sequences]
+        known = [floats(scores_of(other, s).logprobs) for s in shard.sequences]
+        values = [floats(values_of(critic, s)) for s in shard.sequences]
+    outcome = learner.updater.run(*header_and_shard(shard, 1))
+    by_position(outcome, shard, start, known, values, r)
 
 
 @pytest.mark.parametrize("r", WHOLE_UPDATES.values(), ids=WHOLE_UPDATES)
