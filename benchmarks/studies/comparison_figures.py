@@ -412,7 +412,7 @@ def ratio_line(result: Mapping[str, Any], pair: Sequence[str]) -> str:
         f"Setting `{result['setting']}`: PPO's seconds to {result['target']:.3f} over those of "
         f"streaming T-PPO: {ratio_text(result)}",
         f"{never} of these runs never came there" if never else "every run came there",
-        "both sides tuned alike" if result["tuned"] else "not tuned alike",
+        "both sides' tuning passes have as many points" if result["tuned"] else "not tuned alike",
         f"evaluations tell differences of {result['resolvable']:.3f} and more",
     ]
     arms = [result["arms"][mode] for mode in pair]
