@@ -13,9 +13,9 @@ from headrace.protocol.messages.control import ScoreItem
 from rewards import kinds
 from rewards.functions.group_functions import load_group_functions
 from rewards.functions.line_functions import load_line_functions
+from rewards.functions.results import Verdict
 from rewards.functions.reward_scaling import foregone, paid
 from rewards.functions.user_functions import load_functions
-from rewards.functions.verdict import Verdict
 from rewards.verifier import Verifier
 
 _LOAD = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions import coroutines
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 
 Judge = Callable[[ScoreItem], Verdict]
 AsyncJudge = Callable[[ScoreItem], Awaitable[Verdict]]

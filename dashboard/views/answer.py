@@ -1,6 +1,7 @@
 """One trajectory: its facts, its siblings, every token, and another answer beside it."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import streamlit as st
 from dashboard.charts.chart_spec import kept
 from dashboard.charts.figures import thinned, token_chart
 from dashboard.components import panels
-from dashboard.components.token_block import token_block
 from dashboard.components.token_facts import answer_data, answer_json
 from dashboard.components.tokens import (
     COLOURINGS,
@@ -35,6 +35,16 @@ TRAJECTORY = "trajectory"
 """The chosen trajectory's id, in the session and in the address."""
 BESIDE = "beside"
 """The same of the one that is read beside it."""
+_STATIC = Path(__file__).parents[1] / "static"
+_TOKENS = st.components.v2.component(
+    "headrace_tokens",
+    html='<div class="hr-answer"></div>',
+    css=(_STATIC / "tokens.css").read_text(encoding="utf-8"),
+    js=(_STATIC / "tokens.js").read_text(encoding="utf-8"),
+    isolate_styles=False,
+)
+"""An answer's tokens, chosen by click, touch or keyboard. Its JavaScript gets the response as data
+and sets it as text."""
 SIBLINGS = 8
 """Buttons in a row."""
 POINTS = 1500
@@ -148,7 +158,7 @@ def _tokens(run: RunData, detail: TrajectoryDetail) -> None:
         st.caption("The model's tokenizer was not found: token ids are shown.")
     if other is None:
         st.html(scale_html(detail, by))
-        token_block(answer_data(detail, by, first), "tokens")
+        _TOKENS(data=answer_data(detail, by, first), key="tokens")
     else:
         _side_by_side(detail, other, by, first)
     st.caption(f"{COLOURINGS[by]} {_HELP}")
@@ -192,7 +202,7 @@ def _side_by_side(left: TrajectoryDetail, right: TrajectoryDetail, by: str, firs
             reward = number(row["reward"]) if row["reward"] is not None else "none yet"
             st.html(f"<b>{int(row['trajectory_id'])}</b>, reward {reward}")
             st.html(scale_html(detail, by, scale))
-            token_block(answer_data(detail, by, first, scale=scale, differs=differs), key)
+            _TOKENS(data=answer_data(detail, by, first, scale=scale, differs=differs), key=key)
 
 
 @st.cache_data(max_entries=16, show_spinner=False)

@@ -14,9 +14,8 @@ from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.arguments import RESPONSES, Known
 from rewards.functions.calling_conventions import Binding, bind
-from rewards.functions.results import Result
+from rewards.functions.results import Result, Verdict
 from rewards.functions.user_functions import Call, RewardFunction, RewardFunctions, load_functions
-from rewards.functions.verdict import Verdict
 
 _OWN = frozenset({"completion_ids", "state"})
 """Facts of one response that have no plural name: a group has a list of them under the same one."""

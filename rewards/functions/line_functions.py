@@ -13,8 +13,8 @@ from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.calling_conventions import bind
+from rewards.functions.results import Verdict
 from rewards.functions.user_functions import Call, RewardFunction, RewardFunctions, load_functions
-from rewards.functions.verdict import Verdict
 
 LINES = "lines"
 

@@ -8,10 +8,10 @@ InvalidRewardError, so that a mistake never becomes a reward of zero.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from rewards.functions.arguments import InvalidRewardError
-from rewards.functions.verdict import Verdict
 
 MAX_PARTS = 64
 Form = Literal["one", "list", "first"]
@@ -21,6 +21,24 @@ SCORES = ("score", "reward", "rewards")
 """The entry of a dict that is the reward."""
 JUDGEMENTS = ("correct", "acc", "is_correct")
 """Entries that say whether the answer is right; only ours has to be true or false."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verifier says of one response, of its lines, or of a group.
+
+    `reward` is what training sees, `correct` whether the answer is right, `parts` are further
+    numbers to look at.
+
+    A source of lines gives `lines` instead, one score for each line that was asked for (None: a
+    neutral line, such as a comment), and a source of groups `siblings`, one verdict for each of
+    them (None: no reward applies to this one)."""
+
+    reward: float = 0.0
+    correct: bool = False
+    parts: dict[str, float] = field(default_factory=dict)
+    lines: tuple[float | None, ...] = ()
+    siblings: "tuple[Verdict | None, ...]" = ()
 
 
 class Result(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from headrace.config.sections.reward import SourceConfig
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.arguments import InvalidRewardError
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 
 
 def foregone(source: SourceConfig, item: ScoreItem) -> Verdict | None:

@@ -19,9 +19,8 @@ from rewards.functions import coroutines
 from rewards.functions.arguments import Chat, InvalidRewardError, Known
 from rewards.functions.calling_conventions import Binding, bind
 from rewards.functions.modules import load_named
-from rewards.functions.results import Result, read_result, weigh
+from rewards.functions.results import Result, Verdict, read_result, weigh
 from rewards.functions.signatures import read_signature
-from rewards.functions.verdict import Verdict
 
 
 class Call(NamedTuple):

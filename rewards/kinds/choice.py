@@ -16,7 +16,7 @@ from rewards.answers.choices import LETTERS, read_letter, said_letter
 from rewards.answers.final_answer import find
 from rewards.answers.notation import tidy, unwrap_text
 from rewards.answers.row import column, marked_part, right_answer, right_or_wrong
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
 

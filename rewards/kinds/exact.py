@@ -6,9 +6,8 @@ from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.exact_match import is_exact
-from rewards.answers.row import right_or_wrong
-from rewards.functions.verdict import Verdict
+from rewards.answers.row import answer_after, right_or_wrong, wanted_answer
+from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
 
@@ -17,6 +16,14 @@ class Options(StrictModel):
 
     answer_marker: str | None = Field(default=None, min_length=1)
     """Text right before the final answer. None: the whole response is the answer."""
+
+
+def is_exact(text: str, answer: str, *, marker: str | None) -> bool:
+    """Whether the response's answer is the right one, character by character. Raises ValueError
+    when there is no right answer."""
+    wanted = wanted_answer(answer, marker)
+    given = text.strip() if marker is None else answer_after(text, marker)
+    return given == wanted.strip()
 
 
 def build(options: Options) -> Verifier:

@@ -19,7 +19,7 @@ from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.final_answer import find
 from rewards.answers.row import column, columns
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
 

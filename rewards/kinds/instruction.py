@@ -9,7 +9,7 @@ from headrace.config.sections.base import StrictModel
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.instruction_checks import Check, read_checks
 from rewards.answers.row import column
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
 

@@ -14,7 +14,7 @@ from headrace.errors import RunFailedError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions import coroutines
 from rewards.functions.arguments import ScoringError
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.judging.address import whereabouts
 from rewards.judging.modes import columns_of, score
 from rewards.judging.options import Options, check_options

@@ -9,9 +9,8 @@ from pydantic import Field
 from headrace.config.sections.base import StrictModel
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers import math_answer
-from rewards.answers.exact_match import answer_after
-from rewards.answers.row import right_or_wrong
-from rewards.functions.verdict import Verdict
+from rewards.answers.row import answer_after, right_or_wrong
+from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
 _NUMBER = re.compile(r"[-+]?[0-9]{1,15}(?:\.[0-9]{1,15})?")

@@ -18,7 +18,7 @@ from rewards.answers.notation import bare_text, tidy
 from rewards.answers.quantity import Quantity, read_quantity
 from rewards.answers.row import marked_part, right_answer, right_or_wrong
 from rewards.answers.units import read_unit
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
 _BEGIN = re.compile(r"(?<![\w.,\\{/^])[-+]?(?:[0-9]|\.[0-9]|\\frac\{)")

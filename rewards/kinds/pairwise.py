@@ -19,7 +19,7 @@ from headrace.data.anchors import Anchor, read_anchors
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.functions.arguments import InvalidRewardError
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.kinds import model_folder
 from rewards.verifier import Verifier
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from headrace.config.sections.base import StrictModel
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.line_ends import COMMENTS, neutral_ends, split_lines
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.kinds import model_folder
 from rewards.verifier import Verifier
 

@@ -24,7 +24,7 @@ from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
 from headrace.protocol.messages.control import ScoreItem
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.kinds.contest import Played, called, played, read_contest
 from rewards.verifier import Verifier
 from sandbox.checker import foreign_names

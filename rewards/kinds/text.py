@@ -14,7 +14,7 @@ from headrace.config.sections.base import StrictModel
 from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.answers.row import marked_part, right_answer, right_or_wrong
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from headrace.protocol.messages.control import ScoreItem
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 
 LENGTH = struct.Struct(">I")
 MAX_ANSWER_BYTES = 1 << 20

@@ -3,7 +3,7 @@ import pytest
 from headrace.config.sections.reward import RewardConfig
 from headrace.errors import UserError
 from rewards.build import build_verifier
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from tests.rewards.items import item, user_function
 
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.answers.exact_match import answer_after, is_exact
 from rewards.answers.math_answer import boxed_answer, is_right
+from rewards.answers.row import answer_after
+from rewards.kinds.exact import is_exact
 from tests.rewards import math_cases
 
 RIGHT = [

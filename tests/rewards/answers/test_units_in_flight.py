@@ -11,7 +11,7 @@ from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.build import build_verifier
 from rewards.functions import coroutines
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.worker.pool import Pool
 from tests.rewards.functions.test_group_functions import group
 from tests.rewards.functions.test_line_functions import asked

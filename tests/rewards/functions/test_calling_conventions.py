@@ -11,9 +11,9 @@ from headrace.protocol.messages.control import ScoreItem
 from rewards.build import build_verifier
 from rewards.functions.arguments import InvalidRewardError
 from rewards.functions.calling_conventions import CONVENTIONS, bind, recognise
+from rewards.functions.results import Verdict
 from rewards.functions.signatures import read_signature
 from rewards.functions.user_functions import load_functions
-from rewards.functions.verdict import Verdict
 from tests.rewards import foreign
 from tests.rewards.items import foreign_function, foreign_functions, item, row
 

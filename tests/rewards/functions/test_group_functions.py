@@ -11,7 +11,7 @@ from headrace.errors import UserError
 from headrace.protocol.messages.control import ScoreItem
 from rewards.build import build_verifier
 from rewards.functions.arguments import InvalidRewardError
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.labeling.offline_scoring import score_all
 from tests.rewards.items import item
 

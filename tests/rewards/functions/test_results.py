@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rewards.functions.arguments import InvalidRewardError
-from rewards.functions.results import Result, read_result, weigh
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Result, Verdict, read_result, weigh
 
 
 def verdict(result: object, threshold: float = 0.5) -> Verdict:

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UserError
+from rewards.functions.results import Verdict
 from rewards.functions.user_functions import load_functions
-from rewards.functions.verdict import Verdict
 from tests.rewards.items import item, user_function
 
 HERE = Path(__file__).parents[1]

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from headrace.protocol.messages.control import ScoreItem
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.kinds import load
 from rewards.verifier import Verifier
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import UserError
-from rewards.functions.verdict import Verdict
+from rewards.functions.results import Verdict
 from rewards.kinds import KINDS, load
 from tests.rewards.kinds.rows import judged, verifier
 
