@@ -77,6 +77,7 @@ def build_engine(config: RunConfig) -> Engine:
             recompute_on_update=generator.kv_on_update == "recompute",
             batch_invariant=generator.batch_invariant,
             trust_remote_code=config.model.trust_remote_code,
+            wide_head=config.model.head_precision == "float32",
         )
     from generators.engines.vllm_engine import VllmEngine, VllmSettings
 
@@ -95,6 +96,7 @@ def build_engine(config: RunConfig) -> Engine:
             recompute_on_update=generator.kv_on_update == "recompute"
             and config.schedule.mode == "streaming",
             trust_remote_code=config.model.trust_remote_code,
+            wide_head=config.model.head_precision == "float32",
             on_gpu=has_gpu(),
             hot_tokens=generator.fire is not None,
         ),

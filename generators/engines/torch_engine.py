@@ -37,6 +37,8 @@ from generators.engines.weights import WeightLayout
 from headrace.errors import UserError
 
 KeysAndValues = list[tuple[torch.Tensor, torch.Tensor]]
+STATES = {"linear_attention", "conv", "mamba", "recurrent"}
+"""Kinds of layers that keep something else."""
 """Per layer, each [rows, heads, length, head size], padded on the left."""
 
 
@@ -69,12 +71,14 @@ class TorchEngine:
         recompute_on_update: bool = False,
         batch_invariant: bool = False,
         trust_remote_code: bool = False,
+        wide_head: bool = False,
     ) -> None:
         self.version = NO_VERSION
         self._path, self._layout, self._dtype = model, layout, dtype
         self._ends = frozenset(end_token_ids)
         self._max_model_len, self._max_num_seqs = max_model_len, max_num_seqs
         self.recompute_on_update, self._trust = recompute_on_update, trust_remote_code
+        self._wide_head = wide_head
         self._compute = self._row_by_row if batch_invariant else self._together
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model: Any = None
@@ -102,6 +106,15 @@ class TorchEngine:
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise UserError(f"model.path={self._path} cannot be loaded: {reason}") from error
+        kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
+        if model._is_stateful or kinds & STATES:
+            raise UserError(
+                f"generator.engine = 'torch' keeps keys and values alone, and "
+                f"{model.config.model_type} has layers with a state: take 'vllm'"
+            )
+        if self._wide_head:
+            head = model.get_output_embeddings()
+            head.forward = lambda x: torch.nn.functional.linear(x.float(), head.weight.float())
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._steps = asyncio.create_task(self._run())
 

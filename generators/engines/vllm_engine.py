@@ -48,7 +48,8 @@ _SEED_BITS = 63
 @dataclass(frozen=True)
 class VllmSettings:
     """What AsyncLLM is made from. `max_model_len`: prompt + response. `end_token_ids`: empty lets
-    every response run to its limit (benchmarks). `kv_cache_gib` counts on a CPU only. `hot_tokens`:
+    every response run to its limit (benchmarks). `kv_cache_gib` counts on a CPU only. `wide_head`:
+    logits are computed in float32. `hot_tokens`:
     load what requests with `fire` need. `gathers`: the engine process sends a request's tokens by
     `stream_interval`, which vLLM by itself does not."""
 
@@ -64,6 +65,7 @@ class VllmSettings:
     stream_interval: int = 8
     recompute_on_update: bool = False
     trust_remote_code: bool = False
+    wide_head: bool = False
     on_gpu: bool = False
     hot_tokens: bool = False
     gathers: bool = True
@@ -164,6 +166,8 @@ class VllmEngine:
                 "kv_cache_memory_bytes": int(s.kv_cache_gib * 2**30),
                 "enable_chunked_prefill": False,
             }
+        if s.wide_head:
+            place["hf_overrides"] = {"head_dtype": "float32"}
         if s.hot_tokens:
             place["logits_processors"] = ["generators.engines.vllm_fire:HotToken"]
         return place | {

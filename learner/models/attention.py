@@ -25,6 +25,12 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from learner.batching.layout import Block, Layout
 
 ATTENTION = "headrace_packed"
+# What transformers hands through beside what is asked for; positions are in queries and keys
+# already, and a pack has boundaries of its own.
+_WITHOUT_EFFECT = {
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "position_ids",
+    "cache_position", "is_causal", "use_cache", "output_attentions", "output_hidden_states",
+}  # fmt: skip
 # On a CPU in bfloat16 the backward pass of torch's fused kernel is slow for short sequences: a
 # fifth of the speed of two plain batched products at 45 tokens, the same at about 1000.
 EXPLICIT_LENGTH = 512
@@ -52,11 +58,13 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    layout: Layout,
+    layout: Layout | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
-    **_others: Any,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of a pack inside each of its sequences.
 
@@ -65,16 +73,25 @@ def packed_attention(
         query: [1, heads, T, d]. key, value: [1, key heads, T, d]; heads is a multiple of key heads.
         attention_mask: must be None, as our mask function gives. layout: where the sequences are.
         scaling: factor of the scores. dropout: must be 0: the learner's forward has to be
-        repeatable. sliding_window: most keys a query sees, itself included.
+        repeatable. sliding_window: most keys a query sees, itself included. softcap: scores are
+        softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118, section 2). s_aux: [heads]
+        attention sinks, the score of a further key without value (gpt-oss). With either, a block's
+        scores exist at once.
 
     Returns:
         [1, T, heads, d] and None (no attention weights).
 
     Raises:
-        ValueError: a mask or dropout was asked for.
+        ValueError: a mask, dropout, or something else that is not known here was asked for, or
+        the family's layers did not hand the layout on.
     """
+    if layout is None:
+        raise ValueError("its layers hand no layout of a pack to attention")
     if attention_mask is not None or dropout:
         raise ValueError("packed attention takes neither a mask nor dropout")
+    if unknown := [name for name in others if name not in _WITHOUT_EFFECT and others[name]]:
+        raise ValueError(f"packed attention knows no {', '.join(sorted(unknown))}")
+    changed = softcap is not None or s_aux is not None
     if layout.frozen is not None:
         frozen = layout.frozen.view(1, 1, -1, 1)
         key, value = (torch.where(frozen, x.detach(), x) for x in (key, value))
@@ -97,7 +114,12 @@ def packed_attention(
         if past:
             make = partial(_added, block, sliding_window, bq)
             mask = layout.masks.of((number, sliding_window), make)
-        if mask is None and sliding_window is not None and length > sliding_window:
+        if changed:
+            out = _explicit(
+                bq, bk, bv, mask, scaling=scaling, window=sliding_window, softcap=softcap,
+                sinks=s_aux,
+            )  # fmt: skip
+        elif mask is None and sliding_window is not None and length > sliding_window:
             out = _sliding(bq, bk, bv, window=sliding_window, scaling=scaling)
         elif explicit and short:
             out = _explicit(bq, bk, bv, mask, scaling=scaling)
@@ -179,25 +201,44 @@ def _sliding(
 
 
 def _explicit(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scaling: float | None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention by two batched products, causal where no `mask` [rows, 1, L, keys] is added to the
-    scores. Heads that share keys are laid end to end as more queries of these keys, so that nothing
-    is repeated."""
+    """Attention by two batched products, causal (and in a `window`) where no `mask`
+    [rows, 1, L, keys] is added to the scores. Heads that share keys are laid end to end as more
+    queries of these keys, so that nothing is repeated."""
     rows, heads, length, width = query.shape
     shared, keys = heads // key.shape[1], key.shape[2]
     batch = rows * key.shape[1]
     if mask is None:
-        future = torch.full((length, length), -torch.inf, dtype=query.dtype).triu(1)
+        everywhere = query.new_full((length, length), -torch.inf)
+        future = everywhere.triu(1)
+        if window is not None and window < length:
+            future = future + everywhere.tril(-window)
     else:
         future = mask.expand(rows, key.shape[1], length, keys).reshape(batch, length, keys)
+    added = future.repeat(*[1] * (future.dim() - 2), shared, 1).expand(batch, -1, -1)
     scores = torch.baddbmm(
-        future.repeat(*[1] * (future.dim() - 2), shared, 1).expand(batch, -1, -1),
+        added if softcap is None else torch.zeros_like(added),
         query.reshape(batch, shared * length, width),
         key.reshape(batch, keys, width).transpose(1, 2),
         alpha=width**-0.5 if scaling is None else scaling,
     )
-    out = torch.bmm(scores.softmax(-1), value.reshape(batch, keys, value.shape[-1]))
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh() + added
+    if sinks is not None:
+        sink = sinks.to(scores).repeat_interleave(length).view(1, key.shape[1], shared * length, 1)
+        sink = sink.expand(rows, -1, -1, -1).reshape(batch, shared * length, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    shares = scores.softmax(-1)[..., :keys]
+    out = torch.bmm(shares, value.reshape(batch, keys, value.shape[-1]))
     return out.view(rows, heads, length, value.shape[-1])
 
 

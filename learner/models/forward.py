@@ -7,7 +7,7 @@ values are float32 (float64 for a float64 model) whatever the model's precision.
 """
 
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,36 @@ class TokenScores(NamedTuple):
     entropy: Tensor
 
 
-class PolicyNetwork(nn.Module):
+class WideLinear(nn.Linear):
+    """A head that multiplies in float32 whatever its weights are in, autocast or not."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., out] of [..., in]."""
+        with torch.autocast(input.device.type, enabled=False):
+            x, weight = _wide(input), _wide(self.weight)
+            return nn.functional.linear(x, weight, None if self.bias is None else _wide(self.bias))
+
+
+def widen(head: nn.Module) -> None:
+    """Make a linear head a `WideLinear`; its weights and their names stay."""
+    if type(head) is nn.Linear:
+        head.__class__ = WideLinear
+
+
+class _Network(nn.Module):
+    """What both networks have: a model, and the dtype of its matrix products (None: the
+    weights')."""
+
+    model: nn.Module
+    autocast: torch.dtype | None
+
+    def in_its_precision(self, device: torch.device) -> AbstractContextManager[object]:
+        """The autocast of a forward pass."""
+        dtype, enabled = self.autocast or torch.bfloat16, self.autocast is not None
+        return torch.autocast(device.type, dtype=dtype, enabled=enabled)
+
+
+class PolicyNetwork(_Network):
     """A causal language model that scores the tokens of a pack."""
 
     def __init__(
@@ -51,18 +80,23 @@ class PolicyNetwork(nn.Module):
         logits_chunk: int = 4096,
         temperature: float = 1.0,
         autocast: torch.dtype | None = None,
+        wide_head: bool = False,
     ) -> None:
         """`temperature` is the sampler's, so that logprobs are of the distribution it drew from.
-        `autocast`: dtype of matrix products, None: the weights'."""
+        `autocast`: dtype of matrix products, None: the weights'. `wide_head`: logits are computed
+        in float32 all the same."""
         super().__init__()
         self.model = model
+        if wide_head:
+            widen(model.get_output_embeddings())  # type: ignore[operator]
         self._chunk = logits_chunk
-        self._temperature = temperature
-        self._autocast = autocast
+        self.temperature = temperature
+        self.autocast = autocast
+        self._factor, self._cap = _after_the_head(model.config.get_text_config())  # type: ignore[union-attr, operator]
 
     def forward(self, pack: Pack, *, entropy_gradient: bool = False) -> TokenScores:
         """Scores of the pack's reads; entropy carries a gradient only if asked to."""
-        with _autocast(pack.token_ids.device, self._autocast):
+        with self.in_its_precision(pack.token_ids.device):
             hidden = _hidden(self.model, pack)
             if hidden.shape[0] <= self._chunk:
                 return TokenScores(*self._head(hidden, pack.targets, entropy_gradient))
@@ -85,21 +119,36 @@ class PolicyNetwork(nn.Module):
     def _logits(self, hidden: Tensor) -> Tensor:
         """[n, V] at the sampler's temperature; the caller keeps none of them."""
         logits = _wide(self.model.get_output_embeddings()(hidden))  # type: ignore[operator]
-        return logits if self._temperature == 1.0 else logits / self._temperature
+        if self._factor != 1.0:
+            logits = logits * self._factor
+        if self._cap is not None:
+            logits = self._cap * (logits / self._cap).tanh()
+        return logits if self.temperature == 1.0 else logits / self.temperature
 
 
-class ValueNetwork(nn.Module):
+class ValueNetwork(_Network):
     """A backbone with a scalar head: V(s) in the states just before the reads' tokens."""
 
     def __init__(self, model: nn.Module, *, autocast: torch.dtype | None = None) -> None:
         super().__init__()
         self.model = model
-        self._autocast = autocast
+        self.autocast = autocast
+        widen(model.score)  # type: ignore[arg-type]
 
     def forward(self, pack: Pack) -> Tensor:
         """[N] values of the pack's reads."""
-        with _autocast(pack.token_ids.device, self._autocast):
+        with self.in_its_precision(pack.token_ids.device):
             return _wide(self.model.score(_hidden(self.model, pack))).squeeze(1)  # type: ignore[operator]
+
+
+def _after_the_head(config: Any) -> tuple[float, float | None]:
+    """(factor, soft cap) of the logits, which a family's class applies behind its head: Cohere's
+    `logit_scale`, Falcon-H1's `lm_head_multiplier`, Granite's `logits_scaling`, Gemma's
+    `final_logit_softcapping`."""
+    factor = getattr(config, "logit_scale", None) or 1.0
+    factor *= getattr(config, "lm_head_multiplier", None) or 1.0
+    factor /= getattr(config, "logits_scaling", None) or 1.0
+    return factor, getattr(config, "final_logit_softcapping", None)
 
 
 def _hidden(model: nn.Module, pack: Pack) -> Tensor:
@@ -118,10 +167,6 @@ def _hidden(model: nn.Module, pack: Pack) -> Tensor:
         )
     hidden: Tensor = output.last_hidden_state
     return hidden.squeeze(0).index_select(0, pack.reads)
-
-
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -40,8 +40,9 @@ from headrace.run_files.run_folder import read_manifest
 from learner.algorithms.registry import build_algorithm
 from learner.device import Place
 from learner.models.deepspeed_engine import DeepSpeedEngine
+from learner.models.family_check import may_share_rows
 from learner.models.forward import PolicyNetwork, ValueNetwork
-from learner.models.loading import has_flash, load_critic, load_policy
+from learner.models.loading import as_in_files, has_flash, load_critic, load_policy
 from learner.process.checkpoint import CRITIC, POLICY, STATE, newest, write_checkpoint
 from learner.process.update_log import AppliedLog
 from learner.process.weight_publishing import Publisher, bytes_of, weights_of
@@ -125,7 +126,14 @@ class Trainer:
             logits_chunk=learner.logits_chunk_tokens,
             temperature=config.generator.temperature,
             autocast=autocast,
+            wide_head=models.head_precision == "float32",
         )
+        shares_rows = may_share_rows(policy)
+        if not shares_rows and learner.context != "full":
+            raise UserError(
+                f"learner.context = {learner.context!r} knows keys and values alone, and "
+                f"{self._policy_model.config.model_type} has layers with a state: take 'full'"
+            )
         self._engines = {POLICY: DeepSpeedEngine(policy, learner.policy, learner)}
         self._models: dict[str, PreTrainedModel] = {POLICY: self._policy_model}
         algorithm = build_algorithm(
@@ -148,10 +156,11 @@ class Trainer:
             device=device,
             rank=self._rank,
             world=learner.ranks,
-            budget=learner.micro_batch_tokens,
+            budget=learner.micro_batch_tokens if shares_rows else 1,
             seed=config.seed,
             forward_together=learner.zero_stage == 3,
             shares_openings=grouped
+            and shares_rows
             and learner.share_prompts is not False
             and (own_attention or not has_flash(device)),
         )
@@ -167,6 +176,7 @@ class Trainer:
                 logits_chunk=learner.logits_chunk_tokens,
                 temperature=config.generator.temperature,
                 autocast=autocast,
+                wide_head=models.head_precision == "float32",
             )
         self._updater = Updater(
             algorithm,
@@ -266,7 +276,7 @@ class Trainer:
     def _published_weights(self) -> dict[str, Tensor]:
         wanted = torch.bfloat16 if self._config.generator.dtype == "bfloat16" else None
         with self._engines[POLICY].whole_parameters():
-            return weights_of(self._policy_model.state_dict(), dtype=wanted)
+            return weights_of(as_in_files(self._policy_model), dtype=wanted)
 
     def _save(self) -> Path:
         """Every rank writes its own state beside the checkpoint, and rank 0 moves all of them into

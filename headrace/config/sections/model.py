@@ -19,6 +19,11 @@ class ModelConfig(StrictModel):
     model with a scalar head, such as a line reward model; all of its weights are taken. None: a
     copy of the policy with a new scalar head of zeros."""
 
+    head_precision: Literal["model", "float32"] = "model"
+    """Precision in which learner and generators multiply by the policy's output head. float32:
+    their logprobs agree better where the model is bfloat16, for more time. The value model's head
+    is always float32."""
+
     chat_template: Literal["auto", "always", "never"] = "auto"
     """Whether prompts pass through the tokenizer's chat template. auto: chat messages do, plain
     strings do not."""

@@ -76,6 +76,16 @@ def _need_template(config: RunConfig, why: str) -> None:
         )
 
 
+def check_family(config: RunConfig) -> None:
+    """UserError where the learner would not compute the policy's family of models, or its value
+    model's, as the family's own code does."""
+    if config.evaluation.only or not Path(config.model.path, "config.json").is_file():
+        return
+    from learner.models.family_check import check_folder
+
+    check_folder(config.model, with_critic=config.algorithm.value is not None)
+
+
 def check_database(config: RunConfig) -> None:
     """UserError where `storage.database` is none that can be used, or does not answer."""
     if config.storage.database is None:

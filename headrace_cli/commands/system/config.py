@@ -11,7 +11,7 @@ from headrace.config.preflight.checks import check_machine, check_model, problem
 from headrace.config.preflight.explain import Fact, facts, memory_facts
 from headrace.errors import UserError
 from headrace.host.hardware import detect
-from headrace_cli.commands.checks.preflight import start_checks
+from headrace_cli.commands.checks.preflight import check_family, start_checks
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import configured
 from headrace_cli.launch.plan import plan_processes
@@ -48,6 +48,7 @@ def check(arguments: argparse.Namespace) -> int:
         lambda: check_machine(config, hardware),
         *start_checks(config, hardware),
         lambda: check_reward(config, every=True),
+        lambda: check_family(config),
     ]
     for test in tests:
         try:

@@ -6,6 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -36,6 +40,8 @@ MODELS: list[tuple[type, type, dict[str, Any]]] = [
     (Qwen2Config, Qwen2ForCausalLM, {}),
     (Qwen3Config, Qwen3ForCausalLM, {}),
     (MistralConfig, MistralForCausalLM, {"sliding_window": 6}),
+    (Gemma2Config, Gemma2ForCausalLM, {"sliding_window": 6, "attn_logit_softcapping": 0.5}),
+    (GptOssConfig, GptOssForCausalLM, {"sliding_window": 6, "num_local_experts": 4}),
 ]
 
 
@@ -44,9 +50,10 @@ def models(kind: type, model: type, extra: dict[str, Any]) -> tuple[nn.Module, n
     register()
     torch.manual_seed(0)
     found = []
-    for attention in (ATTENTION, "sdpa"):
+    for attention in (ATTENTION, "eager"):
         config = kind(**SHAPE, **extra)
         config._attn_implementation = attention
+        config._experts_implementation = "eager"  # the others take no float64
         found.append(model(config).double())
     found[1].load_state_dict(found[0].state_dict())
     return found[0], found[1]

@@ -1,0 +1,161 @@
+"""Whether a family of models is computed right here, found out by computing.
+
+In: a network around a loaded model, or a model folder of which nothing but its shape and names is
+read. Out: whether its sequences may share a row. Promise: a family whose logprobs or values would
+be others than by its own code, or whose weights would be published under other names than its
+files have, ends in a UserError that names it; nothing is silently wrong.
+"""
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoConfig
+
+from headrace.config.sections.model import ModelConfig
+from headrace.errors import UserError
+from learner.batching.layout import layout_of
+from learner.models.attention import ATTENTION
+from learner.models.forward import Pack, PolicyNetwork, ValueNetwork
+from learner.models.loading import POLICY_CLASS, as_in_files, critic_class, made_from
+
+LENGTHS = (37, 22)
+"""Tokens of the two sequences that are tried."""
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
+COARSE = 0.05
+"""Largest mean difference in nats, or in values; `COARSE` where bfloat16 rounds."""
+Network = PolicyNetwork | ValueNetwork
+_FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError)
+
+
+@torch.no_grad()
+def may_share_rows(network: Network) -> bool:
+    """Whether sequences may be packed into one row: not where a layer keeps a state that runs on
+    from one sequence into the next (linear attention, convolutions, state space models).
+
+    Two short random sequences go through the network, packed and one by one, and one by one
+    through the model's own forward pass with its own attention. UserError where these differ.
+    """
+    model: Any = network.model
+    family, device = model.config.model_type, model.device
+    size = model.config.get_text_config().vocab_size
+    draws = torch.Generator().manual_seed(0)
+    ids = [torch.randint(0, size, (n,), generator=draws).to(device) for n in LENGTHS]
+    try:
+        own = _by_its_own_code(network, ids)
+        alone = torch.cat([_scores(network, [one]) for one in ids])
+        packed = _scores(network, ids)
+    except _FAILURES as error:
+        raise _refused(family, error) from error
+    coarse = network.autocast is not None or model.dtype not in TOLERANCE
+    bound = COARSE if coarse else TOLERANCE[model.dtype]
+    differs = float((alone - own).abs().mean())
+    if not differs <= bound:
+        raise _refused(
+            family, f"the learner's numbers differ from the model's own by {differs:.2g} on average"
+        )
+    return float((packed - own).abs().mean()) <= bound
+
+
+def check_folder(config: ModelConfig, *, with_critic: bool) -> None:
+    """UserError where the policy's family, or its value model, is not computed right, or where its
+    published names are not those of its files. No weight is read: a model of the folder's shape
+    with few layers and experts is made up."""
+    trust = config.trust_remote_code
+    shape = AutoConfig.from_pretrained(config.path, trust_remote_code=trust)
+    _check_names(shape, config)
+    small = _few_layers(shape)
+    classes = [POLICY_CLASS, critic_class(small)] if with_critic else [POLICY_CLASS]
+    for kind in classes:
+        try:
+            torch.manual_seed(0)
+            model = made_from(kind, small, trust_remote_code=trust).eval()
+            network = PolicyNetwork(model) if kind is POLICY_CLASS else ValueNetwork(model)
+        except _FAILURES as error:
+            raise _refused(shape.model_type, error) from error
+        may_share_rows(network)
+
+
+def _refused(family: str, reason: object) -> UserError:
+    lines = str(reason).strip().splitlines() or [type(reason).__name__]
+    return UserError(f"{family} models cannot be trained here: {lines[0]}")
+
+
+def _check_names(shape: Any, config: ModelConfig) -> None:
+    with torch.device("meta"):
+        model = made_from(POLICY_CLASS, shape, trust_remote_code=config.trust_remote_code)
+    ours, theirs = set(as_in_files(model)), set(_names_in(Path(config.path).glob("*.safetensors")))
+    if odd := sorted(ours - theirs):
+        raise _refused(
+            shape.model_type,
+            f"{odd[0]} would be published, and no file in {config.path} has a weight of that name",
+        )
+
+
+def _names_in(files: Iterable[Path]) -> list[str]:
+    names: list[str] = []
+    for file in files:
+        with safe_open(file, framework="pt") as weights:
+            names += weights.keys()
+    return names
+
+
+def _few_layers(shape: Any) -> Any:
+    """The shape with as many layers as it takes to have each kind twice, and few experts; weights
+    large enough that what bends large numbers shows."""
+    small = copy.deepcopy(shape)
+    text = small.get_text_config()
+    layers: int = text.num_hidden_layers
+    kinds = getattr(text, "layer_types", None) or [None] * layers
+    fewest = max(2, 1 + max(kinds.index(kind) for kind in kinds))
+    for name, value in vars(text).items():
+        if isinstance(value, list) and len(value) == layers:
+            setattr(text, name, value[:fewest])
+    text.num_hidden_layers = min(layers, fewest)
+    text.initializer_range = 1 / math.sqrt(text.hidden_size)
+    for name in ("num_experts", "num_local_experts"):
+        if getattr(text, name, None):
+            few = max(4, getattr(text, "num_experts_per_tok", None) or 1)
+            setattr(text, name, min(few, getattr(text, name)))
+    return small
+
+
+def _by_its_own_code(network: Network, sequences: Sequence[Tensor]) -> Tensor:
+    model: Any = network.model
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    found = []
+    try:
+        for ids in sequences:
+            with network.in_its_precision(ids.device):
+                logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float()
+            if isinstance(network, PolicyNetwork):
+                log_p = (logits / network.temperature).log_softmax(-1)
+                found.append(log_p.gather(1, ids[1:, None])[:, 0])
+            else:
+                found.append(logits[:, 0])
+    finally:
+        model.set_attn_implementation(implementation or ATTENTION)
+    return torch.cat(found)
+
+
+def _scores(network: Network, sequences: Sequence[Tensor]) -> Tensor:
+    lengths = [ids.numel() for ids in sequences]
+    device = sequences[0].device
+    places = torch.cat([torch.arange(n, device=device) for n in lengths])
+    last = torch.tensor(lengths, device=device).cumsum(0) - 1
+    reads = torch.arange(sum(lengths), device=device)
+    pack = Pack(
+        token_ids=torch.cat(list(sequences)),
+        position_ids=places,
+        layout=layout_of(lengths, device=device),
+        reads=reads[~torch.isin(reads, last)],
+        targets=torch.cat([ids[1:] for ids in sequences]),
+    )
+    found = network(pack)
+    return (found if isinstance(found, Tensor) else found.logprobs).float()
