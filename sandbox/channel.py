@@ -4,20 +4,36 @@ Each side asks the other to do an operation and gets a value or an exception; wh
 serves what the other asks in between, so that a check may hand a function to the program. What is
 not plain data stays with its owner, and the other side holds a `Remote`. A side does only the
 operations that it was given, so that the program cannot look into what the checks hand it.
+
+An object cannot talk its way through a check by answering differently each time: what it converts
+to is the same until it is called into, or handed over anew. Its parts (attributes, items) share its
+fate, and so do objects that meet in one call. Attributes and items, and all about what the program
+defines by name, stay until anything of the program is called.
 """
 
 import builtins
 import json
 import socket
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 
 from sandbox.plain_data import Json, decode, encode
 
+T = TypeVar("T")
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 << 20
+MAX_ITEMS = 100_000
+"""Most that one pass over an iterator of the other side gives."""
 _MUTABLE = (list, dict, set, bytearray)
+_INTO = ("call", "set", "put")
+"""Operations that call into the objects that they are given."""
+_STOPS = ("StopIteration", "StopAsyncIteration", "GeneratorExit")
+_NAMES = ("__name__", "__qualname__", "__dict__")
+"""Names with two underscores that are data. Others are hooks of Python or of libraries, which take
+the answer on trust (numpy reads memory at the address that it is told)."""
 
 
 class ProgramEndedError(Exception):
@@ -56,6 +72,34 @@ def _read(link: socket.socket, count: int) -> bytes | None:
     return bytes(parts)
 
 
+class Family:
+    """Objects of the other side that may change together."""
+
+    __slots__ = ("into", "told")
+
+    def __init__(self) -> None:
+        self.into: Family | None = None
+        """The family that it has joined."""
+        self.told: dict[object, Any] = {}
+        """What they said since they were last called into."""
+
+    def whole(self) -> "Family":
+        """The family that this one is now part of."""
+        found = self
+        while found.into is not None:
+            found = found.into
+        return found
+
+
+@dataclass
+class _Items:
+    """What an object gave in a pass over it."""
+
+    source: Any
+    given: list[Any] = field(default_factory=list)
+    ended: bool = False
+
+
 class Peer:
     """One end of the link. `operations` are what the other side may ask for; with
     `only_functions` nothing but callables is handed over by reference."""
@@ -73,16 +117,58 @@ class Peer:
         self._mine: list[object] = []
         self._numbers: dict[int, int] = {}
         self._yours: dict[int, Remote] = {}
+        self._common = Family()
+        """Of what the program defines by name: any call may change it."""
 
     def ask(self, operation: str, *operands: Any, **keywords: Any) -> Any:
         """Have the other side do an operation; raises what it raised."""
-        self._say(
-            {
-                "do": operation,
-                "with": [encode(each, self._export) for each in operands],
-                "named": {name: encode(each, self._export) for name, each in keywords.items()},
-            }
-        )
+        whole = None if operation in ("call", "next") else self._common
+        if whole and operands and isinstance(operands[0], Remote):
+            whole = operands[0]._family
+        answer = self._answer(operation, operands, keywords)
+        return decode(answer, partial(self._find, whole=whole))
+
+    def look(self, whole: "Remote", operation: str, operand: Any) -> Any:
+        """A part of an object, the same until something is called."""
+        told, key = self._common.told, (whole._number, operation, repr(operand))
+        if key not in told:
+            told[key] = self._answer(operation, (whole, operand), {})
+        return decode(told[key], partial(self._find, whole=whole._family))
+
+    def touch(self, operation: str, given: Iterable["Remote"]) -> None:
+        """Forget what an operation may change; what it calls into is one family from here on."""
+        if operation not in _INTO and operation != "next":
+            return
+        self._common.told.clear()
+        families = [each._family.whole() for each in given if operation in _INTO]
+        families = [each for each in families if each is not self._common]
+        for each in families:
+            each.told.clear()
+            each.into = None if each is families[0] else families[0]
+
+    def _answer(
+        self, operation: str, operands: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> Json:
+        given: list[Remote] = []
+
+        def export(value: object) -> Json:
+            if isinstance(value, Remote):
+                given.append(value)
+            return self._export(value)
+
+        message = {
+            "do": operation,
+            "with": [encode(each, export) for each in operands],
+            "named": {name: encode(each, export) for name, each in keywords.items()},
+        }
+        self.touch(operation, given)
+        self._say(message)
+        try:
+            return self._reply(operation, operands)
+        finally:
+            self.touch(operation, given)
+
+    def _reply(self, operation: str, operands: tuple[Any, ...]) -> Json:
         while True:
             message = self._hear()
             if "do" in message:
@@ -91,8 +177,8 @@ class Peer:
             for position, changed in message.get("changed", {}).items():
                 _refill(operands[int(position)], decode(changed, self._find))
             if "raised" in message:
-                raise _exception(*message["raised"])
-            return decode(message.get("value"), self._find)
+                raise _exception(operation, *message["raised"])
+            return message.get("value")
 
     def serve(self) -> None:
         """Do what the other side asks until it closes the link."""
@@ -150,11 +236,17 @@ class Peer:
             self._mine.append(value)
         return ["mine", number]
 
-    def _find(self, name: Json) -> Any:
+    def _find(self, name: Json, whole: Family | None = None) -> Any:
+        """What is named; without a `whole` that it is part of it is handed over anew."""
         owner, number = name
         if owner == "yours":
             return self._mine[number]
-        return self._yours.setdefault(number, Remote(self, number))
+        found = self._yours.get(number)
+        if found is None:
+            found = self._yours[number] = Remote(self, number, whole or Family())
+        elif whole is None:
+            found._family.whole().told.clear()
+        return found
 
 
 class Remote:
@@ -162,56 +254,84 @@ class Remote:
     truth, conversions); it compares equal to nothing but objects of the same side, and has neither
     order nor arithmetic, because those answers would be the program's own verdict."""
 
-    __slots__ = ("_number", "_peer")
+    __slots__ = ("_family", "_number", "_peer")
 
-    def __init__(self, peer: Peer, number: int) -> None:
+    def __init__(self, peer: Peer, number: int, family: Family) -> None:
         object.__setattr__(self, "_peer", peer)
         object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_family", family)
 
     _peer: Peer
     _number: int
+    _family: Family
 
     def __call__(self, *operands: Any, **keywords: Any) -> Any:
         return self._peer.ask("call", self, *operands, **keywords)
 
     def __getattr__(self, name: str) -> Any:
-        return self._peer.ask("get", self, name)
+        if name.startswith("__") and name not in _NAMES:
+            raise AttributeError(f"{name} of the other side's object is not looked up")
+        return self._peer.look(self, "get", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._peer.ask("set", self, name, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._peer.ask("item", self, key)
+        return self._peer.look(self, "item", key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self._peer.ask("put", self, key, value)
 
-    def __iter__(self) -> Any:
-        iterator = self._peer.ask("iter", self)
-        while True:
+    def __iter__(self) -> Iterator[Any]:
+        told, key = self._family.whole().told, (self._number, "iter")
+        items = told.get(key)
+        if items is None or (items.source is self and not items.ended):
+            items = told[key] = _Items(self._peer.ask("iter", self))
+        elif items.source is self:
+            # An iterator that ended gives nothing more, or all of it again.
+            self._peer.ask("iter", self)
             try:
-                value = self._peer.ask("next", iterator)
+                self._peer.ask("next", self)
             except StopIteration:
                 return
-            yield value
+        for position in range(MAX_ITEMS):
+            if position == len(items.given):
+                if items.ended:
+                    return
+                try:
+                    items.given.append(self._peer.ask("next", items.source))
+                except StopIteration:
+                    items.ended = True
+                    return
+            yield items.given[position]
+        raise ProgramError(f"an iterator goes on after {MAX_ITEMS} items")
 
     def __next__(self) -> Any:
+        self._peer.touch("call", [self])
         return self._peer.ask("next", self)
 
+    def _convert(self, operation: str, kind: Callable[[Any], T]) -> T:
+        """Told once, and a plain value from then on."""
+        told, key = self._family.whole().told, (self._number, operation)
+        if key not in told:
+            told[key] = kind(self._peer.ask(operation, self))
+        converted: T = told[key]
+        return converted
+
     def __len__(self) -> int:
-        return int(self._peer.ask("len", self))
+        return self._convert("len", int)
 
     def __bool__(self) -> bool:
-        return bool(self._peer.ask("bool", self))
+        return self._convert("bool", bool)
 
     def __str__(self) -> str:
-        return str(self._peer.ask("str", self))
+        return self._convert("str", str)
 
     def __float__(self) -> float:
-        return float(self._peer.ask("float", self))
+        return self._convert("float", float)
 
     def __int__(self) -> int:
-        return int(self._peer.ask("int", self))
+        return self._convert("int", int)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Remote):
@@ -231,7 +351,10 @@ def _refill(old: Any, new: Any) -> None:
         old.update(new)
 
 
-def _exception(name: str, text: str) -> Exception:
+def _exception(operation: str, name: str, text: str) -> Exception:
+    if name in _STOPS and (operation, name) != ("next", "StopIteration"):
+        # As PEP 479 has it: it would quietly end a loop of whoever asked.
+        return RuntimeError(f"the other side raised {name}")
     kind = getattr(builtins, str(name), None)
     if isinstance(kind, type) and issubclass(kind, Exception):
         try:

@@ -2,13 +2,17 @@
 
 In: the checks, over a socket that the program's process does not have. Out, over the same socket:
 one line a check, `{"held": true}` or the error. The names that checks do not define are looked up
-in the program, and what its functions return arrives as plain data (`plain_data.py`).
+in the program, and what its functions return arrives as plain data (`plain_data.py`). A module of
+the standard library that checks use without importing it is the examiner's own.
 """
 
 import ast
 import builtins
+import importlib
 import json
+import re
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -41,10 +45,13 @@ def examine(orders: socket.socket, link: socket.socket) -> int:
 def _prepare(request: dict[str, Any], peer: Peer, space: dict[str, Any]) -> None:
     """Bind the program's names, run the setup, then bind those that are the program's in any
     case."""
-    wanted = sorted(foreign_names([request["setup"], *request["each"]]))
+    texts = [request["setup"], *request["each"]]
+    wanted = sorted(foreign_names(texts))
     # What it says it has counts only for what was asked: it would like to have `__builtins__`.
     for name in sorted(set(wanted) & set(peer.ask("have", wanted))):
-        space[name] = peer.ask("global", name)
+        space[name] = (
+            importlib.import_module(name) if _is_module(name, texts) else peer.ask("global", name)
+        )
     _run(request["setup"], space)
     for name in request["names"]:
         space[name] = peer.ask("global", name)
@@ -73,6 +80,13 @@ def foreign_names(texts: Iterable[str]) -> set[str]:
                 case ast.ExceptHandler(name=str(name)):
                     bound.add(name)
     return used - bound
+
+
+def _is_module(name: str, texts: Iterable[str]) -> bool:
+    """Whether checks mean the module of Python's that has this name. Were it the program's, it
+    would be the program that measures (mbpp/596 asks for `sys.getsizeof`)."""
+    used = re.compile(rf"\b{re.escape(name)}\s*\.")
+    return name in sys.stdlib_module_names and any(used.search(text) for text in texts)
 
 
 def _run(text: str, space: dict[str, Any]) -> None:

@@ -133,8 +133,8 @@ def _fingerprint(python: Interpreter) -> str:
     facts.append(boot.read_text() if boot.exists() else "")
     digest.update(json.dumps(facts).encode())
     folder = Path(__file__).parent
-    for path in sorted([*folder.glob("*.py"), *folder.glob("attempts/*")]):
-        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted([*folder.rglob("*.py"), *folder.rglob("attempts/*")]):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()
 
 

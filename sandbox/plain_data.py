@@ -77,7 +77,8 @@ def decode(data: Json, find: Find) -> Any:
     if not isinstance(data, list):
         if isinstance(data, dict):
             raise TypeError("a JSON object stands for nothing")
-        return data
+        # One object for every NaN would make lists that hold it equal.
+        return float("nan") if isinstance(data, float) and data != data else data
     name, *rest = data
     match name:
         case "list":

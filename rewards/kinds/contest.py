@@ -19,6 +19,9 @@ from sandbox.limits import Checks, Program, Result, Status
 
 _GROUPS = ("public_tests", "private_tests", "generated_tests")
 _SAME = """
+inf, nan = float("inf"), float("nan")  # as they are written below; not the program's
+
+
 def _plain(value):
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]

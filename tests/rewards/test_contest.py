@@ -15,6 +15,7 @@ from tests.rewards.items import item
 ADDS = "```python\na, b = map(int, input().split())\nprint(a + b, '')\n```"
 READS = {"inputs": ["1 2\n", ["3 4"]], "outputs": ["3\n", ["7"]]}
 CALLS = {"fn_name": "pairs", "inputs": [[[1, 2], 2], [[], 1]], "outputs": [[[1, 1], [2, 2]], []]}
+INFINITE = {"fn_name": "limit", "inputs": [[1], [2]], "outputs": [float("inf"), float("nan")]}
 PAIRS = (
     "class Solution:\n    def pairs(self, items, k):\n        return [(i,) * k for i in items]\n"
 )
@@ -97,6 +98,9 @@ def verifiers() -> Iterator[dict[str, Verifier]]:
         (PAIRS.replace("(i,) * k", "(i,)"), CALLS, 0.5),
         ("def pairs(items, k):\n    return [[i] * k for i in items]", CALLS, 1.0),
         ("no code", CALLS, 0.0),
+        # Infinity is what it is, whatever the program calls so; NaN is never right.
+        ("def limit(n):\n    return float('inf') if n == 1 else float('nan')", INFINITE, 0.5),
+        ("inf = nan = 3\ndef limit(n):\n    return 3", INFINITE, 0.0),
     ],
 )
 def test_a_program_is_right_where_every_output_is(

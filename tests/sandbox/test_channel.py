@@ -34,7 +34,9 @@ def asking() -> Iterator[Peer]:
         values.append(4)
 
     def raising(kind: str) -> None:
-        raise {"value": ValueError, "stop": StopIteration, "exit": SystemExit}[kind]("why")
+        raise {
+            "value": ValueError, "stop": StopIteration, "exit": SystemExit, "close": GeneratorExit,
+        }[kind]("why")  # fmt: skip
 
     makers = {"box": Box, "append": appended, "raise": raising, "squares": squares, "apply": call}
     operations: dict[str, Callable[..., Any]] = {
@@ -84,6 +86,15 @@ def test_exceptions_arrive_as_themselves_where_both_sides_have_them(asking: Peer
         raising("exit")
 
 
+def test_what_would_end_a_loop_of_the_asker_is_an_error(asking: Peer) -> None:
+    raising = asking.ask("make", "raise")
+    for kind, name in (("stop", "StopIteration"), ("close", "GeneratorExit")):
+        with pytest.raises(RuntimeError, match=f"raised {name}"):
+            list(map(raising, [kind]))
+    with pytest.raises(StopIteration):
+        next(asking.ask("make", "squares")(0))
+
+
 def test_only_functions_are_handed_over(asking: Peer) -> None:
     with pytest.raises(TypeError, match="cannot hand a Box"):
         asking.ask("make", "apply")(Box(1))
@@ -97,7 +108,7 @@ def test_a_function_that_was_handed_over_can_only_be_called() -> None:
     thread = threading.Thread(target=tests.serve)
     thread.start()
     function = program._find(sent)
-    with pytest.raises(KeyError):
+    with pytest.raises(AttributeError):
         assert function.__globals__
     with pytest.raises(KeyError):
         program.ask("get", function, "__code__")

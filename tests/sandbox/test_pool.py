@@ -14,6 +14,7 @@ import pytest
 
 from headrace.errors import UserError
 from sandbox import isolation_check
+from sandbox.interpreter import interpreter
 from sandbox.limits import MIB, Checks, Limits, Program, Result
 from sandbox.pool import Sandbox
 from tests.sandbox.layers import each_layer, need
@@ -221,3 +222,15 @@ def test_without_a_layer_programs_are_refused(
     with pytest.raises(UserError, match=r"not to be had: not here; landlock 1 of 3 escapes"):
         asyncio.run(Sandbox().open())
     assert list(tmp_path.rglob("*.json")) == [], "failure is not remembered"
+
+
+def test_success_is_forgotten_when_any_file_of_the_sandbox_changes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(isolation_check, "__file__", str(tmp_path / "isolation_check.py"))
+    seen = {isolation_check._fingerprint(interpreter())}
+    for name in ("isolation_check.py", "isolation/kernel.py", "escape_tests/attempts/mount.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("changed")
+        seen.add(isolation_check._fingerprint(interpreter()))
+    assert len(seen) == 4
