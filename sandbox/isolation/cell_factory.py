@@ -185,7 +185,7 @@ def _populate(cell: Cell, lock: Lock, *, alone: bool = False) -> int:
     init_process.report(cell.orders, {"ready": cell.process})
     outcome = init_process.keep(
         cell.orders, examining, running, processes=cell.processes,
-        watched=[running] if alone else None, memory_bytes=cell.limits.memory_bytes,
+        watched=[examining, running] if alone else None, memory_bytes=cell.limits.memory_bytes,
     )  # fmt: skip
     if alone:
         for process in (examining, running):

@@ -2,10 +2,10 @@
 
 Out: the bytes of the filter. It refuses (EPERM) what leads out of a cell or only widens the
 kernel's surface: sockets of any kind but pairs, new namespaces, mounts, tracing, keys, BPF,
-io_uring, clocks, memory that no limit counts, signals by way of file owners. A call in another
-processor's convention ends the process; calls newer than this table are unknown to the kernel
-(ENOSYS). `single` also refuses new processes and threads, signals, and changes of files'
-metadata, which Landlock does not hold.
+io_uring, clocks, memory that no limit counts, signals by way of file owners, questions about the
+network that a socket made outside belongs to. A call in another processor's convention ends the
+process; calls newer than this table are unknown to the kernel (ENOSYS). `single` also refuses new
+processes and threads, signals, and changes of files' metadata, which Landlock does not hold.
 """
 
 import struct
@@ -43,6 +43,8 @@ REFUSED: dict[str, Numbers] = {
     "move_pages": (279, 239), "setpriority": (141, 140), "ioprio_set": (251, 30),
     "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122),
+    # what others have read
+    "mincore": (27, 232), "cachestat": (451, 451),
     # files by other ways than a path
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265), "mknod": (133, None),
     "mknodat": (259, 33), "fanotify_init": (300, 262), "fanotify_mark": (301, 263),
@@ -60,7 +62,7 @@ REFUSED: dict[str, Numbers] = {
     "modify_ldt": (154, None),
     "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106),
     "kexec_load": (246, 104), "kexec_file_load": (320, 294), "uselib": (134, None),
-    "ustat": (136, None), "sysfs": (139, None), "_sysctl": (156, None),
+    "seccomp": (317, 277), "ustat": (136, None), "sysfs": (139, None), "_sysctl": (156, None),
     "create_module": (174, None), "get_kernel_syms": (177, None), "query_module": (178, None),
     "nfsservctl": (180, 42), "vserver": (236, None),
     # the machine
@@ -85,14 +87,25 @@ REFUSED_TO_ONE: dict[str, Numbers] = {
 """Also refused by `single`."""
 
 _CLONE, _CLONE3, _FCNTL, _IOCTL, _PRCTL = (56, 220), (435, 435), (72, 25), (16, 29), (157, 167)
-_PRLIMIT, _SOCKETPAIR = (302, 261), (53, 199)
+_PRLIMIT, _SOCKETPAIR, _MADVISE = (302, 261), (53, 199), (28, 233)
+_SETSOCKOPT, _GETSOCKOPT = (54, 208), (55, 209)
+_SENDTO, _SENDMSG, _SENDMMSG = (44, 206), (46, 211), (307, 269)
 
-OWNER_COMMANDS = (8, 10, 15)
-"""fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, with which a file sends signals to any process."""
-TERMINAL_COMMANDS = (0x5412, 0x541C, 0x540E, 0x8901, 0x8902)
-"""ioctl: TIOCSTI, TIOCLINUX, TIOCSCTTY, and FIOSETOWN and SIOCSPGRP, which set an owner too."""
-PROCESS_COMMANDS = (1, 4, 35, 0x59616D61)
-"""prctl: PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_MM, PR_SET_PTRACER."""
+OWNER_COMMANDS = (8, 10, 15, 1024, 1026)
+"""fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX, with which a file sends signals to any process, and
+F_SETLEASE and F_NOTIFY, with which others wait for it, or it hears of them."""
+TERMINAL_COMMANDS = (0x5412, 0x541C, 0x540E)
+"""ioctl: TIOCSTI, TIOCLINUX, TIOCSCTTY."""
+SOCKET_COMMANDS = 0x8900
+"""ioctl: from here to 0x89FF those of any socket, about its owner and all of its network."""
+PROCESS_COMMANDS = (1, 4, 22, 35, 67, 0x59616D61)
+"""prctl: PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_MM, PR_SET_MEMORY_MERGE,
+PR_SET_PTRACER."""
+SOCKET_OPTIONS = (7, 8, 26, 32, 33, 50, 51, 52, 76)
+"""setsockopt: larger buffers (SO_SNDBUF, SO_RCVBUF and their FORCE), which no limit counts, filters
+in the kernel (SO_ATTACH_*), SO_PASSPIDFD."""
+_PEER_HANDLE, _MERGEABLE, _URGENT = 77, 12, 1
+"""SO_PEERPIDFD, MADV_MERGEABLE, MSG_OOB."""
 
 
 def _step(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
@@ -151,7 +164,22 @@ def instructions(machine: str, *, single: bool = False) -> bytes:
         parts.append(_for_call(number(_CLONE), b"".join(namespaces)))
     parts += [
         _for_call(number(_FCNTL), _refuse_values(1, OWNER_COMMANDS)),
-        _for_call(number(_IOCTL), _refuse_values(1, TERMINAL_COMMANDS)),
+        _for_call(
+            number(_IOCTL),
+            _low_half(1) + _step(_AND, 0xFFFFFF00) + _step(_EQUAL, SOCKET_COMMANDS, 0, 1)
+            + _fail(_EPERM) + _refuse_values(1, TERMINAL_COMMANDS),
+        ),
+        _for_call(number(_SETSOCKOPT), _refuse_values(2, SOCKET_OPTIONS)),
+        _for_call(number(_GETSOCKOPT), _refuse_values(2, (_PEER_HANDLE,))),
+        _for_call(number(_MADVISE), _refuse_values(2, (_MERGEABLE,))),
+        *(
+            _for_call(
+                number(call),
+                _low_half(flags) + _step(_ANY_BIT, _URGENT, 0, 1) + _fail(_EPERM)
+                + _step(_RETURN, _ALLOW),
+            )
+            for call, flags in ((_SENDTO, 3), (_SENDMSG, 2), (_SENDMMSG, 3))
+        ),
         _for_call(number(_PRCTL), _refuse_values(0, PROCESS_COMMANDS)),
         _for_call(
             number(_PRLIMIT),

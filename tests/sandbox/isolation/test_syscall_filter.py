@@ -11,6 +11,10 @@ ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 MACHINES = list(kernel.ARCHITECTURES)
 WRITE = {"x86_64": 1, "aarch64": 64}
 CLONE, FCNTL = {"x86_64": 56, "aarch64": 220}, {"x86_64": 72, "aarch64": 25}
+IOCTL, MADVISE = {"x86_64": 16, "aarch64": 29}, {"x86_64": 28, "aarch64": 233}
+SETSOCKOPT, GETSOCKOPT = {"x86_64": 54, "aarch64": 208}, {"x86_64": 55, "aarch64": 209}
+SENDTO, SENDMSG = {"x86_64": 44, "aarch64": 206}, {"x86_64": 46, "aarch64": 211}
+PRCTL = {"x86_64": 157, "aarch64": 167}
 SOCKETPAIR, PRLIMIT = {"x86_64": 53, "aarch64": 199}, {"x86_64": 302, "aarch64": 261}
 
 
@@ -72,6 +76,16 @@ def test_some_calls_are_judged_by_their_arguments(machine: str) -> None:
     assert verdict(machine, PRLIMIT[machine], 4242, 7) == EPERM
     assert verdict(machine, FCNTL[machine], 3, 3) == ALLOW
     assert verdict(machine, FCNTL[machine], 3, 8) == EPERM
+    for calls, allowed, refused in (
+        (FCNTL, (3, 6), (3, 1024)), (FCNTL, (3, 1031), (3, 1026)), (PRCTL, (15,), (22,)),
+        (IOCTL, (0, 0x5401), (0, 0x5412)), (IOCTL, (0, 0x541B), (0, 0x8901)),
+        (IOCTL, (0, 0x18912), (0, 0x8912)), (IOCTL, (0, 0x8A00), (0, 0x89FF)),
+        (SETSOCKOPT, (3, 1, 16), (3, 1, 26)), (SETSOCKOPT, (3, 1, 2), (3, 1, 7)),
+        (GETSOCKOPT, (3, 1, 7), (3, 1, 77)), (MADVISE, (0, 1, 4), (0, 1, 12)),
+        (SENDTO, (3, 0, 1, 0x4000), (3, 0, 1, 0x4001)), (SENDMSG, (3, 0, 0x4000), (3, 0, 1)),
+    ):  # fmt: skip
+        assert verdict(machine, calls[machine], *allowed) == ALLOW, allowed
+        assert verdict(machine, calls[machine], *refused) == EPERM, refused
 
 
 def test_jumps_stay_within_the_filter() -> None:
