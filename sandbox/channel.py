@@ -6,9 +6,10 @@ not plain data stays with its owner, and the other side holds a `Remote`. A side
 operations that it was given, so that the program cannot look into what the checks hand it.
 
 An object cannot talk its way through a check by answering differently each time: what it converts
-to is the same until it is called into, or handed over anew. Its parts (attributes, items) share its
-fate, and so do objects that meet in one call. Attributes and items, and all about what the program
-defines by name, stay until anything of the program is called.
+to (or that it does not) is the same until it is called into, or handed over anew. Its parts
+(attributes, items) share its fate, and so do objects that meet in one call or come from one.
+Attributes and items, and all about what the program defines by name, stay until anything of the
+program is called.
 """
 
 import builtins
@@ -81,7 +82,7 @@ class Family:
         self.into: Family | None = None
         """The family that it has joined."""
         self.told: dict[object, Any] = {}
-        """What they said since they were last called into."""
+        """What they said since they were last called into; an exception: that they raised it."""
 
     def whole(self) -> "Family":
         """The family that this one is now part of."""
@@ -89,6 +90,18 @@ class Family:
         while found.into is not None:
             found = found.into
         return found
+
+    def once(self, key: object, ask: Callable[[], Any]) -> Any:
+        """What they said or raised to this, or do now."""
+        told = self.whole().told
+        if key not in told:
+            try:
+                told[key] = ask()
+            except Exception as error:  # the program's: it stays its answer
+                told[key] = error
+        if isinstance(told[key], Exception):
+            raise told[key]
+        return told[key]
 
 
 @dataclass
@@ -122,18 +135,20 @@ class Peer:
 
     def ask(self, operation: str, *operands: Any, **keywords: Any) -> Any:
         """Have the other side do an operation; raises what it raised."""
-        whole = None if operation in ("call", "next") else self._common
-        if whole and operands and isinstance(operands[0], Remote):
+        anew = operation in ("call", "next")
+        whole = Family() if anew else self._common
+        if not anew and operands and isinstance(operands[0], Remote):
             whole = operands[0]._family
         answer = self._answer(operation, operands, keywords)
-        return decode(answer, partial(self._find, whole=whole))
+        return decode(answer, partial(self._find, whole=whole, anew=anew))
 
     def look(self, whole: "Remote", operation: str, operand: Any) -> Any:
         """A part of an object, the same until something is called."""
-        told, key = self._common.told, (whole._number, operation, repr(operand))
-        if key not in told:
-            told[key] = self._answer(operation, (whole, operand), {})
-        return decode(told[key], partial(self._find, whole=whole._family))
+        answer = self._common.once(
+            (whole._number, operation, repr(operand)),
+            lambda: self._answer(operation, (whole, operand), {}),
+        )
+        return decode(answer, partial(self._find, whole=whole._family))
 
     def touch(self, operation: str, given: Iterable["Remote"]) -> None:
         """Forget what an operation may change; what it calls into is one family from here on."""
@@ -175,7 +190,8 @@ class Peer:
                 self._serve(message)
                 continue
             for position, changed in message.get("changed", {}).items():
-                _refill(operands[int(position)], decode(changed, self._find))
+                find = partial(self._find, whole=Family())
+                _refill(operands[int(position)], decode(changed, find))
             if "raised" in message:
                 raise _exception(operation, *message["raised"])
             return message.get("value")
@@ -236,15 +252,16 @@ class Peer:
             self._mine.append(value)
         return ["mine", number]
 
-    def _find(self, name: Json, whole: Family | None = None) -> Any:
-        """What is named; without a `whole` that it is part of it is handed over anew."""
+    def _find(self, name: Json, whole: Family | None = None, anew: bool = False) -> Any:
+        """What is named. `whole`: the family of what is not known yet; without one, and `anew`,
+        what is known is handed over again."""
         owner, number = name
         if owner == "yours":
             return self._mine[number]
         found = self._yours.get(number)
         if found is None:
             found = self._yours[number] = Remote(self, number, whole or Family())
-        elif whole is None:
+        elif anew or whole is None:
             found._family.whole().told.clear()
         return found
 
@@ -312,10 +329,9 @@ class Remote:
 
     def _convert(self, operation: str, kind: Callable[[Any], T]) -> T:
         """Told once, and a plain value from then on."""
-        told, key = self._family.whole().told, (self._number, operation)
-        if key not in told:
-            told[key] = kind(self._peer.ask(operation, self))
-        converted: T = told[key]
+        converted: T = self._family.once(
+            (self._number, operation), lambda: kind(self._peer.ask(operation, self))
+        )
         return converted
 
     def __len__(self) -> int:

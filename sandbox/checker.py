@@ -8,12 +8,12 @@ the standard library that checks use without importing it is the examiner's own.
 
 import ast
 import builtins
+import contextlib
 import importlib
 import json
-import re
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -62,31 +62,33 @@ def foreign_names(texts: Iterable[str]) -> set[str]:
     not parse has none."""
     used: set[str] = set()
     bound: set[str] = set(dir(builtins))
-    for text in texts:
-        try:
-            tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        for node in ast.walk(tree):
-            match node:
-                case ast.Name(id=name, ctx=ast.Load()):
-                    used.add(name)
-                case ast.Name(id=name):
-                    bound.add(name)
-                case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
-                    bound.add(name)
-                case ast.alias(name=name, asname=other):
-                    bound.add(other or name.partition(".")[0])
-                case ast.ExceptHandler(name=str(name)):
-                    bound.add(name)
+    for node in _nodes(texts):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name):
+                bound.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+                bound.add(name)
+            case ast.alias(name=name, asname=other):
+                bound.add(other or name.partition(".")[0])
+            case ast.ExceptHandler(name=str(name)):
+                bound.add(name)
     return used - bound
+
+
+def _nodes(texts: Iterable[str]) -> Iterator[ast.AST]:
+    for text in texts:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            yield from ast.walk(ast.parse(text))
 
 
 def _is_module(name: str, texts: Iterable[str]) -> bool:
     """Whether checks mean the module of Python's that has this name. Were it the program's, it
     would be the program that measures (mbpp/596 asks for `sys.getsizeof`)."""
-    used = re.compile(rf"\b{re.escape(name)}\s*\.")
-    return name in sys.stdlib_module_names and any(used.search(text) for text in texts)
+    wholes = (node.value for node in _nodes(texts) if isinstance(node, ast.Attribute))
+    used = {whole.id for whole in wholes if isinstance(whole, ast.Name)}
+    return name in sys.stdlib_module_names and name in used
 
 
 def _run(text: str, space: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.channel import Peer, ProgramEndedError, ProgramError, Remote
+from sandbox.channel import Peer, ProgramEndedError, ProgramError, Remote, send_frame
 from sandbox.checker import foreign_names
 
 
@@ -133,6 +133,26 @@ def test_nonsense_on_the_link_ends_the_program(said: bytes) -> None:
     right.shutdown(socket.SHUT_WR)
     with pytest.raises(ProgramEndedError):
         Peer(left, {}).ask("call")
+    left.close()
+    right.close()
+
+
+def test_an_answer_to_something_else_does_not_let_an_object_answer_anew() -> None:
+    left, right = socket.socketpair()
+    object_7 = ["mine", 7]
+    replies = [
+        {"value": object_7}, {"value": 1.0}, {"value": 0, "changed": {"0": object_7}},
+        {"value": object_7}, {"value": 2.0},
+    ]  # fmt: skip
+    for reply in replies:
+        send_frame(right, reply)
+    peer = Peer(left, {})
+    number = peer.ask("call", "f")
+    assert float(number) == 1
+    assert peer.ask("call", "g") == 0
+    assert float(number) == 1
+    assert peer.ask("call", "f") is number, "handed over again"
+    assert float(number) == 2
     left.close()
     right.close()
 

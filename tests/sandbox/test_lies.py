@@ -106,6 +106,11 @@ def put(stack, item):
     stack.push(item)
 
 
+def pair():
+    made = Stack()
+    return made.push, made
+
+
 shared = Stack()
 
 
@@ -131,6 +136,7 @@ def share(item):
         # What has a name, or is handed over again, may have changed with any call.
         "assert len(shared) == 0\nassert len(share(1)) == 1\nassert len(shared) == 1\n"
         "assert len(share(2)) == 2",
+        "push, view = pair()\nassert len(view) == 0\npush(1)\nassert len(view) == 1",
         "before = Stack.made\nStack()\nassert Stack.made == before + 1",
         # Iterators go on where they were; those that begin anew begin anew.
         "from itertools import islice\nc = count()\nassert list(islice(c, 3)) == [0, 1, 2]\n"
@@ -180,12 +186,12 @@ def test_a_module_of_the_tests_is_not_the_programs() -> None:
     test = "assert tuple_size(('A', 1)) == sys.getsizeof(('A', 1))"
     lie = "class sys:\n    getsizeof = lambda x: 0\ndef tuple_size(x): return 0"
     honest = "import sys\ndef tuple_size(x): return sys.getsizeof(x)"
-    own = "def queue(x): return x"
+    own = "class S: queue = [3]\ndef queue(x): return x.queue"
     lied, passed, named = judge(
         "namespaces",
         Program(lie, checks=Checks((test,))),
         Program(honest, checks=Checks((test,))),
-        Program(own, checks=Checks(("assert queue(3) == 3",))),
+        Program(own, checks=Checks(("assert queue(S()) == S().queue.copy()",))),
     )
     assert (lied.status, passed.status, named.status) == ("failed", "ok", "ok")
 
