@@ -17,6 +17,8 @@ A Ctrl-C ends the run, and then it is read:
                              it applied a step (read with no code of coordinator or storage)
 - orphans, hangs, unresumable  processes that outlived their job; no update for 150 s; runs that
                              three resumes did not bring on
+- failed_ends                runs whose exit code after the Ctrl-C was neither 0 nor 130
+- stale_share                of the generated tokens, those that were dropped for their age
 - ledger_error_tokens        generated minus the ledger's accounts
 - rolled_back_trained_again  of the tokens that rollbacks undid, the share in the weights
 - recovery_s                 from a fault (from its end, where it lasts) to the next update in the
@@ -25,7 +27,7 @@ A Ctrl-C ends the run, and then it is read:
 Disk and network need root on Linux; without, those faults are left out and named. One run is a row
 (`--rows`), by engine and seed; runs that have a row are not made again. Most of a fault is waiting,
 so `--jobs` runs share a machine well; how fast those recover says nothing, and is left out. Exit
-code 1 where anything is lost, doubled, left behind, hung or unresumable.
+code 1 where anything is lost, doubled, left behind, hung, unresumable or ended with a failure.
 """
 
 import sys
@@ -36,7 +38,7 @@ from typing import Any, get_args
 
 from benchmarks.kit.command_line import command_line, take_engine, take_rows
 from benchmarks.kit.rows import RESULTS, Rows, result_line
-from benchmarks.robustness.chaos_facts import facts, whole
+from benchmarks.robustness.chaos_facts import ended_badly, facts, whole
 from benchmarks.robustness.chaos_faults import KILLS, STOPS, WITH_CHILDREN, Kind, draw
 from benchmarks.robustness.chaos_job import SMALL, Job
 from benchmarks.robustness.chaos_place import open_place
@@ -51,7 +53,7 @@ OVERRIDES = (
 )  # fmt: skip
 BAD = (
     "lost", "doubled", "doubled_in_weights", "orphans", "hangs", "unresumable",
-    "ledger_error_tokens",
+    "ledger_error_tokens", "failed_ends",
 )  # fmt: skip
 
 
@@ -132,7 +134,8 @@ def one_run(engine: str, generators: int, seed: int, count: int) -> dict[str, An
 
 
 def _line(row: dict[str, Any]) -> str:
-    bad = ", ".join(f"{row[name]} {name}" for name in BAD if row[name]) or "nothing lost"
+    counts = {**row, "failed_ends": int(ended_badly(row))}
+    bad = ", ".join(f"{counts[name]} {name}" for name in BAD if counts[name]) or "nothing lost"
     return (
         f"seed {row['seed']}: {row['faults']} faults, {row['resumes']} resumes, "
         f"{row['updates']} updates, {row['generated']:,} tokens: {bad}"

@@ -114,6 +114,11 @@ def alone(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row.get("jobs", 1) == 1]
 
 
+def ended_badly(row: Mapping[str, Any]) -> bool:
+    """Whether the run's last exit code is neither 0 nor a Ctrl-C's."""
+    return row["exit_code"] not in (0, 130)
+
+
 def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
     """The figures of all runs together. `recovery_s` is of those that had the machine alone."""
     recovery: dict[str, list[float]] = defaultdict(list)
@@ -133,6 +138,10 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
     return {
         "runs": len(rows),
         **{name: total(name) for name in counted},
+        "failed_ends": sum(map(ended_badly, rows)),
+        "stale_share": round(
+            sum(row["dropped"].get("stale", 0) for row in rows) / max(1, total("generated")), 4
+        ),
         "rolled_back_trained_again": round(total("trained_again") / undone, 4) if undone else None,
         "recovery_s": {
             role: {

@@ -32,6 +32,8 @@ COUNTED = {
     "orphans": "processes left behind",
     "hangs": "hangs (no update for 150 s)",
     "unresumable": "runs that could not be resumed",
+    "failed_ends": "runs whose last exit code was neither 0 nor 130",
+    "stale_share": "share of tokens left out for their age",
 }
 FUZZED = {
     "codec": (

@@ -94,9 +94,11 @@ def test_runs_are_counted_together() -> None:
         "faults": 3, "kills": 2, "stops": 1, "lost": 0, "doubled": 0, "doubled_in_weights": 0,
         "orphans": 0, "hangs": 0, "unresumable": 0, "ledger_error_tokens": 0, "died": 5,
         "generated": 10, "trained": 5, "updates": 4, "resumes": 1, "rolled_back": 50,
-        "trained_again": 49, "recovery_s": {"learner": [1.0, 4.0]},
+        "trained_again": 49, "recovery_s": {"learner": [1.0, 4.0]}, "exit_code": 130,
+        "dropped": {"stale": 4, "value_warmup": 1},
     }  # fmt: skip
-    both = whole([row, row | {"recovery_s": {"learner": [2.0]}, "lost": 1}])
+    both = whole([row, row | {"recovery_s": {"learner": [2.0]}, "lost": 1, "exit_code": 1}])
+    assert (both["failed_ends"], both["stale_share"]) == (1, 0.4)
     assert (both["runs"], both["faults"], both["lost"], both["resumes"]) == (2, 6, 1, 2)
     assert both["rolled_back_trained_again"] == 0.98
     assert both["recovery_s"] == {"learner": {"median": 2.0, "max": 4.0, "count": 3}}

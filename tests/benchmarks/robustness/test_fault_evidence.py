@@ -13,6 +13,7 @@ CHAOS: dict[str, Any] = {
     "kinds": {"kill": 2, "stop": 1}, "doubled_in_weights": 0, "orphans": 0, "hangs": 0,
     "unresumable": 0, "ledger_error_tokens": 0, "died": 5, "moved": 4, "generated": 1000,
     "trained": 5, "updates": 4, "resumes": 1, "rolled_back": 50, "trained_again": 49,
+    "exit_code": 130, "dropped": {"stale": 4},
     "ends": ["error: reward-0 died; logs in /somewhere/logs"],
     "recovery_s": {"learner": [1.0, 4.0], "coordinator": [0.5]},
     "recovery_kill_s": {"learner": [4.0]},
