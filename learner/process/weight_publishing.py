@@ -3,8 +3,9 @@ to other hosts.
 
 In: named tensors and the version they have from now on. Out: a `WeightNotice` with a `file:` and a
 `tcp://` source. Promises: a file that is announced is complete and never changes; the last few
-versions stay; weights that are not finite never leave; where there is no room for a version it
-waits; the folder goes when the publisher closes.
+versions stay; weights that are not finite never leave; where a disk has no room for a version it
+waits, and where shared memory has none it raises, since nobody clears that; the folder goes when
+the publisher closes.
 """
 
 import hashlib
@@ -52,15 +53,16 @@ class Publisher:
         """`num_bytes`: about the size of one version, to choose where it goes. `coordinator` is the
         coordinator's address; it tells under which name that network knows this host. `tell` hears
         what the disk lacks, and an empty text when it goes on."""
-        self._tell = tell
         self._folder = _weights_folder(run_id, run_dir, num_bytes)
+        self._tell = _refuse if self._folder.is_relative_to(SHARED_MEMORY) else tell
         self._kept: list[int] = []
         self._server = _Server(self._folder, transport)
         host = "127.0.0.1" if is_loopback(transport.host) else _own_address(coordinator)
         self._remote = f"tcp://{host}:{self._server.port}"
 
     def publish(self, weights: Mapping[str, Tensor], *, version: int, update: int) -> WeightNotice:
-        """Write a version; RunFailedError where a weight is not finite."""
+        """Write a version; RunFailedError where a weight is not finite, or no room for it is left
+        in shared memory."""
         for name, tensor in weights.items():
             if not bool(tensor.isfinite().all()):
                 raise RunFailedError(f"weight {name} is not finite after update {update}")
@@ -168,13 +170,22 @@ def _weights_folder(run_id: str, run_dir: Path, num_bytes: int) -> Path:
     being written."""
     if SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK):
         _remove_orphans(SHARED_MEMORY, f"headrace-{run_id}-")
-        if shutil.disk_usage(SHARED_MEMORY).free > 2 * (KEPT_VERSIONS + 1) * num_bytes:
+        needs, free = 2 * (KEPT_VERSIONS + 1) * num_bytes, shutil.disk_usage(SHARED_MEMORY).free
+        if free > needs:
             folder = SHARED_MEMORY / f"headrace-{run_id}-{os.getpid()}"
             folder.mkdir(mode=0o700)
             return folder
+        room = f"{free >> 20} MiB are free in {SHARED_MEMORY}, {needs >> 20} MiB are wanted"
+        _LOG.warning("weights go to %s: %s", run_dir / "weights", room)
     shutil.rmtree(run_dir / "weights", ignore_errors=True)
     (run_dir / "weights").mkdir(parents=True)
     return Path(tempfile.mkdtemp(dir=run_dir / "weights"))
+
+
+def _refuse(text: str) -> None:
+    """In the place of `tell`, which also hears of a write that is only slow."""
+    if text.startswith("room"):
+        raise RunFailedError(f"publishing weights needs {text}; docker has --shm-size for it")
 
 
 def _remove_orphans(parent: Path, prefix: str) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host import disk
+from learner.process import weight_publishing
 from learner.process.weight_publishing import KEPT_VERSIONS, Publisher, weights_of
 from tests.small_disk import small_disk
 
@@ -45,6 +46,36 @@ def test_without_room_in_shared_memory_the_run_folder_is_used(tmp_path: Path) ->
     with publisher(tmp_path, num_bytes=1 << 60) as weights:
         notice = weights.publish({"w": torch.ones(1)}, version=0, update=0)
         assert Path(notice.sources[0].removeprefix("file:")).is_relative_to(tmp_path / "weights")
+
+
+def test_a_small_shared_memory_is_left_alone_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Docker's own size, scaled down: it would hold one version, and not all that are kept."""
+    with small_disk(tmp_path / "shm", "4m") as small:
+        monkeypatch.setattr(weight_publishing, "SHARED_MEMORY", small.path)
+        with publisher(tmp_path, num_bytes=1 << 20) as weights:
+            notice = weights.publish({"w": torch.ones(1 << 18)}, version=0, update=0)
+            assert Path(notice.sources[0].removeprefix("file:")).is_relative_to(
+                tmp_path / "weights"
+            )
+    (line,) = caplog.messages
+    room = f"4 MiB are free in {small.path}, 8 MiB are wanted"
+    assert line == f"weights go to {tmp_path / 'weights'}: {room}"
+
+
+def test_shared_memory_that_others_fill_ends_the_run_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would clear it: a wait would have no end."""
+    with small_disk(tmp_path / "shm", "4m") as small:
+        monkeypatch.setattr(weight_publishing, "SHARED_MEMORY", small.path)
+        with publisher(tmp_path, num_bytes=64) as weights:
+            weights.publish({"w": torch.ones(16)}, version=0, update=0)
+            small.fill()
+            room = "room for 400,000 bytes in .*/shm/headrace-.*, and 0 are free; docker has"
+            with pytest.raises(RunFailedError, match=f"publishing weights needs {room}"):
+                weights.publish({"w": torch.ones(100_000)}, version=1, update=1)
 
 
 def test_a_version_waits_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
