@@ -25,7 +25,7 @@ from coordinator.scheduling.base import Scheduler
 from coordinator.scheduling.window_lifecycle import Settlement
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.batch_rules import BatchRules
-from headrace.protocol.messages.control import Message
+from headrace.protocol.messages.control import Message, Progress
 from headrace.protocol.records.record_types import Incident, Record, TokensLost
 from headrace.protocol.transport.sockets import Router
 from headrace.trajectory.account import Account
@@ -108,6 +108,8 @@ class Hub:
     moved: dict[Mover, float] = field(default_factory=dict)
     """When each part last moved."""
     progress_at: float = field(default_factory=time.monotonic)
+    doing: dict[str, str] = field(default_factory=dict)
+    """How far each process says it is, by its name; empty where nothing is under way."""
     stalled: str | None = None
     """Nobody has made progress for too long: who is waited for."""
     failed: str | None = None
@@ -199,6 +201,14 @@ class Hub:
         """This part moved: the watchdog starts anew. Not for what changes nothing, such as a chunk
         that is refused or known, or weights that a generator has loaded before."""
         self.moved[mover] = self.progress_at = time.monotonic()
+
+    def does(self, name: str, said: Progress) -> None:
+        """A process said how far it is. Who repeats itself has not moved."""
+        of_all = f" of {said.total:,}" if said.total else ""
+        text = f"{said.stage}, {said.done:,}{of_all} {said.unit}" if said.done else said.stage
+        before, self.doing[name] = self.doing.get(name), text
+        if text and text != before:
+            self.progress("learner" if name.startswith("learner") else "weights")
 
     def let_in(self, name: str, identity: str) -> None:
         """The process that has just said Hello has this name from now on: what it says and what it

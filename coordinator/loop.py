@@ -115,6 +115,10 @@ class Coordinator:
         name = name_of(identity) or identity
         peer = hub.peers.of(name, identity)
         if peer is None:
+            awaited = hub.peers.learner is None and name.startswith("learner")
+            if awaited and isinstance(message, m.Progress):
+                hub.does(name, message)
+                return False
             hub.rejections.count("before_hello")
             if isinstance(message, m.Heartbeat):
                 await self._ask_hello(identity)
@@ -154,6 +158,8 @@ class Coordinator:
         match message:
             case m.Heartbeat():
                 pass  # Whatever a peer says is a sign of life.
+            case m.Progress():
+                hub.does(name, message)
             case m.Goodbye():
                 self._leave(name, message.failed)
             case m.Chunks():
@@ -292,6 +298,7 @@ class Coordinator:
             self.parts.training.lose()
         self.hub.router.end(peers.identities.pop(name))
         self.hub.troubles.waits.pop(name, None)
+        self.hub.doing.pop(name, None)
 
     def _process_changed(self, hello: m.Hello, state: str, detail: str) -> None:
         if hello.role == "monitor" or not self.hub.repeats.passes("process_changed", COMINGS):

@@ -27,8 +27,8 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of, has_gpu
+from headrace.host.work import Work
 from headrace.protocol.messages.control import FireSampling, Hello, Refused, Welcome
-from headrace.protocol.transport.heartbeat import Pulse
 from headrace.protocol.transport.identity import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link
 
@@ -177,10 +177,12 @@ async def generate(
     try:
         config = RunConfig.model_validate_json((await greet(dealer, hello)).config)
         transport = config.transport
-        with Pulse(link, identity, interval_s=transport.heartbeat_s):
+        work = Work(transport.stall_timeout_s)
+        with work.pulse(link, identity, transport.heartbeat_s):
             cores = pin(cpus if cpus is not None else config.generator.cpus, evaluation_cpus)
             engine = build_engine(config)
-            await engine.start()
+            with work.moving("starting the engine (weights, compilation, graphs)"):
+                await engine.start()
             if config.generator.fire is not None:
                 await check_hot(engine, temperature=config.generator.temperature)
             # What start-up made lives as long as the process: no garbage collection looks at it.
@@ -196,6 +198,7 @@ async def generate(
                 heartbeat_s=transport.heartbeat_s,
                 stall_timeout_s=transport.stall_timeout_s,
                 cores=cores,
+                work=work,
             )
             _end_on_signals(loop, interrupted)
             reason = await loop.run()

@@ -5,11 +5,13 @@ Promise: with one rank nothing is sent anywhere, so that an update also runs wit
 group.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from headrace.host.work import Work
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Place:
             once (our own attention alone knows how).
         forward_together: ranks must run the same number of forward passes (ZeRO 3 gathers
             parameters in them).
+        work: is told how far an update is.
     """
 
     device: torch.device
@@ -36,6 +39,7 @@ class Place:
     seed: int = 0
     forward_together: bool = False
     shares_openings: bool = False
+    work: Work = field(default_factory=Work)
 
     def seed_of(self, *stream: int) -> list[int]:
         """A seed that depends on the run's seed and the given numbers alone."""

@@ -22,11 +22,13 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError, exit_code
 from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of
+from headrace.host.work import Work
 from headrace.protocol.messages.control import Trouble
+from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.sockets import Link
 from learner.loop import run_loop
 from learner.models.deepspeed_engine import join_ranks
-from learner.process.checkpoint import passed_over
-from learner.process.inbox import Inbox, Weights
+from learner.process.inbox import NAME, Inbox, Weights
 from learner.process.rank_broadcast import Relay
 from learner.process.trainer import Trainer
 from learner.process.weight_publishing import Publisher
@@ -88,9 +90,17 @@ def _run(options: argparse.Namespace) -> None:
         local_rank=options.local_rank,
     )
     relay = Relay(rank=options.rank, world=options.world_size)
-    trainer = Trainer(config, options.run_dir, rank=options.rank, device=device)
+    work = Work(config.transport.stall_timeout_s)
+    link = Link.from_config(config.transport, options.connect)
     try:
         with contextlib.ExitStack() as stack:
+            # Who loads is not there to be talked with: it says how far it is, and nothing else.
+            is_first = options.rank == 0
+            with work.pulse(link, identity_of(NAME)) if is_first else contextlib.nullcontext():
+                trainer = Trainer(
+                    config, options.run_dir, rank=options.rank, device=device, relay=relay,
+                    reads_checkpoints=options.local_rank == 0, work=work,
+                )  # fmt: skip
             inbox, publisher = None, None
             if options.rank == 0:
                 publisher = stack.enter_context(_publisher(config, options, trainer))
@@ -99,6 +109,7 @@ def _run(options: argparse.Namespace) -> None:
                         options.connect,
                         config.transport,
                         weights=lambda: weights_of(trainer),
+                        work=work,
                     )
                 )
                 trainer.notices = _skipped(options.run_dir / "checkpoints", trainer)
@@ -121,7 +132,7 @@ def weights_of(trainer: Trainer) -> Weights:
 def _skipped(root: Path, trainer: Trainer) -> list[Trouble]:
     """What is to be said of checkpoints that could not be taken. UserError where none could, though
     there are some: a run does not begin again without a word."""
-    skipped = passed_over(root, trainer.resumed_from)
+    skipped = trainer.passed_over
     if skipped and trainer.resumed_from is None:
         raise UserError(
             f"none of the checkpoints in {root} is whole ({skipped[0]}): put one back from a copy, "

@@ -17,13 +17,13 @@ from headrace.trajectory.windows import Window
 
 _ALWAYS: frozenset[type[m.Message]] = frozenset({m.Hello, m.Heartbeat, m.Goodbye})
 MAY_SAY: dict[m.Role, frozenset[type[m.Message]]] = {
-    "generator": _ALWAYS | {m.Chunks, m.GeneratorReport, m.WeightsLoaded},
+    "generator": _ALWAYS | {m.Chunks, m.GeneratorReport, m.Progress, m.WeightsLoaded},
     "reward": _ALWAYS | {m.Scores},
-    "learner": _ALWAYS | {m.WeightNotice, m.UpdateDone, m.CheckpointDone, m.Trouble},
+    "learner": _ALWAYS | {m.WeightNotice, m.UpdateDone, m.CheckpointDone, m.Trouble, m.Progress},
     "monitor": _ALWAYS | {m.StatusRequest, m.Command},
 }
 """A monitor steers the run: what lets it in are the run's keys. Who has said no Hello may say Hello
-and nothing else."""
+and nothing else, but for the Progress of a learner that loads its models."""
 
 
 class Refusal(NamedTuple):

@@ -93,11 +93,11 @@ class Waits:
             yield "generators", "a generator to join"
         elif newest >= 0 and not parts.generation.all_loaded():
             late = [name for name, one in peers.generators.items() if one.loaded != newest]
-            yield "weights", f"{names(late)} to load version {newest}"
+            yield "weights", f"{names(late)} to load version {newest}{self._how_far(*late)}"
         if not peers.rewards:
             yield "reward workers", "a reward worker to join"
         if not hub.config.evaluation.only and (words := self._learner()):
-            yield "learner", words
+            yield "learner", words + self._how_far("learner")
         if disks := hub.troubles.waits:
             yield "disk", ", ".join(f"{wait.text} ({name})" for name, wait in disks.items())
         if rewards := parts.scoring.waiting():
@@ -109,6 +109,11 @@ class Waits:
             busy = [name for name, one in peers.generators.items() if one.live]
             whose = f" of {names(busy)}" if busy else ""
             yield "trajectories", f"{live} trajectories{whose} to go on"
+
+    def _how_far(self, *names: str) -> str:
+        """What the first of these says of itself; a learner that loads has said no Hello yet."""
+        doing = self._hub.doing.items()
+        return next((f" ({text})" for name, text in doing if text and name.startswith(names)), "")
 
     def _learner(self) -> str:
         hub, training = self._hub, self._parts.training

@@ -1,5 +1,7 @@
 """What the coordinator tells a monitor: where the run stands and what is waited for."""
 
+import time
+
 from coordinator.hub import Hub
 from coordinator.monitoring.stall_watch import Waits
 from coordinator.parts import Parts
@@ -43,4 +45,7 @@ def status(hub: Hub, parts: Parts, waits: Waits, phase: str) -> Status:
         or "; ".join(f"{name} waits: {wait.text}" for name, wait in hub.troubles.waits.items()),
         troubles=list(hub.troubles.newest),
         stalled=hub.stalled is not None,
+        doing={name: text for name, text in hub.doing.items() if text},
+        moved_s=time.monotonic() - hub.progress_at,
+        checkpoint=max(0, parts.training.checkpoint_update),
     )

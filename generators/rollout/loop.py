@@ -35,6 +35,7 @@ from generators.rollout.chunking import ChunkCutter
 from generators.rollout.cpu_affinity import Cores, WorkTime
 from generators.rollout.outbox import Outbox
 from headrace.errors import RunFailedError, UserError
+from headrace.host.work import Work
 from headrace.protocol.messages.control import (
     AskHello,
     ChunkAck,
@@ -87,12 +88,13 @@ class GeneratorLoop:
         heartbeat_s: float = 1.0,
         stall_timeout_s: float = 300.0,
         cores: Cores | None = None,
+        work: Work | None = None,
     ) -> None:
         self._engine, self._channel, self._hello = engine, channel, hello
         self._chunk_tokens, self._weights_folder = chunk_tokens, weights_folder
         self._curve_keys = curve_keys
         self._heartbeat_s, self._stall_timeout_s = heartbeat_s, stall_timeout_s
-        self._cores = cores or Cores()
+        self._cores, self._work = cores or Cores(), work or Work()
         self._outbox = Outbox(channel.send)
         self._live: dict[int, ChunkCutter] = {}
         self._waiting: dict[int, Lease] = {}
@@ -248,7 +250,8 @@ class GeneratorLoop:
                 continue
             answer = WeightsLoaded(version=notice.version, gap_s=0.0, load_s=0.0)
             if notice.version > self._engine.version:
-                answer = await self._load(notice)
+                with self._work.moving(f"loading version {notice.version}"):
+                    answer = await self._load(notice)
             await self._channel.send(answer)
             for lease in list(self._waiting.values()):
                 del self._waiting[lease.lease_id]

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.host.hardware import interface_towards
+from headrace.host.work import Work
 from headrace.protocol.transport.sockets import is_loopback
 from learner.models.forward import Pack
 
@@ -68,8 +69,13 @@ class Engine(Protocol):
 @dataclass
 class StepLog:
     """What one update did to one model: optimizer steps taken, losses of their micro-batches, and
-    tokens that went through the model."""
+    tokens that went through the model. `work` hears of each under the name `stage`; `planned`:
+    optimizer steps."""
 
+    work: Work = field(default_factory=Work)
+    stage: str = ""
+    planned: int = 0
+    passes: int = 0
     applied: int = 0
     dropped: int = 0
     grad_norm: float = 0.0
@@ -90,6 +96,7 @@ class StepLog:
         self.applied += step.applied
         self.dropped += not step.applied
         self.grad_norm = step.grad_norm
+        self._tell()
         return step.applied
 
     def count(self, pack: Pack, *, reads: int) -> None:
@@ -101,6 +108,13 @@ class StepLog:
         if reads:
             self.trained += size
             self.reads += reads
+        self.passes += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        step = min(self.taken + 1, self.planned)
+        where = f"{self.stage} {step} of {self.planned}" if step else f"{self.stage}s to come"
+        self.work.at(where, self.passes, unit="micro-batches")
 
 
 class DeepSpeedEngine:

@@ -11,11 +11,13 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from headrace.host.disk import until_written
+from headrace.host.work import Work
 from headrace.run_files.run_folder import CHECKPOINT_FORMAT, MANIFEST, read_manifest
 
 LATEST, BEST = "latest", "best"
@@ -33,6 +35,7 @@ def write_checkpoint(
     keep_last: int,
     needs: int = 0,
     tell: Callable[[str], None] = _LOG.warning,
+    work: Work | None = None,
 ) -> Path:
     """Write checkpoints/step_N and point `latest` to it, once the disk takes it.
 
@@ -40,13 +43,14 @@ def write_checkpoint(
         root: the run's checkpoints folder. update: N. fill: writes the files into the folder it is
         given, perhaps more than once. facts: what else stands in the manifest. keep_last: how many
         checkpoints stay besides the one `best` names. needs: about how many bytes it is. tell:
-        hears what the disk lacks, and an empty text when it goes on.
+        hears what the disk lacks, and an empty text when it goes on. work: hears how far it is.
     """
+    work = work or Work()
 
     def attempt() -> Path:
         partial = root / f".step_{update}.partial"
         try:
-            return _write(root, partial, update, fill, facts)
+            return _write(root, partial, update, fill, facts, work)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -61,18 +65,17 @@ def _write(
     update: int,
     fill: Callable[[Path], None],
     facts: dict[str, Any],
+    work: Work,
 ) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     fill(partial)
     files = sorted(p for p in partial.rglob("*") if p.is_file())
-    manifest = {
-        "format": CHECKPOINT_FORMAT,
-        "update": update,
-        **facts,
-        "files": {str(p.relative_to(partial)): _described(p) for p in files},
-    }
-    for path in files:
+    with work.moving(f"hashing the checkpoint of update {update}"):
+        described = _described(partial, [str(p.relative_to(partial)) for p in files])
+    manifest = {"format": CHECKPOINT_FORMAT, "update": update, **facts, "files": described}
+    for done, path in enumerate(files):
+        work.at(f"syncing the checkpoint of update {update}", done, len(files), "files")
         _sync(path)
     _write_synced(partial / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     for folder in sorted({p.parent for p in files} | {partial}):
@@ -86,22 +89,19 @@ def _write(
     return final
 
 
-def passed_over(root: Path, taken: Path | None) -> list[str]:
-    """Which checkpoints newer than the one taken are not whole, and why; newest first."""
-    found = []
-    for path in reversed(_numbered(root)):
-        if path == taken:
-            break
-        if problem := mismatch(path):
-            found.append(f"checkpoint {path.name} was passed over: {problem}")
-    return found
-
-
-def newest(root: Path, *, among: Callable[[int, int | None], bool] | None = None) -> Path | None:
+def newest(
+    root: Path,
+    *,
+    among: Callable[[int, int | None], bool] | None = None,
+    passed_over: list[str] | None = None,
+) -> Path | None:
     """The newest checkpoint whose files are those of its manifest, or None. `among` says of an
-    update and its batch (None where the manifest names none) whether it will do."""
+    update and its batch (None where the manifest names none) whether it will do. `passed_over`
+    takes which newer ones are not whole, and why; newest first."""
     for path in reversed(_numbered(root)):
-        if mismatch(path):
+        if problem := mismatch(path):
+            if passed_over is not None:
+                passed_over.append(f"checkpoint {path.name} was passed over: {problem}")
             continue
         manifest = read_manifest(path)
         if among is None or among(int(manifest["update"]), manifest.get("batch_id")):
@@ -116,20 +116,20 @@ def mismatch(path: Path) -> str | None:
         expected: dict[str, dict[str, Any]] = manifest["files"]
     except (OSError, ValueError, KeyError) as error:
         return f"no readable {MANIFEST}: {error}"
-    for name, facts in expected.items():
-        file = path / name
-        if not file.is_file() or _described(file) != facts:
-            return f"{name} is missing or changed"
-    return None
+    found = _described(path, [name for name in expected if (path / name).is_file()])
+    changed = (name for name, facts in expected.items() if found.get(name) != facts)
+    name = next(changed, None)
+    return None if name is None else f"{name} is missing or changed"
 
 
 def _numbered(root: Path) -> list[Path]:
     """Complete-looking checkpoints, oldest first."""
     found = [p for p in root.glob("step_*") if p.name.removeprefix("step_").isdigit()]
-    return sorted(found, key=_number)
+    return sorted(found, key=number_of)
 
 
-def _number(path: Path) -> int:
+def number_of(path: Path) -> int:
+    """The update of a checkpoint's folder."""
     return int(path.name.removeprefix("step_"))
 
 
@@ -139,16 +139,22 @@ def _forget(root: Path, update: int, keep_last: int) -> None:
     best = root / BEST
     kept = {best.read_text().strip()} if best.is_file() else set()
     numbered = _numbered(root)
-    last = [path for path in numbered if _number(path) <= update][-keep_last:]
+    last = [path for path in numbered if number_of(path) <= update][-keep_last:]
     for path in numbered:
         if path not in last and path.name not in kept:
             shutil.rmtree(path)
 
 
-def _described(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+def _described(folder: Path, names: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Size and hash of some files, several read at a time: hashing holds no lock of Python's."""
+
+    def describe(name: str) -> dict[str, Any]:
+        with (folder / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+            return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest.hexdigest()}
+
+    with ThreadPoolExecutor() as threads:
+        return dict(zip(names, threads.map(describe, names), strict=True))
 
 
 def _point(root: Path, name: str, target: str) -> None:

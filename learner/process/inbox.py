@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError, UserError
+from headrace.host.work import Work
 from headrace.protocol.messages.control import (
     AskHello,
     Goodbye,
@@ -30,7 +31,6 @@ from headrace.protocol.messages.control import (
     WeightRequest,
     Welcome,
 )
-from headrace.protocol.transport.heartbeat import Pulse
 from headrace.protocol.transport.identity import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 
@@ -58,8 +58,9 @@ class Inbox:
         transport: TransportConfig,
         *,
         weights: Callable[[], Weights],
+        work: Work | None = None,
     ) -> None:
-        """`weights` tells which ones the learner has now."""
+        """`weights` tells which ones the learner has now, `work` how far it is."""
         link = Link.from_config(transport, address)
         self._transport, self._weights = transport, weights
         self._told: str | None = None
@@ -67,7 +68,8 @@ class Inbox:
         self._greetings = 0
         identity = identity_of(NAME)
         self._dealer = BlockingDealer(link, identity)
-        self._pulse = Pulse(link, identity, interval_s=transport.heartbeat_s)
+        work = work or Work(transport.stall_timeout_s)
+        self._pulse = work.pulse(link, identity, transport.heartbeat_s)
         self._ending: str | None = None
         self._answered = self._awaits_answer = False
 

@@ -121,6 +121,13 @@ class Relay:
             return []
         return [message, *(self._receive(rank) for rank in range(1, self._world))]
 
+    def least(self, number: int) -> int:
+        """The smallest of all ranks' numbers. Whoever waits here waits as for a message."""
+        found = torch.tensor(number)
+        if self._world > 1:
+            dist.all_reduce(found, op=dist.ReduceOp.MIN, group=self._group)
+        return int(found.item())
+
     def _send(self, message: Message, rank: int) -> None:
         frames = self._codec.encode(message)
         dist.send(torch.tensor([len(frame) for frame in frames]), dst=rank, group=self._group)

@@ -20,12 +20,12 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch import distributed as dist
 from transformers import AutoTokenizer, PreTrainedModel
 
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.disk import until_written
+from headrace.host.work import Work
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import (
     Batch,
@@ -43,13 +43,15 @@ from learner.models.deepspeed_engine import DeepSpeedEngine
 from learner.models.family_check import may_share_rows
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import as_in_files, has_flash, load_critic, load_policy
-from learner.process.checkpoint import CRITIC, POLICY, STATE, newest, write_checkpoint
+from learner.process.checkpoint import CRITIC, POLICY, STATE, newest, number_of, write_checkpoint
+from learner.process.rank_broadcast import Relay
 from learner.process.update_log import AppliedLog
 from learner.process.weight_publishing import Publisher, bytes_of, weights_of
 from learner.updates.update import Updater
 
 # More than a report takes besides its diagnostics, and a window's diagnostics besides their arrays.
 _REPORT_BYTES, _WINDOW_BYTES = 64 << 10, 512
+_NO_OPINION = 2**62
 _LOG = logging.getLogger("headrace.learner")
 
 
@@ -60,20 +62,46 @@ class Trainer:
         update: the last one in the weights (0: the starting policy). batch_id: the batch that was
         trained in it; None where it is not known. lineage: the line of updates that it is on.
         resumed_from: the checkpoint the weights are from, or None. policy_bytes: about the size of
-        a published version. notices: what the coordinator is to be told with the next answer. tell:
-        hears what a disk lacks that this rank writes to, and an empty text when it goes on.
+        a published version. passed_over: checkpoints that were not whole. notices: what the
+        coordinator is to be told with the next answer. tell: hears what a disk lacks that this rank
+        writes to, and an empty text when it goes on.
     """
 
     def __init__(
-        self, config: RunConfig, run_dir: Path, *, rank: int, device: torch.device
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        *,
+        rank: int,
+        device: torch.device,
+        relay: Relay | None = None,
+        reads_checkpoints: bool = True,
+        work: Work | None = None,
     ) -> None:
-        """Build or restore; UserError where a model cannot be had."""
+        """Build or restore; UserError where a model cannot be had. `reads_checkpoints`: this rank
+        finds out which of them are whole; the others, on its host, take its word. `work`: is told
+        how far this rank is."""
+        self._relay = relay or Relay(rank=rank, world=config.learner.ranks)
+        self._reads_checkpoints, self._work = reads_checkpoints, work or Work()
+        self.passed_over: list[str] = []
         self.tell: Callable[[str], None] = _LOG.warning
         self.notices: list[Trouble] = []
         self._config, self._rank, self._device = config, rank, device
         self._root = run_dir / "checkpoints"
         self._applied = AppliedLog(run_dir, rank=rank)
-        self._build(newest(self._root))
+        found = self._newest()
+        with self._work.moving("loading the models"):
+            self._build(found)
+
+    def _newest(self, among: Callable[[int, int | None], bool] | None = None) -> Path | None:
+        """The newest whole checkpoint. A collective; one rank of each host reads the files."""
+        number = _NO_OPINION
+        if self._reads_checkpoints:
+            with self._work.moving("checking the checkpoints"):
+                found = newest(self._root, among=among, passed_over=self.passed_over)
+            number = -1 if found is None else number_of(found)
+        number = self._relay.least(number)
+        return None if number < 0 else self._root / f"step_{number}"
 
     def go_back(self, line: Sequence[tuple[int, int | None]]) -> None:
         """Go on with the newest checkpoint whose update and batch are on the line, else with the
@@ -84,7 +112,7 @@ class Trainer:
             known = places.get(update)
             return update in places and (known is None or batch_id in (None, known))
 
-        found = newest(self._root, among=is_on_line)
+        found = self._newest(is_on_line)
         if found is None and 0 not in places:
             raise UserError(
                 f"no whole checkpoint in {self._root} can be gone back to: bring back step_"
@@ -95,7 +123,8 @@ class Trainer:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-        self._build(found)
+        with self._work.moving("loading the models"):
+            self._build(found)
 
     def _build(self, checkpoint: Path | None) -> None:
         """Models, engines and where they stand, from a checkpoint or from the start."""
@@ -163,6 +192,7 @@ class Trainer:
             and shares_rows
             and learner.share_prompts is not False
             and (own_attention or not has_flash(device)),
+            work=self._work,
         )
         reference = None
         if algorithm.kl is not None:
@@ -194,7 +224,10 @@ class Trainer:
         self.waiting: int | None = None
         if self.resumed_from:
             self._restore(self.resumed_from)
-        self.policy_bytes = sum(p.numel() * p.element_size() for p in policy.parameters())
+        # Of a parameter that ZeRO 3 has partitioned, nothing but its size is here.
+        self.policy_bytes = sum(
+            getattr(p, "ds_numel", p.numel()) * p.element_size() for p in policy.parameters()
+        )
 
     def is_next(self, batch: Batch) -> bool:
         """Whether a batch is the next update of the lineage that these weights are on."""
@@ -204,6 +237,7 @@ class Trainer:
         """One update on this rank's share, its publication and its checkpoint. `publisher` on rank
         0."""
         outcome = self._updater.run(batch, shard)
+        self._work.at("")
         metrics = outcome.metrics
         self._applied.write(
             batch, shard, after=self.batch_id, skipped=outcome.skipped, tell=self.tell
@@ -244,14 +278,15 @@ class Trainer:
 
     def publish(self, publisher: Publisher | None, *, at_once: bool) -> WeightNotice | None:
         """Publish the newest version, or leave it waiting where the last one is too young."""
-        weights = self._published_weights()
-        due = self._published_at + self._config.learner.publish_min_interval_s
-        if publisher is None or (not at_once and time.monotonic() < due):
-            self.waiting = self._version
-            return None
-        self.waiting = None
-        self._published_at = time.monotonic()
-        return publisher.publish(weights, version=self._version, update=self.update)
+        with self._work.moving(f"publishing version {self._version}"):
+            weights = self._published_weights()
+            due = self._published_at + self._config.learner.publish_min_interval_s
+            if publisher is None or (not at_once and time.monotonic() < due):
+                self.waiting = self._version
+                return None
+            self.waiting = None
+            self._published_at = time.monotonic()
+            return publisher.publish(weights, version=self._version, update=self.update)
 
     @property
     def due_at(self) -> float | None:
@@ -283,19 +318,18 @@ class Trainer:
         it. What is carried over is not part of it, so whoever goes on does without, too."""
         self._updater.forget()
         shelf = self._root / ".ranks"
-        for name, engine in self._engines.items():
-            if self._rank == 0 or self._config.learner.zero_stage or self._is_bfloat16:
-                state = engine.state() | {"rng": torch.get_rng_state()}
-                self._shelve(state, shelf / f"{name}-{self._rank}.safetensors")
-        whole = self.whole_weights()
-        if self._config.learner.ranks > 1:
-            dist.barrier()
-        path = self._root / f"step_{self.update}"
-        if self._rank == 0:
-            self._gather(shelf, whole)
-        if self._config.learner.ranks > 1:
-            dist.barrier()
-        return path
+        with self._work.moving(f"writing the checkpoint of update {self.update}"):
+            for name, engine in self._engines.items():
+                if self._rank == 0 or self._config.learner.zero_stage or self._is_bfloat16:
+                    state = engine.state() | {"rng": torch.get_rng_state()}
+                    self._shelve(state, shelf / f"{name}-{self._rank}.safetensors")
+            whole = self.whole_weights()
+            # Ranks wait here for one another's disks, for as long as these take.
+            self._relay.least(0)
+            if self._rank == 0:
+                self._gather(shelf, whole)
+            self._relay.least(0)
+        return self._root / f"step_{self.update}"
 
     def _shelve(self, state: dict[str, Tensor], path: Path) -> None:
         def attempt() -> None:
@@ -330,6 +364,7 @@ class Trainer:
             keep_last=self._config.checkpoint.keep_last,
             needs=sum(map(bytes_of, whole.values())),
             tell=self.tell,
+            work=self._work,
         )
         shutil.rmtree(shelf)
 

@@ -62,7 +62,7 @@ class CriticUpdate:
         self.old = torch.zeros_like(finished.rewards, dtype=place.dtype)
         self.known = torch.zeros_like(finished.rewards, dtype=torch.bool)
         self.targets = self.old
-        self.log = StepLog()
+        self.log = StepLog(place.work, f"update {batch.update}: value step")
 
     def begin(self, windows: PolicyHalf | None, *, at_cuts: bool) -> None:
         """Run forward what the advantages of `windows` and the targets need, except for the
@@ -124,6 +124,7 @@ class CriticUpdate:
 
     def train(self, *, epochs: int) -> None:
         """Take all optimizer steps of the update, up to the first that is thrown away."""
+        self.log.planned = epochs * len(self._plan)
         for epoch in range(epochs):
             if epoch and self._parts > 1:
                 _, self._plan = self._deal(epoch=epoch)

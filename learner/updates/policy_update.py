@@ -102,7 +102,7 @@ class PolicyUpdate:
         coef = windows.kl_coef
         self._kl_coef = self._of_all(coef if isinstance(coef, Tensor) else None, 0.0)
         self.seen: list[Seen] = []
-        self.log = StepLog()
+        self.log = StepLog(place.work, f"update {batch.update}: step")
 
     @property
     def start(self) -> Tensor:
@@ -166,6 +166,7 @@ class PolicyUpdate:
         [T] are those that the loss sees. `sound` is False where an input is not finite: the losses
         then become NaN, so that all ranks throw the first step away."""
         advantages = self._with_earlier(advantages, 0.0)
+        self.log.planned = epochs * len(self._plan)
         for epoch in range(epochs):
             if epoch and self._parts > 1:
                 _, self._plan = self._deal(epoch=epoch)

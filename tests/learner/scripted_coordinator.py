@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import free_port
-from headrace.protocol.messages.control import Heartbeat, Message
+from headrace.protocol.messages.control import Heartbeat, Message, Progress
 from headrace.protocol.transport.sockets import BlockingRouter
 from tests.learner.recorded import Sent
 
@@ -27,6 +27,7 @@ class ScriptedCoordinator:
         self._router = BlockingRouter("127.0.0.1", 0, max_bytes=64 << 20)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.heartbeats = 0
+        self.progress: list[Progress] = []
         self._peer = ""
 
     def start_learner(self, ranks: int = 1) -> None:
@@ -67,12 +68,15 @@ class ScriptedCoordinator:
             self.send(part)
 
     def expect(self, kind: type[M], timeout_s: float = 90.0) -> M:
-        """The next message that is no heartbeat; it must be of this kind."""
+        """The next message that is not of the pulse; it must be of this kind."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             arrival = self._router.receive(0.5)
             if arrival is None:
                 self._check_alive()
+                continue
+            if isinstance(arrival[1], Progress):
+                self.progress.append(arrival[1])
                 continue
             self._peer = arrival[0]
             if isinstance(arrival[1], Heartbeat):

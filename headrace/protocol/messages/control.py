@@ -93,6 +93,18 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag=True):
     leases_until: fields.LeaseBorder = -1
 
 
+class Progress(Message, frozen=True, kw_only=True, tag=True):
+    """Learner or generator to coordinator, in the place of a heartbeat: the stage of its work and
+    how many units of it are done (of `total`; 0: of how many is not known). It is said when that
+    has moved, and never otherwise, so it counts for the stall time-out. An empty stage: nothing is
+    under way. A learner says it before its Hello, too, because it loads its models first."""
+
+    stage: fields.Line
+    done: fields.Count = 0
+    total: fields.Count = 0
+    unit: fields.Line = ""
+
+
 class Missing(Message, frozen=True, kw_only=True, tag=True):
     """Both ways, from socket to socket: messages that you sent have not come. Send again what I
     have not had (`delivery.py`)."""
@@ -419,7 +431,9 @@ class Status(Message, frozen=True, kw_only=True, tag=True):
     """Coordinator to monitor: where the run stands. `gauges` are numbers by metric name. `waits`:
     whom the run waits for and for what, with the seconds since that last moved; `stalled`: nobody
     has made progress for too long, and the run is about to end for it. `troubles` are the last
-    things that a user should know."""
+    things that a user should know. `doing`: how far each process says it is; `moved_s`: seconds
+    since anybody made progress, a disk that is waited for apart; `checkpoint`: the update of the
+    newest checkpoint on this line, 0 where there is none."""
 
     run_id: str
     phase: str
@@ -433,10 +447,14 @@ class Status(Message, frozen=True, kw_only=True, tag=True):
     message: str = ""
     stalled: bool = False
     troubles: list[str] = msgspec.field(default_factory=list)
+    doing: dict[str, str] = msgspec.field(default_factory=dict)
+    moved_s: float = 0.0
+    checkpoint: int = 0
 
 
 AnyMessage = (
-    Hello | Welcome | Restore | Refused | AskHello | Heartbeat | Missing | Shutdown | Goodbye
+    Hello | Welcome | Restore | Refused | AskHello | Heartbeat | Progress | Missing | Shutdown
+    | Goodbye
     | Leases | Hold | Chunks | ChunkAck | Resend | GeneratorReport
     | WeightNotice | WeightsLoaded | WeightRequest | WeightBytes
     | ScoreRequest | Scores

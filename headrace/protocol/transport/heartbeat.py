@@ -3,18 +3,26 @@ long step is not taken for dead."""
 
 import contextlib
 import threading
+from collections.abc import Callable
 
 from headrace.errors import RunFailedError
-from headrace.protocol.messages.control import Heartbeat
+from headrace.protocol.messages.control import Heartbeat, Message
 from headrace.protocol.transport.identity import PULSE_SUFFIX
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 
 
 class Pulse(contextlib.AbstractContextManager["Pulse"]):
-    """Heartbeats from a thread of its own."""
+    """Heartbeats from a thread of its own, or what `says` gives instead; None: nothing."""
 
-    def __init__(self, link: Link, name: str, *, interval_s: float) -> None:
-        self._link, self._name, self._interval_s = link, name, interval_s
+    def __init__(
+        self,
+        link: Link,
+        name: str,
+        *,
+        interval_s: float,
+        says: Callable[[], Message | None] = Heartbeat,
+    ) -> None:
+        self._link, self._name, self._interval_s, self._says = link, name, interval_s, says
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
 
@@ -31,7 +39,8 @@ class Pulse(contextlib.AbstractContextManager["Pulse"]):
         try:
             with contextlib.suppress(RunFailedError):  # The other socket says so.
                 while not self._stop.is_set():
-                    dealer.send(Heartbeat())
+                    if (message := self._says()) is not None:
+                        dealer.send(message)
                     self._stop.wait(self._interval_s)
         finally:
             dealer.close()

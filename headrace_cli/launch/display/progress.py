@@ -115,6 +115,8 @@ class Facts:
         self.long_waits = [
             f"{who} for {duration(age)}" for who, age in status.waits.items() if age > LONG_WAIT_S
         ]
+        doing = [f"{name} {text}" for name, text in sorted(status.doing.items())]
+        self.how_far = ", ".join(doing[-3:])  # The learner is the last by name.
 
     def _number(self, name: str, form: str) -> str:
         value = self._gauges.get(name)
@@ -143,6 +145,7 @@ class PlainScreen:
             ("staleness", facts.staleness),
             ("left", facts.left),
             ("waits", ", ".join(facts.long_waits)),
+            ("now", facts.how_far),
         )
         shown = "  ".join(f"{name} {value}" for name, value in pairs if value)
         message = f"  {status.message}" if status.message else ""
@@ -201,6 +204,8 @@ class LiveScreen:
         lines: list[RenderableType] = [table, Text.assemble(("tokens  ", "dim"), facts.ledger)]
         if facts.waits:
             lines.append(Text.assemble(("waits   ", "dim"), ", ".join(facts.waits[:4])))
+        if facts.how_far:
+            lines.append(Text.assemble(("now     ", "dim"), facts.how_far))
         share = share_done(self._config, status)
         if share is not None:
             bar = Table.grid(padding=(0, 1))
@@ -287,6 +292,20 @@ class Watch:
         if self._silent_s <= self._config.transport.stall_timeout_s:
             return ""
         return f"the coordinator has not answered for {self._silent_s:.0f} s"
+
+    @property
+    def standing(self) -> str:
+        """How far the processes last said they are, and the newest checkpoint."""
+        if self.last is None:
+            return "no update has begun"
+        how_far = Facts(self._config, self.last).how_far
+        newest = f"the newest checkpoint is of update {self.last.checkpoint}"
+        return f"{how_far}; {newest}" if how_far else newest
+
+    @property
+    def moved_s(self) -> float:
+        """Seconds since the run moved; those in which the coordinator said nothing count."""
+        return float("inf") if self.last is None else self.last.moved_s + self._silent_s
 
     @property
     def stalled(self) -> bool:

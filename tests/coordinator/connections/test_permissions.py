@@ -34,6 +34,7 @@ TABLE = """
     UpdateDone      -         -      yes     -
     CheckpointDone  -         -      yes     -
     Trouble         -         -      yes     -
+    Progress        yes       -      yes     -
     StatusRequest   -         -      -       yes
     Command         -         -      -       yes
 """

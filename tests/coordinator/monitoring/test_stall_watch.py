@@ -105,6 +105,32 @@ async def test_what_is_refused_or_known_is_no_progress(tmp_path: Path, clock: li
         assert stage.hub.progress_at == before
 
 
+async def test_an_amount_that_moves_is_progress_and_one_that_stands_is_none(
+    tmp_path: Path, clock: list[float]
+) -> None:
+    """Of a learner's update, of a generator's loading, and of a learner that has said no Hello yet;
+    what they say stands with what is waited for."""
+    said = m.Progress(stage="update 9: step 3 of 8", done=57, unit="micro-batches")
+    text = "update 9: step 3 of 8, 57 micro-batches"
+    async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:
+        hub = stage.hub
+        for name in (LEARNER, GENERATOR):
+            for progress, moves in ((said, True), (said, False), (m.Progress(stage=""), False)):
+                clock[0] += 50
+                before = hub.progress_at
+                await stage.say(name, progress)
+                assert (hub.progress_at > before) == moves
+        await stage.say(GENERATOR, said)
+        assert f"{GENERATOR} to load version 0 ({text})" in ages(stage)
+        await stage.say(LEARNER, m.Goodbye())
+        clock[0] += 50
+        before = hub.progress_at
+        await stage.say(LEARNER, said)
+        assert hub.progress_at > before
+        assert f"the learner to join ({text})" in ages(stage)
+        assert hub.rejections.counts["before_hello"] == 0
+
+
 async def test_a_stall_is_said_before_it_ends_the_run(tmp_path: Path) -> None:
     """Whoever watches has a moment to look at the processes; who moves meanwhile saves the run."""
     async with staged(run_config(evaluation={"before": False}), tmp_path / "run-1") as stage:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.host import disk
 from headrace.run_files.run_folder import read_manifest
-from learner.process.checkpoint import mismatch, newest, passed_over, write_checkpoint
+from learner.process.checkpoint import mismatch, newest, write_checkpoint
 from tests.small_disk import small_disk
 
 
@@ -62,18 +62,24 @@ def test_what_was_half_written_is_not_seen(tmp_path: Path) -> None:
     assert mismatch(path) is None
 
 
+def passed_over(root: Path) -> list[str]:
+    found: list[str] = []
+    newest(root, passed_over=found)
+    return found
+
+
 def test_what_is_passed_over_is_named(tmp_path: Path) -> None:
     for update in (8, 9, 10):
         write_checkpoint(tmp_path, update, fill, facts={}, keep_last=3)
-    assert passed_over(tmp_path, newest(tmp_path)) == []
+    assert passed_over(tmp_path) == []
     (tmp_path / "step_10" / "state" / "numbers").unlink()
     (tmp_path / "step_9" / "manifest.json").write_text("{")
-    first, second = passed_over(tmp_path, newest(tmp_path))
+    first, second = passed_over(tmp_path)
     assert first == "checkpoint step_10 was passed over: state/numbers is missing or changed"
     assert second.startswith("checkpoint step_9 was passed over: no readable manifest.json")
     (tmp_path / "step_8" / "manifest.json").unlink()
     assert newest(tmp_path) is None
-    assert len(passed_over(tmp_path, None)) == 3
+    assert len(passed_over(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -94,6 +94,32 @@ def test_plain_lines(make_config: Make) -> None:
     assert lines[1].startswith("draining     update 22/40")
 
 
+FAR = {
+    "generator-0": "loading version 17, 300 MiB moved",
+    "learner-0": "update 21: step 3 of 8, 57 micro-batches",
+}
+
+
+def test_both_displays_say_how_far_processes_are(make_config: Make) -> None:
+    out = io.StringIO()
+    seen = status(doing=FAR, checkpoint=6)
+    PlainScreen(make_config(), Console(file=out, width=200)).show(seen)
+    live = LiveScreen(make_config(), Console(file=out, width=200, force_terminal=True))
+    live.show(seen)
+    live.close()
+    assert out.getvalue().count(", ".join(f"{name} {text}" for name, text in FAR.items())) >= 2
+
+
+def test_what_an_end_would_lose(make_config: Make) -> None:
+    watch = Watch(make_config(), Recorder())
+    assert watch.standing == "no update has begun"
+    assert watch.moved_s == float("inf")
+    learner = {"learner-0": FAR["learner-0"]}
+    watch.last = status(doing=learner, checkpoint=6, moved_s=1.5)
+    assert watch.standing == f"learner-0 {FAR['learner-0']}; the newest checkpoint is of update 6"
+    assert watch.moved_s == 1.5
+
+
 def test_the_live_display_shows_the_same(make_config: Make) -> None:
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=True, color_system=None)

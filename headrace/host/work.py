@@ -1,0 +1,89 @@
+"""What a process is doing, and how much of it is done: real amounts, never a sign of life.
+
+In: stages with counts, or a stage alone around a long call without steps of its own. Out:
+`Progress` in the place of heartbeats. Promises: nothing is said unless an amount has moved; what
+has moved is said at least every 30 seconds and ten times in a stall time-out.
+
+How far a long call is (loading, capturing graphs, writing, hashing) is told by the bytes that this
+process and those it started have read, written, or touched in memory for the first time. CPU time
+is no measure of it: a rank that waits for ever for another one spins.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from headrace.protocol.messages.control import Heartbeat, Progress
+from headrace.protocol.transport.heartbeat import Pulse
+from headrace.protocol.transport.sockets import Link
+
+MOST_S, SHARE = 30.0, 0.1
+"""What has moved is said after so many seconds, or this share of the stall time-out."""
+_MOVED = "MiB moved"
+
+
+class Work:
+    """What this process is doing: `at` and `moving` say it, a `pulse` tells the coordinator."""
+
+    def __init__(self, stall_timeout_s: float = 300.0) -> None:
+        self._every_s = min(MOST_S, stall_timeout_s * SHARE)
+        self._now = self._said = Progress(stage="")
+        self._known: dict[int, int] = {}
+        self._bytes, self._looked_at = 0, 0.0
+
+    def at(self, stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:
+        """So many units of a stage are done; an empty stage: nothing is under way."""
+        self._now = Progress(stage=stage, done=done, total=total, unit=unit)
+
+    @contextmanager
+    def moving(self, stage: str) -> Iterator[None]:
+        """A stage without steps of its own."""
+        self._known, self._bytes, self._looked_at = _moved_bytes(), 0, time.monotonic()
+        self.at(stage, unit=_MOVED)
+        try:
+            yield
+        finally:
+            self.at("")
+
+    def pulse(self, link: Link, name: str, heartbeat_s: float | None = None) -> Pulse:
+        """Says what has moved, and is a heartbeat otherwise (None: is silent)."""
+        interval_s = min(self._every_s, heartbeat_s or MOST_S)
+        beat = None if heartbeat_s is None else Heartbeat()
+        return Pulse(link, name, interval_s=interval_s, says=lambda: self.news() or beat)
+
+    def news(self) -> Progress | None:
+        """What to say now; None where nothing has moved since the last time."""
+        now = self._now
+        if now.unit == _MOVED:
+            # Looking costs some kilobytes of /proc: so seldom that they never come to a MiB.
+            if time.monotonic() - self._looked_at >= self._every_s:
+                before, self._known = self._known, _moved_bytes()
+                self._bytes += sum(n - before.get(pid, 0) for pid, n in self._known.items())
+                self._looked_at = time.monotonic()
+            now = replace(now, done=self._bytes >> 20)
+        if now == self._said:
+            return None
+        self._said = now
+        return now
+
+
+def _moved_bytes() -> dict[int, int]:
+    """Bytes moved so far by each process of the tree that can be looked at."""
+    found: dict[int, int] = {}
+    left, page = [os.getpid()], os.sysconf("SC_PAGE_SIZE")
+    while left:
+        folder = Path("/proc", str(left.pop()))
+        try:
+            counts = dict(line.split(": ") for line in (folder / "io").read_text().splitlines())
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            children = [path.read_text() for path in folder.glob("task/*/children")]
+        except OSError:
+            continue
+        faults = int(fields[7]) + int(fields[9])  # minor and major, proc(5)
+        found[int(folder.name)] = int(counts["rchar"]) + int(counts["wchar"]) + page * faults
+        left += map(int, " ".join(children).split())
+    return found

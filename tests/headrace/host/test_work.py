@@ -1,0 +1,93 @@
+"""What counts as work: amounts that move, in this process and below it, and no sign of life."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.host import work as work_module
+from headrace.host.work import Work
+from headrace.protocol.messages.control import Progress
+
+
+def said(work: Work, within_s: float = 10.0) -> Progress:
+    """The next news; there is some."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if (news := work.news()) is not None:
+            return news
+        time.sleep(0.01)
+    raise AssertionError("nothing moved")
+
+
+def test_what_has_moved_is_said_once() -> None:
+    work = Work()
+    assert work.news() is None
+    work.at("update 9: step 3 of 8", 57, unit="micro-batches")
+    assert said(work).done == 57
+    work.at("update 9: step 3 of 8", 57, unit="micro-batches")
+    assert work.news() is None
+    work.at("")
+    assert said(work) == Progress(stage="")
+    assert work.news() is None
+
+
+@pytest.mark.parametrize(("stall_s", "every_s"), [(20.0, 2.0), (3000.0, 30.0)])
+def test_what_has_moved_is_said_ten_times_in_a_stall_time_out(
+    stall_s: float, every_s: float
+) -> None:
+    assert Work(stall_s)._every_s == every_s
+
+
+MOVES = {
+    "writes": "open({path!r}, 'wb').write(bytes(8 << 20))",
+    "reads": "open('/dev/zero', 'rb').read(8 << 20)",
+    "touches memory": "b = bytearray(8 << 20)",
+}
+
+
+@pytest.mark.parametrize("way", MOVES)
+def test_what_a_child_moves_is_work(tmp_path: Path, way: str) -> None:
+    """As the engine of a generator, whose start is one call here."""
+    work = Work(0.1)
+    code = MOVES[way].format(path=str(tmp_path / "file"))
+    with subprocess.Popen(
+        [sys.executable, "-c", f"input(); {code}; input()"],
+        stdin=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdin is not None
+        time.sleep(0.2)  # its own start
+        with work.moving("loading"):
+            assert said(work).stage == "loading"
+            child.stdin.write("\n")
+            child.stdin.flush()
+            deadline = time.monotonic() + 10
+            while said(work).done < 8:
+                assert time.monotonic() < deadline
+            child.stdin.write("\n")
+    assert said(work) == Progress(stage="")
+
+
+def test_who_computes_for_ever_without_moving_anything_does_no_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a rank that waits for another one, while its process beats and looks at itself."""
+    work = Work(0.1)
+    spins = "input()\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", spins], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        time.sleep(0.2)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        with work.moving("loading"):
+            said(work)
+            began, looks = time.monotonic(), 0
+            while looks < 2 / work_module.SHARE:  # as many as two stall time-outs have
+                time.sleep(0.02)
+                assert work.news() is None
+                looks += 1
+            assert time.monotonic() - began > 0.2
+        child.kill()
