@@ -150,7 +150,9 @@ def _training(command: Maker) -> None:
         "headrace stop latest",
         takes="run root",
     )
-    stop.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds to wait")
+    stop.add_argument(
+        "--timeout", type=float, default=180.0, metavar="S", help="seconds without progress"
+    )
 
     evaluate = command(
         "eval", "accuracy of a model on a recipe's held-out prompts",

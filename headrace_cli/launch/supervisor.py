@@ -8,7 +8,8 @@ Promises: no process outlives the supervisor (see `process_reaper.py`); only pro
 run are signalled; the first cause of a failure is what `Outcome` names; a coordinator that lives
 and does not answer ends the run. The coordinator comes first, the rest once it has an address. The
 page may stay a while after the others (see `AtEnd`). Ctrl-C or SIGTERM asks the coordinator to stop
-(drain, checkpoint, end); a second one, or a deadline, ends the groups by SIGTERM and then SIGKILL.
+(drain, checkpoint, end) and waits while that makes progress; a second one, or none for too long,
+ends the groups by SIGTERM and then SIGKILL.
 Where nobody makes progress, or a stop comes to no end, every process writes its stacks into its log
 first.
 """
@@ -38,9 +39,9 @@ _CAUSE_LINES = 400
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds: of a coordinator that has no address and says nothing; from a stop request to
-    SIGTERM; from the coordinator's end until the others must be gone; from SIGTERM to SIGKILL;
-    between two looks."""
+    """Seconds: of a coordinator that has no address and says nothing; without progress, from a
+    stop request to SIGTERM; from the coordinator's end until the others must be gone; from SIGTERM
+    to SIGKILL; between two looks."""
 
     start_s: float = 120.0
     stop_s: float = 120.0
@@ -77,6 +78,14 @@ class Steering(Protocol):
 
     def request_stop(self) -> None:
         """Ask the coordinator to drain, write a checkpoint and end."""
+
+    @property
+    def standing(self) -> str:
+        """How far the processes are, and which checkpoint is the newest."""
+
+    @property
+    def moved_s(self) -> float:
+        """Seconds since the run made progress; infinite where that is not known."""
 
     @property
     def stalled(self) -> bool:
@@ -328,6 +337,9 @@ class Supervisor:
         """Pass a Ctrl-C on to the coordinator; end at once on a second one or at the deadline."""
         if self._interrupts == 0:
             return
+        standing = self._steering.standing
+        if self._address and self._interrupts > 1:
+            self._steering.note(f"ending at once: {standing}, and what was trained since is lost")
         if not self._address or self._interrupts > 1:
             raise _EndedError
         now = time.monotonic()
@@ -335,13 +347,15 @@ class Supervisor:
             self._stop_asked_at = now
             self._event("stopping", "supervisor")
             self._steering.note(
-                "stopping: draining and writing a checkpoint (Ctrl-C again ends at once)"
+                "stopping: draining and writing a checkpoint (Ctrl-C again ends at once); "
+                + standing
             )
             self._steering.request_stop()
             for child in self._others:
                 child.restart_at = None
-        elif now - self._stop_asked_at > self._deadlines.stop_s:
-            self._steering.note(f"no end after {self._deadlines.stop_s:.0f} s: ending processes")
+        elif min(now - self._stop_asked_at, self._steering.moved_s) > self._deadlines.stop_s:
+            still = f"no progress for {self._deadlines.stop_s:.0f} s: ending processes"
+            self._steering.note(f"{still}; {standing}")
             self._ask_for_stacks()
             raise _EndedError
 

@@ -30,16 +30,22 @@ class Run:
     """One `headrace train` and its run folder under `root`."""
 
     def __init__(
-        self, root: Path, *overrides: str, resume: str | None = None, shown: Path | None = None
+        self,
+        root: Path,
+        *overrides: str,
+        resume: str | None = None,
+        shown: Path | None = None,
+        module: tuple[str, ...] = ("headrace",),
     ) -> None:
-        """`shown`: the folder for what the command prints; by default the root."""
+        """`shown`: the folder for what the command prints; by default the root. `module`: what is
+        run, with its first arguments."""
         self.root = root
         root.mkdir(parents=True, exist_ok=True)
         self.log = (shown or root) / f"train-{time.monotonic_ns()}.log"
         target = (
             ["--resume", resume, *overrides] if resume else [str(QUICKSTART), *SMALL, *overrides]
         )
-        command = [sys.executable, "-m", "headrace", "train", "--plain", "--root", str(root)]
+        command = [sys.executable, "-m", *module, "train", "--plain", "--root", str(root)]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, *target],

@@ -13,7 +13,7 @@ from rich.text import Text
 from headrace.errors import UserError
 from headrace.run_files import run_folder
 from headrace_cli.commands.data.tables import figure_lines
-from headrace_cli.launch.display.progress import say
+from headrace_cli.launch.display.progress import ASK_EVERY_S, PlainScreen, say
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.monitor import Monitor, coordinator_of, waits_of
 
@@ -92,14 +92,16 @@ def show(arguments: argparse.Namespace) -> int:
 
 
 def stop(arguments: argparse.Namespace) -> int:
-    """Ask a run to drain, write a checkpoint and end; wait until its supervisor has left."""
+    """Ask a run to drain, write a checkpoint and end; wait until its supervisor has left, while
+    that makes progress."""
     run_dir = run_folder.find_run(_root(arguments), arguments.name)
     if run_folder.is_reward_model(run_dir):
         raise UserError(f"{run_dir.name} trains a reward model: Ctrl-C where it runs ends it")
     found = coordinator_of(run_dir)
     if not run_folder.is_running(run_dir) or found is None:
         raise UserError(f"{run_dir.name} is not running on this machine")
-    monitor = Monitor(run_folder.read_config(run_dir), found[0])
+    config = run_folder.read_config(run_dir)
+    monitor, screen = Monitor(config, found[0]), PlainScreen(config, Console())
     try:
         monitor.ask()
         if monitor.answer(timeout_s=10.0) is None:
@@ -108,14 +110,17 @@ def stop(arguments: argparse.Namespace) -> int:
                 "ends the run at Ctrl-C"
             )
         monitor.command("stop")
-        deadline = time.monotonic() + arguments.timeout
+        moved_at = time.monotonic()
         while run_folder.is_running(run_dir):
-            if time.monotonic() > deadline:
+            if time.monotonic() - moved_at > arguments.timeout:
                 raise UserError(
-                    f"{run_dir.name} was asked to stop and is still busy after "
+                    f"{run_dir.name} was asked to stop and has made no progress for "
                     f"{arguments.timeout:.0f} s; see {run_dir / 'logs'}"
                 )
-            monitor.answer(timeout_s=0.2)  # Who listens is asked again for what was lost.
+            monitor.ask()
+            if status := monitor.answer(timeout_s=ASK_EVERY_S):
+                screen.show(status)
+                moved_at = max(moved_at, time.monotonic() - status.moved_s)
     finally:
         monitor.close()
     print(f"{run_dir.name} has ended")

@@ -39,6 +39,8 @@ class Script:
         self.obeys = True
         self.stalled = False
         self.lost = ""
+        self.moved_s = float("inf")
+        self.standing = "learner-0 update 9: step 3 of 8; the newest checkpoint is of update 6"
         self.steps: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 
     def when(self, condition: Callable[[], bool], action: Callable[[], None]) -> None:
@@ -404,6 +406,21 @@ def test_a_second_interrupt_ends_at_once(script: Script) -> None:
     script.when(lambda: script.stops == 1, interrupt)
     outcome = run(script, deadlines=Deadlines(stop_s=600.0, kill_s=1.0, poll_s=0.01))
     assert outcome == Outcome(130)
+    asked, ended = script.notes
+    assert asked.endswith(script.standing)
+    lost = "and what was trained since is lost"
+    assert ended == f"ending at once: {script.standing}, {lost}"
+
+
+def test_a_stop_that_makes_progress_is_waited_for(script: Script) -> None:
+    """For much longer than one that makes none."""
+    script.obeys, script.moved_s = False, 0.0
+    script.when(lambda: bool(script.addresses), interrupt)
+    asked_at = time.monotonic()
+    script.when(lambda: script.stops == 1 and time.monotonic() > asked_at + 1, script.finish)
+    brief = Deadlines(stop_s=0.1, leave_s=0.1, kill_s=1.0, poll_s=0.01)
+    assert run(script, deadlines=brief) == Outcome(130)
+    assert len(script.notes) == 1
 
 
 def test_a_stop_that_is_not_obeyed_has_a_deadline(script: Script) -> None:

@@ -1,0 +1,116 @@
+"""A role of a run, or `headrace` itself, made slow: `python -m tests.integration.slow_role MODULE
+ARGUMENTS...`.
+
+How slow stands in the variable SLOW, as JSON of `Slow`. What is slow goes on all the same, a step
+or a MiB after the other, and what is stuck does not.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any, BinaryIO
+from unittest.mock import patch
+
+ROLES = ("learner.run", "generators.run", "coordinator.run")
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Seconds for each micro-batch, for each MiB of published weights that is hashed, for each
+    fsync of the learner; the micro-batch in which it is stuck; and the supervisor's deadline of a
+    stop. `start_s`: is added to the stall time-out until the learner is first heard, which a busy
+    machine may take long to start."""
+
+    micro_batch_s: float = 0.0
+    mib_s: float = 0.0
+    fsync_s: float = 0.0
+    stuck_at: int = 0
+    stop_s: float = 120.0
+    start_s: float = 90.0
+
+
+def _slow_hash(slow: Slow) -> SimpleNamespace:
+    def file_digest(file: BinaryIO, name: str) -> Any:
+        found = hashlib.new(name)
+        while piece := file.read(1 << 20):
+            time.sleep(slow.mib_s)
+            found.update(piece)
+        return found
+
+    return SimpleNamespace(file_digest=file_digest)
+
+
+def _headrace(slow: Slow) -> None:
+    from headrace_cli.launch import process
+    from headrace_cli.launch.supervisor import Deadlines, Supervisor
+
+    filled = process.filled
+
+    def through_here(argv: Iterable[str], values: Mapping[str, str]) -> list[str]:
+        words = filled(argv, values)
+        if words[1:2] == ["-m"] and words[2] in ROLES:
+            words.insert(2, __spec__.name if __spec__ else "")
+        return words
+
+    patch.object(process, "filled", through_here).start()
+    defaults = Supervisor.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["deadlines"] = Deadlines(stop_s=slow.stop_s)
+
+
+def _coordinator(slow: Slow) -> None:
+    from coordinator.monitoring.stall_watch import Waits
+
+    watch = Waits.watch
+
+    def watch_later(waits: Waits, overdue_s: float) -> None:
+        heard = "learner" in waits._hub.moved
+        watch(waits, overdue_s if heard else overdue_s - slow.start_s)
+
+    patch.object(Waits, "watch", watch_later).start()
+
+
+def _learner(slow: Slow) -> None:
+    from learner.models.deepspeed_engine import StepLog
+    from learner.process import weight_publishing
+
+    count, fsync = StepLog.count, os.fsync
+
+    def slow_count(log: StepLog, *arguments: Any, **settings: Any) -> None:
+        count(log, *arguments, **settings)
+        time.sleep(3600 if log.passes == slow.stuck_at else slow.micro_batch_s)
+
+    def slow_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        time.sleep(slow.fsync_s)
+
+    patch.object(StepLog, "count", slow_count).start()
+    patch.object(os, "fsync", slow_fsync).start()
+    patch.object(weight_publishing, "hashlib", _slow_hash(slow)).start()
+
+
+def _generator(slow: Slow) -> None:
+    from generators.engines import weights
+
+    patch.object(weights, "hashlib", _slow_hash(slow)).start()
+
+
+def main() -> int:
+    """Run the module's `main`."""
+    module, *argv = sys.argv[1:]
+    slow = Slow(**json.loads(os.environ["SLOW"]))
+    {"learner.run": _learner, "generators.run": _generator, "coordinator.run": _coordinator}.get(
+        module, _headrace
+    )(slow)
+    code: int = import_module(module).main(argv)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
