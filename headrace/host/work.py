@@ -61,9 +61,9 @@ class Work:
         if now.unit == _MOVED:
             # Looking costs some kilobytes of /proc: so seldom that they never come to a MiB.
             if time.monotonic() - self._looked_at >= self._every_s:
-                before, self._known = self._known, _moved_bytes()
-                self._bytes += sum(n - before.get(pid, 0) for pid, n in self._known.items())
-                self._looked_at = time.monotonic()
+                now_known, self._looked_at = _moved_bytes(), time.monotonic()
+                self._bytes += sum(n - self._known.get(pid, 0) for pid, n in now_known.items())
+                self._known |= now_known  # Who could not be looked at is not new the next time.
             now = replace(now, done=self._bytes >> 20)
         if now == self._said:
             return None

@@ -79,13 +79,9 @@ class Steering(Protocol):
     def request_stop(self) -> None:
         """Ask the coordinator to drain, write a checkpoint and end."""
 
-    @property
-    def standing(self) -> str:
-        """How far the processes are, and which checkpoint is the newest."""
-
-    @property
-    def moved_s(self) -> float:
-        """Seconds since the run made progress; infinite where that is not known."""
+    def standing(self) -> tuple[str, float]:
+        """How far the processes are and which checkpoint is the newest, and the seconds since the
+        run made progress; infinite where that is not known."""
 
     @property
     def stalled(self) -> bool:
@@ -337,7 +333,7 @@ class Supervisor:
         """Pass a Ctrl-C on to the coordinator; end at once on a second one or at the deadline."""
         if self._interrupts == 0:
             return
-        standing = self._steering.standing
+        standing, still_s = self._steering.standing()
         if self._address and self._interrupts > 1:
             self._steering.note(f"ending at once: {standing}, and what was trained since is lost")
         if not self._address or self._interrupts > 1:
@@ -353,9 +349,8 @@ class Supervisor:
             self._steering.request_stop()
             for child in self._others:
                 child.restart_at = None
-        elif min(now - self._stop_asked_at, self._steering.moved_s) > self._deadlines.stop_s:
-            still = f"no progress for {self._deadlines.stop_s:.0f} s: ending processes"
-            self._steering.note(f"{still}; {standing}")
+        elif min(now - self._stop_asked_at, still_s) > (stop_s := self._deadlines.stop_s):
+            self._steering.note(f"no progress for {stop_s:.0f} s: ending processes; {standing}")
             self._ask_for_stacks()
             raise _EndedError
 

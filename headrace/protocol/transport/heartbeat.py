@@ -10,18 +10,13 @@ from headrace.protocol.messages.control import Heartbeat, Message
 from headrace.protocol.transport.identity import PULSE_SUFFIX
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 
+Says = Callable[[], Message | None]
+
 
 class Pulse(contextlib.AbstractContextManager["Pulse"]):
     """Heartbeats from a thread of its own, or what `says` gives instead; None: nothing."""
 
-    def __init__(
-        self,
-        link: Link,
-        name: str,
-        *,
-        interval_s: float,
-        says: Callable[[], Message | None] = Heartbeat,
-    ) -> None:
+    def __init__(self, link: Link, name: str, *, interval_s: float, says: Says = Heartbeat) -> None:
         self._link, self._name, self._interval_s, self._says = link, name, interval_s, says
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)

@@ -293,19 +293,14 @@ class Watch:
             return ""
         return f"the coordinator has not answered for {self._silent_s:.0f} s"
 
-    @property
-    def standing(self) -> str:
-        """How far the processes last said they are, and the newest checkpoint."""
+    def standing(self) -> tuple[str, float]:
+        """How far the run last said it is, and the seconds without progress; those in which the
+        coordinator said nothing count."""
         if self.last is None:
-            return "no update has begun"
+            return "no update has begun", float("inf")
         how_far = Facts(self._config, self.last).how_far
         newest = f"the newest checkpoint is of update {self.last.checkpoint}"
-        return f"{how_far}; {newest}" if how_far else newest
-
-    @property
-    def moved_s(self) -> float:
-        """Seconds since the run moved; those in which the coordinator said nothing count."""
-        return float("inf") if self.last is None else self.last.moved_s + self._silent_s
+        return "; ".join(filter(None, (how_far, newest))), self.last.moved_s + self._silent_s
 
     @property
     def stalled(self) -> bool:

@@ -40,7 +40,7 @@ class Script:
         self.stalled = False
         self.lost = ""
         self.moved_s = float("inf")
-        self.standing = "learner-0 update 9: step 3 of 8; the newest checkpoint is of update 6"
+        self.far = "learner-0 update 9: step 3 of 8; the newest checkpoint is of update 6"
         self.steps: list[tuple[Callable[[], bool], Callable[[], None]]] = []
 
     def when(self, condition: Callable[[], bool], action: Callable[[], None]) -> None:
@@ -58,6 +58,9 @@ class Script:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def standing(self) -> tuple[str, float]:
+        return self.far, self.moved_s
 
     def request_stop(self) -> None:
         self.stops += 1
@@ -407,9 +410,9 @@ def test_a_second_interrupt_ends_at_once(script: Script) -> None:
     outcome = run(script, deadlines=Deadlines(stop_s=600.0, kill_s=1.0, poll_s=0.01))
     assert outcome == Outcome(130)
     asked, ended = script.notes
-    assert asked.endswith(script.standing)
+    assert asked.endswith(script.far)
     lost = "and what was trained since is lost"
-    assert ended == f"ending at once: {script.standing}, {lost}"
+    assert ended == f"ending at once: {script.far}, {lost}"
 
 
 def test_a_stop_that_makes_progress_is_waited_for(script: Script) -> None:

@@ -112,12 +112,11 @@ def test_both_displays_say_how_far_processes_are(make_config: Make) -> None:
 
 def test_what_an_end_would_lose(make_config: Make) -> None:
     watch = Watch(make_config(), Recorder())
-    assert watch.standing == "no update has begun"
-    assert watch.moved_s == float("inf")
+    assert watch.standing() == ("no update has begun", float("inf"))
     learner = {"learner-0": FAR["learner-0"]}
     watch.last = status(doing=learner, checkpoint=6, moved_s=1.5)
-    assert watch.standing == f"learner-0 {FAR['learner-0']}; the newest checkpoint is of update 6"
-    assert watch.moved_s == 1.5
+    text = f"learner-0 {FAR['learner-0']}; the newest checkpoint is of update 6"
+    assert watch.standing() == (text, 1.5)
 
 
 def test_the_live_display_shows_the_same(make_config: Make) -> None:
