@@ -20,7 +20,7 @@ from headrace.run_files.update_log import read_applied
 from learner.process.checkpoint import mismatch
 from tests.documented import is_documented
 from tests.integration.audit import assert_trained_once, records_of
-from tests.integration.runs import REPOSITORY, Run
+from tests.integration.runs import REPOSITORY, Run, headrace
 from tests.integration.slow_role import Slow
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -32,12 +32,19 @@ FAST = (
 )  # fmt: skip
 
 
-def slow_run(monkeypatch: pytest.MonkeyPatch, root: Path, slow: Slow, *overrides: str) -> Run:
+def slow_run(
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
+    slow: Slow,
+    *overrides: str,
+    resume: str | None = None,
+) -> Run:
     """A run whose roles go through `slow_role`."""
     monkeypatch.setenv("SLOW", json.dumps(asdict(slow)))
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    return Run(root, *overrides, module=("tests.integration.slow_role", "headrace_cli.cli"))
+    module = ("tests.integration.slow_role", "headrace_cli.cli")
+    return Run(root, *overrides, resume=resume, module=module)
 
 
 def larger_model(folder: Path) -> Path:
@@ -79,7 +86,7 @@ def test_a_learner_that_is_stuck_in_a_micro_batch_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = slow_run(
-        monkeypatch, tmp_path / "runs", Slow(stuck_at=3), *FAST,
+        monkeypatch, tmp_path / "runs", Slow(stuck_at=1), *FAST,
         f"transport.stall_timeout_s={STALL_S}", "learner.micro_batch_tokens=400",
     )  # fmt: skip
     try:
@@ -93,7 +100,8 @@ def test_a_learner_that_is_stuck_in_a_micro_batch_is_found(
 def test_a_checkpoint_that_takes_longer_than_a_stop_may_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two and a half times as long, and more. Nothing of it is trained again."""
+    """Two and a half times as long, and more; by Ctrl-C and by `headrace stop`. Nothing of it is
+    trained again."""
     slow = Slow(fsync_s=0.4, stop_s=2.0)
     run = slow_run(monkeypatch, tmp_path / "runs", slow, *FAST, "checkpoint.every_updates=null")
     try:
@@ -113,10 +121,17 @@ def test_a_checkpoint_that_takes_longer_than_a_stop_may_is_waited_for(
     trained = run.applied()
     path = run.run_dir / "checkpoints" / f"step_{trained}"
     assert mismatch(path) is None
-    again = Run(run.root, f"stop.updates={trained + 1}", resume=run.run_dir.name)
+    again = slow_run(monkeypatch, run.root, slow, resume=run.run_dir.name)
     try:
+        again.until(lambda: again.applied() > trained)
+        asked_at = time.monotonic()
+        said = headrace("stop", "latest", "--root", str(run.root), f"--timeout={2 * slow.stop_s}")
+        assert said.returncode == 0, (said.stderr, said.stdout)
+        assert time.monotonic() - asked_at > 2.5 * slow.stop_s
+        assert "now learner-0 syncing the checkpoint of update " in said.stdout
         assert again.wait() == 0, again.text()
     finally:
         again.end()
-    assert [update.update for _, update in read_applied(run.run_dir)] == [*range(1, trained + 2)]
+    everything = [update.update for _, update in read_applied(run.run_dir)]
+    assert everything == [*range(1, again.applied() + 1)]
     assert_trained_once(run.run_dir)
