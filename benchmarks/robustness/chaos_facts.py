@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from benchmarks.robustness.chaos_faults import KILLS, Kind
-from benchmarks.robustness.chaos_job import Course, Done
+from benchmarks.robustness.chaos_job import ENDED, Course, Done
 from headrace.protocol.records.record_types import (
     Incident,
     LineageBegan,
@@ -116,7 +116,7 @@ def alone(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def ended_badly(row: Mapping[str, Any]) -> bool:
     """Whether the run's last exit code is neither 0 nor a Ctrl-C's."""
-    return row["exit_code"] not in (0, 130)
+    return row["exit_code"] not in ENDED
 
 
 def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:

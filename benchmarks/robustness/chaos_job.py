@@ -28,6 +28,8 @@ PATIENCE_S = 150.0
 """The run hangs when there is no update for so long."""
 END_S = 150.0
 """How long a Ctrl-C may take to end the run."""
+ENDED = (0, 130)
+"""Exit codes of a run that ended well by itself or by a Ctrl-C."""
 REAP_S = 15.0
 """How long after a job's end its processes may still be there."""
 APPEAR_S = 60.0
@@ -180,13 +182,20 @@ class Job(Runs):
             time.sleep(0.2)
 
     def _finish(self) -> None:
-        self._look()
-        if self._process.poll() is None:
+        """End by a Ctrl-C. A run that its last faults ended meanwhile is resumed as after any
+        other."""
+        while self._up():
+            self._look()
             self._process.send_signal(signal.SIGINT)
             try:
-                self.course.last_code = self._process.wait(END_S)
+                code = self.course.last_code = self._process.wait(END_S)
             except subprocess.TimeoutExpired:
                 self.course.hangs += 1
+                break
+            if code in ENDED:
+                break
+            if self._up():
+                self._await_update(time.time())
         self.end()
         self._count_orphans()
 
