@@ -21,7 +21,7 @@ import torch
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError, exit_code
 from headrace.host import stack_dumps
-from headrace.host.hardware import cores_of
+from headrace.host.hardware import cores_of, has_gpu
 from headrace.host.work import Work
 from headrace.protocol.messages.control import Trouble
 from headrace.protocol.transport.identity import identity_of
@@ -165,7 +165,7 @@ def _publisher(config: RunConfig, options: argparse.Namespace, trainer: Trainer)
 def choose_device(config: RunConfig, rank: int) -> torch.device:
     """The device of a host's rank of this number; UserError where the configuration asks for one
     that is not there."""
-    wanted, found = config.learner.device, torch.cuda.is_available()
+    wanted, found = config.learner.device, has_gpu()
     if wanted == "cuda" and not found:
         raise UserError("learner.device is cuda, but torch sees no GPU; use learner.device=cpu")
     if wanted == "cpu" or not found:

@@ -35,6 +35,7 @@ from generators.engine import (
 from generators.engines.distributions import hot_logprobs, narrow
 from generators.engines.weights import WeightLayout
 from headrace.errors import UserError
+from headrace.host.hardware import has_gpu
 
 KeysAndValues = list[tuple[torch.Tensor, torch.Tensor]]
 STATES = {"linear_attention", "conv", "mamba", "recurrent"}
@@ -80,7 +81,7 @@ class TorchEngine:
         self.recompute_on_update, self._trust = recompute_on_update, trust_remote_code
         self._wide_head = wide_head
         self._compute = self._row_by_row if batch_invariant else self._together
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = torch.device("cuda" if has_gpu() else "cpu")
         self._model: Any = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sampler")
         self._rows: dict[str, _Row] = {}

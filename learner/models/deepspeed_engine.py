@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
-from headrace.host.hardware import interface_towards
+from headrace.host.hardware import has_gpu, interface_towards
 from headrace.host.work import Work
 from headrace.protocol.transport.sockets import is_loopback
 from learner.models.forward import Pack
 
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if has_gpu() else "cpu")
 
 import deepspeed
 from deepspeed.utils import logger as deepspeed_logger
@@ -302,9 +302,12 @@ def join_ranks(
 
     Args:
         rank: this one, from 0. world_size: how many there are. port: where rank 0 is met. device:
-        this rank's. address: rank 0's host as the others know it. local_rank: this one's number on
-        its host; None: all are on one host.
+        this rank's; DeepSpeed takes its index, among those that this rank sees, as LOCAL_RANK.
+        address: rank 0's host as the others know it. local_rank: on a CPU, this one's number on its
+        host; None: all are on one host.
     """
+    if device.type == "cuda":
+        local_rank = device.index or 0
     os.environ |= {
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),

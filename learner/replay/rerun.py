@@ -22,7 +22,7 @@ from torch.multiprocessing.spawn import ProcessException, spawn
 
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
-from headrace.host.hardware import free_port
+from headrace.host.hardware import free_port, has_gpu
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.messages.control import Batch, UpdateDone
 from headrace.protocol.transport.codec import message_codec
@@ -141,7 +141,7 @@ def _is_cut(config: RunConfig) -> bool:
 
 
 def _on_gpus(config: RunConfig) -> bool:
-    return config.learner.device != "cpu" and torch.cuda.is_available()
+    return config.learner.device != "cpu" and has_gpu()
 
 
 def _room_for_ranks(config: RunConfig) -> int:

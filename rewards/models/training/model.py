@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.reward_model import EngineConfig, RewardModelConfig, TrainingConfig
 from headrace.errors import UserError
-from headrace.host.hardware import free_port
+from headrace.host.hardware import free_port, has_gpu
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
@@ -151,7 +151,7 @@ def check_start(config: RewardModelConfig, tokenizer: Any) -> None:
 
 def choose_device(engine: EngineConfig) -> torch.device:
     """The device to train on; UserError where the recipe asks for one that is not there."""
-    found = torch.cuda.is_available()
+    found = has_gpu()
     if engine.device == "cuda" and not found:
         raise UserError("engine.device is cuda, but torch sees no GPU; use engine.device=cpu")
     return torch.device("cuda" if found and engine.device != "cpu" else "cpu")

@@ -4,11 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 
 from headrace.host.hardware import free_port
 from learner import run
+from learner.models import deepspeed_engine
+from tests.learner.recorded import run_config
 
 RANK = """
 import os, sys, time
@@ -60,3 +64,22 @@ def test_a_rank_without_a_place_is_a_mistake(
         run._parse(MINIMUM)
     assert caught.value.code == 2
     assert "no RANK is set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rank", "told", "visible", "index"), [(3, 3, 1, 0), (6, 2, 4, 2), (5, 1, 4, 1), (0, 0, 8, 0)]
+)
+def test_local_rank_is_an_index_among_the_cards_that_a_rank_sees(
+    rank: int, told: int, visible: int, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One card where the supervisor or Ray chose it, all of the host's under torchrun. DeepSpeed
+    sets the device by it, which needs several GPUs to be seen."""
+    monkeypatch.setattr(run, "has_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr("deepspeed.init_distributed", lambda **settings: None)
+    device = run.choose_device(run_config(Path("m"), device="cuda"), told)
+    with mock.patch.dict(os.environ):
+        deepspeed_engine.join_ranks(rank=rank, world_size=8, port=7, device=device, local_rank=told)
+        assert (os.environ["LOCAL_RANK"], os.environ["RANK"]) == (str(index), str(rank))
+    assert device == torch.device("cuda", index)
