@@ -14,6 +14,7 @@ queue is awaited instead, which is both exact and shorter.
 import asyncio
 import logging
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 from pydantic import ValidationError
 
 from generators.engine import (
@@ -39,10 +41,14 @@ from generators.engine import (
 )
 from generators.engines.weights import WeightLayout
 from headrace.errors import UserError
+from headrace.host.shared_memory import EngineMemory
 
 _LOG = logging.getLogger("headrace.generator")
 _FINISH: dict[str, DeltaFinish] = {"stop": "stop", "length": "length", "abort": "aborted"}
 _SEED_BITS = 63
+PLUGIN, PLUGIN_FOLDER = "headrace", Path(__file__).with_name("vllm_plugin")
+"""Name of the entry point in `vllm_plugin`, and the folder in which it is found however, and in
+which version, Headrace was installed."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +116,31 @@ def prepare_environment(settings: VllmSettings) -> None:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if Path(settings.model).is_dir():
         os.environ["HF_HUB_OFFLINE"] = "1"
+    if str(PLUGIN_FOLDER) not in sys.path:
+        sys.path.append(str(PLUGIN_FOLDER))  # Spawned processes have the path of their parent.
+    plugins = os.environ.get("VLLM_PLUGINS")
+    if plugins is not None and PLUGIN not in plugins.split(","):
+        os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN}"
     if not settings.on_gpu:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["OMP_NUM_THREADS"] = "1"
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+
+
+async def engine_memory(engine: Any) -> tuple[int, EngineMemory]:
+    """The process id of this AsyncLLM's EngineCore, which says it where it loaded our entry point,
+    and the record of its shared memory. UserError where it did not load it."""
+    try:
+        pid = int(await engine.engine_core.call_utility_async("headrace_pid"))
+    except Exception as error:  # any failure in the engine process arrives as a bare Exception
+        if engine.errored:
+            raise
+        raise UserError(
+            f"vLLM's EngineCore did not load the entry point {PLUGIN!r} of vllm.general_plugins, "
+            "without which it outlives a killed generator; install the vLLM of requirements/*.lock"
+        ) from error
+    family = psutil.Process(pid).children(recursive=True)
+    return pid, EngineMemory([os.getpid(), pid, *(process.pid for process in family)])
 
 
 class VllmEngine:
@@ -126,6 +153,7 @@ class VllmEngine:
         self.recompute_on_update = settings.recompute_on_update
         self._settings, self._layout = settings, layout
         self._engine: Any = None
+        self._memory: EngineMemory | None = None
         self._live: dict[str, _Live] = {}
         self._loading = asyncio.Lock()
         self._open = asyncio.Event()
@@ -154,7 +182,7 @@ class VllmEngine:
         async for _ in self.generate(warm_up):
             pass
         self._prefill_tokens = 0
-        self.pid = (await self._engine.collective_rpc("headrace_pid"))[0]
+        self.pid, self._memory = await engine_memory(self._engine)
 
     def _engine_args(self) -> dict[str, Any]:
         s = self._settings
@@ -368,6 +396,9 @@ class VllmEngine:
             if not engine.errored:
                 await engine.abort(list(self._live))
             engine.shutdown()
+        if self._memory is not None:
+            memory, self._memory = self._memory, None
+            memory.close()
 
 
 def _in_short(error: ValueError) -> str:

@@ -1,13 +1,15 @@
-"""Code that runs inside vLLM's engine process, imported there by name.
+"""Code that runs inside vLLM's engine processes, imported there by name.
 
-Importing it ties that process's life to the generator's: when the generator dies, however it dies,
-the kernel kills the engine, which would otherwise stay as an orphan with its memory. It also has
-the engine say what it is doing when it is asked (`headrace.host.stack_dumps`) and gather the tokens
-that it sends (`vllm_gather`). `WeightLoader` is mixed into vLLM's worker class and replaces its
-weights from a safetensors file.
+`install` is an entry point of vLLM (`vllm_plugin` beside this file), which EngineCore and, where
+there are several, its workers load when they are spawned. It ties their lives to the generator's:
+when that dies, however it dies, the kernel kills EngineCore and then its workers, which would
+otherwise stay as orphans with their memory. It also has them say what they are doing when they are
+asked (`headrace.host.stack_dumps`) and gather the tokens that EngineCore sends (`vllm_gather`).
+`WeightLoader` is mixed into vLLM's worker class and replaces its weights from a safetensors file.
 """
 
 import ctypes
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -21,24 +23,30 @@ OWNER_VARIABLE = "HEADRACE_ENGINE_OWNER"
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_owner() -> None:
-    """Ask the kernel for SIGKILL when the parent ends. Does nothing in the owner itself."""
+def install() -> None:
+    """Prepare a process of the engine. Does nothing in the owner itself, in what was not spawned as
+    an engine's process, and where no owner is named."""
     owner = int(os.environ.get(OWNER_VARIABLE, "0"))
-    if owner in (0, os.getpid()):
+    parent = multiprocessing.parent_process()
+    if owner in (0, os.getpid()) or parent is None or parent.pid is None:
         return
+    die_with(parent.pid)
+    stack_dumps.listen()
+    if parent.pid == owner:
+        from vllm.v1.engine.core import EngineCore
+
+        install_gatherer(int(os.environ.get(TOKENS_VARIABLE, "1")))
+        EngineCore.headrace_pid = lambda engine: os.getpid()
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent's thread that started this process ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    # The owner may have died before the request was made.
-    try:
-        os.kill(owner, 0)
-    except ProcessLookupError:
+    # It may have died before the request was made.
+    if os.getppid() != parent:
         os._exit(1)
-
-
-die_with_owner()
-stack_dumps.listen()
-install_gatherer(int(os.environ.get(TOKENS_VARIABLE, "1")))
 
 
 class WeightLoader:
@@ -55,10 +63,6 @@ class WeightLoader:
         for follower, owner in self._headrace_tied:
             follower.weight = owner.weight
             follower.quant_method.process_weights_after_loading(follower)
-
-    def headrace_pid(self) -> int:
-        """Process id of the engine, for supervision and tests."""
-        return os.getpid()
 
 
 def _tied_layers(model: Any) -> list[tuple[Any, Any]]:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from generators.engines.vllm_engine import VllmSettings, prepare_environment
+from generators.engines.vllm_engine import VllmSettings, engine_memory, prepare_environment
 from headrace.config.sections.model import JudgeConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
@@ -80,6 +80,7 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
     address = JudgeAddress(f"{base}/v1", name, key, os.getpid())
     try:
         async with build_async_engine_client(arguments) as engine:
+            _, memory = await engine_memory(engine)
             telling = asyncio.create_task(_tell(address, folder))
             try:
                 closing = await build_and_serve(engine, base, listening, arguments)
@@ -87,6 +88,7 @@ async def serve(judge: JudgeConfig, name: str, folder: Path) -> int:
                 telling.cancel()
             died = bool(engine.errored)
         await closing
+        memory.close()
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"reward.judges.{name}: vLLM does not take it: {reason}") from error

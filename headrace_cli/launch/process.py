@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headrace.host import stack_dumps
+from headrace.host import shared_memory, stack_dumps
 from headrace.host.process_reaper import Reaper, signal_groups
 from headrace_cli.launch.logs import Log, log_tail
 from headrace_cli.launch.plan import ProcessSpec
@@ -114,11 +114,13 @@ class Nursery:
         stack_dumps.ask({child.process.pid})
 
     def bury(self, child: Child) -> int | None:
-        """The exit status of a child that died, its group cleaned up; None while it lives."""
+        """The exit status of a child that died, its group and shared memory cleaned up; None while
+        it lives."""
         process = child.process
         if process is None or (code := process.poll()) is None:
             return None
         signal_groups({process.pid}, signal.SIGKILL)
+        shared_memory.sweep()
         assert self._reaper is not None
         self._reaper.forget(process.pid)
         if child.log is not None:

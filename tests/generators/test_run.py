@@ -5,7 +5,7 @@ import asyncio
 import hashlib
 import os
 import signal
-import sys
+import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from headrace.config.sections.run import RunConfig
+from headrace.host import stack_dumps
 from headrace.protocol.messages.control import (
     Goodbye,
     Hello,
@@ -23,8 +24,11 @@ from headrace.protocol.messages.control import (
     WeightNotice,
     WeightsLoaded,
 )
+from headrace_cli.launch.plan import ProcessSpec, generator_argv, role_environment
+from headrace_cli.launch.process import Child, Nursery
 from tests.generators.rollout.test_chunking import make_lease
 from tests.generators.scripted import NAME, ScriptedCoordinator
+from tests.headrace_cli.launch.test_supervisor import gone
 
 START_S = 120.0
 ROOT = Path(__file__).parents[2]
@@ -54,12 +58,8 @@ def make_notice(path: Path, version: int) -> WeightNotice:
 
 
 async def start_generator(coordinator: ScriptedCoordinator) -> Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "generators.run", "--connect", coordinator.router.address, "--name", NAME),
-        cwd=ROOT,
-        start_new_session=True,
-    )
+    argv = generator_argv(coordinator.router.address, NAME, None)
+    return await asyncio.create_subprocess_exec(*argv, cwd=ROOT, start_new_session=True)
 
 
 @pytest.fixture
@@ -160,14 +160,58 @@ async def test_a_killed_engine_is_named_and_its_tokens_are_kept(
 
 @pytest.mark.vllm
 @pytest.mark.slow
+@pytest.mark.parametrize(("width", "supervised"), [(1, False), (2, False), (2, True)])
 async def test_kill_9_leaves_no_engine_behind(
-    coordinator: ScriptedCoordinator, weight_files: list[Path]
+    width: int,
+    supervised: bool,
+    model_folder: Path,
+    weight_files: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = await start_generator(coordinator)
-    await until_ready(coordinator, weight_files[0])
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert any(child.memory_info().rss > 200 << 20 for child in family)
-    os.kill(process.pid, signal.SIGKILL)
-    await process.wait()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=20.0)
-    assert alive == []
+    """Neither its processes, workers of tensor parallelism among them, nor their shared memory: 2 s
+    after the death of a generator on its own, 10 s under a supervisor, which kills the group and so
+    whatever else would have removed it. With plugins of the user's choice, which lack ours."""
+    cores = sorted(os.sched_getaffinity(0))[:width]
+    if len(cores) < width:
+        pytest.skip("a worker of tensor parallelism needs a core of its own")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, cores)))
+    monkeypatch.setenv("VLLM_PLUGINS", "of-the-user")
+    config = make_config(model_folder, "vllm").model_dump(mode="json")
+    config["generator"] |= {"tensor_parallel_size": width, "cpus": cores}
+    coordinator = ScriptedCoordinator(RunConfig.model_validate(config).model_dump_json())
+    server = asyncio.create_task(coordinator.serve())
+    argv = generator_argv(coordinator.router.address, NAME, None)
+    child = Child(ProcessSpec(NAME, "generator", argv, role_environment(1), tmp_path / "log"))
+    with Nursery() as nursery:
+        alone = None if supervised else await start_generator(coordinator)
+        pid = alone.pid if alone else nursery.start(child, {})
+        await until_ready(coordinator, weight_files[0])
+        family = [process.pid for process in psutil.Process(pid).children(recursive=True)]
+        files = shared_memory_of(family)
+        # EngineCore, with its worker or with several: each says what it is doing when asked.
+        assert sum(map(stack_dumps._listens, family)) == (width + 1 if width > 1 else 1)
+        assert len(files) > 1
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + (10.0 if supervised else 2.0)
+
+        def left() -> list[int | Path]:
+            return [*(p for p in family if not gone(p)), *(f for f in files if f.exists())]
+
+        while left() and time.monotonic() < deadline:
+            nursery.bury(child)
+            await asyncio.sleep(0.02)
+        assert left() == []
+    server.cancel()
+    coordinator.router.close()
+
+
+def shared_memory_of(pids: list[int]) -> list[Path]:
+    """What of /dev/shm these processes map, and their generator's record of it."""
+    inodes: set[int] = set()
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        inodes |= {int(line.split()[4]) for line in lines if " /dev/shm/" in line}
+    files = [f for f in Path("/dev/shm").iterdir() if f.is_file() and f.stat().st_ino in inodes]
+    words = {word for pid in pids for word in psutil.Process(pid).cmdline()}
+    return [*files, *(Path(word) for word in words if word.startswith("/dev/shm/"))]

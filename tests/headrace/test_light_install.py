@@ -204,6 +204,8 @@ def test_the_base_installs_without_torch_and_reads_a_run(root: Path, tmp_path: P
         capture_output=True, text=True,
     )  # fmt: skip
     assert installed.returncode == 0, installed.stderr
+    plugin = "lib/*/site-packages/generators/engines/vllm_plugin/*/entry_points.txt"
+    assert len(list((tmp_path / "venv").glob(plugin))) == 1
     listed = subprocess.run(
         [*pip, "list", "--format", "json"], capture_output=True, text=True, check=True
     )
