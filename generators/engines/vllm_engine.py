@@ -121,7 +121,12 @@ def prepare_environment(settings: VllmSettings) -> None:
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and PLUGIN not in plugins.split(","):
         os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN}"
-    if not settings.on_gpu:
+    if settings.on_gpu:
+        # A forked engine cannot use CUDA once its parent asked CUDA anything. The second one has
+        # torch ask NVML instead, and CUDA all the same where NVML does not answer.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    else:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["OMP_NUM_THREADS"] = "1"
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
