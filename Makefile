@@ -14,10 +14,10 @@ PYTHONS = $(PYTHON) .venv/bin/python python3.11 python3
 RUN = .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs bench mutants clean
+.PHONY: help setup demo test test-gpu lint types docs bench mutants clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{printf "  make %-7s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 setup:  ## make .venv and install the locked packages (HEADRACE_DEVICE=cpu|cuda forces the lock)
 	@for python in $(PYTHONS); do \
@@ -30,6 +30,9 @@ demo: setup  ## train the quickstart and show it live (DASHBOARD=0 without the p
 
 test: setup  ## lint, types, import fences and the whole test suite
 	@scripts/check.sh $(ARGS)
+
+test-gpu: setup  ## what needs NVIDIA GPUs: the tests marked gpu, with a smoke run of learner and vLLM
+	@OMP_NUM_THREADS=1 $(RUN)/pytest -q -rfEsp -m gpu $(ARGS)
 
 lint: setup  ## ruff and import-linter
 	@$(RUN)/ruff check . && $(RUN)/ruff format --check . && $(RUN)/lint-imports --no-logo

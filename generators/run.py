@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -23,10 +24,18 @@ from generators.engines.fake_engine import FakeEngine
 from generators.engines.vllm_engine import cache_folder
 from generators.rollout.cpu_affinity import Cores
 from generators.rollout.loop import GeneratorLoop
+from headrace.config.device_defaults import (
+    ALONE,
+    USED_SHARE,
+    Company,
+    Resolved,
+    resolve_generator,
+)
+from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
-from headrace.host.hardware import cores_of, has_gpu
+from headrace.host.hardware import cores_of, detect, has_gpu
 from headrace.host.work import Work
 from headrace.protocol.messages.control import FireSampling, Hello, Refused, Welcome
 from headrace.protocol.transport.identity import identity_of
@@ -40,7 +49,8 @@ _TOLERANCE = 1e-3
 
 
 def build_engine(config: RunConfig) -> Engine:
-    """The engine that the configuration names; UserError when it cannot work."""
+    """The engine that the configuration names; UserError when it cannot work. What is open in it
+    is chosen for this host."""
     from generators.engines.model_files import (
         context_length,
         end_token_ids,
@@ -48,6 +58,7 @@ def build_engine(config: RunConfig) -> Engine:
         weight_layout,
     )
 
+    config = chosen_here(config).config
     task, generator, path = config.task, config.generator, config.model.path
     model = read_config(path, trust_remote_code=config.model.trust_remote_code)
     if generator.engine == "fake":
@@ -72,7 +83,7 @@ def build_engine(config: RunConfig) -> Engine:
             layout,
             end_token_ids=ends,
             max_model_len=longest,
-            max_num_seqs=generator.max_num_seqs,
+            max_num_seqs=generator.seats,
             dtype=generator.dtype,
             recompute_on_update=generator.kv_on_update == "recompute",
             batch_invariant=generator.batch_invariant,
@@ -86,12 +97,12 @@ def build_engine(config: RunConfig) -> Engine:
             model=path,
             max_model_len=longest,
             end_token_ids=ends,
-            max_num_seqs=generator.max_num_seqs,
+            max_num_seqs=generator.seats,
             dtype=generator.dtype,
             kv_cache_gib=generator.kv_cache_gib,
-            gpu_memory_utilization=generator.gpu_memory_utilization,
+            gpu_memory_utilization=generator.gpu_memory_utilization or USED_SHARE,
             tensor_parallel_size=generator.tensor_parallel_size,
-            enforce_eager=generator.enforce_eager,
+            enforce_eager=bool(generator.enforce_eager),
             stream_interval=generator.stream_interval,
             recompute_on_update=generator.kv_on_update == "recompute"
             and config.schedule.mode == "streaming",
@@ -102,6 +113,13 @@ def build_engine(config: RunConfig) -> Engine:
         ),
         layout,
     )
+
+
+def chosen_here(config: RunConfig, company: Company = ALONE) -> Resolved:
+    """The configuration with what it leaves open to generators chosen for this host."""
+    gpus = detect().gpus
+    shape = model_shape(Path(config.model.path)) if gpus and company.ranks else None
+    return resolve_generator(config, gpus, company, shape)
 
 
 async def check_hot(engine: Engine, *, temperature: float) -> None:
@@ -166,7 +184,11 @@ async def greet(dealer: Dealer, hello: Hello) -> Welcome:
 
 
 async def generate(
-    link: Link, name: str, cpus: list[int] | None, evaluation_cpus: list[int] | None = None
+    link: Link,
+    name: str,
+    cpus: list[int] | None,
+    evaluation_cpus: list[int] | None = None,
+    company: Company = ALONE,
 ) -> int:
     """The life of a generator; its exit code."""
     identity = identity_of(name)
@@ -179,6 +201,7 @@ async def generate(
         transport = config.transport
         work = Work(transport.stall_timeout_s)
         with work.pulse(link, identity, transport.heartbeat_s):
+            config, choices = chosen_here(config, company)
             cores = pin(cpus if cpus is not None else config.generator.cpus, evaluation_cpus)
             engine = build_engine(config)
             with work.moving("starting the engine (weights, compilation, graphs)"):
@@ -191,7 +214,9 @@ async def generate(
             loop = GeneratorLoop(
                 engine,
                 dealer,
-                replace(hello, capacity=config.generator.capacity),
+                replace(
+                    hello, capacity=config.generator.capacity, chosen=", ".join(map(str, choices))
+                ),
                 chunk_tokens=config.chunk_tokens,
                 weights_folder=cache_folder() / "weights" / name,
                 curve_keys=link.curve_keys,
@@ -233,13 +258,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="0,1",
         help="cores that this process, but not vLLM's, may use during evaluations",
     )
+    company = "learner ranks and generators on its GPU, itself among them"
+    parser.add_argument("--company", type=int, nargs=2, metavar="N", default=ALONE, help=company)
     args = parser.parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     stack_dumps.listen()
     link = Link(args.connect, curve_keys=args.curve_keys)
-    run = generate(link, args.name, args.cpus, args.evaluation_cpus)
+    run = generate(link, args.name, args.cpus, args.evaluation_cpus, Company(*args.company))
     return exit_code(lambda: asyncio.run(run), EngineDeadError)
 
 

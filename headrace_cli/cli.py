@@ -213,7 +213,7 @@ def _checking(command: Maker) -> None:
             text,
             f"headrace config {name} recipes/quickstart.toml",
             within=inner,
-            takes="recipe overrides json root",
+            takes="recipe overrides json root" + " hardware" * (name == "explain"),
         )
 
     add_reward(command)

@@ -19,6 +19,10 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {"metavar": "RUN", "help": "`latest`, a run's id or how it begins, or its folder"},
     ),
     "json": ("--json", {"action": "store_true", "help": "one JSON object on standard output"}),
+    "hardware": (
+        "--hardware",
+        {"type": Path, "metavar": "FILE", "help": "another machine, from `headrace doctor --json`"},
+    ),
     "root": ("--root", {"type": Path, "metavar": "DIR", "help": "folder of the runs (runs)"}),
 }
 

@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.kit.arms import Arm, Row
 from benchmarks.kit.machine_state import Watch
 from benchmarks.kit.runs import train
+from headrace.config.device_defaults import resolve_generator
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError
 from headrace.host.hardware import detect
@@ -107,7 +108,8 @@ def generator_alone(
     arm: Arm, seed: int, policy: Path, config: RunConfig, root: Path, name: str
 ) -> float:
     """Tokens a second of the arm's generator with a policy, while all its slots are full."""
-    prompts = max(config.evaluation.num_prompts, WAVES * config.generator.max_num_seqs)
+    seats = resolve_generator(config, detect().gpus).config.generator.seats
+    prompts = max(config.evaluation.num_prompts, WAVES * seats)
     chosen = replace(
         arm,
         overrides=(

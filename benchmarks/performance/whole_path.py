@@ -26,22 +26,23 @@ from benchmarks.performance.generator import read_all
 from generators.engine import GenerationRequest
 from generators.engines.model_files import end_token_ids, read_config, weight_layout
 from generators.engines.vllm_engine import VllmEngine, VllmSettings
+from headrace.config.device_defaults import resolve_generator
 from headrace.config.loading.recipe import load_recipe
-from headrace.host.hardware import has_gpu
+from headrace.host.hardware import detect, has_gpu
 from tasks.datasets.source import build_source
 from tasks.rows import prompt_text
 
 
 async def raw_rate(recipe: str, overrides: list[str]) -> float:
     """Tokens a second of vLLM alone on the recipe's held-out prompts."""
-    run = load_recipe(Path(recipe), overrides)
+    run = resolve_generator(load_recipe(Path(recipe), overrides), detect().gpus).config
     model, task, generator = run.model.path, run.task, run.generator
     config = read_config(model)
     settings = VllmSettings(
         model=model,
         max_model_len=task.max_prompt_length + task.max_response_length,
         end_token_ids=end_token_ids(model, config),
-        max_num_seqs=generator.max_num_seqs,
+        max_num_seqs=generator.seats,
         dtype=generator.dtype,
         kv_cache_gib=generator.kv_cache_gib,
         stream_interval=generator.stream_interval,
@@ -62,7 +63,7 @@ async def raw_rate(recipe: str, overrides: list[str]) -> float:
         for i, row in enumerate(rows)
     ]
     began = time.perf_counter()
-    tokens = await read_all(engine, requests, generator.max_num_seqs)
+    tokens = await read_all(engine, requests, generator.seats)
     seconds = time.perf_counter() - began
     await engine.stop()
     return tokens / seconds

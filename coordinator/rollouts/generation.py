@@ -59,6 +59,8 @@ class Generation:
         heard nothing for a while) and keeps its leases, also where a restart or a long silence lies
         between; a different process under the same name starts without any."""
         known = self._hub.peers.generators.get(hello.name)
+        if hello.chosen and (known is None or known.hello.chosen != hello.chosen):
+            self._hub.incident("info", "generator_settings", f"{hello.name}: {hello.chosen}")
         if known is not None and known.hello.pid == hello.pid:
             known.says(hello)
         else:

@@ -8,38 +8,67 @@ import re
 import shutil
 import socket
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import psutil
 
 MIB, GIB = 2**20, 2**30
 
 
+SHARED_MEMORY = Path("/dev/shm")
+
+
 @dataclass(frozen=True)
 class Gpu:
-    """One NVIDIA GPU."""
+    """One NVIDIA GPU, or MIG device of one: the number that nvidia-smi gives the GPU, bytes of
+    memory in all and free now (None: not known)."""
 
     index: int
     name: str
     memory_bytes: int
+    free_bytes: int | None = None
+    uuid: str = ""
+
+    @property
+    def device(self) -> str:
+        """What names it in CUDA_VISIBLE_DEVICES, where CUDA_DEVICE_ORDER is PCI_BUS_ID."""
+        return self.uuid if self.uuid.startswith("MIG-") else str(self.index)
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a launcher may use: processor cores by number, memory in bytes, GPUs."""
+    """What a launcher may use: processor cores by number, memory in bytes, GPUs that torch can
+    compute on.
+
+    Attributes:
+        without: why there is no GPU. misnamed: what is wrong with CUDA_VISIBLE_DEVICES. driver: its
+        version. driver_cuda: the newest CUDA that it knows. torch_cuda: the one that torch was
+        built for. shm_bytes: free in /dev/shm. Empty and None: not known, or nothing.
+    """
 
     cores: tuple[int, ...]
     memory_bytes: int
     available_bytes: int
     gpus: tuple[Gpu, ...] = ()
+    without: str = ""
+    misnamed: str = ""
+    driver: str = ""
+    driver_cuda: str = ""
+    torch_cuda: str | None = None
+    shm_bytes: int | None = None
 
 
 def detect() -> Hardware:
     """The machine as this process sees it (affinity, container limits, CUDA_VISIBLE_DEVICES)."""
     total, available = _memory()
-    return Hardware(tuple(sorted(os.sched_getaffinity(0))), total, available, _gpus())
+    shm = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    machine = Hardware(cores, total, available, torch_cuda=torch_cuda(), shm_bytes=shm)
+    return _with_gpus(machine)
 
 
 def torch_cuda() -> str | None:
@@ -57,7 +86,29 @@ def torch_cuda() -> str | None:
 def has_gpu() -> bool:
     """Whether a role may compute on a GPU here: the driver lists one, CUDA_VISIBLE_DEVICES leaves
     it, and the installed torch is a CUDA build."""
-    return torch_cuda() is not None and bool(_gpus())
+    return torch_cuda() is not None and bool(detect().gpus)
+
+
+_NONE = ("", "-1", "NoDevFiles")
+"""Entries of CUDA_VISIBLE_DEVICES that end it on purpose; Slurm writes the last."""
+
+
+def visible_gpus(gpus: Sequence[Gpu], names: str) -> tuple[tuple[Gpu, ...], str]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order, and the entry that names none, or
+    one twice: there CUDA stops reading. An index of a GPU with MIG means its first MIG device, a
+    UUID may be cut short (CUDA Programming Guide, environment variables)."""
+    left: list[Gpu] = []
+    for name in map(str.strip, names.split(",")):
+        if name in _NONE:
+            break
+        if name.isdigit():
+            found = [gpu for gpu in gpus if gpu.index == int(name)][:1]
+        else:
+            found = [gpu for gpu in gpus if gpu.uuid.startswith(name)]
+        if len(found) != 1 or found[0] in left:
+            return tuple(left), name
+        left += found
+    return tuple(left), ""
 
 
 def cores_of(text: str) -> list[int]:
@@ -146,21 +197,73 @@ def _cgroup_stat(name: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)
 
 
-def _gpus() -> tuple[Gpu, ...]:
-    program = shutil.which("nvidia-smi")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if program is None or visible == "":
-        return ()
-    query = ["--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits"]
+def _with_gpus(machine: Hardware) -> Hardware:
+    """The machine with its GPUs and their driver, or with why it has none."""
+    told = nvidia_smi("-q", "-x") or ""
     try:
-        answer = subprocess.run([program, *query], capture_output=True, text=True, timeout=20)
+        gpus = list(_listed(ElementTree.fromstring(told)))
+    except ElementTree.ParseError:
+        return replace(machine, without="nvidia-smi lists none")
+    versions = dict(re.findall(r"<(driver|kmd|cuda)(?:_umd)?_version>([\d.]+)<", told))
+    machine = replace(
+        machine,
+        driver=versions.get("driver") or versions.get("kmd", ""),
+        driver_cuda=versions.get("cuda", ""),
+    )
+    if machine.torch_cuda is None:
+        return replace(machine, without=f"torch is a CPU build ({len(gpus)} listed)")
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return replace(machine, gpus=tuple(gpus), without="" if gpus else "nvidia-smi lists none")
+    left, stray = visible_gpus(gpus, names)
+    said = f"CUDA_VISIBLE_DEVICES = {names!r}"
+    known = ", ".join(gpu.device for gpu in gpus)
+    return replace(
+        machine,
+        gpus=left,
+        without="" if left else f"{said} leaves none",
+        misnamed=f"{said}: {stray!r} names none of {known}, or one twice" if stray else "",
+    )
+
+
+def nvidia_smi(*arguments: str) -> str | None:
+    """What the driver's program prints; None where there is none, or no driver that answers."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        return ()
-    if answer.returncode != 0:
-        return ()
-    rows = [line.split(", ") for line in answer.stdout.splitlines() if line.count(", ") == 2]
-    gpus = [Gpu(int(index), name, int(mib) * 2**20) for index, name, mib in rows if mib.isdigit()]
-    if visible is not None:
-        wanted = visible.split(",")
-        gpus = [gpu for gpu in gpus if str(gpu.index) in wanted] if wanted[0].isdigit() else gpus
-    return tuple(gpus)
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+_LISTED = re.compile(r"^GPU (\d+):|^\s+MIG .*Device +(\d+): \(UUID: (\S+)\)", re.MULTILINE)
+
+
+def _listed(log: ElementTree.Element) -> Iterator[Gpu]:
+    """The GPUs of nvidia-smi's XML, each MIG device for itself; those whose memory it does not say
+    are left out."""
+    uuids: dict[tuple[int, int], str] = {}
+    if log.find(".//mig_device") is not None:  # their UUIDs stand in another list alone
+        index = 0
+        for own, device, uuid in _LISTED.findall(nvidia_smi("-L") or ""):
+            index = int(own) if own else index
+            if uuid:
+                uuids[index, int(device)] = uuid
+    for index, entry in enumerate(log.iter("gpu")):
+        name = entry.findtext("product_name", "GPU")
+        places = [(name, entry, entry.findtext("uuid", ""))]
+        if entry.findtext("mig_mode/current_mig") == "Enabled":
+            numbers = [(int(d.findtext("index", "0")), d) for d in entry.iter("mig_device")]
+            places = [(f"{name} MIG {n}", d, uuids.get((index, n), "")) for n, d in numbers]
+        for title, place, uuid in places:
+            total, free = (_mib(place.findtext(f"fb_memory_usage/{x}")) for x in ("total", "free"))
+            if total is not None:
+                yield Gpu(index, title, total, free, uuid)
+
+
+def _mib(text: str | None) -> int | None:
+    """Bytes of `81559 MiB`; None for anything else."""
+    found = re.fullmatch(r"(\d+) MiB", text or "")
+    return int(found[1]) * MIB if found else None

@@ -24,7 +24,7 @@ class JudgePlace:
     """Cores and GPUs of one judge; empty means any core, and no GPU."""
 
     cpus: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
 
 
 def place_judges(config: RunConfig, hardware: Hardware) -> tuple[dict[str, JudgePlace], Hardware]:
@@ -38,7 +38,7 @@ def place_judges(config: RunConfig, hardware: Hardware) -> tuple[dict[str, Judge
             )
     places = _on_gpus(config, hardware) if hardware.gpus else _on_cores(judges, hardware)
     used = {gpu for place in places.values() for gpu in place.gpus}
-    left = tuple(gpu for gpu in hardware.gpus if gpu.index not in used)
+    left = tuple(gpu for gpu in hardware.gpus if gpu.device not in used)
     on_gpu = 0 if config.learner.device == "cpu" else config.learner.ranks
     if len(left) < on_gpu + config.generator.tensor_parallel_size:
         left = hardware.gpus
@@ -51,18 +51,18 @@ def place_judges(config: RunConfig, hardware: Hardware) -> tuple[dict[str, Judge
 
 def _on_gpus(config: RunConfig, hardware: Hardware) -> dict[str, JudgePlace]:
     """From the last GPU down; the last ones again where there are no more."""
-    indices = [gpu.index for gpu in reversed(hardware.gpus)]
+    devices = [gpu.device for gpu in reversed(hardware.gpus)]
     places: dict[str, JudgePlace] = {}
     taken = 0
     for name, judge in config.reward.judges.items():
         width = judge.tensor_parallel_size
-        if width > len(indices):
+        if width > len(devices):
             raise UserError(
                 f"reward.judges.{name}.tensor_parallel_size = {width} but this machine has "
-                f"{len(indices)} GPU(s)"
+                f"{len(devices)} GPU(s)"
             )
-        first = taken if taken + width <= len(indices) else 0
-        gpus = tuple(sorted(indices[first : first + width]))
+        first = taken if taken + width <= len(devices) else 0
+        gpus = tuple(reversed(devices[first : first + width]))
         places[name] = JudgePlace(tuple(judge.cpus or ()), gpus)
         taken = first + width
     return places

@@ -7,11 +7,14 @@ the start.
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from headrace.config.device_defaults import ALONE, Places, gpu_places
+from headrace.config.preflight.checks import check_gpus
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host import malloc_trim
@@ -48,7 +51,7 @@ class ProcessSpec:
     env: dict[str, str]
     log: Path
     cpus: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
+    gpus: tuple[str, ...] = ()
     restarts: Restarts = Restarts()
     needed: bool = True
     leaves: bool = True
@@ -60,39 +63,20 @@ class Placement:
 
     generator_cpus: tuple[tuple[int, ...], ...]
     learner_cpus: tuple[int, ...]
-    generator_gpus: tuple[tuple[int, ...], ...]
-    learner_gpus: tuple[tuple[int, ...], ...]
+    gpus: Places
 
 
 def place(config: RunConfig, hardware: Hardware) -> Placement:
-    """Which process works on which cores and GPUs. GPUs: learner ranks take the first ones,
-    generators those that follow, and what does not fit shares. CPU: each generator has a core of
-    its own and the learner the others, except in lockstep modes, where the learner may use all of
-    them; a single core is shared."""
-    gpus = [gpu.index for gpu in hardware.gpus]
-    count, ranks = config.generator.count, config.learner.ranks
-    width = config.generator.tensor_parallel_size
-    if gpus:
-        if width > len(gpus):
-            raise UserError(
-                f"generator.tensor_parallel_size = {width} but this machine has {len(gpus)} GPU(s)"
-            )
-        on_gpu = 0 if config.learner.device == "cpu" else ranks
-        learner = tuple((gpus[rank % len(gpus)],) for rank in range(on_gpu)) or ((),) * ranks
-        first = on_gpu if len(gpus) >= on_gpu + width else 0
-        rest = gpus[first:]
-        places = max(1, len(rest) // width)
-        generators = tuple(
-            tuple(rest[(i % places) * width : (i % places) * width + width]) for i in range(count)
-        )
-        return Placement(
-            tuple(tuple(config.generator.cpus or ()) for _ in range(count)),
-            tuple(config.learner.cpus or ()),
-            generators,
-            learner,
-        )
-    none = ((),) * count
-    return Placement(*_place_cpus(config, hardware), none, ((),) * ranks)
+    """Which process works on which cores and GPUs. GPUs: as `gpu_places` says. CPU: each generator
+    has a core of its own and the learner the others, except in lockstep modes, where the learner
+    may use all of them; a single core is shared."""
+    check_gpus(config, hardware)
+    if hardware.gpus:
+        generators = (tuple(config.generator.cpus or ()),) * config.generator.count
+        cpus = generators, tuple(config.learner.cpus or ())
+    else:
+        cpus = _place_cpus(config, hardware)
+    return Placement(*cpus, gpu_places(config, hardware.gpus))
 
 
 def _place_cpus(
@@ -134,7 +118,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         *arguments: str,
         threads: int = 1,
         cpus: tuple[int, ...] = (),
-        gpus: tuple[int, ...] = (),
+        gpus: tuple[str, ...] = (),
         restarts: Restarts = Restarts(),
         environment: dict[str, str] | None = None,
         needed: bool = True,
@@ -160,7 +144,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
                 f"learner-{rank}", "learner", *learner_argv(ADDRESS, run_dir)[2:],
                 "--rank", str(rank), "--world-size", str(config.learner.ranks),
                 "--master-address", MASTER_ADDRESS, "--master-port", MASTER_PORT,
-                threads=threads, cpus=where.learner_cpus, gpus=where.learner_gpus[rank],
+                threads=threads, cpus=where.learner_cpus, gpus=where.gpus.learner[rank],
                 restarts=Restarts(limit=3), environment=learner_environment(config, hardware),
             )
             for rank in range(config.learner.ranks)
@@ -169,8 +153,8 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         spec(
             f"generator-{index}", "generator",
             *generator_argv(ADDRESS, f"generator-{index}", config.transport.curve_keys)[2:],
-            *_evaluation_cpus(config, hardware),
-            cpus=where.generator_cpus[index], gpus=where.generator_gpus[index],
+            *_evaluation_cpus(config, hardware), *_company(where.gpus, index),
+            cpus=where.generator_cpus[index], gpus=where.gpus.generators[index],
             restarts=Restarts(limit=5),
         )
         for index in range(config.generator.count)
@@ -196,6 +180,15 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
     return specs
 
 
+USES_MORE_GPUS = "learner.ranks, generator.count and generator.tensor_parallel_size take more"
+
+
+def idle_gpus(specs: Sequence[ProcessSpec], hardware: Hardware) -> str:
+    """The GPUs that no process works on."""
+    used = {device for spec in specs for device in spec.gpus}
+    return ", ".join(gpu.device for gpu in hardware.gpus if gpu.device not in used)
+
+
 def _evaluation_cpus(config: RunConfig, hardware: Hardware) -> tuple[str, ...]:
     """While the run evaluates, the learner's cores are free: a generator whose front is apart from
     its engine uses them. Not where someone chose the cores."""
@@ -204,6 +197,12 @@ def _evaluation_cpus(config: RunConfig, hardware: Hardware) -> tuple[str, ...]:
     if chosen or not apart or config.schedule.mode != "streaming" or len(hardware.cores) == 1:
         return ()
     return ("--evaluation-cpus", ",".join(map(str, hardware.cores)))
+
+
+def _company(places: Places, index: int) -> tuple[str, ...]:
+    """What a generator is told of those who are on its GPUs, too."""
+    found = places.company(*places.generators[index])
+    return () if found == ALONE else ("--company", *map(str, found))
 
 
 def learner_argv(address: str, run_dir: Path) -> tuple[str, ...]:
@@ -268,7 +267,7 @@ def learner_environment(config: RunConfig, hardware: Hardware) -> dict[str, str]
     return {malloc_trim.OWN_MAP: str(malloc_trim.OWN_MAP_BYTES)}
 
 
-def role_environment(threads: int, gpus: tuple[int, ...] | None = None) -> dict[str, str]:
+def role_environment(threads: int, gpus: tuple[str, ...] | None = None) -> dict[str, str]:
     """Variables of a role's process. `gpus` None: leave CUDA's choice alone."""
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     env = {
@@ -282,5 +281,6 @@ def role_environment(threads: int, gpus: tuple[int, ...] | None = None) -> dict[
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         env["GOMP_SPINCOUNT"] = str(SPINS)
     if gpus is not None:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        # The numbers are nvidia-smi's; left to itself CUDA counts faster GPUs first.
+        env |= {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return env

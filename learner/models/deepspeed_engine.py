@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from headrace.config.device_defaults import BF16_STAGE
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.host.hardware import has_gpu, interface_towards
 from headrace.host.work import Work
@@ -261,8 +262,9 @@ class DeepSpeedEngine:
 
 
 def _zero_stage(config: LearnerConfig) -> int:
-    """DeepSpeed keeps float32 master weights of a bfloat16 model only in its ZeRO optimizers."""
-    return max(1, config.zero_stage) if config.precision == "bfloat16" else config.zero_stage
+    """DeepSpeed keeps float32 master weights of a bfloat16 model, and sums its gradients in
+    float32, only in the optimizers of these stages."""
+    return max(config.zero_stage or 0, BF16_STAGE if config.precision == "bfloat16" else 0)
 
 
 def _deepspeed_config(
@@ -283,6 +285,8 @@ def _deepspeed_config(
         "gradient_clipping": optimizer.grad_clip if stage else 0.0,
         "zero_optimization": zero,
         "bf16": {"enabled": config.precision == "bfloat16", "check_grad_overflow": True},
+        # A hundred micro-batches summed in bfloat16 are a hundredth off.
+        "data_types": {"grad_accum_dtype": "fp32"},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**62,

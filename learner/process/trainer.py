@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 
+from headrace.config.device_defaults import BF16_STAGE, resolve_learner
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
 from headrace.host.disk import until_written
@@ -86,6 +87,8 @@ class Trainer:
         self.passed_over: list[str] = []
         self.tell: Callable[[str], None] = _LOG.warning
         self.notices: list[Trouble] = []
+        # A launcher has chosen already; a rank that somebody starts by hand chooses alike.
+        config = resolve_learner(config, on_gpu=device.type == "cuda").config
         self._config, self._rank, self._device = config, rank, device
         self._root = run_dir / "checkpoints"
         self._applied = AppliedLog(run_dir, rank=rank)
@@ -320,7 +323,7 @@ class Trainer:
         shelf = self._root / ".ranks"
         with self._work.moving(f"writing the checkpoint of update {self.update}"):
             for name, engine in self._engines.items():
-                if self._rank == 0 or self._config.learner.zero_stage or self._is_bfloat16:
+                if self._rank == 0 or self._config.learner.zero_stage:
                     state = engine.state() | {"rng": torch.get_rng_state()}
                     self._shelve(state, shelf / f"{name}-{self._rank}.safetensors")
             whole = self.whole_weights()
@@ -374,8 +377,14 @@ class Trainer:
 
     def _restore(self, path: Path) -> None:
         manifest = read_manifest(path)
-        replicated = not (self._config.learner.zero_stage or self._is_bfloat16)
+        replicated = not self._config.learner.zero_stage
         ranks = self._config.learner.ranks
+        if self._is_bfloat16 and manifest["zero_stage"] < BF16_STAGE:
+            raise UserError(
+                f"{path} was written in bfloat16 at ZeRO stage {manifest['zero_stage']} by an "
+                "earlier version, whose optimizer state does not fit this one's: begin a new run "
+                f"with model.path={path / POLICY}"
+            )
         if not replicated and (manifest["ranks"], manifest["zero_stage"]) != (
             ranks,
             self._config.learner.zero_stage,

@@ -171,7 +171,7 @@ def _activations(
     config: RunConfig, shape: ModelShape, pack: PackShape, *, logits: int, on_gpu: bool
 ) -> Activations:
     learner, (stream, product) = config.learner, WIDTHS[config.learner.precision]
-    checkpointing = learner.gradient_checkpointing
+    checkpointing = bool(learner.gradient_checkpointing)
     layer = pack.tokens * layer_bytes(shape, pack, learner.precision, on_gpu=on_gpu)
     inputs = pack.tokens * shape.hidden * stream
     layers = shape.layers * (inputs if checkpointing else layer)

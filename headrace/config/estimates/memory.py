@@ -22,7 +22,7 @@ TORCH_SAMPLER = 700 * MIB
 LEARNER_PROCESS = 900 * MIB
 """Python, torch and DeepSpeed in one rank."""
 
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,12 @@ def trained_bytes(config: RunConfig, shape: ModelShape) -> int:
     models = 2 if config.algorithm.value is not None else 1
     weights, gradients, moments = 4.0, 4.0, 8.0
     if learner.precision == "bfloat16":
-        weights, gradients, moments = 2.0, 2.0, 12.0
-    moments /= ranks if learner.zero_stage >= 1 else 1
-    gradients /= ranks if learner.zero_stage >= 2 else 1
+        weights, gradients, moments = 2.0, 4.0, 12.0
+    stage = learner.zero_stage or 0
+    moments /= ranks if stage >= 1 else 1
+    gradients /= ranks if stage >= 2 else 1
     reference = weights if config.algorithm.kl is not None else 0.0
-    weights /= ranks if learner.zero_stage >= 3 else 1
+    weights /= ranks if stage >= 3 else 1
     return int(shape.parameters * (models * (weights + gradients + moments) + reference))
 
 
@@ -79,7 +80,7 @@ def host_memory(config: RunConfig, shape: ModelShape, *, on_gpu: bool) -> Estima
     """Bytes of main memory that a run takes."""
     generator, reward, learner = config.generator, config.reward, config.learner
     vllm = generator.engine == "vllm"
-    weights = shape.parameters * _DTYPE_BYTES.get(generator.dtype, 2)
+    weights = shape.parameters * DTYPE_BYTES[generator.dtype]
     parts = {"coordinator": COORDINATOR}
     if generator.engine != "fake":
         base = VLLM_PROCESSES if vllm else TORCH_SAMPLER

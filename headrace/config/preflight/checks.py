@@ -6,7 +6,13 @@ folders, files, ports and memory. Both raise UserError with one line.
 
 from pathlib import Path
 
-from headrace.config.estimates.memory import gpu_memory, host_memory
+from headrace.config.device_defaults import (
+    gpu_places,
+    ranks_on_gpus,
+    resolve,
+    resolve_generator,
+)
+from headrace.config.estimates.memory import DTYPE_BYTES, gpu_memory, host_memory
 from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.preflight.value_model import check_value_model
 from headrace.config.sections.algorithm import BehaviourRatioConfig, ReinforceLossConfig
@@ -15,9 +21,12 @@ from headrace.config.sections.task import DatasetConfig
 from headrace.config.validation.reward_rules import reward_problems
 from headrace.config.validation.rules import RULES
 from headrace.errors import UserError
-from headrace.host.hardware import Hardware, port_is_free
+from headrace.host.hardware import GIB, MIB, SHARED_MEMORY, Hardware, port_is_free
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+SHM_BYTES = 512 * MIB
+"""For the ranks of one host: NCCL takes some 10 MiB for each pair of ranks and channel where GPUs
+have no peer access, so that Docker's 64 MiB are too little for two."""
 
 
 def problems(config: RunConfig) -> list[str]:
@@ -58,6 +67,7 @@ def check_machine(config: RunConfig, hardware: Hardware) -> None:
     shape = check_model(config)
     check_dataset(config)
     _check_ports(config)
+    check_gpus(config, hardware)
     _check_memory(config, hardware, shape)
 
 
@@ -116,26 +126,77 @@ def _check_ports(config: RunConfig) -> None:
             )
 
 
+def check_gpus(config: RunConfig, hardware: Hardware) -> None:
+    """UserError where GPUs that a recipe or the environment asks for are not there or cannot work.
+    A CPU runs tensor parallel ranks without any."""
+    ranks, width = ranks_on_gpus(config), config.generator.tensor_parallel_size
+    count, shm = len(hardware.gpus), hardware.shm_bytes
+    vllm = hardware.torch_cuda and config.generator.engine == "vllm" and config.generator.count
+    asks = vllm or (ranks and config.learner.device == "cuda")
+    several = max(ranks, width) > 1 and shm is not None and shm < SHM_BYTES
+    for wrong, text in (
+        (hardware.misnamed, f"{hardware.misnamed}; CUDA ignores it and what follows"),
+        (
+            asks and not count,
+            f"{'vLLM is built for CUDA' if vllm else 'learner.device is cuda'}, but there is no "
+            f"GPU: {hardware.without}; `headrace doctor` says more",
+        ),
+        (
+            count and width > count,
+            f"generator.tensor_parallel_size = {width} but this machine has {count} GPU(s)",
+        ),
+        (
+            count and ranks > count,
+            f"learner.ranks = {ranks} but this machine has {count} GPU(s), and two ranks cannot "
+            f"share one; use learner.ranks={count} or learner.device=cpu",
+        ),
+        (
+            count and is_too_old(hardware),
+            f"driver {hardware.driver} knows CUDA up to {hardware.driver_cuda}, and torch is built "
+            f"for {hardware.torch_cuda}: update the driver, or install torch for an older CUDA",
+        ),
+        (
+            count and several,
+            f"{SHARED_MEMORY} has {(shm or 0) / MIB:.0f} MiB free, and the ranks of NCCL and vLLM "
+            f"want {SHM_BYTES // MIB}: start the container with --shm-size=8g or --ipc=host",
+        ),
+    ):
+        if wrong:
+            raise UserError(text)
+
+
+def is_too_old(hardware: Hardware) -> bool:
+    """Whether the driver is of an older CUDA than torch; within a major version all go together."""
+    versions = (hardware.driver_cuda, hardware.torch_cuda or "")
+    driver, torch = (int(version.partition(".")[0] or 0) for version in versions)
+    return 0 < driver < torch
+
+
 def _check_memory(config: RunConfig, hardware: Hardware, shape: ModelShape) -> None:
-    gib = 2**30
-    on_gpu = bool(hardware.gpus)
-    need = host_memory(config, shape, on_gpu=on_gpu)
+    run = resolve(config, hardware, shape).config
+    need = host_memory(run, shape, on_gpu=bool(hardware.gpus))
     if need.total > hardware.available_bytes:
         raise UserError(
-            f"not enough memory: this recipe needs about {need.total / gib:.1f} GiB "
-            f"({need.text()}), {hardware.available_bytes / gib:.1f} GiB are free; lower "
+            f"not enough memory: this recipe needs about {need.total / GIB:.1f} GiB "
+            f"({need.text()}), {hardware.available_bytes / GIB:.1f} GiB are free; lower "
             "generator.kv_cache_gib, learner.micro_batch_tokens or the size of the model"
         )
-    if on_gpu and config.learner.device != "cpu" and not config.evaluation.only:
-        room = min(gpu.memory_bytes for gpu in hardware.gpus)
-        width = config.generator.tensor_parallel_size * config.generator.count
-        if len(hardware.gpus) < config.learner.ranks + width:
-            room = int(room * (1 - config.generator.gpu_memory_utilization))
-        gpu = gpu_memory(config, shape)
-        if gpu.total > room:
+    config = config.model_copy(update={"learner": run.learner})
+    places, rank = gpu_places(run, hardware.gpus), gpu_memory(run, shape)
+    weights = shape.parameters * DTYPE_BYTES[run.generator.dtype]
+    for gpu in hardware.gpus:
+        company, free = places.company(gpu.device), gpu.free_bytes
+        own = resolve_generator(config, [gpu], company, shape).config.generator
+        engines = company.generators if own.engine == "vllm" else 0
+        each = int(gpu.memory_bytes * (own.gpu_memory_utilization or 0))
+        total, room = company.ranks * rank.total + engines * each, gpu.memory_bytes
+        free = room if free is None else free
+        if total > free or (engines and each < weights / own.tensor_parallel_size):
             raise UserError(
-                f"not enough GPU memory: a learner rank needs about {gpu.total / gib:.1f} GiB "
-                f"({gpu.text()}), {room / gib:.1f} GiB are left beside the generators; lower "
-                "generator.gpu_memory_utilization or learner.micro_batch_tokens, or raise "
-                "learner.zero_stage"
+                f"not enough GPU memory: GPU {gpu.index} has {free / GIB:.1f} of {room / GIB:.1f} "
+                f"GiB free; {company.ranks} learner rank(s) take about {rank.total / GIB:.1f} "
+                f"({rank.text()}), {engines} generator(s) {each / GIB:.1f} each, of which weights "
+                f"{weights / GIB:.1f}: end other processes on it (nvidia-smi lists them) or hide "
+                "it by CUDA_VISIBLE_DEVICES, lower generator.gpu_memory_utilization or "
+                "learner.micro_batch_tokens, or raise learner.zero_stage"
             )

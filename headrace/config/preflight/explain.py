@@ -107,7 +107,7 @@ def _staleness(config: RunConfig) -> list[Fact]:
             Fact("slots", schedule.batch_windows, "trajectories", "generated side by side"),
         ]
     bound = schedule.bound
-    seats = config.generator.count * config.generator.max_num_seqs
+    seats = config.generator.count * config.generator.seats
     found = [
         Fact("staleness bound", schedule.max_staleness, "updates", "sampling to training, at most"),
         Fact(

@@ -42,8 +42,8 @@ class GeneratorConfig(StrictModel):
     """vllm: vLLM's AsyncLLM. torch: a small pure PyTorch sampler for tiny models. fake: a scripted
     engine for tests and transport benchmarks, which ignores weights."""
 
-    max_num_seqs: int = Field(default=128, ge=1)
-    """Trajectories that one generator samples side by side."""
+    max_num_seqs: int | None = Field(default=None, ge=1)
+    """Trajectories that one generator samples side by side. None: 256 on a GPU, else 128."""
 
     ahead: int | None = Field(default=None, ge=0)
     """Trajectories it holds beyond those: one of them begins at the very step at which another
@@ -63,20 +63,22 @@ class GeneratorConfig(StrictModel):
     """Most likely tokens to sample training trajectories from; must be -1 or 0 (all) in a run that
     trains, as `top_p`."""
 
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    """Precision of the engine's weights and forward pass."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the engine's weights and forward pass. auto: bfloat16 on a GPU, else float32."""
 
     kv_cache_gib: float = Field(default=1.0, gt=0)
     """Memory for keys and values on a CPU."""
 
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of a GPU's memory that vLLM takes."""
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+    """Share of a GPU's memory that vLLM takes. None: 0.9, less what the learner is reckoned to
+    take where it is on the same GPU; generators on one GPU share that evenly."""
 
     tensor_parallel_size: int = Field(default=1, ge=1)
     """GPUs of one generator."""
 
-    enforce_eager: bool = True
-    """Run without torch.compile and CUDA graphs. On a CPU compiling costs 15 s at start."""
+    enforce_eager: bool | None = None
+    """Run without torch.compile and CUDA graphs. None: on a CPU, where compiling costs 15 s at
+    start."""
 
     stream_interval: int = Field(default=8, ge=1)
     """Tokens of a trajectory that vLLM gathers before it hands them over: fewer wake-ups, the same
@@ -101,4 +103,10 @@ class GeneratorConfig(StrictModel):
     @property
     def capacity(self) -> int:
         """Trajectories that one generator holds at a time."""
-        return self.max_num_seqs + (self.max_num_seqs // 8 if self.ahead is None else self.ahead)
+        return self.seats + (self.seats // 8 if self.ahead is None else self.ahead)
+
+    @property
+    def seats(self) -> int:
+        """`max_num_seqs` once it is chosen (`headrace.config.device_defaults`)."""
+        assert self.max_num_seqs is not None
+        return self.max_num_seqs

@@ -44,18 +44,20 @@ class LearnerConfig(StrictModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: GPUs when there are any."""
 
-    precision: Literal["float32", "bf16_autocast", "bfloat16"] = "bf16_autocast"
-    """float32; float32 weights with bfloat16 matrix products; or DeepSpeed's bfloat16 mode."""
+    precision: Literal["auto", "float32", "bf16_autocast", "bfloat16"] = "auto"
+    """float32; float32 weights with bfloat16 matrix products; or DeepSpeed's bfloat16 mode. auto:
+    bfloat16 on GPUs, else bf16_autocast."""
 
-    zero_stage: Literal[0, 1, 2, 3] = 0
-    """DeepSpeed ZeRO stage."""
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    """DeepSpeed ZeRO stage. None: 2 with `precision = "bfloat16"`, which takes 2 at least; else
+    0."""
 
     offload_optimizer: bool = False
     """Keep optimizer state in host memory (ZeRO 1 and up)."""
 
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | None = None
     """Layers keep their inputs alone, and the backward pass computes the rest again, layer by
-    layer. `headrace config explain` states the memory with and without."""
+    layer. `headrace config explain` states the memory with and without. None: on GPUs."""
 
     micro_batch_tokens: int = Field(default=4096, ge=1)
     """Most tokens, context included, of one forward pass. A longer trajectory has one to

@@ -366,7 +366,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "learner.offload_optimizer",
-        lambda c: c.learner.offload_optimizer and c.learner.zero_stage == 0,
+        lambda c: c.learner.offload_optimizer and not c.learner.zero_stage,
         "needs learner.zero_stage of 1 or more",
     ),
     Rule(

@@ -42,6 +42,8 @@ class Hello(Message, frozen=True, kw_only=True, tag=True):
     host: fields.Host
     protocol: fields.Count = PROTOCOL_VERSION
     capacity: fields.Position = 0
+    chosen: fields.Line = ""
+    """What a generator chose for its host of the keys that the recipe leaves open, and why."""
     update: fields.Count = 0
     batch_id: fields.Count | None = None
     """None: none yet, or a checkpoint that does not say."""

@@ -5,9 +5,11 @@ A mistake is a UserError of one line; `headrace config check` collects them all,
 and `headrace eval` stop at the first.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from headrace.config.device_defaults import Resolved, resolve_learner
 from headrace.config.preflight.checks import check_dataset, check_machine
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig
@@ -15,21 +17,31 @@ from headrace.data.tokenizer import has_chat_template
 from headrace.errors import UserError
 from headrace.host.hardware import Hardware
 from headrace_cli.commands.checks.reward_check import check_reward
+from headrace_cli.launch.judge_plan import place_judges
 from headrace_cli.launch.plan import plan_processes
 
 
 def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
     """UserError where the run could not begin: machine, data, templates, database, cores and
     rewards are looked at."""
-    check_machine(config, hardware)
-    for check in start_checks(config, hardware):
+    found = resolve_learner(config, on_gpu=bool(hardware.gpus))
+    for check in start_checks(found.config, hardware):
         check()
-    return check_reward(config)
+    tell_raised(config, found)
+    return check_reward(found.config)
+
+
+def tell_raised(config: RunConfig, found: Resolved) -> None:
+    """Say which of the keys that a recipe states it does not get."""
+    for choice in found.choices:
+        if getattr(config.learner, choice.key.partition(".")[2]) not in (None, "auto"):
+            print(choice, file=sys.stderr)
 
 
 def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], None]]:
-    """What `check_start` looks at beside the machine and the rewards, each by itself."""
+    """What `check_start` looks at beside the rewards, each by itself."""
     return [
+        lambda: check_machine(config, place_judges(config, hardware)[1]),
         lambda: check_data(config),
         lambda: check_database(config),
         lambda: check_processes(config, hardware),

@@ -145,7 +145,7 @@ class Work:
 
     async def pick_all(self, prompts: Sequence[Prompt], file: RowFile, total: int) -> None:
         """Put a row of every prompt into the file, in the order in which they are done."""
-        capacity = self._config.generator.max_num_seqs
+        capacity = self._config.generator.seats
         # One more than fill the engine, so that it writes while others are judged.
         at_once = -(-capacity // self._count) + 1
         async with (

@@ -125,7 +125,7 @@ class Work:
         from rewards.labeling.line_labels import PrefixLabeler
         from rewards.labeling.offline_scoring import open_desk
 
-        capacity = self._config.generator.max_num_seqs
+        capacity = self._config.generator.seats
         async with (
             serving_judges(self._config),
             open_sampler(self._config) as sampler,

@@ -21,10 +21,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from headrace.config.device_defaults import resolve_generator
 from headrace.config.loading.hub import named_model, with_local_model
 from headrace.config.preflight.checks import check_dataset, check_model, check_recipe
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError
+from headrace.host.hardware import detect
 from headrace_cli.commands.run.train import configured
 
 T = TypeVar("T")
@@ -55,7 +57,7 @@ def sampling_config(arguments: argparse.Namespace) -> RunConfig:
     config = with_local_model(config, download=True)
     check_model(config)
     check_dataset(config)
-    return config
+    return resolve_generator(config, detect().gpus).config
 
 
 class Asked(NamedTuple):

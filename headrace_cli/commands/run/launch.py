@@ -18,12 +18,14 @@ from types import FrameType
 
 from rich.console import Console
 
+from headrace.config.device_defaults import resolve_learner
 from headrace.config.preflight.checks import check_dataset, check_model
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
-from headrace.host.hardware import own_address
+from headrace.host.hardware import own_address, torch_cuda
 from headrace.protocol.transport.sockets import is_loopback
 from headrace.run_files import run_folder
+from headrace_cli.commands.checks.preflight import tell_raised
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import prepared, print_summary, report, root_option, supervise
 from headrace_cli.launch.hosts import EVERYWHERE, plan_hosts
@@ -43,20 +45,22 @@ def launch(arguments: argparse.Namespace) -> int:
 # -- preparing ---------------------------------------------------------------------------------
 
 
-def _prepared(arguments: argparse.Namespace) -> tuple[Path, RunConfig]:
+def _prepared(arguments: argparse.Namespace, *, gpus: bool) -> tuple[Path, RunConfig]:
     """The folder of the run and its configuration, which other hosts reach."""
-    run_dir, config = prepared(arguments, _check)
+    run_dir, config = prepared(arguments, lambda config: _check(config, gpus=gpus))
     config = _reachable(config, run_dir)
     run_folder.write_config(run_dir, config)
     return run_dir, config
 
 
-def _check(config: RunConfig) -> RunConfig:
+def _check(config: RunConfig, *, gpus: bool) -> RunConfig:
     """What can be known here of a run that works elsewhere: its files, not memory and ports."""
     check_model(config)
     check_dataset(config)
-    plan_hosts(config, Path(config.root), gpus=False)
-    return check_reward(config)
+    found = resolve_learner(config, on_gpu=gpus and torch_cuda() is not None)
+    tell_raised(config, found)
+    plan_hosts(found.config, Path(config.root), gpus=gpus)
+    return check_reward(found.config)
 
 
 def _reachable(config: RunConfig, run_dir: Path) -> RunConfig:
@@ -86,8 +90,9 @@ def _on_ray(arguments: argparse.Namespace) -> int:
     from headrace_cli.launch.ray_launcher import RayNursery, check_room, connect
 
     offered = connect(arguments.address)
-    run_dir, config = _prepared(arguments)
-    plan = plan_hosts(config, run_dir, gpus=offered.get("GPU", 0) > 0)
+    gpus = offered.get("GPU", 0) > 0
+    run_dir, config = _prepared(arguments, gpus=gpus)
+    plan = plan_hosts(config, run_dir, gpus=gpus)
     with _unless_refused(arguments, run_dir):
         check_room(plan, offered)
     console = Console()
@@ -118,7 +123,7 @@ def _write_job(arguments: argparse.Namespace) -> int:
         account=arguments.account,
         more=tuple(arguments.sbatch),
     )
-    run_dir, config = _prepared(arguments)
+    run_dir, config = _prepared(arguments, gpus=asked.gpus_per_node > 0)
     plan = plan_hosts(config, run_dir, gpus=asked.gpus_per_node > 0)
     with _unless_refused(arguments, run_dir):
         job = job_of(plan, asked)

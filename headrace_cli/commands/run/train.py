@@ -28,7 +28,7 @@ from headrace_cli.commands.checks.preflight import check_start
 from headrace_cli.launch.display.progress import LiveScreen, PlainScreen, Watch, say
 from headrace_cli.launch.display.units import duration
 from headrace_cli.launch.keys import with_keys
-from headrace_cli.launch.plan import ProcessSpec, plan_processes
+from headrace_cli.launch.plan import USES_MORE_GPUS, ProcessSpec, idle_gpus, plan_processes
 from headrace_cli.launch.process import Nursery
 from headrace_cli.launch.supervisor import INTERRUPTED, OURS, USER, Outcome, Supervisor
 
@@ -58,6 +58,8 @@ def train(arguments: argparse.Namespace) -> int:
 
         config = with_keys(run_dir, config)
         specs = plan_processes(config, run_dir, hardware)
+        if idle := idle_gpus(specs, hardware):
+            say(console, f"idle GPUs  {idle}: {USES_MORE_GPUS}")
         outcome, _ = supervise(
             run_dir, config, specs, console, live=live, resume=not fresh, at_end=at_end
         )

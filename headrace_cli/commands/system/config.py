@@ -7,14 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.config.preflight.checks import check_machine, check_model, problems
+import msgspec
+
+from headrace.config.device_defaults import resolve
+from headrace.config.preflight.checks import check_model, problems
 from headrace.config.preflight.explain import Fact, facts, memory_facts
 from headrace.errors import UserError
-from headrace.host.hardware import detect
+from headrace.host.hardware import Hardware, detect
 from headrace_cli.commands.checks.preflight import check_family, start_checks
 from headrace_cli.commands.checks.reward_check import check_reward
 from headrace_cli.commands.run.train import configured
-from headrace_cli.launch.plan import plan_processes
+from headrace_cli.launch.judge_plan import place_judges
+from headrace_cli.launch.plan import USES_MORE_GPUS, idle_gpus, plan_processes
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -45,7 +49,6 @@ def check(arguments: argparse.Namespace) -> int:
     hardware = detect()
     tests: list[Callable[[], object]] = [
         lambda: check_model(config),
-        lambda: check_machine(config, hardware),
         *start_checks(config, hardware),
         lambda: check_reward(config, every=True),
         lambda: check_family(config),
@@ -66,16 +69,22 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Derived numbers, memory, and the processes that a run would have."""
+    """Derived numbers, memory, what is chosen for the machine and why, and the processes that a run
+    would have."""
     config = configured(arguments)
-    hardware = detect()
-    found, missing = facts(config), ""
+    hardware = _machine(arguments.hardware)
+    shape, missing, wrong = None, "", problems(config)
     try:
-        found += memory_facts(config, check_model(config), hardware)
+        shape = check_model(config)
     except UserError as error:
         missing = str(error)
+    config, choices = resolve(config, place_judges(config, hardware)[1], shape)
+    found = facts(config) + [Fact(key, value, "", why) for key, value, why in choices]
+    if shape is not None:
+        found += memory_facts(config, shape, hardware)
     specs = plan_processes(config, Path(config.root) / "RUN", hardware)
-    wrong = problems(config)
+    if idle := idle_gpus(specs, hardware):
+        found.append(Fact("idle GPUs", idle, "", USES_MORE_GPUS))
     if arguments.json:
         processes = [{"name": spec.name, "argv": list(spec.argv)} for spec in specs]
         rows = {fact.name: fact.value for fact in found}
@@ -84,7 +93,7 @@ def explain(arguments: argparse.Namespace) -> int:
     for fact in found:
         print(_line(fact))
     if missing:
-        print(f"{'memory':<28} unknown: {missing}")
+        print(f"{'memory':<33} unknown: {missing}")
     print("\nprocesses")
     for spec in specs:
         places = f"cores {','.join(map(str, spec.cpus))}" if spec.cpus else ""
@@ -95,6 +104,19 @@ def explain(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _machine(path: Path | None) -> Hardware:
+    """The machine that a file describes, by the fields of `Hardware` or as `headrace doctor --json`
+    does; None: this one."""
+    if path is None:
+        return detect()
+    decode = msgspec.toml.decode if path.suffix == ".toml" else msgspec.json.decode
+    try:
+        table = decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.convert(table.get("hardware", table), Hardware)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(f"--hardware {path}: {error}") from error
+
+
 def _line(fact: Fact) -> str:
-    value = f"{fact.value:,}" if isinstance(fact.value, int) else str(fact.value)
-    return f"{fact.name:<28} {f'{value} {fact.unit}'.strip():<40} {fact.meaning}"
+    value = f"{fact.value:,}" if type(fact.value) is int else str(fact.value)
+    return f"{fact.name:<33} {f'{value} {fact.unit}'.strip():<40} {fact.meaning}"

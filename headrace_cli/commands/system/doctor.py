@@ -16,10 +16,12 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from headrace.host.hardware import GIB, Hardware, detect, free_port, port_is_free
+from headrace.config.preflight.checks import is_too_old
+from headrace.host.hardware import GIB, Hardware, detect, free_port, nvidia_smi, port_is_free
 from headrace.host.install import (
     EXTRAS,
     PACKAGES,
@@ -62,6 +64,7 @@ def examine(hardware: Hardware | None = None) -> list[Finding]:
             *_builds(machine),
             *_compiler(),
             *_machine(machine),
+            *_gpus(machine),
             *_ports(),
             *_sandbox(),
         ]
@@ -152,20 +155,62 @@ def _machine(hardware: Hardware) -> Iterator[Finding]:
     text = f"{free:.1f} of {total:.1f} GiB free"
     advice = text if enough else f"{text}; the demonstration needs about 5"
     yield Finding("ok" if enough else "note", "memory", advice)
-    for gpu in hardware.gpus:
-        memory = f"{gpu.memory_bytes / GIB:.0f} GiB"
-        yield Finding("ok", f"GPU {gpu.index}", f"{gpu.name}, {memory}")
-    if not hardware.gpus:
-        yield Finding("ok", "GPU", "none; everything runs on the CPU")
-    shared = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
-    if shared is None or shared.free < GIB:
-        left = f"{shared.free / GIB:.2f} GiB free" if shared else "missing"
-        yield Finding("note", "/dev/shm", f"{left}; vLLM and weight transfers use it")
+    shm = hardware.shm_bytes
+    if shm is None or shm < GIB:
+        left = "missing" if shm is None else f"{shm / GIB:.2f} GiB free"
+        yield Finding(
+            "note", "/dev/shm", f"{left}; vLLM, NCCL and weights use it (Docker: --shm-size=8g)"
+        )
     else:
-        yield Finding("ok", "/dev/shm", f"{shared.free / GIB:.1f} GiB free")
+        yield Finding("ok", "/dev/shm", f"{shm / GIB:.1f} GiB free")
     disk = shutil.disk_usage(Path.cwd())
     level: Literal["ok", "note"] = "ok" if disk.free > 2 * GIB else "note"
     yield Finding(level, "disk", f"{disk.free / GIB:.1f} GiB free in {Path.cwd()}")
+
+
+def _gpus(hardware: Hardware) -> Iterator[Finding]:
+    """GPUs, whether their driver goes with torch, how ranks talk over them, and what vLLM does."""
+    if hardware.misnamed:
+        yield Finding("bad", "GPU", hardware.misnamed)
+    if not hardware.gpus:
+        level: Level = "note" if hardware.torch_cuda or hardware.driver else "ok"
+        yield Finding(level, "GPU", f"none, everything runs on the CPU: {hardware.without}")
+        return
+    for gpu in hardware.gpus:
+        sizes = (gpu.free_bytes or 0) / GIB, gpu.memory_bytes / GIB
+        yield Finding("ok", f"GPU {gpu.device[:13]}", "{}, {:.0f} of {:.0f} GiB free".format(
+            gpu.name, *sizes))  # fmt: skip
+    old = is_too_old(hardware)
+    text = f"{hardware.driver} for CUDA {hardware.driver_cuda}, torch for {hardware.torch_cuda}"
+    yield Finding("bad" if old else "ok", "GPU driver", f"{text}; update it" if old else text)
+    package = f"nvidia-nccl-cu{(hardware.torch_cuda or '').partition('.')[0]}"
+    nccl = dependency_version(package)
+    lack = f"no {package}, which several learner ranks need; `make setup` installs it"
+    yield Finding("ok" if nccl else "note", "NCCL", nccl or lack)
+    if len(hardware.gpus) > 1:
+        yield _peer_access(nvidia_smi("topo", "-p2p", "r") or "")
+    told = (nvidia_smi("--query-gpu=compute_cap", "--format=csv,noheader") or "").split()
+    lowest = min((float(word) for word in told if word[0].isdigit()), default=0.0)
+    name = {10: "FlashInfer"}.get(int(lowest), "FlashAttention")
+    text = f"{name}, compute capability {lowest:g}; engine processes are spawned"
+    if lowest < 8:
+        text += "; bfloat16 wants 8: set generator.dtype and learner.precision to float32"
+    yield Finding("ok" if lowest >= 8 else "note", "vLLM's attention", text)
+
+
+def _peer_access(table: str) -> Finding:
+    """Whether GPUs read each other's memory, by nvidia-smi's table of pairs."""
+    rows = [line.split() for line in table.splitlines() if line.strip().startswith("GPU")]
+    without = [
+        f"{row[0]}-{head} {word}"
+        for row in rows[1:]
+        for head, word in zip(rows[0], row[1:], strict=False)
+        if row[0] < head and word != "OK"
+    ]
+    text = f"not for {', '.join(without[:4])}" if rows else "`nvidia-smi topo -p2p r` says nothing"
+    if rows and not without:
+        return Finding("ok", "peer access", "between all GPUs")
+    return Finding("note", "peer access", f"{text}: ranks may talk through /dev/shm, slower")
 
 
 def _ports() -> Iterator[Finding]:
@@ -209,7 +254,8 @@ def doctor(arguments: argparse.Namespace) -> int:
     bad = [finding for finding in findings if finding.level == "bad"]
     if arguments.json:
         told = [each._asdict() for each in findings]
-        print(json.dumps({"ok": not bad, "trains": trains, "findings": told}))
+        machine = asdict(detect())
+        print(json.dumps({"ok": not bad, "trains": trains, "findings": told, "hardware": machine}))
         return 2 if bad else 0
     for finding in findings:
         mark = {"ok": "  ok", "note": "note", "bad": " BAD"}[finding.level]

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.protocol.messages import control as m
-from headrace.protocol.records.record_types import ProcessChanged, TokensLost
+from headrace.protocol.records.record_types import Incident, ProcessChanged, TokensLost
 from headrace.protocol.transport.identity import identity_of
 from storage.audit import audit_run
 from tests.coordinator.peers import CoordinatorProcess, ScriptedReward, until
@@ -93,6 +93,16 @@ async def test_a_generator_that_stood_still_loses_nothing(tmp_path: Path) -> Non
     lost = [r for r in records if isinstance(r, TokensLost) and r.reason in ("refused", "moved")]
     assert lost == []
     assert [f for f in audit_run(coordinator.run_dir).findings if f.kind != "checkpoint"] == []
+    # What it chose for its host of the keys that the recipe leaves open is in the journal.
+    told = [r for r in records if isinstance(r, Incident) and r.kind == "generator_settings"]
+    cpu = "(the generator is on a CPU)"
+    assert {(incident.level, incident.text) for incident in told} == {
+        (
+            "info",
+            f'{GENERATOR}: generator.dtype = "float32" {cpu}, generator.enforce_eager = true '
+            f"{cpu}, generator.gpu_memory_utilization = 0.9 {cpu}",
+        )
+    }
 
 
 # -- one step at a time ----------------------------------------------------------------------------

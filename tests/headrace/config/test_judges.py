@@ -55,11 +55,12 @@ def test_a_judge_takes_memory(make_config: Callable[..., RunConfig], tmp_path: P
     folder = write_model(tmp_path / "fair", parameters=1_000_000)
     shape = model_shape(folder)
     judges = f'reward.judges.fair={{path="{folder}",kv_cache_gib=2}}'
-    plain = host_memory(make_config(), shape, on_gpu=False)
-    with_judge = host_memory(make_config(judges), shape, on_gpu=False)
+    plain = host_memory(make_config("generator.dtype=float32"), shape, on_gpu=False)
+    judged = make_config(judges, "generator.dtype=float32")
+    with_judge = host_memory(judged, shape, on_gpu=False)
     assert with_judge.total - plain.total == with_judge.parts["judge fair"]
     assert with_judge.parts["judge fair"] > 2 * GIB + 8_000_000
-    assert host_memory(make_config(judges), shape, on_gpu=True).parts["judge fair"] < 2 * GIB
+    assert host_memory(judged, shape, on_gpu=True).parts["judge fair"] < 2 * GIB
 
 
 def test_a_rate_that_deadlines_cannot_hold_is_said() -> None:

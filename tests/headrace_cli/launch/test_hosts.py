@@ -43,7 +43,7 @@ def test_without_gpus_they_ask_for_cores(make_config: Make) -> None:
 
 def test_no_core_and_no_gpu_is_chosen_beforehand(make_config: Make) -> None:
     for spec, share in plan_hosts(make_config("learner.ranks=2"), RUN, gpus=True):
-        assert spec.gpus == spec.cpus == ()
+        assert (spec.gpus, spec.cpus) == ((), ())
         assert ("CUDA_VISIBLE_DEVICES" in spec.env) == (share.gpus == 0)
         if spec.role == "generator":
             assert spec.argv[-2:] == ("--cpus", "all")

@@ -73,24 +73,24 @@ def test_cores_that_someone_chose(make_config: Make) -> None:
 @pytest.mark.parametrize(
     ("gpus", "of_judges", "left"),
     [
-        (1, ((0,), (0,)), (0,)),
-        (2, ((1,), (0,)), (0, 1)),
-        (3, ((2,), (1,)), (0, 1, 2)),
-        (4, ((3,), (2,)), (0, 1)),
+        (1, ("0", "0"), (0,)),
+        (2, ("1", "0"), (0, 1)),
+        (3, ("2", "1"), (0, 1, 2)),
+        (4, ("3", "2"), (0, 1)),
     ],
 )
 def test_gpus_of_judges(
-    make_config: Make, gpus: int, of_judges: tuple[tuple[int, ...], ...], left: tuple[int, ...]
+    make_config: Make, gpus: int, of_judges: tuple[str, ...], left: tuple[int, ...]
 ) -> None:
     places, others = place_judges(make_config(judges(a="", b="")), machine(8, gpus))
-    assert tuple(place.gpus for place in places.values()) == of_judges
+    assert tuple(place.gpus for place in places.values()) == tuple((name,) for name in of_judges)
     assert tuple(gpu.index for gpu in others.gpus) == left
 
 
 def test_a_judge_over_several_gpus(make_config: Make) -> None:
     config = make_config(judges(a=",tensor_parallel_size=2"))
     places, others = place_judges(config, machine(8, 4))
-    assert places["a"].gpus == (2, 3)
+    assert places["a"].gpus == ("2", "3")
     assert [gpu.index for gpu in others.gpus] == [0, 1]
     with pytest.raises(UserError, match=r"a\.tensor_parallel_size = 2 but this machine has 1 GPU"):
         place_judges(config, machine(8, 1))

@@ -13,6 +13,7 @@ from headrace_cli.launch.plan import (
     MASTER_ADDRESS,
     MASTER_PORT,
     ProcessSpec,
+    idle_gpus,
     plan_processes,
 )
 
@@ -142,13 +143,31 @@ def test_one_gpu_is_shared(make_config: Make) -> None:
     assert specs["generator-0"].env["CUDA_VISIBLE_DEVICES"] == "0"
     assert specs["coordinator"].env["CUDA_VISIBLE_DEVICES"] == ""
     assert specs["learner-0"].cpus == ()
+    # The generator reckons on its own host what the learner leaves.
+    assert after(specs["generator-0"], "--company") == "1"
+    assert "--company" not in plan(make_config(), machine(8, gpus=2))["generator-0"].argv
+    several = plan(make_config("generator.count=2"), machine(8, gpus=2))["generator-1"].argv
+    assert several[several.index("--company") :] == ("--company", "0", "2")
+
+
+def test_idle_gpus_are_named(make_config: Make) -> None:
+    for gpus, idle in ((0, ""), (1, ""), (2, ""), (4, "2, 3")):
+        hardware = machine(8, gpus)
+        assert idle_gpus(plan_processes(make_config(), RUN, hardware), hardware) == idle
+
+
+def test_a_mig_device_is_named_by_its_uuid(make_config: Make) -> None:
+    cards = (Gpu(0, "card", 80 * GIB, uuid="GPU-a"), Gpu(1, "part", 40 * GIB, uuid="MIG-b"))
+    specs = plan(make_config(), Hardware((0, 1), 64 * GIB, 64 * GIB, cards))
+    assert specs["learner-0"].env["CUDA_VISIBLE_DEVICES"] == "0"
+    assert specs["generator-0"].env["CUDA_VISIBLE_DEVICES"] == "MIG-b"
 
 
 def test_eight_gpus(make_config: Make) -> None:
     config = make_config("learner.ranks=4", "generator.count=2", "generator.tensor_parallel_size=2")
     specs = plan(config, machine(32, gpus=8))
-    assert [specs[f"learner-{rank}"].gpus for rank in range(4)] == [(0,), (1,), (2,), (3,)]
-    assert [specs[f"generator-{index}"].gpus for index in range(2)] == [(4, 5), (6, 7)]
+    assert [specs[f"learner-{rank}"].gpus for rank in range(4)] == [("0",), ("1",), ("2",), ("3",)]
+    assert [specs[f"generator-{index}"].gpus for index in range(2)] == [("4", "5"), ("6", "7")]
     assert [after(specs[f"learner-{rank}"], "--rank") for rank in range(4)] == list("0123")
     assert after(specs["learner-3"], "--world-size") == "4"
 
@@ -156,7 +175,7 @@ def test_eight_gpus(make_config: Make) -> None:
 def test_a_learner_on_the_cpu_leaves_the_gpus_to_generators(make_config: Make) -> None:
     specs = plan(make_config("learner.device=cpu", "generator.count=2"), machine(8, gpus=2))
     assert specs["learner-0"].env["CUDA_VISIBLE_DEVICES"] == ""
-    assert [specs[f"generator-{index}"].gpus for index in range(2)] == [(0,), (1,)]
+    assert [specs[f"generator-{index}"].gpus for index in range(2)] == [("0",), ("1",)]
 
 
 def test_a_generator_wider_than_the_machine_is_refused(make_config: Make) -> None:

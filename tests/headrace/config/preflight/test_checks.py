@@ -1,11 +1,14 @@
 """Combinations that cannot work, and what a recipe needs from the machine."""
 
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headrace.config.device_defaults import resolve, resolve_learner
 from headrace.config.estimates.memory import gpu_memory, host_memory
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.loading.hub import is_hub_name, with_local_model
@@ -22,7 +25,7 @@ from headrace.config.preflight.checks import (
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.rules import RULES
 from headrace.errors import UserError
-from headrace.host.hardware import GIB, Gpu, Hardware, port_is_free
+from headrace.host.hardware import GIB, MIB, Gpu, Hardware, port_is_free
 from tests.headrace.conftest import write_model
 
 Make = Callable[..., RunConfig]
@@ -249,26 +252,27 @@ def test_too_little_memory_is_said_with_its_parts(recipe: Path) -> None:
 
 
 def test_memory_grows_with_what_costs_it(make_config: Make, tmp_path: Path) -> None:
+    def made(*overrides: str) -> RunConfig:
+        return resolve(make_config(*overrides), PLENTY).config
+
     shape = model_shape(write_model(tmp_path / "m", parameters=1_000_000))
-    plain = host_memory(make_config(), shape, on_gpu=False)
+    plain = host_memory(made(), shape, on_gpu=False)
     assert plain.parts["models and optimizers"] == 2 * 16 * 1_000_000
     assert plain.parts["kv cache"] == GIB
-    assert host_memory(make_config("learner.ranks=2"), shape, on_gpu=False).total > plain.total
-    only = host_memory(make_config("evaluation.only=true"), shape, on_gpu=False)
+    assert host_memory(made("learner.ranks=2"), shape, on_gpu=False).total > plain.total
+    only = host_memory(made("evaluation.only=true"), shape, on_gpu=False)
     assert "models and optimizers" not in only.parts
     assert plain.parts["carried keys"] == 0
-    carried = make_config(CARRIED, "learner.ranks=2", "learner.precision=bf16_autocast")
+    carried = made(CARRIED, "learner.ranks=2", "learner.precision=bf16_autocast")
     assert not problems(carried)
     # 192 windows in play, half of them a rank's, 60 + 240 tokens each, of two models.
     longest = carried.task.max_prompt_length + carried.task.max_response_length
     rank = 2 * 96 * longest * shape.kv_bytes_per_token
     assert host_memory(carried, shape, on_gpu=False).parts["carried keys"] == 2 * rank
-    bounded = make_config(
-        CARRIED, "learner.carried_gib=0.001", "learner.carried_on_device_gib=0.0005"
-    )
+    bounded = made(CARRIED, "learner.carried_gib=0.001", "learner.carried_on_device_gib=0.0005")
     assert host_memory(bounded, shape, on_gpu=False).parts["carried keys"] == int(0.001 * GIB)
     assert gpu_memory(bounded, shape).parts["carried keys"] == int(0.0005 * GIB)
-    sharded = make_config("learner.ranks=4", "learner.zero_stage=3")
+    sharded = made("learner.ranks=4", "learner.zero_stage=3")
     assert gpu_memory(sharded, shape).parts["models and optimizers"] == 2 * 16 * 1_000_000 // 4
 
 
@@ -291,6 +295,115 @@ def test_a_gpu_too_small_for_the_learner_is_named(make_config: Make, tmp_path: P
     config = make_config(f"model.path={folder}", "dashboard.enabled=false")
     with pytest.raises(UserError, match="not enough GPU memory"):
         check_machine(config, small)
+
+
+def gpus(*cards: Gpu, **facts: Any) -> Hardware:
+    """A machine whose driver and torch are of CUDA 13."""
+    told: dict[str, Any] = {"driver": "580.95.05", "driver_cuda": "13.0", "torch_cuda": "13.0"}
+    return Hardware((0, 1), 64 * GIB, 64 * GIB, cards, **(told | {"shm_bytes": 8 * GIB} | facts))
+
+
+def card(index: int = 0, free: float = 79.0) -> Gpu:
+    return Gpu(index, "card", 80 * GIB, int(free * GIB))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "machine", "line"),
+    [
+        (
+            ["learner.device=cuda", "generator.engine=torch"],
+            PLENTY,
+            "learner.device is cuda, but there is no GPU",
+        ),
+        (
+            [],
+            gpus(without="CUDA_VISIBLE_DEVICES = '' leaves none"),
+            "vLLM is built for CUDA, but there is no GPU: CUDA_VISIBLE_DEVICES = '' leaves none",
+        ),
+        (
+            [],
+            gpus(card(), misnamed="'7' names none of 0, or one twice"),
+            "'7' names none of 0, or one twice; CUDA ignores it and what follows",
+        ),
+        (
+            ["generator.tensor_parallel_size=2"],
+            gpus(card()),
+            "generator.tensor_parallel_size = 2 but this machine has 1 GPU(s)",
+        ),
+        (
+            ["learner.ranks=2"],
+            gpus(card()),
+            "learner.ranks = 2 but this machine has 1 GPU(s), and two ranks cannot share one",
+        ),
+        (
+            [],
+            gpus(card(), driver="535.104.05", driver_cuda="12.2"),
+            "driver 535.104.05 knows CUDA up to 12.2, and torch is built for 13.0",
+        ),
+        (
+            ["generator.tensor_parallel_size=2"],
+            gpus(card(), card(1), shm_bytes=64 * MIB),
+            "/dev/shm has 64 MiB free, and the ranks of NCCL and vLLM want 512",
+        ),
+        (
+            ["learner.ranks=2"],
+            gpus(card(), card(1), shm_bytes=64 * MIB),
+            "/dev/shm has 64 MiB free, and the ranks of NCCL and vLLM want 512",
+        ),
+        (
+            [],
+            gpus(card(), card(1, free=20)),
+            "GPU 1 has 20.0 of 80.0 GiB free; 0 learner rank(s) take about",
+        ),
+        (
+            ["generator.gpu_memory_utilization=0.3"],
+            gpus(card(free=20)),
+            "GPU 0 has 20.0 of 80.0 GiB free; 1 learner rank(s) take about 0.0",
+        ),
+    ],
+)
+def test_a_gpu_that_cannot_do_it_is_one_line(
+    make_config: Make, tmp_path: Path, overrides: list[str], machine: Hardware, line: str
+) -> None:
+    folder = write_model(tmp_path / "m")
+    config = make_config(f"model.path={folder}", "dashboard.enabled=false", *overrides)
+    with pytest.raises(UserError, match=re.escape(line)):
+        check_machine(config, machine)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "machine"),
+    [
+        (["generator.tensor_parallel_size=2"], PLENTY),  # a CPU's tensor parallel ranks
+        (["generator.engine=torch"], gpus(without="CUDA_VISIBLE_DEVICES = '' leaves none")),
+        ([], gpus(card(), card(1))),
+        ([], gpus(card(), driver_cuda="13.4", shm_bytes=64 * MIB)),  # no ranks to talk
+        ([], gpus(card(), driver_cuda="12.8", torch_cuda="12.9")),  # within one version
+        ([], gpus(card(), driver_cuda="")),  # not known
+        (["learner.ranks=2", "learner.device=cpu"], gpus(card())),
+        (["generator.gpu_memory_utilization=0.2"], gpus(card(), card(1, free=20))),
+    ],
+)
+def test_gpus_that_can_do_it(
+    make_config: Make, tmp_path: Path, overrides: list[str], machine: Hardware
+) -> None:
+    folder = write_model(tmp_path / "m")
+    check_machine(
+        make_config(f"model.path={folder}", "dashboard.enabled=false", *overrides), machine
+    )
+
+
+def test_a_generator_without_room_for_its_weights_is_named(
+    make_config: Make, tmp_path: Path
+) -> None:
+    """A learner that fits, with next to nothing beside it."""
+    folder = write_model(tmp_path / "m", parameters=1_000_000)
+    config = make_config(f"model.path={folder}", "dashboard.enabled=false")
+    need = gpu_memory(resolve_learner(config, on_gpu=True).config, model_shape(folder)).total
+    tight = Gpu(0, "tight", int(need / 0.91))
+    with pytest.raises(UserError, match="not enough GPU memory: GPU 0 has"):
+        check_machine(config, gpus(tight))
+    check_machine(config, gpus(Gpu(0, "wide", int(need / 0.5))))
 
 
 def test_hub_names_are_told_from_folders(

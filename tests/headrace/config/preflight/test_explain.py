@@ -4,16 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
+from headrace.config.device_defaults import resolve
 from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.preflight.explain import adaptive_lambda, facts, memory_facts, prefix_cost
 from headrace.config.sections.run import RunConfig
 from headrace.host.hardware import GIB, Gpu, Hardware
 
 Make = Callable[..., RunConfig]
+CPU = Hardware((0, 1), 64 * GIB, 64 * GIB)
 
 
 def values(config: RunConfig) -> dict[str, float | str]:
-    return {fact.name: fact.value for fact in facts(config)}
+    return {fact.name: fact.value for fact in facts(resolve(config, CPU).config)}
 
 
 def test_streaming_arithmetic(make_config: Make) -> None:
@@ -85,7 +87,8 @@ def test_the_memory_of_the_longest_trajectory(make_config: Make) -> None:
     """32,768 tokens take 128 MiB for each input of a layer. All that a layer keeps is 114,752 bytes
     a token (norms 32,768, attention 16,448, feed-forward 65,536), its gradients are 36,864."""
     machine = Hardware((0, 1), 64 * GIB, 64 * GIB, (Gpu(0, "card", 80 * GIB),))
-    found = {fact.name: fact for fact in memory_facts(make_config(*LONG), BILLION, machine)}
+    config = resolve(make_config(*LONG), machine, BILLION).config
+    found = {fact.name: fact for fact in memory_facts(config, BILLION, machine)}
     assert found["longest trajectory"].value == 32768
     assert "by itself" in found["longest trajectory"].meaning
     for half in ("its policy update", "its value update"):
@@ -99,11 +102,11 @@ def test_the_memory_of_the_longest_trajectory(make_config: Make) -> None:
 
 
 def test_a_trajectory_that_fits_a_micro_batch_shares_it(make_config: Make) -> None:
-    machine = Hardware((0, 1), 64 * GIB, 64 * GIB)
     group = ("algorithm.advantages.kind=group", "algorithm.value=null")
-    found = {fact.name: fact for fact in memory_facts(make_config(*group), BILLION, machine)}
+    config = resolve(make_config(*group), CPU).config
+    found = {fact.name: fact for fact in memory_facts(config, BILLION, CPU)}
     assert found["longest trajectory"].value == 320
     assert "shares packs of up to 4,096 tokens" in found["longest trajectory"].meaning
     assert "its value update" not in found
-    only = memory_facts(make_config("evaluation.only=true"), BILLION, machine)
+    only = memory_facts(resolve(make_config("evaluation.only=true"), CPU).config, BILLION, CPU)
     assert "longest trajectory" not in {fact.name for fact in only}

@@ -1,0 +1,147 @@
+"""What a recipe leaves open, chosen for the device that computes. Pure.
+
+In: a configuration, GPUs and who works on them. Out: the configuration with every open key filled
+in, each with its reason. What a recipe says stays, but for a ZeRO stage that bfloat16 cannot have;
+so any host may ask again. The launcher asks for the learner, because it decides which ranks get a
+GPU, on one host, Slurm and Ray alike, and `resolved.json` keeps the answer for a resumed run.
+Generators ask for themselves: their hosts differ.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headrace.config.estimates.memory import gpu_memory
+from headrace.config.estimates.model_shape import ModelShape
+from headrace.config.sections.run import RunConfig
+from headrace.host.hardware import GIB, Gpu, Hardware
+
+BF16_STAGE = 2
+"""From this ZeRO stage on DeepSpeed sums bfloat16 gradients in float32 in its usual optimizer."""
+USED_SHARE = 0.9
+"""Of a GPU's memory; the rest is for CUDA and for what lies in pieces."""
+
+
+class Choice(NamedTuple):
+    """The value of a key, and why."""
+
+    key: str
+    value: str | float
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.key} = {json.dumps(self.value)} ({self.why})"
+
+
+class Resolved(NamedTuple):
+    """A configuration, and what was chosen in it."""
+
+    config: RunConfig
+    choices: tuple[Choice, ...]
+
+
+class Company(NamedTuple):
+    """Learner ranks and generators on a generator's GPU, itself among them."""
+
+    ranks: int = 0
+    generators: int = 1
+
+
+ALONE = Company()
+
+
+class Places(NamedTuple):
+    """GPUs of each learner rank and each generator, as CUDA_VISIBLE_DEVICES names them."""
+
+    learner: tuple[tuple[str, ...], ...]
+    generators: tuple[tuple[str, ...], ...]
+
+    def company(self, *devices: str) -> Company:
+        """The most that work on one of these GPUs."""
+        return max((Company(*(sum(d in own for own in side) for side in self)) for d in devices),
+                   default=ALONE)  # fmt: skip
+
+
+def ranks_on_gpus(config: RunConfig) -> int:
+    """Learner ranks that have a GPU each where there are any."""
+    on_cpu = config.evaluation.only or config.learner.device == "cpu"
+    return 0 if on_cpu else config.learner.ranks
+
+
+def gpu_places(config: RunConfig, gpus: Sequence[Gpu]) -> Places:
+    """Learner ranks take the first GPUs, generators those that follow, and what does not fit
+    shares."""
+    devices = [gpu.device for gpu in gpus]
+    taken, width = ranks_on_gpus(config), config.generator.tensor_parallel_size
+    rest = devices[taken:] if len(devices) >= taken + width else devices
+    starts = [i % max(1, len(rest) // width) * width for i in range(config.generator.count)]
+    return Places(
+        tuple((device,) for device in devices[:taken]) or ((),) * config.learner.ranks,
+        tuple(tuple(rest[start : start + width]) for start in starts),
+    )
+
+
+def resolve(config: RunConfig, hardware: Hardware, shape: ModelShape | None = None) -> Resolved:
+    """A run on this machine; of generators the one with most company. `shape`: of the policy, to
+    reckon what the learner leaves of a GPU."""
+    config, learner = resolve_learner(config, on_gpu=bool(hardware.gpus))
+    places = gpu_places(config, hardware.gpus)
+    company = places.company(*(device for own in places.generators for device in own))
+    config, generator = resolve_generator(config, hardware.gpus, company, shape)
+    return Resolved(config, learner + generator)
+
+
+def resolve_learner(config: RunConfig, *, on_gpu: bool) -> Resolved:
+    """The learner's keys. `on_gpu`: its ranks have GPUs where they may use them."""
+    learner, why = config.learner, "the learner is on a CPU"
+    if on_gpu := on_gpu and learner.device != "cpu":
+        why = "the learner is on GPUs"
+    chosen = "bfloat16" if on_gpu else "bf16_autocast"
+    precision = chosen if learner.precision == "auto" else learner.precision
+    least, stated = BF16_STAGE if precision == "bfloat16" else 0, learner.zero_stage
+    staged = f"with {precision}"
+    if stated is not None and stated < least:
+        staged = f"not {stated}: bfloat16 sums gradients in float32 from there on"
+        learner = learner.model_copy(update={"zero_stage": None})
+    values = {
+        "precision": (precision, why),
+        "zero_stage": (least, staged),
+        "gradient_checkpointing": (on_gpu, why),
+    }
+    return _filled(config.model_copy(update={"learner": learner}), "learner", values)
+
+
+def resolve_generator(
+    config: RunConfig,
+    gpus: Sequence[Gpu],
+    company: Company = ALONE,
+    shape: ModelShape | None = None,
+) -> Resolved:
+    """The keys of a generator that sees these GPUs (none: it is on a CPU) in this company. Of the
+    learner nothing is open."""
+    on_gpu, share = bool(gpus), USED_SHARE
+    why = shared = f"the generator is on a {'GPU' if on_gpu else 'CPU'}"
+    if on_gpu and company != ALONE:
+        room = min(gpu.memory_bytes for gpu in gpus)
+        taken = company.ranks * gpu_memory(config, shape).total if shape is not None else 0
+        share = max(1, math.floor(100 * (share - taken / room) / max(1, company.generators))) / 100
+        shared = (
+            f"beside {taken / GIB:.1f} GiB of the learner, for {company.generators} generator(s)"
+        )
+    values = {
+        "dtype": ("bfloat16" if on_gpu else "float32", why),
+        "enforce_eager": (not on_gpu, why),
+        "max_num_seqs": (256 if on_gpu else 128, why),
+        "gpu_memory_utilization": (share, shared),
+    }
+    return _filled(config, "generator", values)
+
+
+def _filled(config: RunConfig, section: str, values: Mapping[str, tuple[Any, str]]) -> Resolved:
+    """The configuration with those keys of a section filled in that are open."""
+    part = getattr(config, section)
+    open_keys = [key for key in values if getattr(part, key) in (None, "auto")]
+    part = part.model_copy(update={key: values[key][0] for key in open_keys})
+    choices = (Choice(f"{section}.{key}", *values[key]) for key in open_keys)
+    return Resolved(config.model_copy(update={section: part}), tuple(choices))
