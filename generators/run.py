@@ -24,13 +24,7 @@ from generators.engines.fake_engine import FakeEngine
 from generators.engines.vllm_engine import cache_folder
 from generators.rollout.cpu_affinity import Cores
 from generators.rollout.loop import GeneratorLoop
-from headrace.config.device_defaults import (
-    ALONE,
-    USED_SHARE,
-    Company,
-    Resolved,
-    resolve_generator,
-)
+from headrace.config.device_defaults import ALONE, USED_SHARE, Company, Resolved, resolve_generator
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError, exit_code

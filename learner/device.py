@@ -6,11 +6,16 @@ group.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from headrace.config.device_defaults import USED_SHARE
+from headrace.config.estimates.memory import gpu_memory
+from headrace.config.estimates.model_shape import model_shape
+from headrace.config.sections.run import RunConfig
 from headrace.host.work import Work
 
 
@@ -76,3 +81,11 @@ class Place:
         if not (self.forward_together and self.world > 1):
             return count
         return int(self.largest(torch.tensor(count, device=self.device)).item())
+
+
+def claim_memory(config: RunConfig, device: torch.device) -> None:
+    """Hold what a rank is reckoned to take of its GPU, before a generator on the same one measures
+    what is left: torch keeps what is freed here and uses it."""
+    reckoned = gpu_memory(config, model_shape(Path(config.model.path))).total
+    most = int(USED_SHARE * torch.cuda.mem_get_info(device)[1])
+    torch.empty(min(reckoned, most), dtype=torch.uint8, device=device)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
@@ -229,8 +230,12 @@ def _with_gpus(machine: Hardware) -> Hardware:
 def nvidia_smi(*arguments: str) -> str | None:
     """What the driver's program prints; None where there is none, or no driver that answers."""
     program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
+    return None if program is None else _answer(program, *arguments)
+
+
+@cache
+def _answer(program: str, *arguments: str) -> str | None:
+    """Asked once a process, for it may take seconds."""
     try:
         done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

@@ -39,7 +39,7 @@ from headrace.protocol.messages.control import (
 from headrace.protocol.messages.diagnostics import TokenDiagnostics
 from headrace.run_files.run_folder import read_manifest
 from learner.algorithms.registry import build_algorithm
-from learner.device import Place
+from learner.device import Place, claim_memory
 from learner.models.deepspeed_engine import DeepSpeedEngine
 from learner.models.family_check import may_share_rows
 from learner.models.forward import PolicyNetwork, ValueNetwork
@@ -89,6 +89,8 @@ class Trainer:
         self.notices: list[Trouble] = []
         # A launcher has chosen already; a rank that somebody starts by hand chooses alike.
         config = resolve_learner(config, on_gpu=device.type == "cuda").config
+        if device.type == "cuda":
+            claim_memory(config, device)
         self._config, self._rank, self._device = config, rank, device
         self._root = run_dir / "checkpoints"
         self._applied = AppliedLog(run_dir, rank=rank)

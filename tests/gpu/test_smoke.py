@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from headrace.config.device_defaults import resolve_learner
+from headrace.config.estimates.memory import gpu_memory
+from headrace.config.estimates.model_shape import model_shape
 from headrace.host.hardware import detect
 from headrace.host.install import dependency_version
+from learner.device import claim_memory
 from tests.integration.runs import PLAIN, Run
+from tests.learner.recorded import run_config, save_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(900)]
 MACHINE = detect()
@@ -44,6 +50,15 @@ def trained(start: list[Run], root: Path, *overrides: str) -> None:
 
 
 @needs(1, vllm=False)
+def test_the_learner_claims_its_memory_first(tmp_path: Path) -> None:
+    """A CPU has no allocator that keeps what is freed."""
+    device = torch.device("cuda", 0)
+    config = resolve_learner(run_config(save_tiny_model(tmp_path)), on_gpu=True).config
+    claim_memory(config, device)
+    assert torch.cuda.memory_reserved(device) >= gpu_memory(config, model_shape(tmp_path)).total
+
+
+@needs(1, vllm=False)
 def test_the_learner_alone(start: list[Run], tmp_path: Path) -> None:
     trained(start, tmp_path, *PLAIN)
 
@@ -53,11 +68,11 @@ def test_vllm_and_the_learner_on_one_card(start: list[Run], tmp_path: Path) -> N
     trained(start, tmp_path)
 
 
-@needs(3)
+@needs(2)
 def test_two_learner_ranks(start: list[Run], tmp_path: Path) -> None:
     trained(start, tmp_path, "learner.ranks=2")
 
 
-@needs(3)
+@needs(2)
 def test_tensor_parallel_2(start: list[Run], tmp_path: Path) -> None:
     trained(start, tmp_path, "generator.tensor_parallel_size=2")

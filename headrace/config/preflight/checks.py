@@ -6,12 +6,7 @@ folders, files, ports and memory. Both raise UserError with one line.
 
 from pathlib import Path
 
-from headrace.config.device_defaults import (
-    gpu_places,
-    ranks_on_gpus,
-    resolve,
-    resolve_generator,
-)
+from headrace.config.device_defaults import gpu_places, ranks_on_gpus, resolve, resolve_generator
 from headrace.config.estimates.memory import DTYPE_BYTES, gpu_memory, host_memory
 from headrace.config.estimates.model_shape import ModelShape, model_shape
 from headrace.config.preflight.value_model import check_value_model
@@ -139,7 +134,7 @@ def check_gpus(config: RunConfig, hardware: Hardware) -> None:
         (
             asks and not count,
             f"{'vLLM is built for CUDA' if vllm else 'learner.device is cuda'}, but there is no "
-            f"GPU: {hardware.without}; `headrace doctor` says more",
+            f"GPU: {hardware.without or 'none is offered'}; `headrace doctor` says more",
         ),
         (
             count and width > count,

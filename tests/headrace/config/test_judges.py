@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.config.device_defaults import resolve
 from headrace.config.estimates.memory import host_memory
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.loading.recipe import load_recipe
@@ -14,7 +15,7 @@ from headrace.config.sections.reward import RewardConfig
 from headrace.config.sections.run import RunConfig
 from headrace.config.validation.reward_rules import reward_problems
 from headrace.errors import UserError
-from headrace.host.hardware import GIB
+from headrace.host.hardware import GIB, Hardware
 from tests.headrace.conftest import write_model
 
 
@@ -55,10 +56,13 @@ def test_a_judge_takes_memory(make_config: Callable[..., RunConfig], tmp_path: P
     folder = write_model(tmp_path / "fair", parameters=1_000_000)
     shape = model_shape(folder)
     judges = f'reward.judges.fair={{path="{folder}",kv_cache_gib=2}}'
-    plain = host_memory(make_config("generator.dtype=float32"), shape, on_gpu=False)
-    judged = make_config(judges, "generator.dtype=float32")
+    cpu = Hardware((0, 1), 64 * GIB, 64 * GIB)
+    plain, judged = (resolve(make_config(*words), cpu).config for words in ((), (judges,)))
     with_judge = host_memory(judged, shape, on_gpu=False)
-    assert with_judge.total - plain.total == with_judge.parts["judge fair"]
+    assert (
+        with_judge.total - host_memory(plain, shape, on_gpu=False).total
+        == (with_judge.parts["judge fair"])
+    )
     assert with_judge.parts["judge fair"] > 2 * GIB + 8_000_000
     assert host_memory(judged, shape, on_gpu=True).parts["judge fair"] < 2 * GIB
 

@@ -2,6 +2,7 @@
 built for CUDA as far as its file of versions says. Nothing starts on them.
 """
 
+import argparse
 import json
 import os
 import shutil
@@ -12,7 +13,11 @@ from typing import Any
 
 import pytest
 
-from headrace.host.hardware import GIB, MIB
+from headrace.config.sections.run import RunConfig
+from headrace.host.hardware import GIB, MIB, Gpu, Hardware
+from headrace.run_files.run_folder import read_config
+from headrace_cli.commands.checks.preflight import check_start
+from headrace_cli.commands.run.train import prepared
 from tests.integration.runs import REPOSITORY
 from tests.scripted_driver import Card, answers, cuda_machine
 
@@ -155,6 +160,38 @@ def test_the_doctor_names_what_will_not_work(
     found = [f for f in said["findings"] if f["topic"] == topic]
     assert level in {finding["level"] for finding in found}
     assert any(text in finding["text"] for finding in found)
+
+
+def prepared_on(recipe: str | None, resume: str | None, root: Path, gpus: int) -> RunConfig:
+    """The configuration that `headrace train` writes down on a machine with so many GPUs."""
+    cards = tuple(Gpu(index, "card", 80 * GIB) for index in range(gpus))
+    machine = Hardware((0, 1), 64 * GIB, 64 * GIB, cards)
+    asked = argparse.Namespace(recipe=recipe, resume=resume, root=str(root), overrides=[])
+    run_dir, config = prepared(asked, lambda config: check_start(config, machine))
+    assert read_config(run_dir) == config
+    return config
+
+
+def test_a_resumed_run_keeps_the_learners_values(tmp_path: Path, recipe: Path) -> None:
+    """They are chosen once, for the machine on which the run begins; generators choose anew."""
+    begun = prepared_on(str(recipe), None, tmp_path, gpus=2)
+    learner = begun.learner
+    assert (learner.precision, learner.zero_stage, learner.gradient_checkpointing) == (
+        "bfloat16", 2, True,
+    )  # fmt: skip
+    assert (begun.generator.dtype, begun.generator.max_num_seqs) == ("auto", None)
+    again = prepared_on(None, "latest", tmp_path, gpus=0)
+    assert (again.learner, again.generator) == (begun.learner, begun.generator)
+
+
+def test_a_stage_that_bfloat16_cannot_have_is_raised_and_said(
+    tmp_path: Path, recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe.write_text(recipe.read_text() + '[learner]\nprecision = "bfloat16"\nzero_stage = 1\n')
+    assert prepared_on(str(recipe), None, tmp_path, gpus=0).learner.zero_stage == 2
+    assert capsys.readouterr().err == (
+        "learner.zero_stage = 2 (not 1: bfloat16 sums gradients in float32 from there on)\n"
+    )
 
 
 def test_make_knows_the_gpu_tests() -> None:
