@@ -25,6 +25,7 @@ from generators.engines.vllm_engine import cache_folder
 from generators.rollout.cpu_affinity import Cores
 from generators.rollout.loop import GeneratorLoop
 from headrace.config.device_defaults import ALONE, USED_SHARE, Company, Resolved, resolve_generator
+from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError, exit_code
@@ -111,9 +112,10 @@ def build_engine(config: RunConfig) -> Engine:
 
 def chosen_here(config: RunConfig, company: Company = ALONE) -> Resolved:
     """The configuration with what it leaves open to generators chosen for this host."""
-    gpus = detect().gpus
-    shape = model_shape(Path(config.model.path)) if gpus and company.ranks else None
-    return resolve_generator(config, gpus, company, shape)
+    gpus, taken = detect().gpus, 0
+    if gpus and company.ranks:
+        taken = gpu_memory(config, model_shape(Path(config.model.path))).total
+    return resolve_generator(config, gpus, company, taken)
 
 
 async def check_hot(engine: Engine, *, temperature: float) -> None:

@@ -58,9 +58,9 @@ class Places(NamedTuple):
     generators: tuple[tuple[str, ...], ...]
 
     def company(self, *devices: str) -> Company:
-        """The most that work on one of these GPUs."""
-        return max((Company(*(sum(d in own for own in side) for side in self)) for d in devices),
-                   default=ALONE)  # fmt: skip
+        """The most that work on one of these GPUs; nobody else where there are none."""
+        each = [Company(*(sum(d in own for own in side) for side in self)) for d in devices]
+        return max(each, default=ALONE)
 
 
 def ranks_on_gpus(config: RunConfig) -> int:
@@ -88,7 +88,8 @@ def resolve(config: RunConfig, hardware: Hardware, shape: ModelShape | None = No
     config, learner = resolve_learner(config, on_gpu=bool(hardware.gpus))
     places = gpu_places(config, hardware.gpus)
     company = places.company(*(device for own in places.generators for device in own))
-    config, generator = resolve_generator(config, hardware.gpus, company, shape)
+    taken = gpu_memory(config, shape).total if shape is not None else 0
+    config, generator = resolve_generator(config, hardware.gpus, company, taken)
     return Resolved(config, learner + generator)
 
 
@@ -113,22 +114,17 @@ def resolve_learner(config: RunConfig, *, on_gpu: bool) -> Resolved:
 
 
 def resolve_generator(
-    config: RunConfig,
-    gpus: Sequence[Gpu],
-    company: Company = ALONE,
-    shape: ModelShape | None = None,
+    config: RunConfig, gpus: Sequence[Gpu], company: Company = ALONE, taken: int = 0
 ) -> Resolved:
-    """The keys of a generator that sees these GPUs (none: it is on a CPU) in this company. Of the
-    learner nothing is open."""
+    """The keys of a generator that sees these GPUs (none: it is on a CPU) in this company. `taken`:
+    bytes of a GPU that each learner rank is reckoned to take."""
     on_gpu, share = bool(gpus), USED_SHARE
     why = shared = f"the generator is on a {'GPU' if on_gpu else 'CPU'}"
     if on_gpu and company != ALONE:
-        room = min(gpu.memory_bytes for gpu in gpus)
-        taken = company.ranks * gpu_memory(config, shape).total if shape is not None else 0
-        share = max(1, math.floor(100 * (share - taken / room) / max(1, company.generators))) / 100
-        shared = (
-            f"beside {taken / GIB:.1f} GiB of the learner, for {company.generators} generator(s)"
-        )
+        ranks, generators = company
+        left = share - ranks * taken / min(gpu.memory_bytes for gpu in gpus)
+        share = max(1, math.floor(100 * left / max(1, generators))) / 100
+        shared = f"for {generators} on a GPU beside {ranks * taken / GIB:.1f} GiB of the learner"
     values = {
         "dtype": ("bfloat16" if on_gpu else "float32", why),
         "enforce_eager": (not on_gpu, why),

@@ -202,29 +202,21 @@ def _with_gpus(machine: Hardware) -> Hardware:
     """The machine with its GPUs and their driver, or with why it has none."""
     told = nvidia_smi("-q", "-x") or ""
     try:
-        gpus = list(_listed(ElementTree.fromstring(told)))
+        gpus = tuple(_listed(ElementTree.fromstring(told)))
     except ElementTree.ParseError:
         return replace(machine, without="nvidia-smi lists none")
     versions = dict(re.findall(r"<(driver|kmd|cuda)(?:_umd)?_version>([\d.]+)<", told))
-    machine = replace(
-        machine,
-        driver=versions.get("driver") or versions.get("kmd", ""),
-        driver_cuda=versions.get("cuda", ""),
-    )
+    driver = versions.get("driver") or versions.get("kmd", "")
+    machine = replace(machine, driver=driver, driver_cuda=versions.get("cuda", ""))
     if machine.torch_cuda is None:
         return replace(machine, without=f"torch is a CPU build ({len(gpus)} listed)")
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
-        return replace(machine, gpus=tuple(gpus), without="" if gpus else "nvidia-smi lists none")
-    left, stray = visible_gpus(gpus, names)
-    said = f"CUDA_VISIBLE_DEVICES = {names!r}"
-    known = ", ".join(gpu.device for gpu in gpus)
-    return replace(
-        machine,
-        gpus=left,
-        without="" if left else f"{said} leaves none",
-        misnamed=f"{said}: {stray!r} names none of {known}, or one twice" if stray else "",
-    )
+        return replace(machine, gpus=gpus, without="" if gpus else "nvidia-smi lists none")
+    (left, stray), said = visible_gpus(gpus, names), f"CUDA_VISIBLE_DEVICES = {names!r}"
+    wrong = f"{said}: {stray!r} names none of {', '.join(g.device for g in gpus)}, or one twice"
+    without = "" if left else f"{said} leaves none"
+    return replace(machine, gpus=left, without=without, misnamed=wrong if stray else "")
 
 
 def nvidia_smi(*arguments: str) -> str | None:
@@ -243,25 +235,16 @@ def _answer(program: str, *arguments: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-_LISTED = re.compile(r"^GPU (\d+):|^\s+MIG .*Device +(\d+): \(UUID: (\S+)\)", re.MULTILINE)
-
-
 def _listed(log: ElementTree.Element) -> Iterator[Gpu]:
-    """The GPUs of nvidia-smi's XML, each MIG device for itself; those whose memory it does not say
-    are left out."""
-    uuids: dict[tuple[int, int], str] = {}
-    if log.find(".//mig_device") is not None:  # their UUIDs stand in another list alone
-        index = 0
-        for own, device, uuid in _LISTED.findall(nvidia_smi("-L") or ""):
-            index = int(own) if own else index
-            if uuid:
-                uuids[index, int(device)] = uuid
+    """The GPUs of nvidia-smi's XML, each MIG device for itself, whose UUID only another list has;
+    those whose memory it does not say are left out."""
+    mig = log.find(".//mig_device") is not None
+    uuids = iter(re.findall(r"\(UUID: (MIG-[^)]+)\)", (mig and nvidia_smi("-L")) or ""))
     for index, entry in enumerate(log.iter("gpu")):
         name = entry.findtext("product_name", "GPU")
         places = [(name, entry, entry.findtext("uuid", ""))]
         if entry.findtext("mig_mode/current_mig") == "Enabled":
-            numbers = [(int(d.findtext("index", "0")), d) for d in entry.iter("mig_device")]
-            places = [(f"{name} MIG {n}", d, uuids.get((index, n), "")) for n, d in numbers]
+            places = [(f"{name} MIG", d, next(uuids, "")) for d in entry.iter("mig_device")]
         for title, place, uuid in places:
             total, free = (_mib(place.findtext(f"fb_memory_usage/{x}")) for x in ("total", "free"))
             if total is not None:

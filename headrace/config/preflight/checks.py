@@ -176,12 +176,11 @@ def _check_memory(config: RunConfig, hardware: Hardware, shape: ModelShape) -> N
             f"({need.text()}), {hardware.available_bytes / GIB:.1f} GiB are free; lower "
             "generator.kv_cache_gib, learner.micro_batch_tokens or the size of the model"
         )
-    config = config.model_copy(update={"learner": run.learner})
     places, rank = gpu_places(run, hardware.gpus), gpu_memory(run, shape)
     weights = shape.parameters * DTYPE_BYTES[run.generator.dtype]
     for gpu in hardware.gpus:
         company, free = places.company(gpu.device), gpu.free_bytes
-        own = resolve_generator(config, [gpu], company, shape).config.generator
+        own = resolve_generator(config, [gpu], company, rank.total).config.generator
         engines = company.generators if own.engine == "vllm" else 0
         each = int(gpu.memory_bytes * (own.gpu_memory_utilization or 0))
         total, room = company.ranks * rank.total + engines * each, gpu.memory_bytes

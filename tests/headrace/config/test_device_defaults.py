@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headrace.config.device_defaults import (
-    ALONE,
     Company,
     gpu_places,
     resolve,
@@ -143,7 +142,7 @@ def test_the_learner_claims_its_memory_of_a_shared_gpu_first(make_config: Make) 
     cards = machine(80).gpus
     for generators in (1, 2):
         company = Company(1, generators)
-        share = resolve_generator(config, cards, company, QWEN).config.generator
+        share = resolve_generator(config, cards, company, taken).config.generator
         exact = (0.9 - taken / (80 * GIB)) / generators
         assert share.gpu_memory_utilization == pytest.approx(exact, abs=0.01)
         assert (share.gpu_memory_utilization or 1) <= exact
@@ -155,13 +154,13 @@ def test_the_learner_claims_its_memory_of_a_shared_gpu_first(make_config: Make) 
     ("overrides", "gpus", "learner", "generators"),
     [
         ((), 1, ["0"], [("0", Company(1, 1))]),
-        ((), 2, ["0"], [("1", ALONE)]),
+        ((), 2, ["0"], [("1", Company())]),
         (("generator.count=2",), 2, ["0"], [("1", PAIR)] * 2),
-        (("generator.count=3",), 3, ["0"], [("1", PAIR), ("2", ALONE), ("1", PAIR)]),
+        (("generator.count=3",), 3, ["0"], [("1", PAIR), ("2", Company()), ("1", PAIR)]),
         (("learner.ranks=2",), 2, ["0", "1"], [("0", Company(1, 1))]),
         (("generator.tensor_parallel_size=2",), 2, ["0"], [("0,1", Company(1, 1))]),
-        (("learner.device=cpu",), 1, [""], [("0", ALONE)]),
-        (("evaluation.only=true",), 2, [""], [("0", ALONE)]),
+        (("learner.device=cpu",), 1, [""], [("0", Company())]),
+        (("evaluation.only=true",), 2, [""], [("0", Company())]),
     ],
 )  # fmt: skip
 def test_who_shares_a_gpu(
