@@ -97,7 +97,7 @@ def test_a_choice_of_plugins_has_ours_as_well(chosen: str | None, told: str | No
         assert os.environ.get("VLLM_PLUGINS") == told
 
 
-@pytest.mark.parametrize("owner", [None, str(os.getpid()), "1"])
+@pytest.mark.parametrize("owner", [None, str(os.getpid()), "1"], ids=["none", "own", "other"])
 def test_the_entry_point_does_nothing_outside_of_an_engine(owner: str | None) -> None:
     """Without a generator that owns it, in the generator, and in other programs that it starts."""
     signal_of_death = ctypes.c_int(-1)
