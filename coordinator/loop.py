@@ -29,7 +29,7 @@ from coordinator.parts import build_parts
 from coordinator.phases import Phases
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import MetricsSampled, ProcessChanged
-from headrace.protocol.transport.identity import name_of
+from headrace.protocol.transport.endpoints import name_of
 from headrace.trajectory.trajectories import Trajectory
 
 TICK_S = 0.1

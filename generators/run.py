@@ -33,7 +33,7 @@ from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of, detect, has_gpu
 from headrace.host.work import Work
 from headrace.protocol.messages.control import FireSampling, Hello, Refused, Welcome
-from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link
 
 _LOG = logging.getLogger("headrace.generator")

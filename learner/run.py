@@ -24,7 +24,7 @@ from headrace.host import stack_dumps
 from headrace.host.hardware import cores_of, has_gpu
 from headrace.host.work import Work
 from headrace.protocol.messages.control import Trouble
-from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Link
 from learner.loop import run_loop
 from learner.models.deepspeed_engine import join_ranks

@@ -19,9 +19,8 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError, UserError, exit_code
 from headrace.host import stack_dumps
 from headrace.protocol.messages.control import Goodbye, Hello, Refused, Shutdown, Welcome
-from headrace.protocol.transport.heartbeat import Pulse
-from headrace.protocol.transport.identity import identity_of
-from headrace.protocol.transport.sockets import Dealer, Link
+from headrace.protocol.transport.endpoints import identity_of
+from headrace.protocol.transport.sockets import Dealer, Link, Pulse
 from rewards.worker.loop import serve
 from rewards.worker.pool import Pool
 

@@ -37,9 +37,8 @@ from headrace.protocol.records.record_types import (
     TrajectoryEnded,
     UpdateCommitted,
 )
-from headrace.protocol.transport.heartbeat import Pulse
-from headrace.protocol.transport.identity import identity_of
-from headrace.protocol.transport.sockets import Dealer, Link
+from headrace.protocol.transport.endpoints import identity_of
+from headrace.protocol.transport.sockets import Dealer, Link, Pulse
 from storage.run_store import RunStore
 from tests.coordinator.peers import CoordinatorProcess, ScriptedLearner
 

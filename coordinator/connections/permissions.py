@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from coordinator.connections.message_checks import diagnostics_problem
 from headrace.protocol.messages import control as m
-from headrace.protocol.transport.identity import name_of
+from headrace.protocol.transport.endpoints import name_of
 from headrace.trajectory.windows import Window
 
 _ALWAYS: frozenset[type[m.Message]] = frozenset({m.Hello, m.Heartbeat, m.Goodbye})

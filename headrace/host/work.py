@@ -18,8 +18,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from headrace.protocol.messages.control import Heartbeat, Progress
-from headrace.protocol.transport.heartbeat import Pulse
-from headrace.protocol.transport.sockets import Link
+from headrace.protocol.transport.sockets import Link, Pulse
 
 MOST_S, SHARE = 30.0, 0.1
 """What has moved is said after so many seconds, or this share of the stall time-out."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages.control import Command, Hello, Refused, Status, StatusRequest
-from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 from headrace.run_files.run_folder import ANNOUNCED
 

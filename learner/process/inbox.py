@@ -31,7 +31,7 @@ from headrace.protocol.messages.control import (
     WeightRequest,
     Welcome,
 )
-from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import BlockingDealer, Link
 
 _LOG = logging.getLogger("headrace.learner")

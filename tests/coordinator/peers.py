@@ -18,7 +18,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.protocol.messages import control as m
 from headrace.protocol.messages.batches import Shard
 from headrace.protocol.token_spans import Span
-from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Dealer, Link
 from learner.batching.shards import merged
 from learner.process.update_log import AppliedLog

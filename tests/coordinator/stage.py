@@ -17,7 +17,7 @@ from headrace.protocol.messages import control as m
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
 from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.codec import MAGIC, message_codec
-from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.endpoints import identity_of
 from storage.run_store import RunStore
 from tests.coordinator.test_loop import run_config
 

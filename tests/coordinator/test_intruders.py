@@ -26,9 +26,8 @@ from headrace.protocol.records.record_types import (
 from headrace.protocol.token_spans import Span
 from headrace.protocol.transport.codec import MAGIC
 from headrace.protocol.transport.curve import make_keys
-from headrace.protocol.transport.heartbeat import Pulse
-from headrace.protocol.transport.identity import identity_of
-from headrace.protocol.transport.sockets import Dealer, Link
+from headrace.protocol.transport.endpoints import identity_of
+from headrace.protocol.transport.sockets import Dealer, Link, Pulse
 from tests.coordinator.peers import (
     CoordinatorProcess,
     ScriptedGenerator,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.protocol.messages import control as m
-from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.endpoints import identity_of
 from tests.coordinator.stage import GENERATOR, Stage, endless, staged
 
 

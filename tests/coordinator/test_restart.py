@@ -23,9 +23,8 @@ from headrace.protocol.records.record_types import (
     UpdateCommitted,
 )
 from headrace.protocol.token_spans import Span
-from headrace.protocol.transport.heartbeat import Pulse
-from headrace.protocol.transport.identity import identity_of
-from headrace.protocol.transport.sockets import Dealer, Link
+from headrace.protocol.transport.endpoints import identity_of
+from headrace.protocol.transport.sockets import Dealer, Link, Pulse
 from headrace.run_files.update_log import compare
 from storage.audit import audit_run, recount_ledger
 from tests.coordinator.peers import CoordinatorProcess, ScriptedLearner, ScriptedReward, until

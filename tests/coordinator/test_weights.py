@@ -21,7 +21,7 @@ from headrace.protocol.records.record_types import (
     UpdateCommitted,
     WindowsDropped,
 )
-from headrace.protocol.transport.heartbeat import Pulse
+from headrace.protocol.transport.sockets import Pulse
 from headrace.run_files.update_log import compare
 from tests.coordinator.peers import (
     CoordinatorProcess,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.errors import ProtocolError
 from headrace.protocol.messages import control as m
 from headrace.protocol.transport.codec import message_codec
-from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.endpoints import identity_of
 from tests.coordinator.stage import (
     GENERATOR,
     LEARNER,

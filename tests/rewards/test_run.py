@@ -29,7 +29,7 @@ from headrace.protocol.messages.control import (
     Welcome,
 )
 from headrace.protocol.transport.curve import make_keys
-from headrace.protocol.transport.identity import name_of
+from headrace.protocol.transport.endpoints import name_of
 from headrace.protocol.transport.sockets import Router
 from tests.rewards.items import item, user_function
 

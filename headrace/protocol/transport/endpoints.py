@@ -2,17 +2,41 @@
 
 Comes in: messages to send, and frames that arrived. Goes out: frames, messages, and what is
 answered at once. What is no message is counted, and told to `on_reject` where there is one; nothing
-here raises for what arrives.
+here raises for what arrives. A process's sockets have the identity NAME~SECRET, made anew for each
+process: nobody else can guess it, so that it tells a process from another one that merely uses the
+same name.
 """
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
 
-from headrace.errors import ProtocolError
+from headrace.errors import ProtocolError, UserError
+from headrace.protocol.fields import NAME
 from headrace.protocol.messages.control import Hello, Message
 from headrace.protocol.transport.codec import Codec, message_codec
 from headrace.protocol.transport.delivery import Delivery, Frames, Place
-from headrace.protocol.transport.identity import PULSE_SUFFIX
+
+_MARK = "~"
+PULSE_SUFFIX = "#pulse"
+"""Of the identity of the socket from which a process sends heartbeats."""
+
+
+def identity_of(name: str) -> str:
+    """An identity for the sockets of one process. UserError where the coordinator would not take
+    the name."""
+    if not re.match(NAME, name):
+        raise UserError(
+            f"{name!r} cannot be the name of a process: letters, digits, '.', '_' and '-' can, "
+            "64 at most"
+        )
+    return f"{name}{_MARK}{secrets.token_hex(8)}"
+
+
+def name_of(identity: str) -> str | None:
+    """The name in an identity, or None where the identity has no secret."""
+    name, _, secret = identity.partition(_MARK)
+    return name if secret else None
 
 
 def _read(

@@ -2,7 +2,7 @@
 
 `Router` (coordinator) and `Dealer` (every role) are asyncio objects; `BlockingRouter` and
 `BlockingDealer` are for the learner, which has no event loop. A peer's identity begins with its
-process name (`identity.py`). What cannot be decoded is counted by `rejected` and reported to
+process name (`endpoints.py`). What cannot be decoded is counted by `rejected` and reported to
 `on_reject`; it never raises out of `receive`. From the Hello that a router takes (`begin`) until
 its `end`, messages both ways arrive once and in their order, also where connections break
 (`delivery.py`). Sockets use CURVE keys where they are given a folder of them (all sockets of a run
@@ -10,7 +10,9 @@ are); without keys a router binds to loopback only.
 """
 
 import asyncio
+import contextlib
 import ipaddress
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -19,10 +21,10 @@ import zmq
 import zmq.asyncio
 
 from headrace.errors import RunFailedError, UserError
-from headrace.protocol.messages.control import Message
+from headrace.protocol.messages.control import Heartbeat, Message
 from headrace.protocol.transport.curve import Gate, enter
 from headrace.protocol.transport.delivery import Frames
-from headrace.protocol.transport.endpoints import RoleEnd, RouterEnd
+from headrace.protocol.transport.endpoints import PULSE_SUFFIX, RoleEnd, RouterEnd
 
 LINGER_MS = 2000
 
@@ -342,3 +344,39 @@ class BlockingDealer(_Connected):
             if message is not None:
                 return message
         return None
+
+
+class Pulse(contextlib.AbstractContextManager["Pulse"]):
+    """Heartbeats from a thread and a socket of their own (`IDENTITY#pulse`), or what `says` gives
+    instead (None: nothing), so that a process in a long step is not taken for dead."""
+
+    def __init__(
+        self,
+        link: Link,
+        name: str,
+        *,
+        interval_s: float,
+        says: Callable[[], Message | None] = Heartbeat,
+    ) -> None:
+        self._link, self._name, self._interval_s, self._says = link, name, interval_s, says
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+
+    def __enter__(self) -> "Pulse":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=3.0)
+
+    def _beat(self) -> None:
+        dealer = BlockingDealer(self._link, self._name + PULSE_SUFFIX)
+        try:
+            with contextlib.suppress(RunFailedError):  # The other socket says so.
+                while not self._stop.is_set():
+                    if (message := self._says()) is not None:
+                        dealer.send(message)
+                    self._stop.wait(self._interval_s)
+        finally:
+            dealer.close()

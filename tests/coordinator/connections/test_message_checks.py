@@ -24,7 +24,7 @@ from coordinator.connections.versions import Versions
 from coordinator.dispatch.leases import Given
 from headrace.protocol.messages import control as m
 from headrace.protocol.token_spans import Span
-from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.endpoints import identity_of
 from headrace.trajectory.trajectories import Trajectory
 from tests.coordinator.stage import (
     GENERATOR,

@@ -17,7 +17,7 @@ from coordinator.connections.permissions import (
 from headrace.errors import UserError
 from headrace.protocol.messages import control as m
 from headrace.protocol.messages.diagnostics import COLUMN_NAMES, TokenDiagnostics
-from headrace.protocol.transport.identity import identity_of, name_of
+from headrace.protocol.transport.endpoints import identity_of, name_of
 from headrace.trajectory.windows import Window, trajectory_of
 from tests.headrace.protocol.samples import sample_of
 

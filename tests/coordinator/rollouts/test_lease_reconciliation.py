@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from headrace.protocol.messages import control as m
 from headrace.protocol.records.record_types import Incident, ProcessChanged, TokensLost
-from headrace.protocol.transport.identity import identity_of
+from headrace.protocol.transport.endpoints import identity_of
 from storage.audit import audit_run
 from tests.coordinator.peers import CoordinatorProcess, ScriptedReward, until
 from tests.coordinator.stage import GENERATOR, Stage, endless, staged

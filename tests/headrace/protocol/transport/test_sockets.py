@@ -25,12 +25,12 @@ from headrace.protocol.messages.control import (
 )
 from headrace.protocol.transport.codec import MAGIC
 from headrace.protocol.transport.curve import has_keys, load_key, make_keys
-from headrace.protocol.transport.heartbeat import Pulse
 from headrace.protocol.transport.sockets import (
     BlockingDealer,
     BlockingRouter,
     Dealer,
     Link,
+    Pulse,
     Router,
     is_loopback,
 )
@@ -234,7 +234,7 @@ async def test_pulse_does_not_take_the_place_of_the_process() -> None:
 async def test_pulse_of_a_process_that_ends_holds_nobody_up() -> None:
     """No coordinator: the process must be able to end all the same."""
     code = (
-        "from headrace.protocol.transport.heartbeat import Pulse\n"
+        "from headrace.protocol.transport.sockets import Pulse\n"
         "from headrace.protocol.transport.sockets import Link\n"
         "with Pulse(Link('tcp://127.0.0.1:1'), 'reward-0', interval_s=0.01): pass\n"
         "print('ended')"
