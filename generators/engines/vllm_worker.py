@@ -8,19 +8,17 @@ asked (`headrace.host.stack_dumps`) and gather the tokens that EngineCore sends 
 `WeightLoader` is mixed into vLLM's worker class and replaces its weights from a safetensors file.
 """
 
-import ctypes
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 from generators.engines.vllm_gather import TOKENS_VARIABLE
 from generators.engines.vllm_gather import install as install_gatherer
 from headrace.host import stack_dumps
+from headrace.host.process_reaper import die_with
 
 OWNER_VARIABLE = "HEADRACE_ENGINE_OWNER"
-_PR_SET_PDEATHSIG = 1
 
 
 def install() -> None:
@@ -37,16 +35,6 @@ def install() -> None:
 
         install_gatherer(int(os.environ.get(TOKENS_VARIABLE, "1")))
         EngineCore.headrace_pid = lambda engine: os.getpid()
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel for SIGKILL when the parent's thread that started this process ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    # It may have died before the request was made.
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 class WeightLoader:

@@ -9,6 +9,7 @@ ends nobody; its owner starts another one when it notices (`renew`, or anything 
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,6 +17,19 @@ import sys
 import time
 
 GRACE_S = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the parent's thread that started this process ends, however
+    it does."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # It may have died before the request was made.
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def signal_groups(groups: set[int], number: int) -> set[int]:

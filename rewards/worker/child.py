@@ -9,8 +9,6 @@ child goes on.
 """
 
 import asyncio
-import ctypes
-import os
 import resource
 import signal
 import sys
@@ -23,6 +21,7 @@ import msgspec
 from headrace.config.sections.reward import SourceConfig
 from headrace.errors import UserError
 from headrace.host import stack_dumps
+from headrace.host.process_reaper import die_with
 from headrace.protocol.messages.control import ScoreItem
 from headrace.protocol.transport.stdio import take_streams
 from rewards.build import build_verifier
@@ -44,16 +43,6 @@ from rewards.worker.pipe import (
 )
 
 MEMORY_BYTES = 4 << 30
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with(worker: int) -> None:
-    """Be killed by the kernel when the worker ends, however it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have ended before the kernel was asked.
-    if os.getppid() != worker:
-        raise SystemExit(1)
 
 
 def limit_memory(num_bytes: int) -> None:
