@@ -7,6 +7,7 @@ group.
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from headrace.config.device_defaults import USED_SHARE
 from headrace.config.estimates.memory import gpu_memory
 from headrace.config.estimates.model_shape import model_shape
 from headrace.config.sections.run import RunConfig
+from headrace.errors import UserError
+from headrace.host.hardware import has_gpu
 from headrace.host.work import Work
 
 
@@ -81,6 +84,21 @@ class Place:
         if not (self.forward_together and self.world > 1):
             return count
         return int(self.largest(torch.tensor(count, device=self.device)).item())
+
+
+def choose_device(
+    wanted: Literal["auto", "cpu", "cuda"], rank: int = 0, *, key: str = "learner.device"
+) -> torch.device:
+    """The device of a host's rank of this number; UserError where the configuration asks by `key`
+    for one that is not there."""
+    found = has_gpu()
+    if wanted == "cuda" and not found:
+        raise UserError(f"{key} is cuda, but torch sees no GPU; use {key}=cpu")
+    if wanted == "cpu" or not found:
+        return torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
 
 
 def claim_memory(config: RunConfig, device: torch.device) -> None:

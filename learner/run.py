@@ -21,11 +21,12 @@ import torch
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError, exit_code
 from headrace.host import stack_dumps
-from headrace.host.hardware import cores_of, has_gpu
+from headrace.host.hardware import cores_of
 from headrace.host.work import Work
 from headrace.protocol.messages.control import Trouble
 from headrace.protocol.transport.endpoints import identity_of
 from headrace.protocol.transport.sockets import Link
+from learner.device import choose_device
 from learner.loop import run_loop
 from learner.models.deepspeed_engine import join_ranks
 from learner.process.inbox import NAME, Inbox, Weights
@@ -78,7 +79,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.world_size != config.learner.ranks:
         raise UserError(f"--world-size {options.world_size}, but learner.ranks is "
                         f"{config.learner.ranks}")  # fmt: skip
-    device = choose_device(config, options.local_rank)
+    device = choose_device(config.learner.device, options.local_rank)
     if device.type == "cpu":
         use_cores(config, options.cpus)
     join_ranks(
@@ -103,14 +104,15 @@ def _run(options: argparse.Namespace) -> None:
                 )  # fmt: skip
             inbox, publisher = None, None
             if options.rank == 0:
-                publisher = stack.enter_context(_publisher(config, options, trainer))
-                inbox = stack.enter_context(
-                    Inbox(
-                        options.connect,
-                        config.transport,
-                        weights=lambda: weights_of(trainer),
-                        work=work,
+                publisher = stack.enter_context(
+                    Publisher(
+                        options.run_dir.name, options.run_dir, config.transport,
+                        num_bytes=trainer.policy_bytes, coordinator=options.connect,
+                        tell=lambda text: trainer.tell(text),
                     )
+                )  # fmt: skip
+                inbox = stack.enter_context(
+                    Inbox(link, config.transport, weights=lambda: weights_of(trainer), work=work)
                 )
                 trainer.notices = _skipped(options.run_dir / "checkpoints", trainer)
                 trainer.tell = _telling(inbox)
@@ -149,30 +151,6 @@ def _telling(inbox: Inbox) -> Callable[[str], None]:
         inbox.send(Trouble(kind="disk", text=text, waits=True))
 
     return tell
-
-
-def _publisher(config: RunConfig, options: argparse.Namespace, trainer: Trainer) -> Publisher:
-    return Publisher(
-        options.run_dir.name,
-        options.run_dir,
-        config.transport,
-        num_bytes=trainer.policy_bytes,
-        coordinator=options.connect,
-        tell=lambda text: trainer.tell(text),
-    )
-
-
-def choose_device(config: RunConfig, rank: int) -> torch.device:
-    """The device of a host's rank of this number; UserError where the configuration asks for one
-    that is not there."""
-    wanted, found = config.learner.device, has_gpu()
-    if wanted == "cuda" and not found:
-        raise UserError("learner.device is cuda, but torch sees no GPU; use learner.device=cpu")
-    if wanted == "cpu" or not found:
-        return torch.device("cpu")
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def use_cores(config: RunConfig, cpus: list[int] | None) -> None:

@@ -54,21 +54,19 @@ class Inbox:
 
     def __init__(
         self,
-        address: str,
+        link: Link,
         transport: TransportConfig,
         *,
         weights: Callable[[], Weights],
-        work: Work | None = None,
+        work: Work,
     ) -> None:
         """`weights` tells which ones the learner has now, `work` how far it is."""
-        link = Link.from_config(transport, address)
         self._transport, self._weights = transport, weights
         self._told: str | None = None
         """The checkpoint whose restoring a coordinator has heard of."""
         self._greetings = 0
         identity = identity_of(NAME)
         self._dealer = BlockingDealer(link, identity)
-        work = work or Work(transport.stall_timeout_s)
         self._pulse = work.pulse(link, identity, transport.heartbeat_s)
         self._ending: str | None = None
         self._answered = self._awaits_answer = False

@@ -52,7 +52,7 @@ def obstacle(config: RunConfig, run_dir: Path, update: int, after: int | None) -
     """Why an update cannot be computed again with its models; None where it can. `after`: the batch
     that was the last one in the weights."""
     ranks, room = config.learner.ranks, _room_for_ranks(config)
-    if _is_cut(config) and ranks > room:
+    if config.learner.zero_stage and ranks > room:
         return (
             f"its optimizer state is cut for learner.ranks = {ranks}, each with a GPU of its own, "
             f"and this machine has {room}"
@@ -135,11 +135,6 @@ def rerun(
     return Rerun(done, weights, "cuda" if _on_gpus(config) else "cpu")
 
 
-def _is_cut(config: RunConfig) -> bool:
-    """Whether each rank has an optimizer state of its own."""
-    return bool(config.learner.zero_stage) or config.learner.precision == "bfloat16"
-
-
 def _on_gpus(config: RunConfig) -> bool:
     return config.learner.device != "cpu" and has_gpu()
 
@@ -171,14 +166,15 @@ def _compute(rank: int, folder: Path, port: int, batch: Batch, shares: Sequence[
         os.dup2(log.fileno(), 1)  # What libraries print is not the answer.
         os.dup2(log.fileno(), 2)
     from learner.batching.shards import merged
+    from learner.device import choose_device
     from learner.models.deepspeed_engine import join_ranks
     from learner.process.trainer import Trainer
-    from learner.run import REPRODUCIBLE, choose_device, use_cores
+    from learner.run import REPRODUCIBLE, use_cores
 
     # MKL reads it at its first product.
     os.environ.update({k: v for k, v in REPRODUCIBLE.items() if k not in os.environ})
     config = RunConfig.model_validate_json((folder / RESOLVED).read_text())
-    device = choose_device(config, rank)
+    device = choose_device(config.learner.device, rank)
     if device.type == "cpu":
         use_cores(config, None)
     join_ranks(rank=rank, world_size=len(shares), port=port, device=device)

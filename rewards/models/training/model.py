@@ -19,7 +19,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 from headrace.config.sections.learner import LearnerConfig, OptimizerConfig
 from headrace.config.sections.reward_model import EngineConfig, RewardModelConfig, TrainingConfig
 from headrace.errors import UserError
-from headrace.host.hardware import free_port, has_gpu
+from headrace.host.hardware import free_port
+from learner.device import choose_device
 from learner.models.deepspeed_engine import DeepSpeedEngine, join_ranks
 from learner.models.forward import PolicyNetwork, ValueNetwork
 from learner.models.loading import load_critic, load_policy
@@ -45,7 +46,7 @@ class Model:
     ) -> None:
         """Load the model of the recipe or of a checkpoint; UserError where there is none."""
         self._config, self.tokenizer = config, tokenizer
-        self.device = choose_device(config.engine)
+        self.device = choose_device(config.engine.device, key="engine.device")
         if self.device.type == "cpu":
             torch.set_num_threads(config.engine.threads)
         torch.manual_seed(config.seed)
@@ -147,14 +148,6 @@ def check_start(config: RewardModelConfig, tokenizer: Any) -> None:
             f"model.critic_path = {start!r} has another tokenizer than model.path; start from "
             "models with the same one"
         )
-
-
-def choose_device(engine: EngineConfig) -> torch.device:
-    """The device to train on; UserError where the recipe asks for one that is not there."""
-    found = has_gpu()
-    if engine.device == "cuda" and not found:
-        raise UserError("engine.device is cuda, but torch sees no GPU; use engine.device=cpu")
-    return torch.device("cuda" if found and engine.device != "cpu" else "cpu")
 
 
 def optimizer_config(training: TrainingConfig) -> OptimizerConfig:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from headrace.config.sections.process import TransportConfig
+from headrace.host.work import Work
 from headrace.protocol.messages.control import CheckpointRequest, Hello, Message, Welcome
-from headrace.protocol.transport.sockets import Router
+from headrace.protocol.transport.sockets import Link, Router
 from learner.process import inbox as inbox_module
 from learner.process.inbox import Inbox, Weights
 
@@ -33,7 +34,8 @@ async def test_a_restore_is_told_until_it_is_heard_and_never_to_a_later_coordina
     transport = TransportConfig(heartbeat_timeout_s=0.05)
     router = Router("127.0.0.1", 0, max_bytes=1 << 20)
     loop = asyncio.get_running_loop()
-    box = Inbox(router.address, transport, weights=lambda: Weights(7, 70, "step_7"))
+    link = Link.from_config(transport, router.address)
+    box = Inbox(link, transport, weights=lambda: Weights(7, 70, "step_7"), work=Work())
 
     def listen() -> list[Message]:
         heard: list[Message] = []

@@ -11,8 +11,8 @@ import torch
 
 from headrace.host.hardware import free_port
 from learner import run
+from learner.device import choose_device
 from learner.models import deepspeed_engine
-from tests.learner.recorded import run_config
 
 RANK = """
 import os, sys, time
@@ -74,11 +74,11 @@ def test_local_rank_is_an_index_among_the_cards_that_a_rank_sees(
 ) -> None:
     """One card where the supervisor or Ray chose it, all of the host's under torchrun. DeepSpeed
     sets the device by it, which needs several GPUs to be seen."""
-    monkeypatch.setattr(run, "has_gpu", lambda: True)
+    monkeypatch.setattr("learner.device.has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr("deepspeed.init_distributed", lambda **settings: None)
-    device = run.choose_device(run_config(Path("m"), device="cuda"), told)
+    device = choose_device("cuda", told)
     with mock.patch.dict(os.environ):
         deepspeed_engine.join_ranks(rank=rank, world_size=8, port=7, device=device, local_rank=told)
         assert (os.environ["LOCAL_RANK"], os.environ["RANK"]) == (str(index), str(rank))
