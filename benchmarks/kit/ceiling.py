@@ -30,7 +30,7 @@ from headrace.config.sections.run import RunConfig
 from headrace.errors import RunFailedError
 from headrace.host.hardware import detect
 from headrace.host.install import ROOT
-from headrace_cli.launch.plan import place, role_environment
+from headrace_cli.launch.plan import cpu_places, role_environment
 from storage.queries import evaluation_answers
 
 UNSEEN = (
@@ -82,7 +82,7 @@ def measure(arm: Arm, seed: int) -> Row:
 def learner_alone(run_dir: Path) -> dict[str, Any]:
     """Seconds and updates of the run's batches on the cores that its learner had."""
     config = RunConfig.model_validate_json((run_dir / "resolved.json").read_text())
-    cores = place(config, detect()).learner_cpus or tuple(sorted(os.sched_getaffinity(0)))
+    cores = cpu_places(config, detect())[1] or tuple(sorted(os.sched_getaffinity(0)))
     answer = subprocess.run(
         [
             sys.executable,

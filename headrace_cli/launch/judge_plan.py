@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headrace.config.device_defaults import ranks_on_gpus
 from headrace.config.sections.model import JudgeConfig
 from headrace.config.sections.run import RunConfig
 from headrace.errors import UserError
@@ -39,8 +40,7 @@ def place_judges(config: RunConfig, hardware: Hardware) -> tuple[dict[str, Judge
     places = _on_gpus(config, hardware) if hardware.gpus else _on_cores(judges, hardware)
     used = {gpu for place in places.values() for gpu in place.gpus}
     left = tuple(gpu for gpu in hardware.gpus if gpu.device not in used)
-    on_gpu = 0 if config.learner.device == "cpu" else config.learner.ranks
-    if len(left) < on_gpu + config.generator.tensor_parallel_size:
+    if len(left) < ranks_on_gpus(config) + config.generator.tensor_parallel_size:
         left = hardware.gpus
     own = {core for place in places.values() for core in place.cpus}
     cores = tuple(core for core in hardware.cores if core not in own)

@@ -57,32 +57,15 @@ class ProcessSpec:
     leaves: bool = True
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Cores and GPUs of the two sides; empty means anywhere."""
-
-    generator_cpus: tuple[tuple[int, ...], ...]
-    learner_cpus: tuple[int, ...]
-    gpus: Places
-
-
-def place(config: RunConfig, hardware: Hardware) -> Placement:
-    """Which process works on which cores and GPUs. GPUs: as `gpu_places` says. CPU: each generator
-    has a core of its own and the learner the others, except in lockstep modes, where the learner
-    may use all of them; a single core is shared."""
-    check_gpus(config, hardware)
-    if hardware.gpus:
-        generators = (tuple(config.generator.cpus or ()),) * config.generator.count
-        cpus = generators, tuple(config.learner.cpus or ())
-    else:
-        cpus = _place_cpus(config, hardware)
-    return Placement(*cpus, gpu_places(config, hardware.gpus))
-
-
-def _place_cpus(
+def cpu_places(
     config: RunConfig, hardware: Hardware
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Cores of each generator and of the learner; empty means anywhere. Without GPUs each generator
+    has a core of its own and the learner the others, except in lockstep modes, where the learner
+    may use all of them; a single core is shared."""
     cores, count = hardware.cores, config.generator.count
+    if hardware.gpus:
+        return (tuple(config.generator.cpus or ()),) * count, tuple(config.learner.cpus or ())
     for key, wanted in (("generator", config.generator.cpus), ("learner", config.learner.cpus)):
         if wanted and not set(wanted) <= set(cores):
             raise UserError(f"{key}.cpus = {wanted}, but this machine offers {list(cores)}")
@@ -107,7 +90,9 @@ def _place_cpus(
 def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list[ProcessSpec]:
     """Every process of a run, in the order in which they start."""
     judges, others = place_judges(config, hardware)
-    where = place(config, others)
+    check_gpus(config, others)
+    generator_cpus, learner_cpus = cpu_places(config, others)
+    gpu_of = gpu_places(config, others.gpus)
     keys = ("--curve-keys", config.transport.curve_keys) if config.transport.curve_keys else ()
     logs = run_dir / "logs"
 
@@ -144,7 +129,7 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
                 f"learner-{rank}", "learner", *learner_argv(ADDRESS, run_dir)[2:],
                 "--rank", str(rank), "--world-size", str(config.learner.ranks),
                 "--master-address", MASTER_ADDRESS, "--master-port", MASTER_PORT,
-                threads=threads, cpus=where.learner_cpus, gpus=where.gpus.learner[rank],
+                threads=threads, cpus=learner_cpus, gpus=gpu_of.learner[rank],
                 restarts=Restarts(limit=3), environment=learner_environment(config, hardware),
             )
             for rank in range(config.learner.ranks)
@@ -153,8 +138,8 @@ def plan_processes(config: RunConfig, run_dir: Path, hardware: Hardware) -> list
         spec(
             f"generator-{index}", "generator",
             *generator_argv(ADDRESS, f"generator-{index}", config.transport.curve_keys)[2:],
-            *_evaluation_cpus(config, hardware), *_company(where.gpus, index),
-            cpus=where.generator_cpus[index], gpus=where.gpus.generators[index],
+            *_evaluation_cpus(config, hardware), *_company(gpu_of, index),
+            cpus=generator_cpus[index], gpus=gpu_of.generators[index],
             restarts=Restarts(limit=5),
         )
         for index in range(config.generator.count)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.config.device_defaults import Resolved, resolve_learner
+from headrace.config.device_defaults import resolve_learner
 from headrace.config.preflight.checks import check_dataset, check_machine
 from headrace.config.sections.run import RunConfig
 from headrace.config.sections.task import DatasetConfig
@@ -24,18 +24,20 @@ from headrace_cli.launch.plan import plan_processes
 def check_start(config: RunConfig, hardware: Hardware) -> RunConfig:
     """UserError where the run could not begin: machine, data, templates, database, cores and
     rewards are looked at."""
-    found = resolve_learner(config, on_gpu=bool(hardware.gpus))
-    for check in start_checks(found.config, hardware):
+    config = with_learner(config, on_gpu=bool(hardware.gpus))
+    for check in start_checks(config, hardware):
         check()
-    tell_raised(config, found)
-    return check_reward(found.config)
+    return check_reward(config)
 
 
-def tell_raised(config: RunConfig, found: Resolved) -> None:
-    """Say which of the keys that a recipe states it does not get."""
+def with_learner(config: RunConfig, *, on_gpu: bool) -> RunConfig:
+    """The configuration with the learner's open keys filled in. Says which of the keys that a
+    recipe states it does not get."""
+    found = resolve_learner(config, on_gpu=on_gpu)
     for choice in found.choices:
         if getattr(config.learner, choice.key.partition(".")[2]) not in (None, "auto"):
             print(choice, file=sys.stderr)
+    return found.config
 
 
 def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], None]]:
