@@ -18,8 +18,6 @@ from xml.etree import ElementTree
 import psutil
 
 MIB, GIB = 2**20, 2**30
-
-
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -200,7 +198,7 @@ def _cgroup_stat(name: str) -> int:
 
 def _with_gpus(machine: Hardware) -> Hardware:
     """The machine with its GPUs and their driver, or with why it has none."""
-    told = nvidia_smi("-q", "-x") or ""
+    told = nvidia_smi("-q", "-x")
     try:
         gpus = tuple(_listed(ElementTree.fromstring(told)))
     except ElementTree.ParseError:
@@ -219,27 +217,23 @@ def _with_gpus(machine: Hardware) -> Hardware:
     return replace(machine, gpus=left, without=without, misnamed=wrong if stray else "")
 
 
-def nvidia_smi(*arguments: str) -> str | None:
-    """What the driver's program prints; None where there is none, or no driver that answers."""
-    program = shutil.which("nvidia-smi")
-    return None if program is None else _answer(program, *arguments)
-
-
 @cache
-def _answer(program: str, *arguments: str) -> str | None:
-    """Asked once a process, for it may take seconds."""
+def nvidia_smi(*arguments: str) -> str:
+    """What the driver's program prints; empty where there is none, or no driver that answers. Asked
+    once a process, for it may take seconds."""
+    command = ["nvidia-smi", *arguments]
     try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _listed(log: ElementTree.Element) -> Iterator[Gpu]:
     """The GPUs of nvidia-smi's XML, each MIG device for itself, whose UUID only another list has;
     those whose memory it does not say are left out."""
     mig = log.find(".//mig_device") is not None
-    uuids = iter(re.findall(r"\(UUID: (MIG-[^)]+)\)", (mig and nvidia_smi("-L")) or ""))
+    uuids = iter(re.findall(r"\(UUID: (MIG-[^)]+)\)", nvidia_smi("-L") if mig else ""))
     for index, entry in enumerate(log.iter("gpu")):
         name = entry.findtext("product_name", "GPU")
         places = [(name, entry, entry.findtext("uuid", ""))]

@@ -9,9 +9,8 @@ run are signalled; the first cause of a failure is what `Outcome` names; a coord
 and does not answer ends the run. The coordinator comes first, the rest once it has an address. The
 page may stay a while after the others (see `AtEnd`). Ctrl-C or SIGTERM asks the coordinator to stop
 (drain, checkpoint, end) and waits while that makes progress; a second one, or none for too long,
-ends the groups by SIGTERM and then SIGKILL.
-Where nobody makes progress, or a stop comes to no end, every process writes its stacks into its log
-first.
+ends the groups by SIGTERM and then SIGKILL. Where nobody makes progress, or a stop comes to no end,
+every process writes its stacks into its log first.
 """
 
 import contextlib
@@ -333,10 +332,11 @@ class Supervisor:
         """Pass a Ctrl-C on to the coordinator; end at once on a second one or at the deadline."""
         if self._interrupts == 0:
             return
+        if not self._address:
+            raise _EndedError
         standing, still_s = self._steering.standing()
-        if self._address and self._interrupts > 1:
+        if self._interrupts > 1:
             self._steering.note(f"ending at once: {standing}, and what was trained since is lost")
-        if not self._address or self._interrupts > 1:
             raise _EndedError
         now = time.monotonic()
         if self._stop_asked_at is None:

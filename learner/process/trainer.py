@@ -373,15 +373,11 @@ class Trainer:
         )
         shutil.rmtree(shelf)
 
-    @property
-    def _is_bfloat16(self) -> bool:
-        return self._config.learner.precision == "bfloat16"
-
     def _restore(self, path: Path) -> None:
         manifest = read_manifest(path)
         replicated = not self._config.learner.zero_stage
         ranks = self._config.learner.ranks
-        if self._is_bfloat16 and manifest["zero_stage"] < BF16_STAGE:
+        if self._config.learner.precision == "bfloat16" and manifest["zero_stage"] < BF16_STAGE:
             raise UserError(
                 f"{path} was written in bfloat16 at ZeRO stage {manifest['zero_stage']} by an "
                 "earlier version, whose optimizer state does not fit this one's: begin a new run "

@@ -26,12 +26,11 @@ from torch import Tensor
 from headrace.config.sections.process import TransportConfig
 from headrace.errors import RunFailedError
 from headrace.host.disk import until_written
-from headrace.host.hardware import own_address
+from headrace.host.hardware import SHARED_MEMORY, own_address
 from headrace.protocol.messages.control import WeightBytes, WeightNotice, WeightRequest
 from headrace.protocol.transport.sockets import BlockingRouter, is_loopback
 
 _LOG = logging.getLogger("headrace.learner")
-SHARED_MEMORY = Path("/dev/shm")
 KEPT_VERSIONS = 3
 PIECE_BYTES = 4 << 20
 _POLL_S = 0.2

@@ -19,7 +19,7 @@ from headrace.config.estimates.model_shape import ModelShape
 from headrace.config.preflight.checks import ignores_age, never_ends
 from headrace.config.sections.algorithm import EgaeConfig, GroupAdvantageConfig
 from headrace.config.sections.run import RunConfig
-from headrace.host.hardware import MIB, Hardware
+from headrace.host.hardware import GIB, MIB, Hardware
 
 
 class Fact(NamedTuple):
@@ -223,18 +223,17 @@ def _stops(config: RunConfig) -> str:
 
 def memory_facts(config: RunConfig, shape: ModelShape, hardware: Hardware) -> list[Fact]:
     """The model's size, the memory of a run against what is free, and of the longest trajectory."""
-    gib = 2**30
     host = host_memory(config, shape, on_gpu=bool(hardware.gpus))
     on_gpu = bool(hardware.gpus) and config.learner.device != "cpu"
     found = [
         Fact("parameters", round(shape.parameters / 1e6, 3), "million", "of the policy"),
-        Fact("memory", round(host.total / gib, 2), "GiB", f"about: {host.text()}"),
-        Fact("memory free", round(hardware.available_bytes / gib, 2), "GiB", "on this machine"),
+        Fact("memory", round(host.total / GIB, 2), "GiB", f"about: {host.text()}"),
+        Fact("memory free", round(hardware.available_bytes / GIB, 2), "GiB", "on this machine"),
     ]
     if on_gpu:
         gpu = gpu_memory(config, shape)
         found.append(
-            Fact("GPU memory", round(gpu.total / gib, 2), "GiB", f"a learner rank: {gpu.text()}")
+            Fact("GPU memory", round(gpu.total / GIB, 2), "GiB", f"a learner rank: {gpu.text()}")
         )
     if not config.evaluation.only:
         found += _longest(config, shape, on_gpu=on_gpu)

@@ -156,15 +156,12 @@ def _machine(hardware: Hardware) -> Iterator[Finding]:
     advice = text if enough else f"{text}; the demonstration needs about 5"
     yield Finding("ok" if enough else "note", "memory", advice)
     shm = hardware.shm_bytes
-    if shm is None or shm < GIB:
-        left = "missing" if shm is None else f"{shm / GIB:.2f} GiB free"
-        yield Finding(
-            "note", "/dev/shm", f"{left}; vLLM, NCCL and weights use it (Docker: --shm-size=8g)"
-        )
-    else:
-        yield Finding("ok", "/dev/shm", f"{shm / GIB:.1f} GiB free")
+    left = "missing" if shm is None else f"{shm / GIB:.2f} GiB free"
+    advice = f"{left}; vLLM, NCCL and weights use it (Docker: --shm-size=8g)"
+    enough = shm is not None and shm >= GIB
+    yield Finding("ok" if enough else "note", "/dev/shm", left if enough else advice)
     disk = shutil.disk_usage(Path.cwd())
-    level: Literal["ok", "note"] = "ok" if disk.free > 2 * GIB else "note"
+    level: Level = "ok" if disk.free > 2 * GIB else "note"
     yield Finding(level, "disk", f"{disk.free / GIB:.1f} GiB free in {Path.cwd()}")
 
 
@@ -177,9 +174,9 @@ def _gpus(hardware: Hardware) -> Iterator[Finding]:
         yield Finding(level, "GPU", f"none, everything runs on the CPU: {hardware.without}")
         return
     for gpu in hardware.gpus:
-        sizes = (gpu.free_bytes or 0) / GIB, gpu.memory_bytes / GIB
-        yield Finding("ok", f"GPU {gpu.device[:13]}", "{}, {:.0f} of {:.0f} GiB free".format(
-            gpu.name, *sizes))  # fmt: skip
+        free, total = (gpu.free_bytes or 0) / GIB, gpu.memory_bytes / GIB
+        text = f"{gpu.name}, {free:.0f} of {total:.0f} GiB free"
+        yield Finding("ok", f"GPU {gpu.device[:13]}", text)
     old = is_too_old(hardware)
     text = f"{hardware.driver} for CUDA {hardware.driver_cuda}, torch for {hardware.torch_cuda}"
     yield Finding("bad" if old else "ok", "GPU driver", f"{text}; update it" if old else text)
@@ -188,8 +185,8 @@ def _gpus(hardware: Hardware) -> Iterator[Finding]:
     lack = f"no {package}, which several learner ranks need; `make setup` installs it"
     yield Finding("ok" if nccl else "note", "NCCL", nccl or lack)
     if len(hardware.gpus) > 1:
-        yield _peer_access(nvidia_smi("topo", "-p2p", "r") or "")
-    told = (nvidia_smi("--query-gpu=compute_cap", "--format=csv,noheader") or "").split()
+        yield _peer_access(nvidia_smi("topo", "-p2p", "r"))
+    told = nvidia_smi("--query-gpu=compute_cap", "--format=csv,noheader").split()
     lowest = min((float(word) for word in told if word[0].isdigit()), default=0.0)
     name = {10: "FlashInfer"}.get(int(lowest), "FlashAttention")
     text = f"{name}, compute capability {lowest:g}; engine processes are spawned"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace.host import hardware
 from headrace.host.hardware import MIB, Gpu, detect, has_gpu, torch_cuda, visible_gpus
 from headrace_cli.launch.plan import role_environment
 from tests.scripted_driver import Card, answers, cuda_machine, uuid, write_driver
@@ -129,6 +130,7 @@ def test_a_cpu_build_of_torch_has_no_gpu(tmp_path: Path, monkeypatch: pytest.Mon
     folder = write_driver(tmp_path / "driver", answers([Card()]))
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setattr(hardware, "nvidia_smi", hardware.nvidia_smi.__wrapped__)  # uncached
     found = detect()
     assert (found.gpus, found.misnamed) == ((), "")
     assert found.without == "torch is a CPU build (1 listed)"
