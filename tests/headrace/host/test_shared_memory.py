@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -66,7 +67,9 @@ def survivor_of(owner: "subprocess.Popen[str]") -> tuple[psutil.Process, Path]:
     """What removes the owner's files, and its record, once that is written."""
     assert _line(owner) == "recorded"
     (survivor,) = psutil.Process(owner.pid).children()
-    record = Path(survivor.cmdline()[-1])
+    while not (command := survivor.cmdline()):  # empty for a moment while it is being executed
+        time.sleep(0.01)
+    record = Path(command[-1])
     assert record.name.startswith(shared_memory.RECORD)
     return survivor, record
 
