@@ -374,26 +374,21 @@ class Trainer:
         shutil.rmtree(shelf)
 
     def _restore(self, path: Path) -> None:
-        manifest = read_manifest(path)
-        replicated = not self._config.learner.zero_stage
-        ranks = self._config.learner.ranks
-        if self._config.learner.precision == "bfloat16" and manifest["zero_stage"] < BF16_STAGE:
+        manifest, learner = read_manifest(path), self._config.learner
+        ranks, stage = manifest["ranks"], manifest["zero_stage"]
+        if learner.precision == "bfloat16" and stage < BF16_STAGE:
             raise UserError(
-                f"{path} was written in bfloat16 at ZeRO stage {manifest['zero_stage']} by an "
-                "earlier version, whose optimizer state does not fit this one's: begin a new run "
-                f"with model.path={path / POLICY}"
+                f"{path} was written in bfloat16 at ZeRO stage {stage} by an earlier version, "
+                "whose optimizer state does not fit this one's: begin a new run with "
+                f"model.path={path / POLICY}"
             )
-        if not replicated and (manifest["ranks"], manifest["zero_stage"]) != (
-            ranks,
-            self._config.learner.zero_stage,
-        ):
+        if learner.zero_stage and (ranks, stage) != (learner.ranks, learner.zero_stage):
             raise UserError(
-                f"{path} was written by {manifest['ranks']} ranks at ZeRO stage "
-                f"{manifest['zero_stage']}; its optimizer state is cut that way: set learner.ranks "
-                "and learner.zero_stage to these"
+                f"{path} was written by {ranks} ranks at ZeRO stage {stage}; its optimizer state "
+                "is cut that way: set learner.ranks and learner.zero_stage to these"
             )
         for name, engine in self._engines.items():
-            rank = 0 if replicated else self._rank
+            rank = self._rank if learner.zero_stage else 0
             state = load_file(path / STATE / f"{name}-{rank}.safetensors")
             torch.set_rng_state(state.pop("rng"))
             engine.load_state(state)

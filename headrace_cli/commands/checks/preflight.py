@@ -40,13 +40,13 @@ def with_learner(config: RunConfig, *, on_gpu: bool) -> RunConfig:
     return found.config
 
 
-def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], None]]:
+def start_checks(config: RunConfig, hardware: Hardware) -> list[Callable[[], object]]:
     """What `check_start` looks at beside the rewards, each by itself."""
     return [
         lambda: check_machine(config, place_judges(config, hardware)[1]),
         lambda: check_data(config),
         lambda: check_database(config),
-        lambda: check_processes(config, hardware),
+        lambda: plan_processes(config, Path(config.root) / "RUN", hardware),
     ]
 
 
@@ -107,8 +107,3 @@ def check_database(config: RunConfig) -> None:
     from storage.database.engine import open_reader
 
     open_reader(Path(config.root), config.storage.database).dispose()
-
-
-def check_processes(config: RunConfig, hardware: Hardware) -> None:
-    """UserError where a process is to run on cores or GPUs that are not there."""
-    plan_processes(config, Path(config.root) / "RUN", hardware)

@@ -251,7 +251,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     bad = [finding for finding in findings if finding.level == "bad"]
     if arguments.json:
         told = [each._asdict() for each in findings]
-        machine = asdict(detect())
+        machine = asdict(detect()) if trains else None
         print(json.dumps({"ok": not bad, "trains": trains, "findings": told, "hardware": machine}))
         return 2 if bad else 0
     for finding in findings:
