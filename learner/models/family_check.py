@@ -67,7 +67,10 @@ def check_folder(config: ModelConfig, *, with_critic: bool) -> None:
     published names are not those of its files. No weight is read: a model of the folder's shape
     with few layers and experts is made up."""
     trust = config.trust_remote_code
-    shape = AutoConfig.from_pretrained(config.path, trust_remote_code=trust)
+    try:
+        shape = AutoConfig.from_pretrained(config.path, trust_remote_code=trust)
+    except (OSError, *_FAILURES) as error:
+        raise _refused(config.path, error) from error
     _check_names(shape, config)
     small = _few_layers(shape)
     classes = [POLICY_CLASS, critic_class(small)] if with_critic else [POLICY_CLASS]

@@ -243,3 +243,22 @@ def _around(text: str) -> str:
         cut = re.search(r"\n|\.\s", text[begin : begin + NEAR // 2])
         begin += cut.end() if cut else 0
     return text[begin : last + NEAR // 2]
+
+
+def answer_after(text: str, marker: str) -> str | None:
+    """What follows the last occurrence of `marker` on its line; None where it does not occur."""
+    _, found, rest = text.rpartition(marker)
+    if not found:
+        return None
+    lines = rest.strip().splitlines()
+    return lines[0].strip() if lines else ""
+
+
+def wanted_answer(answer: str, marker: str | None) -> str:
+    """The right answer as a dataset writes it: what follows the marker where it has one (a worked
+    solution), since no given answer can hold the marker. Raises ValueError when it is empty."""
+    after = None if marker is None else answer_after(answer, marker)
+    wanted = answer if after is None else after
+    if not wanted.strip():
+        raise ValueError("the right answer is empty")
+    return wanted

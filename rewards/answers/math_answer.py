@@ -21,11 +21,17 @@ from rewards.answers.answer_lists import (
     union_of,
 )
 from rewards.answers.choices import LETTERS, read_letter, said_letter
-from rewards.answers.final_answer import Found, boxed_answer, find, told
+from rewards.answers.final_answer import (
+    Found,
+    answer_after,
+    boxed_answer,
+    find,
+    told,
+    wanted_answer,
+)
 from rewards.answers.formula import load
 from rewards.answers.notation import bare_text, squeeze, strip_braces, tidy, unwrap_text
 from rewards.answers.quantity import read_quantity, same_quantity
-from rewards.answers.row import answer_after, wanted_answer
 
 __all__ = ["boxed_answer", "is_right", "load"]
 

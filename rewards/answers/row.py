@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from headrace.protocol.messages.control import ScoreItem
+from rewards.answers.final_answer import answer_after
 from rewards.functions.results import Verdict
 
 
@@ -39,22 +40,3 @@ def marked_part(text: str, marker: str | None) -> str:
 def right_or_wrong(right: bool, **parts: float) -> Verdict:
     """The verdict of a kind that knows nothing between the two."""
     return Verdict(float(right), right, {"correct": float(right), **parts})
-
-
-def answer_after(text: str, marker: str) -> str | None:
-    """What follows the last occurrence of `marker` on its line; None where it does not occur."""
-    _, found, rest = text.rpartition(marker)
-    if not found:
-        return None
-    lines = rest.strip().splitlines()
-    return lines[0].strip() if lines else ""
-
-
-def wanted_answer(answer: str, marker: str | None) -> str:
-    """The right answer as a dataset writes it: what follows the marker where it has one (a worked
-    solution), since no given answer can hold the marker. Raises ValueError when it is empty."""
-    after = None if marker is None else answer_after(answer, marker)
-    wanted = answer if after is None else after
-    if not wanted.strip():
-        raise ValueError("the right answer is empty")
-    return wanted

@@ -19,7 +19,8 @@ from pydantic import Field
 
 from headrace.config.sections.base import StrictModel
 from headrace.protocol.messages.control import ScoreItem
-from rewards.answers.row import column, marked_part, right_or_wrong, wanted_answer
+from rewards.answers.final_answer import wanted_answer
+from rewards.answers.row import column, marked_part, right_or_wrong
 from rewards.functions.results import Verdict
 from rewards.verifier import Verifier
 

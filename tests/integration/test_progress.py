@@ -3,6 +3,7 @@ who makes none is found."""
 
 import json
 import os
+import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_what_takes_longer_than_the_stall_time_out_goes_on(
         times = [update.metrics[name] for update in updates]
         assert all(isinstance(s, float) and s > 1.3 * STALL_S for s in times), (name, times)
     assert max(loads) > 1.3 * STALL_S
-    assert "now learner-0 update 1: step 1 of 1, " in run.text()
+    # A line comes every few seconds: which step it meets is chance.
+    assert re.search(r"now learner-0 update 1: (value )?steps? ", run.text())
     assert " loading version " in run.text()
 
 

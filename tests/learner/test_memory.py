@@ -15,6 +15,7 @@ import torch
 from msgspec.structs import replace
 from torch.profiler import ProfilerActivity, profile
 
+from headrace.config.device_defaults import resolve
 from headrace.config.estimates import activations
 from headrace.config.estimates.activations import (
     WIDTHS,
@@ -55,7 +56,7 @@ MANY_WORDS = NARROW | {"vocab_size": 1024}
 def recipe(folder: Path, shape: dict[str, Any], *, tokens: int, **learner: object) -> RunConfig:
     """A run whose longest trajectory has so many tokens, many more than a micro-batch may have."""
     model = save_tiny_model(folder / "model", **shape, max_position_embeddings=tokens)
-    config = run_config(model, **learner)
+    config = resolve(run_config(model, **learner), MACHINE).config
     response = tokens - config.task.max_prompt_length
     return config.model_copy(
         update={

@@ -5,6 +5,7 @@ A mistake is a UserError of one line; `headrace config check` collects them all,
 and `headrace eval` stop at the first.
 """
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,7 +94,11 @@ def _need_template(config: RunConfig, why: str) -> None:
 def check_family(config: RunConfig) -> None:
     """UserError where the learner would not compute the policy's family of models, or its value
     model's, as the family's own code does."""
-    if config.evaluation.only or not Path(config.model.path, "config.json").is_file():
+    try:
+        shape = json.loads(Path(config.model.path, "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # `check_model` says what is wrong with the folder
+    if config.evaluation.only or "model_type" not in shape:
         return
     from learner.models.family_check import check_folder
 
