@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ from headrace.errors import UserError
 from headrace.host.hardware import has_gpu
 
 KeysAndValues = list[tuple[torch.Tensor, torch.Tensor]]
+"""Per layer, each [rows, heads, length, head size], padded on the left."""
 STATES = {"linear_attention", "conv", "mamba", "recurrent"}
 """Kinds of layers that keep something else."""
-"""Per layer, each [rows, heads, length, head size], padded on the left."""
 
 
 @dataclass(eq=False, slots=True)
@@ -115,7 +116,7 @@ class TorchEngine:
             )
         if self._wide_head:
             head = model.get_output_embeddings()
-            head.forward = lambda x: torch.nn.functional.linear(x.float(), head.weight.float())
+            head.forward = partial(_wide_product, head)
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._steps = asyncio.create_task(self._run())
 
@@ -287,6 +288,12 @@ class TorchEngine:
         )
         layers = output.past_key_values.layers
         return output.logits[:, -1].float(), [(layer.keys, layer.values) for layer in layers]
+
+
+def _wide_product(head: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """What the head gives, in float32, with the weights that it has now."""
+    bias = None if head.bias is None else head.bias.float()
+    return torch.nn.functional.linear(x.float(), head.weight.float(), bias)
 
 
 def _positions(rows: list[_Row]) -> list[int]:

@@ -55,9 +55,9 @@ which version, Headrace was installed."""
 class VllmSettings:
     """What AsyncLLM is made from. `max_model_len`: prompt + response. `end_token_ids`: empty lets
     every response run to its limit (benchmarks). `kv_cache_gib` counts on a CPU only. `wide_head`:
-    logits are computed in float32. `hot_tokens`:
-    load what requests with `fire` need. `gathers`: the engine process sends a request's tokens by
-    `stream_interval`, which vLLM by itself does not."""
+    logits are computed in float32. `hot_tokens`: load what requests with `fire` need. `gathers`:
+    the engine process sends a request's tokens by `stream_interval`, which vLLM by itself does
+    not."""
 
     model: str
     max_model_len: int

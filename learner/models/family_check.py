@@ -26,8 +26,7 @@ from learner.models.loading import POLICY_CLASS, as_in_files, critic_class, made
 
 LENGTHS = (37, 22)
 """Tokens of the two sequences that are tried."""
-TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
-COARSE = 0.05
+FINE, COARSE = 1e-4, 0.05
 """Largest mean difference in nats, or in values; `COARSE` where bfloat16 rounds."""
 Network = PolicyNetwork | ValueNetwork
 _FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, LookupError)
@@ -52,8 +51,8 @@ def may_share_rows(network: Network) -> bool:
         packed = _scores(network, ids)
     except _FAILURES as error:
         raise _refused(family, error) from error
-    coarse = network.autocast is not None or model.dtype not in TOLERANCE
-    bound = COARSE if coarse else TOLERANCE[model.dtype]
+    exact = network.autocast is None and model.dtype in (torch.float32, torch.float64)
+    bound = FINE if exact else COARSE
     differs = float((alone - own).abs().mean())
     if not differs <= bound:
         raise _refused(
@@ -109,8 +108,8 @@ def _names_in(files: Iterable[Path]) -> list[str]:
 
 
 def _few_layers(shape: Any) -> Any:
-    """The shape with as many layers as it takes to have each kind twice, and few experts; weights
-    large enough that what bends large numbers shows."""
+    """The shape with as many layers as it takes to have each kind, two at least, and few experts;
+    weights of a size at which a layer keeps the size of what goes through it."""
     small = copy.deepcopy(shape)
     text = small.get_text_config()
     layers: int = text.num_hidden_layers
