@@ -18,7 +18,9 @@ A Ctrl-C ends the run, and then it is read:
 - orphans, hangs, unresumable  processes that outlived their job; no update for 150 s; runs that
                              three resumes did not bring on
 - failed_ends                runs whose exit code after the Ctrl-C was neither 0 nor 130
-- stale_share                of the generated tokens, those that were dropped for their age
+- stale_share                of the generated tokens, those that were dropped for their age;
+                             `stale_share_quiet`, of those in batches that no fault held up;
+                             `stale_share_after`, of the others, by the kind of fault
 - ledger_error_tokens        generated minus the ledger's accounts
 - rolled_back_trained_again  of the tokens that rollbacks undid, the share in the weights
 - recovery_s                 from a fault (from its end, where it lasts) to the next update in the

@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 from benchmarks.robustness.chaos_faults import KILLS, Kind
 from benchmarks.robustness.chaos_job import ENDED, Course, Done
 from headrace.protocol.records.record_types import (
+    BatchTaken,
     Incident,
     LineageBegan,
     Record,
@@ -28,6 +29,7 @@ from storage.journal.store import read_journal
 
 Figures = dict[str, Any]
 DOUBLED: Final = "trained_twice"
+NO_FAULT: Final = "none"
 
 
 def facts(run_dir: Path, course: Course) -> Figures:
@@ -62,6 +64,7 @@ def facts(run_dir: Path, course: Course) -> Figures:
         "generated": report.counts["generated"],
         "trained": report.counts["trained_policy"],
         "dropped": report.counts["dropped"],
+        "aged": aged(records, course.done, applied),
         "updates": weights.updates,
         "rolled_back": rolled_back,
         "trained_again": again,
@@ -90,6 +93,38 @@ def trained_again(records: Iterable[Record]) -> tuple[int, int]:
                 dropped |= set(record.window_ids)
     settled = undone & (trained | dropped)
     return sum(sizes[key] for key in settled), sum(sizes[key] for key in settled & trained)
+
+
+def aged(
+    records: Iterable[Record], done: Sequence[Done], updates: Sequence[float]
+) -> dict[str, list[int]]:
+    """By kind of fault, [tokens left out for their age, tokens taken] of the batches from each
+    fault to the second update after its end, whose windows waited for it; `NO_FAULT`: of the
+    others. A batch that several faults could have held up counts for the last of them."""
+    ordered = sorted(updates)
+    covers = []
+    for one in done:
+        after = [at for at in ordered if at > one.over][:2]
+        covers.append((one.began, after[-1] if after else float("inf"), one.fault.kind))
+    sizes: dict[int, int] = {}
+    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for record in records:
+        left_out = tokens = 0
+        match record:
+            case WindowsClosed():
+                sizes |= {window.window_id: window.tokens for window in record.windows}
+            case BatchTaken():
+                for window in record.windows:
+                    tokens += sizes[window.window_id]
+                    left_out += sum(m.tokens for m in window.masked if m.reason == "stale")
+            case WindowsDropped(reason="stale"):
+                tokens = left_out = sum(sizes[key] for key in record.window_ids)
+        if tokens:
+            kinds = [kind for begin, end, kind in covers if begin <= record.at <= end]
+            counts = found[kinds[-1] if kinds else NO_FAULT]
+            counts[0] += left_out
+            counts[1] += tokens
+    return dict(found)
 
 
 def recoveries(
@@ -129,6 +164,11 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
     def total(name: str) -> int:
         return sum(row.get(name, 0) for row in rows)
 
+    near: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for row in rows:
+        for kind, counts in row.get("aged", {}).items():
+            near[kind] = [one + more for one, more in zip(near[kind], counts, strict=True)]
+    shares = {kind: round(old / tokens, 4) for kind, (old, tokens) in sorted(near.items())}
     undone = total("rolled_back")
     counted = (
         "faults", "kills", "stops", "moved", "lost", "doubled", "doubled_in_weights", "orphans",
@@ -142,6 +182,8 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> Figures:
         "stale_share": round(
             sum(row["dropped"].get("stale", 0) for row in rows) / max(1, total("generated")), 4
         ),
+        "stale_share_quiet": shares.pop(NO_FAULT, None),
+        "stale_share_after": shares,
         "rolled_back_trained_again": round(total("trained_again") / undone, 4) if undone else None,
         "recovery_s": {
             role: {

@@ -34,6 +34,7 @@ COUNTED = {
     "unresumable": "runs that could not be resumed",
     "failed_ends": "runs whose last exit code was neither 0 nor 130",
     "stale_share": "share of tokens left out for their age",
+    "stale_share_quiet": "the same in batches that no fault held up",
 }
 FUZZED = {
     "codec": (
@@ -136,7 +137,14 @@ def chaos_table() -> str:
     for name, kind in KINDS.items():
         done = (str(sum(row["kinds"].get(name, 0) for row in mine)) for mine in by_engine.values())
         lines.append((kind.text, *done))
-    lines += [(text, *(f"{each[name]:,}" for each in found)) for name, text in COUNTED.items()]
+    figures = [(text, [each[name] for each in found]) for name, text in COUNTED.items()]
+    figures += [
+        (f"the same after: {kind.text}", [each["stale_share_after"].get(name) for each in found])
+        for name, kind in KINDS.items()
+    ]
+    lines += [
+        (text, *("no row" if n is None else f"{n:,}" for n in each)) for text, each in figures
+    ]
     ended = (str(sum(bool(row["ends"]) for row in mine)) for mine in by_engine.values())
     lines.append(("runs that ended by themselves and were resumed", *ended))
     ends = [(ENGINES[row["engine"]], row["seed"], end) for row in rows for end in row["ends"]]
