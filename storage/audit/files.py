@@ -6,8 +6,10 @@ trained windows whose diagnostics are missing, of another length, or without fig
 were in the loss; and where a table says otherwise of what was trained.
 """
 
+import hashlib
 import json
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +42,17 @@ def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
             text = f"the newest one, of update {newest.update}, is not there"
             findings.add("checkpoint", Path(newest.path).name, text)
     latest = root / "latest"
-    if latest.is_file() and not (root / latest.read_text().strip()).is_dir():
-        findings.add("checkpoint", "latest", f"names {latest.read_text().strip()}: not there")
+    named = latest.read_text(errors="replace").strip() if latest.is_file() else ""
+    if (latest.is_file() or any(root.glob("step_*"))) and not (
+        named.startswith("step_") and (root / named).is_dir()
+    ):
+        findings.add("checkpoint", "latest", f"names {named!r}: not there")
     folders = sorted(path for path in root.glob("step_*") if path.is_dir())
     lost = {orphan.path for orphan in orphans(run_dir)}
     for path in folders:
         try:
             manifest = json.loads((path / "manifest.json").read_text())
-            problem = _problem(path, manifest)
+            problem = checkpoint_problem(path, manifest)
         except (OSError, ValueError, KeyError, TypeError) as error:
             findings.add("checkpoint", path.name, f"its manifest cannot be read: {error!r}")
             continue
@@ -64,7 +69,8 @@ def check_checkpoints(run_dir: Path, facts: Facts, findings: Findings) -> int:
     return len(folders)
 
 
-def _problem(path: Path, manifest: dict[str, Any]) -> str | None:
+def checkpoint_problem(path: Path, manifest: dict[str, Any]) -> str | None:
+    """Why a checkpoint is not what its manifest says, or None."""
     if f"step_{manifest['update']}" != path.name:
         return f"its manifest says update {manifest['update']}"
     for name, described in manifest["files"].items():
@@ -73,7 +79,17 @@ def _problem(path: Path, manifest: dict[str, Any]) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != described["bytes"]:
             return f"{name} has {file.stat().st_size:,} bytes, not {described['bytes']:,}"
+    with ThreadPoolExecutor() as pool:  # hashing leaves Python to other threads
+        hashed = pool.map(lambda name: _sha256(path / name), manifest["files"])
+        for (name, described), sha256 in zip(manifest["files"].items(), hashed, strict=True):
+            if sha256 != described["sha256"]:
+                return f"{name} is damaged, or its line in the manifest is: another sha256"
     return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_diagnostics(run_dir: Path, facts: Facts, findings: Findings, *, growing: bool) -> int:

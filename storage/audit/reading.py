@@ -8,6 +8,7 @@ that cannot be used. Promise: nothing behind such a place is read, and the findi
 
 import math
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +67,9 @@ def survey(folder: Path, findings: Findings, *, growing: bool) -> Survey:
     paths = segment_paths(folder)
     end, figures_at, last_batch = 0, -1, 0
     digest: str | None = None
-    for path, later in zip(paths, [*paths[1:], None], strict=True):
+    if not paths:
+        findings.add("journal", folder.name, "holds no segment: there is nothing to count")
+    for path, later in zip_longest(paths, paths[1:]):
         if rows_before(path) not in (-1, end):
             text = f"begins with record {rows_before(path)} where {end} is the next"
             findings.add("journal", path.name, text)

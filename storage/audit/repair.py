@@ -23,11 +23,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from headrace.errors import UserError
 from headrace.protocol.records.record_types import Forgotten, LineageBegan, UpdateCommitted
-from headrace.run_files.run_folder import hold_writer, locked, write_atomically
+from headrace.run_files.run_folder import hold_writer, locked, read_manifest, write_atomically
 from headrace.trajectory.account import Account
 from headrace.trajectory.token_ledger import LedgerError
 from storage import projection
+from storage.audit.files import checkpoint_problem
 from storage.audit.findings import Findings
+from storage.audit.mirror import check_rows, moment
 from storage.audit.reading import UNREADABLE, Read, Records, survey
 from storage.database.engine import SQLITE_NAME, open_file, open_writer
 from storage.database.reader import check_formats, open_run, read_config
@@ -51,9 +53,9 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
         by kind; those that cannot be read are not among them. damaged: the folder that the damaged
         journal is in now; None where it only was too short. checkpoints: those of updates that the
         journal has lost, under their new names. diagnostics: the folder that damaged token
-        diagnostics are in now; None: they were sound. goes_on: what the learner can go on with: a
-        checkpoint, or "the starting model"; None: there
-            is nothing left to which the journal can go back.
+        diagnostics are in now; None: they were sound. made_anew: SQL was. goes_on: what the learner
+        can go on with: a checkpoint that is whole, or "the starting model"; None: there is nothing
+        left to which the journal can go back.
     """
 
     why: str | None
@@ -63,6 +65,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     damaged: str | None = None
     checkpoints: list[str] = []
     diagnostics: str | None = None
+    made_anew: bool = False
     goes_on: str | None = None
 
 
@@ -80,8 +83,15 @@ def repair(run_dir: Path) -> Repair:
         known = _known(run_dir)
         diagnostics = _mend_diagnostics(run_dir)
         if why is None and known <= trial.kept and not orphans(run_dir):
-            goes_on = _newest_in_reach(run_dir, trial)
-            return Repair(why=None, kept=trial.kept, diagnostics=diagnostics, goes_on=goes_on)
+            if is_made_anew := not _is_sql_sound(run_dir, config, known):
+                _project(run_dir, config)
+            return Repair(
+                why=None,
+                kept=trial.kept,
+                diagnostics=diagnostics,
+                made_anew=is_made_anew,
+                goes_on=_newest_in_reach(run_dir, trial),
+            )
         kinds, damaged = Counter[str](), None
         if why is not None:
             kinds = _kinds(run_dir / "journal", trial.kept)
@@ -99,6 +109,7 @@ def repair(run_dir: Path) -> Repair:
             lost_kinds=dict(kinds),
             damaged=None if damaged is None else damaged.name,
             checkpoints=checkpoints,
+            made_anew=True,
             diagnostics=diagnostics,
             goes_on=_newest_in_reach(run_dir, trial),
         )
@@ -234,9 +245,20 @@ def _newest_in_reach(run_dir: Path, trial: _Trial) -> str | None:
     if trial.account.taken is not None:
         newest = max(newest, trial.account.taken.update)
     for update in range(newest, trial.forgotten - 1, -1):
-        if (root / f"step_{update}").is_dir():
-            return f"step_{update}"
+        path = root / f"step_{update}"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if checkpoint_problem(path, read_manifest(path)) is None:
+                return path.name
     return None if trial.forgotten else "the starting model"
+
+
+def _is_sql_sound(run_dir: Path, config: Mapping[str, Any], known: int) -> bool:
+    """Whether SQL says what the records make that it knows of."""
+    findings = Findings()
+    with moment(run_dir, findings) as now:
+        if now is not None:
+            check_rows(run_dir, config, now, known, findings)
+    return not findings.all()
 
 
 def _known(run_dir: Path) -> int:

@@ -7,27 +7,25 @@ that SQL has.
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, select
-from sqlalchemy.exc import SQLAlchemyError
 
-from headrace.errors import UserError
 from headrace.protocol.records.record_types import RECORD_FORMAT
 from headrace.run_files.run_folder import is_running
 from headrace.run_files.update_log import compare
 from storage.audit.facts import Facts
 from storage.audit.files import check_checkpoints, check_diagnostics, check_masks
 from storage.audit.findings import Finding, Findings
-from storage.audit.reading import UNREADABLE, Records, Survey, survey
+from storage.audit.mirror import check_rows, moment
+from storage.audit.reading import Records, Survey, survey
 from storage.audit.recount import LedgerFigures, check_tokens, count, surplus
 from storage.audit.rows import Rows
 from storage.audit.sequences import Sequences
 from storage.audit.updates import Updates
-from storage.database.reader import RunReader, check_formats, open_run, read_config
+from storage.database.reader import check_formats, read_config
 from storage.database.tables import Projection
 from storage.journal.store import run_id_of
 
@@ -68,11 +66,13 @@ def audit_run(run_dir: Path, progress: Progress | None = None) -> Report:
     growing = not os.access(run_dir, os.W_OK) or is_running(run_dir)
     facts, findings = Facts(), Findings()
     looked_at: dict[str, int] = {}
-    with _moment(run_dir, findings) as sql:
+    with moment(run_dir, findings) as sql:
         journal = survey(run_dir / "journal", findings, growing=growing)
         figures = LedgerFigures(facts, findings, journal.figures_at)
         connection, run = (sql.connection, sql.key) if sql is not None else (None, -1)
         projected = _projected(connection, run, journal, findings) if connection else -1
+        if sql is not None and 0 <= projected <= journal.end:
+            check_rows(run_dir, config, sql, projected, findings)
         reached = 0
         for reached in _gather(run_dir, config, facts, findings, journal, figures):
             if connection is not None and reached == projected:
@@ -148,17 +148,3 @@ def _projected(connection: Connection, run: int, journal: Survey, findings: Find
         text = f"has {found} records, and the journal {journal.end} that can be read"
         findings.add("sql", "projection", text)
     return found
-
-
-@contextmanager
-def _moment(run_dir: Path, findings: Findings) -> Iterator[RunReader | None]:
-    """A reader that sees the database as it is now, whatever is written meanwhile; None where it
-    cannot be read, which is a finding."""
-    try:
-        reader = open_run(run_dir)
-    except (UserError, SQLAlchemyError, *UNREADABLE) as error:
-        findings.add("sql", "database", f"cannot be read: {error}".splitlines()[0])
-        yield None
-        return
-    with reader.moment() as now:
-        yield now

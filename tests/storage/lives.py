@@ -4,6 +4,7 @@ Every record is one that a coordinator in that state may write: the account and 
 windows are the real ones, so what an audit finds in such a run is a mistake of one or the other.
 """
 
+import hashlib
 import json
 import random
 from collections.abc import Iterable, Sequence
@@ -172,7 +173,7 @@ def write_checkpoint(run_dir: Path, update: int, lineage: int = 0) -> Path:
     (folder / "weights").write_bytes(b"1234")
     manifest = {
         "format": CHECKPOINT_FORMAT, "update": update, "lineage": lineage,
-        "files": {"weights": {"bytes": 4}},
+        "files": {"weights": {"bytes": 4, "sha256": hashlib.sha256(b"1234").hexdigest()}},
     }  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder.parent / "latest").write_text(f"{folder.name}\n")

@@ -308,6 +308,8 @@ def test_the_checks_are_apart(run_dir: Path) -> None:
         "update runs set status = 'training'",
         "delete from groups where group_id = 4",
         "update projection set next_offset = 1000",
+        "update metrics set value = value + 1 where name = 'ledger/generated'",
+        "update groups set position = position + 1",
     ],
 )  # fmt: skip
 def test_breaches_of_sql(run_dir: Path, statement: str) -> None:
@@ -367,6 +369,23 @@ def test_checkpoints(run_dir: Path) -> None:
     assert "cannot be read" in audit_run(run_dir).findings[0].text
     shutil.rmtree(folder)
     assert [finding.where for finding in audit_run(run_dir).findings] == ["step_1", "latest"]
+
+
+def test_a_flipped_bit_of_a_checkpoint(run_dir: Path) -> None:
+    """Of the same length, so that only its sha256 tells."""
+    file = next(p for p in (run_dir / "checkpoints/step_1").rglob("*") if p.name == "weights")
+    data = bytearray(file.read_bytes())
+    data[0] ^= 1
+    file.write_bytes(data)
+    (finding,) = audit_run(run_dir).findings
+    assert (finding.kind, finding.where) == ("checkpoint", "step_1")
+    assert "weights is damaged" in finding.text
+
+
+def test_no_journal_segment(run_dir: Path) -> None:
+    for path in (run_dir / "journal").iterdir():
+        path.unlink()
+    assert "journal" in kinds(audit_run(run_dir))
 
 
 @pytest.mark.parametrize("wrong", ["short", "nan"])
@@ -528,6 +547,19 @@ def test_repair_leaves_a_sound_or_living_run_alone(run_dir: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="still going on"):
             repair(run_dir)
+
+
+def test_repair_makes_damaged_sql_anew_and_passes_damaged_checkpoints_over(run_dir: Path) -> None:
+    """The journal is whole: nothing is cut, and it says from where the run really can go on."""
+    edit(run_dir, "update metrics set value = value + 1 where name = 'ledger/generated'")
+    assert repair(run_dir).goes_on == "step_1"
+    assert audit_run(run_dir).findings == []
+    (run_dir / SQLITE_NAME).write_bytes((run_dir / SQLITE_NAME).read_bytes()[:9000])
+    (run_dir / "checkpoints/step_1/weights").write_bytes(b"1235")
+    done = repair(run_dir)
+    assert (done.why, done.made_anew) == (None, True)
+    assert done.goes_on != "step_1"
+    assert kinds(audit_run(run_dir)) == {"checkpoint"}
 
 
 # -- the command -----------------------------------------------------------------------------------

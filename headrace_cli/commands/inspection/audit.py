@@ -1,6 +1,7 @@
 """`headrace audit`: is the account of a run right, and what to do where its journal is not.
 
-Exit codes: 0 balanced and nothing found (or repaired), 1 something is wrong, 2 there is no run.
+Exit codes: 0 balanced and nothing found, or repaired so that it can be resumed; 1 something is
+wrong (with --repair: it cannot be resumed), 2 there is no run.
 """
 
 import argparse
@@ -29,6 +30,8 @@ def audit(arguments: argparse.Namespace) -> int:
         print(json.dumps(to_builtins(report) | ({} if mended is None else {"repair": mended})))
     else:
         _print(report)
+    if mended is not None:
+        return 0 if mended["goes_on"] else 1
     return 0 if report.is_clean else 1
 
 
@@ -84,15 +87,15 @@ def _repair(run_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         console.print(f"kept {done.kept:,} records, lost {done.lost:,} ({lost or 'none readable'})")
         if done.damaged:
             console.print(f"the damaged journal is {done.damaged}")
-        console.print("SQL was made anew")
         if done.checkpoints:
             console.print(f"checkpoints of lost updates are now {', '.join(done.checkpoints)}")
-    if done.why is not None:
-        nothing = (
-            "nothing is left that it can go on from: bring back a checkpoint of its last updates, "
-            "or start a new run"
-        )
-        console.print(f"it goes on from {done.goes_on}" if done.goes_on else nothing)
+    if done.made_anew:
+        console.print("SQL was made anew")
+    nothing = (
+        "nothing is left that it can go on from: bring back a checkpoint of its last updates, "
+        "or start a new run"
+    )
+    console.print(f"it goes on from {done.goes_on}" if done.goes_on else nothing)
     if done.diagnostics:
         console.print(f"damaged token diagnostics are {done.diagnostics}; whole ones were kept")
     repaired: dict[str, Any] = to_builtins(done)
